@@ -1,0 +1,83 @@
+# Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
+#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make lint
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
+CMAKE := $(VENV)/bin/cmake
+CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
+TEST_SOURCES := $(shell find tests/cpp -type f)
+
+.PHONY: demo test test-cpp test-python test-slow bench lint install clean
+
+demo: install
+	$(PY) examples/demo.py $(ARGS)
+
+test: test-cpp test-python
+
+bench: install
+	$(PY) bench/codec.py --json bench/results/codec.json
+	$(PY) bench/collectives.py $(ARGS)
+
+# --- Python ------------------------------------------------------------------------------------------------------
+
+test-python: install
+	$(PY) -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: install
+	$(PY) -m pytest -q $(ARGS)
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: $(VENV)/.ready $(CXX_SOURCES) pyproject.toml
+	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
+	touch $@
+
+# A torch that the system has is used: it may be the one that fits its GPU.
+$(VENV)/.ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo 'zcomm needs Python 3.10 or later'; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip, os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null \
+	  || { $(APT) update -qq && $(APT) install -y -qq python3-venv python3-dev; }
+	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
+	if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else $(PYTHON) -m venv $(VENV) && $(PY) -m pip install -q torch==2.13.0; fi
+	$(PY) -m pip install -q 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
+	touch $@
+
+# --- C++: the core alone, without torch ---------------------------------------------------------------------------
+
+DOCTEST := $(if $(wildcard /usr/include/doctest/doctest.h),/usr/include,$(CURDIR)/build/doctest/usr/include)
+
+$(DOCTEST)/doctest/doctest.h:
+	mkdir -p build/doctest
+	[ -n "$$(ls /var/lib/apt/lists/*Packages* 2>/dev/null)" ] || $(APT) update -qq
+	cd build/doctest && apt-get download -qq doctest-dev && dpkg -x doctest-dev*.deb .
+
+test-cpp: build/plain/zcomm_tests build/asan/zcomm_tests build/tsan/zcomm_tests
+	build/plain/zcomm_tests
+	build/asan/zcomm_tests
+	build/tsan/zcomm_tests --test-case-exclude='*slow under tsan*'
+
+# The codec's loops are single-threaded and take an hour under a sanitizer's eyes on every element; what threads share
+# is what the thread sanitizer is for.
+build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) $(TEST_SOURCES)
+	$(CMAKE) -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON \
+	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) >build/$*.log || { cat build/$*.log; exit 1; }
+	$(CMAKE) --build build/$* >build/$*.log || { cat build/$*.log; exit 1; }
+	cp build/$*/tests/cpp/zcomm_tests $@
+
+SANITIZE_asan := address,undefined
+SANITIZE_tsan := thread
+
+# --- Style --------------------------------------------------------------------------------------------------------
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl')
+	$(VENV)/bin/codespell zcomm src include python tests bench examples docs README.md CHANGELOG.md
+
+clean:
+	rm -rf build out $(VENV)

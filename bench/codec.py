@@ -1,0 +1,191 @@
+"""Speed of the host codec, beside what the memory allows and beside codecs that can be installed with pip.
+
+python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
+python bench/codec.py --dtype all --isa all --threads 1,2  everything
+python bench/codec.py --json codec.jsonl                   one JSON object per row as well
+
+GB/s are of the full-precision side: the bytes of the values that are encoded, or that decoding writes. In every repeat
+all rows of a table take their turn, so that what else the machine does meets all of them. `read` is a maximum of the
+values' bit patterns as integers (NumPy), `copy` is numpy.copyto; both use one thread.
+"""
+
+import importlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import ml_dtypes
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zcomm import _core, codec
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
+NUM_WIRES = 4
+
+app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
+
+
+@dataclass
+class Row:
+    """One measured pass. `codec` is zcomm, a peer, or "memory" for the passes that bound the others."""
+
+    codec: str
+    operation: str
+    format: str
+    dtype: str
+    isa: str
+    threads: int
+    values_bytes: int
+    gbps: float = 0.0  # median
+    best_gbps: float = 0.0
+    of_read: float = 0.0  # median speed over that of a read-only pass in the same run
+    of_copy: float = 0.0
+
+
+Pass = tuple[Row, Callable[[], object]]
+
+
+def measure(passes: list[Pass], repeats: int) -> list[Row]:
+    """Runs every pass once to warm buffers, then all of them in turn `repeats` times."""
+    seconds: list[list[float]] = [[] for _ in passes]
+    for repeat in range(repeats + 1):
+        for (_, call), times in zip(passes, seconds, strict=True):
+            start = time.perf_counter()
+            call()
+            if repeat:
+                times.append(time.perf_counter() - start)
+    rows = []
+    for (row, _), times in zip(passes, seconds, strict=True):
+        row.gbps = row.values_bytes / statistics.median(times) / 1e9
+        row.best_gbps = row.values_bytes / min(times) / 1e9
+        rows.append(row)
+    speed = {row.operation: row.gbps for row in rows if row.codec == "memory"}
+    for row in rows:
+        row.of_read, row.of_copy = row.gbps / speed["read"], row.gbps / speed["copy"]
+    return rows
+
+
+def memory_passes(values: np.ndarray, dtype: str) -> Iterator[Pass]:
+    bits, out = values.view(f"i{values.itemsize}"), np.zeros_like(values)
+    yield Row("memory", "read", "", dtype, "", 1, values.nbytes), bits.max
+    yield Row("memory", "copy", "", dtype, "", 1, values.nbytes), lambda: np.copyto(out, values)
+
+
+def zcomm_passes(values: np.ndarray, dtype: str, format: str, isa: str, threads: int) -> Iterator[Pass]:
+    def row(operation: str) -> Row:
+        return Row("zcomm", operation, format, dtype, isa, threads, values.nbytes)
+
+    wires = [codec.encode(values, format) for _ in range(NUM_WIRES)]
+    out = np.zeros_like(values)
+    target = wires[0].copy() if format != "exact" else codec.encode(values, "bf16")
+    sources = [(wire, format) for wire in wires]
+    view, out_view = codec.view_of(values, "values"), codec.view_of(out, "out")
+    raw = [(wire.ctypes.data, format, dtype) for wire in wires]
+    yield row("encode"), lambda: _core.encode(view, format, target.ctypes.data, isa)
+    yield row("decode"), lambda: codec.decode(wires[0], format, out, isa=isa)
+    yield row(f"decode_sum of {NUM_WIRES}"), lambda: codec.decode_sum(sources, out, factor=0.25, isa=isa)
+    if format != "exact":
+        operation = row(f"decode_sum_encode of {NUM_WIRES}")
+        yield operation, lambda: _core.decode_sum_encode(raw, out_view[1], format, target.ctypes.data, isa)
+
+
+def peer_passes(values: np.ndarray, block_size: int, threads: int) -> Iterator[Pass]:
+    """Row-wise codecs of torch and FBGEMM, a block per row. They take float32, and scale and offset are float32 or
+    float16 beside each row. They allocate what they return, here as in use."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return
+    torch.set_num_threads(threads)
+    tensor = torch.from_numpy(values).view(-1, block_size)
+    peers = {}
+    for bits in ("byte", "4bit"):
+        peers[f"torch {bits}"] = [
+            getattr(torch.ops.quantized, f"embedding_bag_{bits}_{what}") for what in ("prepack", "unpack")
+        ]
+    try:
+        importlib.import_module("fbgemm_gpu")
+        ops = torch.ops.fbgemm
+        peers["fbgemm byte"] = [ops.FloatToFused8BitRowwiseQuantized, ops.Fused8BitRowwiseQuantizedToFloat]
+        peers["fbgemm 4bit"] = [
+            lambda x: ops.FloatToFusedNBitRowwiseQuantizedSBHalf(x, 4),
+            lambda x: ops.FusedNBitRowwiseQuantizedSBHalfToFloat(x, 4),
+        ]
+    except (ImportError, OSError, AttributeError):
+        pass
+    for name, (encode, decode) in peers.items():
+        wire = encode(tensor)
+
+        def row(operation: str, name: str = name) -> Row:
+            return Row(name, operation, f"rows of {block_size}", "float32", "", threads, values.nbytes)
+
+        yield row("encode"), partial(encode, tensor)
+        yield row("decode"), partial(decode, wire)
+
+
+def show(console: Console, title: str, rows: list[Row]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("codec", "operation", "format", "isa", "threads"):
+        table.add_column(column)
+    for column in ("GB/s", "best", "of read", "of copy"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        numbers = [f"{row.gbps:.1f}", f"{row.best_gbps:.1f}", f"{row.of_read:.2f}", f"{row.of_copy:.2f}"]
+        table.add_row(row.codec, row.operation, row.format, row.isa, str(row.threads), *numbers)
+    console.print(table)
+
+
+def choices(text: str, every: list[str], option: str) -> list[str]:
+    chosen = every if text == "all" else text.split(",")
+    for name in chosen:
+        if name not in every:
+            raise typer.BadParameter(f"got '{name}', expected some of {', '.join(every)}, or all", param_hint=option)
+    return chosen
+
+
+@app.command()
+def main(
+    formats: Annotated[str, typer.Option("--format", help="Formats, comma-separated.")] = "int8:128,int4:128",
+    dtype: Annotated[str, typer.Option(help="Types of the values, comma-separated, or all.")] = "float32",
+    isa: Annotated[str, typer.Option(help="Instruction sets, comma-separated, or all; the fastest by default.")] = "",
+    threads: Annotated[str, typer.Option(help="Numbers of threads, comma-separated.")] = "1",
+    megabytes: Annotated[float, typer.Option(help="Size of the values.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 15,
+    peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Append one JSON object per row.")] = None,
+) -> None:
+    every_isa = codec.cpu_isas()
+    isas = choices(isa, every_isa, "--isa") if isa else every_isa[-1:]
+    console = Console()
+    console.width = max(console.width, 110)
+    machine = {"machine": platform.node(), "cpus": os.cpu_count(), "time": time.time()}
+    for name in choices(dtype, list(DTYPES), "--dtype"):
+        size = int(megabytes * 1e6) // DTYPES[name].itemsize // 4096 * 4096
+        values = np.random.default_rng(0).standard_normal(size, np.float32).astype(DTYPES[name])
+        for num_threads in map(int, threads.split(",")):
+            _core.set_num_threads(num_threads)
+            passes = list(memory_passes(values, name))
+            for format in formats.split(","):
+                for chosen in isas:
+                    passes += zcomm_passes(values, name, format, chosen, num_threads)
+            if peers and name == "float32":
+                passes += peer_passes(values, 128, num_threads)
+            rows = measure(passes, repeats)
+            show(console, f"{name}, {values.nbytes / 1e6:.0f} MB, {num_threads} thread(s)", rows)
+            if json_file is not None:
+                with json_file.open("a") as file:
+                    file.writelines(json.dumps({**asdict(row), **machine}) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    app()

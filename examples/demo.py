@@ -1,0 +1,231 @@
+"""The same training job twice, over gloo and over zcomm, on nodes joined by a slow link.
+
+Nodes are network namespaces; nothing differs between the runs but the backend's name. Shows both runs as they go, then
+a table, and writes loss.png and summary.json (one object per backend) to the output folder.
+"""
+
+import importlib.metadata
+import json
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import zcomm
+from zcomm import netlab
+
+EXACT = "gloo"
+WARMUP_STEPS = 2  # not counted: allocations and connections are made there
+WORKER = Path(__file__).with_name("train_gpt.py")
+
+console = Console(highlight=False)
+
+
+@dataclass
+class Run:
+    """What one backend's job reported."""
+
+    backend: str
+    num_steps: int
+    start: dict[str, Any] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, line: str) -> None:
+        """Keep a line of rank 0's output and show progress."""
+        try:
+            record = json.loads(line)
+        except ValueError:
+            console.print(line, markup=False)
+            return
+        kind = record.pop("event")
+        if kind == "step":
+            self.steps.append(record)
+            self._show_step()
+        else:
+            setattr(self, kind, record)
+
+    def _show_step(self) -> None:
+        latest = self.steps[-1]
+        seconds = latest["seconds"] - (self.steps[-2]["seconds"] if len(self.steps) > 1 else 0.0)
+        sent = latest["inter_node_bytes"]
+        console.print(
+            f"[bold]{self.backend:>6}[/]  step {latest['step']:>3}/{self.num_steps}   loss {latest['loss']:.3f}   "
+            f"{1 / seconds:5.2f} steps/s   {latest['seconds']:6.1f} s   "
+            + ("" if sent is None else f"{sent / 1e6:8.1f} MB between nodes"),
+            soft_wrap=True,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the steps after the warm-up."""
+        first, last = self.steps[WARMUP_STEPS - 1], self.steps[-1]
+        num_steps = last["step"] - first["step"]
+        seconds = np.diff([step["seconds"] for step in self.steps[WARMUP_STEPS - 1 :]])
+        counted = last["inter_node_bytes"] is not None
+        rate = num_steps / (last["seconds"] - first["seconds"])
+        return {
+            "backend": self.backend,
+            "steps": last["step"],
+            "steps_per_second": rate,
+            "median_step_seconds": statistics.median(seconds.tolist()),
+            "tokens_per_second": rate * self.start["tokens_per_step"],
+            "inter_node_bytes_per_step": (
+                (last["inter_node_bytes"] - first["inter_node_bytes"]) / num_steps if counted else None
+            ),
+            "first_loss": self.steps[0]["loss"],
+            "final_loss": last["loss"],
+            "validation_loss": self.end["validation_loss"],
+            "parameters": self.start["parameters"],
+            "world_size": self.start["world_size"],
+        }
+
+
+def relative_error(folder: Path, exact: Path) -> float | None:
+    """Relative L2 distance between two saved gradients; None without an exact one to compare with."""
+    if not exact.is_dir():
+        return None
+    difference = norm = 0.0
+    for path in sorted(exact.glob("*.npy")):
+        truth = np.load(path).astype(np.float64)
+        difference += float(np.square(np.load(folder / path.name) - truth).sum())
+        norm += float(np.square(truth).sum())
+    return float(np.sqrt(difference / norm))
+
+
+def show_table(summaries: dict[str, dict[str, Any]]) -> None:
+    """One column per backend, and how many times better than the exact run the others are."""
+    rows = [
+        ("steps per second", "steps_per_second", "{:.3f}", 1.0),
+        ("tokens per second", "tokens_per_second", "{:,.0f}", 1.0),
+        ("MB between nodes per step", "inter_node_bytes_per_step", "{:.2f}", 1e6),
+        ("final loss", "final_loss", "{:.4f}", 1.0),
+        ("validation loss", "validation_loss", "{:.4f}", 1.0),
+        ("gradient error, first step", "gradient_error", "{:.4f}", 1.0),
+    ]
+    table = Table()
+    table.add_column("")
+    for backend in summaries:
+        table.add_column(backend, justify="right")
+    for label, key, form, unit in rows:
+        values = [summary[key] for summary in summaries.values()]
+        table.add_row(label, *("not known" if value is None else form.format(value / unit) for value in values))
+    if EXACT in summaries:
+        exact = summaries[EXACT]
+        rates = [summary["steps_per_second"] / exact["steps_per_second"] for summary in summaries.values()]
+        table.add_row(f"speed-up over {EXACT}", *(f"{rate:.2f}x" for rate in rates))
+        if exact["inter_node_bytes_per_step"] is not None:
+            sent = [summary["inter_node_bytes_per_step"] for summary in summaries.values()]
+            table.add_row(
+                f"fewer bytes than {EXACT}", *(f"{exact['inter_node_bytes_per_step'] / count:.2f}x" for count in sent)
+            )
+    console.print(table)
+
+
+def plot(runs: list[Run], title: str, path: Path) -> None:
+    """Every run's loss against steps, where the curves should agree, and against seconds, where they should not."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for run in runs:
+        losses = [step["loss"] for step in run.steps]
+        by_step.plot([step["step"] for step in run.steps], losses, label=run.backend)
+        by_time.plot([step["seconds"] for step in run.steps], losses, label=run.backend)
+    by_step.set(xlabel="step", ylabel="training loss")
+    by_time.set(xlabel="seconds")
+    for axes in (by_step, by_time):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def checked_backends(text: str) -> list[str]:
+    """The names in "gloo,zcomm", if they can be run here."""
+    backends = text.split(",")
+    for backend in backends:
+        if backend not in (EXACT, "zcomm"):
+            raise typer.BadParameter(f'expected "gloo", "zcomm" or both joined by a comma, got {text!r}')
+        if backend == "zcomm" and not importlib.metadata.entry_points(group="torch.backends", name="zcomm"):
+            raise typer.BadParameter('the "zcomm" backend is not installed: pip install .')
+    return backends
+
+
+def check_formats(formats: dict[str, Any], backends: list[str]) -> None:
+    """Find a wrong format now rather than after the first run."""
+    if formats and "zcomm" not in backends:
+        raise typer.BadParameter("formats are zcomm's, which is not among the backends")
+    if formats:
+        try:
+            zcomm.Options(**formats)
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+def main(
+    backends: Annotated[str, typer.Option(help="Which to run, in this order.")] = "gloo,zcomm",
+    nodes: Annotated[str, typer.Option(help="Nodes x ranks per node.")] = "2x2",
+    link: Annotated[str, typer.Option(help='Limit of each node\'s link: "100mbit", "1gbit", "unlimited".')] = "100mbit",
+    steps: Annotated[int, typer.Option(min=WARMUP_STEPS + 1)] = 40,
+    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 8,
+    sequence: Annotated[int, typer.Option(help="Bytes per sequence.")] = 128,
+    width: Annotated[int, typer.Option(help="Model width, a multiple of 64.")] = 256,
+    layers: int = 4,
+    all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format for weights, "int8:256".')] = None,
+    reduce_scatter: Annotated[str | None, typer.Option(help='For gradients, "int8:128/int4:128".')] = None,
+    all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/demo"),
+) -> None:
+    """Train a small GPT over each backend and compare."""
+    names = checked_backends(backends)
+    try:
+        netlab.parse_nodes(nodes)
+        netlab.parse_rate(link)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
+    formats = {name: text for name, text in named.items() if text is not None}
+    check_formats(formats, names)
+    given = [word for name, text in formats.items() for word in ("--" + name.replace("_", "-"), text)]
+    model = {"--steps": steps, "--batch": batch, "--sequence": sequence, "--width": width, "--layers": layers}
+    job = [str(word) for pair in model.items() for word in pair]
+
+    gradients = out / "gradients"
+    shutil.rmtree(gradients, ignore_errors=True)
+    runs = []
+    for name in names:
+        console.print(f"[bold]{name}[/]: {nodes} ranks, {link} between nodes")
+        run = Run(name, steps)
+        folder = gradients / name
+        folder.mkdir(parents=True)
+        argv = [sys.executable, str(WORKER), "--backend", name, *job, "--gradients", str(folder)]
+        try:
+            result = netlab.launch(argv + (given if name != EXACT else []), nodes=nodes, rate=link, on_line=run.take)
+        except netlab.RankFailed as error:
+            console.print(f"{name}: {error}", markup=False, style="red")
+            raise typer.Exit(1) from None
+        if result.note:
+            console.print(f"warning: {result.note}", markup=False, style="yellow")
+        runs.append(run)
+    conditions = {"nodes": nodes, "link": link if result.isolated else None}
+    errors = {name: relative_error(gradients / name, gradients / EXACT) for name in names}
+    summaries = {run.backend: {**run.summary(), "gradient_error": errors[run.backend], **conditions} for run in runs}
+    shutil.rmtree(gradients)
+
+    show_table(summaries)
+    plot(runs, f"{runs[0].start['parameters'] / 1e6:.1f} M parameters, {nodes} ranks, {link}", out / "loss.png")
+    (out / "summary.json").write_text(json.dumps(summaries, indent=2) + "\n")
+    console.print(f"wrote {out / 'summary.json'} and {out / 'loss.png'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

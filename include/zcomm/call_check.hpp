@@ -1,0 +1,35 @@
+// How ranks notice that they called different things: each sends its own call in words before the bytes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/transport.hpp"
+
+namespace zcomm {
+
+class CallCheck {
+ public:
+  CallCheck(const std::string& call, std::span<const int> peers);
+
+  // The messages to start before the call's own. They borrow from this object.
+  std::vector<Send> sends() const;
+  std::vector<Recv> recvs();
+
+  // Once they have arrived: throws TransportError that quotes both calls if a peer's differs.
+  void verify() const;
+
+ private:
+  static constexpr std::size_t kMaxChars = 192;
+  using Text = std::array<char, kMaxChars>;  // zero-padded; a longer text ends with its hash
+  static Text fit(const std::string& call);
+
+  std::vector<int> peers_;
+  Text own_;
+  std::vector<Text> theirs_;
+};
+
+}  // namespace zcomm

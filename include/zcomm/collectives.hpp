@@ -1,0 +1,63 @@
+// The compressed collectives: steps that join a codec and a transport, the same for CPU and GPU.
+//
+// qwZ and qgZ of ZeRO++ (arXiv 2306.10209), with per-hop formats as in SDP4Bit (arXiv 2410.15526). All of them cut long
+// messages into chunks of whole blocks and run their stages as a pipeline: stage s of chunk k beside stage s-1 of chunk
+// k+1, so that the hops and the codec overlap. Chunking does not change a bit of the result.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "zcomm/codec.hpp"
+#include "zcomm/topology.hpp"
+#include "zcomm/transport.hpp"
+#include "zcomm/workspace.hpp"
+
+namespace zcomm {
+
+// What one call cost on this rank.
+struct CallStats {
+  std::size_t inside_bytes = 0;               // sent to ranks of the same node
+  std::size_t between_bytes = 0;              // sent to other nodes
+  std::chrono::nanoseconds codec_time{0};     // in codec calls; on a GPU, the time to launch them
+  std::chrono::nanoseconds transfer_time{0};  // waiting for transfers; on a GPU, the time to launch them
+
+  std::size_t wire_bytes() const { return inside_bytes + between_bytes; }
+};
+
+// What a collective works with, borrowed for one call.
+struct Resources {
+  const Codec& codec;
+  Transport& transport;
+  const Topology& topology;
+  Workspace& workspace;
+  std::size_t chunk_bytes;  // of values, per shard and chunk; rounded to whole blocks
+  StreamView stream;
+  CallStats& stats;
+};
+
+// Every rank's shard, decoded into slots[rank] on every rank: the same bits everywhere. slots.size() is the number of
+// ranks; slots[own].num_elements == shard.num_elements; `shard` may be slots[own] itself. Slots may differ in length.
+//
+// Flat: every rank sends its wire to every other. Hierarchical: first between ranks of equal local rank in different
+// nodes, then inside the node, so that each byte enters a node once.
+void all_gather(const Resources& resources, ConstTensorView shard, std::span<const TensorView> slots,
+                BlockFormat format);
+
+// output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
+// be slots[own]. Sums are float32, in rank order (hierarchical: in local-rank order inside a node, then in node order).
+// The own contribution is added in full precision.
+//
+// Hierarchical: slots go to the local rank of their owner, are summed there and encoded again, then go to the owner's
+// node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
+// the between format to others: one quantization.
+void reduce_scatter(const Resources& resources, std::span<const ConstTensorView> slots, TensorView output,
+                    HopFormats formats, float factor);
+
+// tensor = factor * sum over ranks of tensor, the same bits on every rank: a reduce_scatter of whole-block shards, then
+// an all_gather in the inside format.
+void all_reduce(const Resources& resources, TensorView tensor, HopFormats formats, float factor);
+
+}  // namespace zcomm

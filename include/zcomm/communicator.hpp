@@ -1,0 +1,56 @@
+// The compressed collectives of one rank in one group.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/collectives.hpp"
+
+namespace zcomm {
+
+// Values of a shard that travel as one piece, in bytes. Large enough for a message to fill its link, small enough for
+// the hops and the codec to overlap.
+inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
+
+// Owns a transport, a codec and scratch; checks arguments before any byte moves; runs collectives one at a time.
+//
+// Every rank calls the same collectives in the same order with the same shapes, dtypes, formats and factors; a
+// transport that can, compares. After a TransportError the communicator is aborted: further calls throw.
+class Communicator {
+ public:
+  // Throws ArgumentError if the topology's size is not the transport's, or chunk_bytes is 0.
+  Communicator(std::unique_ptr<Transport> transport, Topology topology, std::unique_ptr<Codec> codec,
+               std::unique_ptr<Workspace> workspace, std::size_t chunk_bytes = kDefaultChunkBytes);
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  const Topology& topology() const { return topology_; }
+
+  // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`.
+  CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
+                       std::chrono::milliseconds timeout, StreamView stream = {});
+  CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats, float factor,
+                           std::chrono::milliseconds timeout, StreamView stream = {});
+  CallStats all_reduce(TensorView tensor, HopFormats formats, float factor, std::chrono::milliseconds timeout,
+                       StreamView stream = {});
+
+  // Makes the pending call and all later ones throw, on this rank and, with `reason`, on its peers. Any thread.
+  void abort(const std::string& reason) noexcept { transport_->abort(reason); }
+
+ private:
+  template <class Body>
+  CallStats run(const std::string& call, std::chrono::milliseconds timeout, StreamView stream, Body&& body);
+
+  std::unique_ptr<Workspace> workspace_;  // outlives the transport, which may still hold scratch after a failure
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<Transport> transport_;
+  Topology topology_;
+  std::vector<int> peers_;  // that this rank exchanges bytes with
+  std::size_t chunk_bytes_;
+};
+
+}  // namespace zcomm

@@ -1,0 +1,65 @@
+// Bytes <-> ranks. A transport knows nothing of dtypes or formats.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/stream.hpp"
+
+namespace zcomm {
+
+struct Send {
+  int peer = 0;
+  const std::byte* data = nullptr;
+  std::size_t num_bytes = 0;
+};
+
+struct Recv {
+  int peer = 0;
+  std::byte* data = nullptr;
+  std::size_t num_bytes = 0;
+};
+
+// Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  // On a CPU blocks until all has been sent and received; on a GPU makes `stream` wait and returns at once. Called
+  // once. Throws TransportError or TimeoutError.
+  virtual void wait(StreamView stream) = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Opens a collective: `call` says in words what this rank is about to do, and must read the same on every peer that
+  // it then exchanges bytes with. A transport that can compare cheaply does so and throws TransportError that quotes
+  // both. All transfers up to the next begin() share one `timeout`.
+  virtual void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) = 0;
+
+  // Moves any set of byte ranges between any set of peers as one group, after the work queued on `stream`. Ranks that
+  // exchange bytes make the same sequence of start() calls; messages between two ranks match in order. Zero-byte
+  // messages are skipped. A rank does not send to itself.
+  virtual std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
+                                          StreamView stream) = 0;
+
+  // Gathers size() slots of slot_bytes; the own slot is filled by the caller. Here it is start() with every peer;
+  // a transport that has something better overrides it.
+  virtual std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream);
+
+  // Makes every pending and future call on this rank throw, and tells the peers `reason` as well as it can. Any thread.
+  virtual void abort(const std::string& reason) noexcept = 0;
+};
+
+// One transport per rank of a group whose ranks are threads of this process. They share their state; each must be used
+// by one thread at a time, and may outlive the others.
+std::vector<std::unique_ptr<Transport>> make_local_transports(int size);
+
+}  // namespace zcomm

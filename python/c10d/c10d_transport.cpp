@@ -1,0 +1,142 @@
+#include "c10d_transport.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+constexpr const char* kFailureKey = "failure";
+
+class C10dTransfer final : public Transfer {
+ public:
+  C10dTransfer(C10dTransport& transport, std::vector<C10dTransport::Pending> pending)
+      : transport_(transport), pending_(std::move(pending)) {}
+  void wait(StreamView) override { transport_.wait(pending_); }
+
+ private:
+  C10dTransport& transport_;
+  std::vector<C10dTransport::Pending> pending_;
+};
+
+at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
+  return at::from_blob(const_cast<std::byte*>(data), {static_cast<std::int64_t>(num_bytes)}, at::kByte);
+}
+
+}  // namespace
+
+C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, c10::intrusive_ptr<::c10d::Store> store)
+    : group_(std::move(group)),
+      store_(std::move(store)),
+      num_sent_(static_cast<std::size_t>(group_->getSize())),
+      num_received_(static_cast<std::size_t>(group_->getSize())) {}
+
+void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) throw TransportError("this group failed before: " + *aborted_);
+  }
+  timeout_ = timeout;
+  deadline_ = std::chrono::steady_clock::now() + timeout;
+  check_.emplace(call, peers);
+  check_messages_ = post(check_->sends(), check_->recvs());
+}
+
+std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs) {
+  std::vector<Pending> pending;
+  pending.reserve(sends.size() + recvs.size());
+  std::vector<at::Tensor> tensor(1);
+  int peer = 0;
+  try {
+    for (const Recv& recv : recvs) {
+      if (recv.num_bytes == 0) continue;
+      peer = recv.peer;
+      tensor[0] = as_tensor(recv.data, recv.num_bytes);
+      int& tag = num_received_[static_cast<std::size_t>(peer)];
+      pending.push_back({group_->recv(tensor, peer, tag), peer});
+      tag = (tag + 1) & 0x7fffffff;
+    }
+    for (const Send& send : sends) {
+      if (send.num_bytes == 0) continue;
+      peer = send.peer;
+      tensor[0] = as_tensor(send.data, send.num_bytes);
+      int& tag = num_sent_[static_cast<std::size_t>(peer)];
+      pending.push_back({group_->send(tensor, peer, tag), peer});
+      tag = (tag + 1) & 0x7fffffff;
+    }
+  } catch (const std::exception& error) {
+    throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
+  }
+  return pending;
+}
+
+std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
+  return std::make_unique<C10dTransfer>(*this, post(sends, recvs));
+}
+
+void C10dTransport::wait(std::vector<Pending>& pending) {
+  if (check_) {
+    wait_posted(check_messages_);
+    check_->verify();
+    check_.reset();
+  }
+  wait_posted(pending);
+}
+
+void C10dTransport::wait_posted(std::vector<Pending>& pending) {
+  for (auto& [work, peer] : pending) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    try {
+      work->wait(std::max(left, std::chrono::milliseconds(1)));
+    } catch (const std::exception& error) {
+      const bool late = std::chrono::steady_clock::now() >= deadline_;
+      const std::string cause = failure_of_peers();
+      if (late && cause.empty()) {
+        throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " +
+                           std::to_string(timeout_.count()) +
+                           " ms: it is stuck, or its call went another way (zcomm.exact() and zcomm.override() must be "
+                           "the same on all ranks)");
+      }
+      throw TransportError("lost rank " + std::to_string(peer) + cause + " (" + error.what() + ")");
+    }
+  }
+  pending.clear();
+}
+
+std::string C10dTransport::failure_of_peers() noexcept {
+  try {
+    if (!store_->check({kFailureKey})) return {};
+    const std::vector<std::uint8_t> text = store_->get(kFailureKey);
+    return ": " + std::string(text.begin(), text.end());
+  } catch (const std::exception&) {
+    return {};  // the store went with the rank that served it
+  }
+}
+
+void C10dTransport::abort(const std::string& reason) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = reason;
+    // Before the connections close, so that a peer that sees them close finds the reason. The first one stays.
+    store_->compareSet(kFailureKey, "", "rank " + std::to_string(rank()) + " gave up " + reason);
+  } catch (const std::exception&) {
+    // The store went with the rank that served it.
+  }
+  close_connections();
+}
+
+void C10dTransport::close_connections() noexcept {
+  // Gloo closes the connections of a group when one of its waits times out, and offers no other way.
+  try {
+    std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
+    const int peer = rank() == 0 ? size() - 1 : 0;
+    if (peer != rank()) group_->recv(tensor, peer, 0x7fffffff)->wait(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+    // As intended.
+  }
+}
+
+}  // namespace zcomm::c10d_binding

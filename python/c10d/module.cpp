@@ -1,0 +1,162 @@
+// zcomm._c10d: the torch.distributed side in Python. See zcomm/backend.py for its use.
+#include <torch/csrc/utils/pybind.h>
+//
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "process_group.hpp"
+#include "zcomm/error.hpp"
+
+namespace py = pybind11;
+
+namespace zcomm::c10d_binding {
+namespace {
+
+template <class T>
+using intrusive_class = py::class_<T, c10::intrusive_ptr<T>, ::c10d::Backend>;
+
+// Fields that Options and PolicyOverride share, as text where the core has formats.
+template <class Target>
+void set_field(Target& target, const std::string& name, const py::handle& value) {
+  const auto text = [&] { return value.cast<std::string>(); };
+  const auto named = [&](auto&& parse) {
+    try {
+      return parse(text());
+    } catch (const py::cast_error&) {
+      throw py::type_error(name + ": got " + py::repr(value).cast<std::string>() +
+                           ", need a format such as 'int8:256', 'int8:128/int4:128' or 'exact'");
+    } catch (const ArgumentError& error) {
+      throw py::value_error(name + ": " + error.what());
+    }
+  };
+  const auto flag = [&] {
+    if (!py::isinstance<py::bool_>(value)) {
+      throw py::type_error(name + ": got " + py::repr(value).cast<std::string>() + ", need True or False");
+    }
+    return value.cast<bool>();
+  };
+  if (name == "all_gather") {
+    target.all_gather = named(BlockFormat::parse);
+  } else if (name == "reduce_scatter") {
+    target.reduce_scatter = named(HopFormats::parse);
+  } else if (name == "all_reduce") {
+    target.all_reduce = named(HopFormats::parse);
+  } else if (name == "min_bytes") {
+    target.min_bytes = value.cast<std::int64_t>();
+  } else if (name == "out_of_place") {
+    target.out_of_place = flag();
+  } else if (name == "lists") {
+    target.lists = flag();
+  } else if (name == "coalesced") {
+    target.coalesced = flag();
+  } else if (name == "strict") {
+    target.strict = flag();
+  } else {
+    throw py::type_error("unknown option '" + name +
+                         "'; accepted are all_gather, reduce_scatter, all_reduce, min_bytes, out_of_place, lists, "
+                         "coalesced, strict (and, for Options, node_size, chunk_bytes)");
+  }
+}
+
+std::int64_t positive(const std::string& name, const py::handle& value) {
+  const auto number = value.cast<std::int64_t>();
+  if (number < 1) throw py::value_error(name + ": got " + std::to_string(number) + ", need at least 1");
+  return number;
+}
+
+c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
+  auto options = c10::make_intrusive<ZcommOptions>();
+  for (const auto& [key, value] : fields) {
+    const auto name = key.cast<std::string>();
+    if (name == "node_size") {
+      options->node_size = value.is_none() ? 0 : static_cast<int>(positive(name, value));
+    } else if (name == "chunk_bytes") {
+      options->chunk_bytes = static_cast<std::size_t>(positive(name, value));
+    } else {
+      set_field(options->policy, name, value);
+    }
+  }
+  return options;
+}
+
+std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
+  auto result = std::make_unique<PolicyOverride>();
+  for (const auto& [key, value] : fields) set_field(*result, key.cast<std::string>(), value);
+  return result;
+}
+
+py::dict stats_of(ProcessGroup& group) {
+  constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
+  const auto calls_dict = [](const Stats::Calls& calls) {
+    return py::dict(py::arg("calls") = calls.calls.load(), py::arg("bytes") = calls.bytes.load());
+  };
+  Stats& stats = group.stats();
+  py::dict all;
+  for (const Collective collective : kCollectives) {
+    const Stats::Compressed& cost = stats.compressed(collective);
+    const Stats::Calls& compressed = stats.calls(collective, Verdict::compressed);
+    py::dict exact;
+    for (int i = 1; i < kNumVerdicts; ++i) {
+      const Stats::Calls& calls = stats.calls(collective, static_cast<Verdict>(i));
+      if (calls.calls.load() > 0) exact[py::str(std::string(to_string(static_cast<Verdict>(i))))] = calls_dict(calls);
+    }
+    all[py::str(std::string(to_string(collective)))] = py::dict(
+        py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
+        py::arg("inside_bytes") = cost.inside_bytes.load(), py::arg("between_bytes") = cost.between_bytes.load(),
+        py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
+        py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
+  }
+  all["others"] = calls_dict(stats.others);
+  return all;
+}
+
+c10::intrusive_ptr<ZcommOptions> copy_of(const ZcommOptions& options) {
+  return c10::make_intrusive<ZcommOptions>(options);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_c10d, module) {
+  py::module_::import("torch.distributed");
+  module.attr("torch_version") = ZCOMM_TORCH_VERSION;
+
+  py::class_<ZcommOptions, c10::intrusive_ptr<ZcommOptions>, ::c10d::Backend::Options>(module, "Options")
+      .def(py::init(&make_options))
+      .def_property_readonly("all_gather", [](const ZcommOptions& o) { return o.policy.all_gather.to_string(); })
+      .def_property_readonly("reduce_scatter",
+                             [](const ZcommOptions& o) { return o.policy.reduce_scatter.to_string(); })
+      .def_property_readonly("all_reduce", [](const ZcommOptions& o) { return o.policy.all_reduce.to_string(); })
+      .def_property_readonly("min_bytes", [](const ZcommOptions& o) { return o.policy.min_bytes; })
+      .def_property_readonly("out_of_place", [](const ZcommOptions& o) { return o.policy.out_of_place; })
+      .def_property_readonly("lists", [](const ZcommOptions& o) { return o.policy.lists; })
+      .def_property_readonly("coalesced", [](const ZcommOptions& o) { return o.policy.coalesced; })
+      .def_property_readonly("strict", [](const ZcommOptions& o) { return o.policy.strict; })
+      .def_property_readonly(
+          "node_size",
+          [](const ZcommOptions& o) { return o.node_size == 0 ? std::nullopt : std::optional<int>(o.node_size); })
+      .def_property_readonly("chunk_bytes", [](const ZcommOptions& o) { return o.chunk_bytes; })
+      .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + o.to_string() + ")"; })
+      .def("__copy__", &copy_of)
+      .def("__deepcopy__", [](const ZcommOptions& o, const py::dict&) { return copy_of(o); });
+
+  py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
+  module.attr("OVERRIDE_KEY") = kOverrideKey;
+
+  intrusive_class<ProcessGroup>(module, "ProcessGroup")
+      .def(py::init([](BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
+                       std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_transport_group,
+                       decltype(Host::split) split, std::function<void()> at_shutdown) {
+             return c10::make_intrusive<ProcessGroup>(
+                 std::move(exact), std::move(store), std::move(options),
+                 Host{std::move(agree), std::move(make_transport_group), std::move(split), std::move(at_shutdown)});
+           }),
+           py::arg("exact"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_transport_group"),
+           py::arg("split"), py::arg("at_shutdown"))
+      .def_property_readonly("options", &ProcessGroup::options)
+      .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
+      .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def("stats", &stats_of);
+}
+
+}  // namespace zcomm::c10d_binding

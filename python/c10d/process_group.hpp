@@ -1,0 +1,158 @@
+// The torch.distributed backend "zcomm".
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "options.hpp"
+#include "stats.hpp"
+#include "work_queue.hpp"
+#include "zcomm/communicator.hpp"
+
+namespace zcomm::c10d_binding {
+
+using ::c10d::Work;
+using BackendPtr = c10::intrusive_ptr<::c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<::c10d::Store>;
+using WorkPtr = c10::intrusive_ptr<Work>;
+
+// What only Python can do: Gloo groups cannot be made in C++ outside of torch.
+struct Host {
+  // Compares options, versions and node layout with all ranks; returns the node of every rank. Called once, at the
+  // first collective of the group.
+  std::function<std::vector<int>()> agree;
+  // A Gloo group for compressed bytes alone. Called once, at the first compressed collective.
+  std::function<BackendPtr()> make_transport_group;
+  // A zcomm backend for `ranks` of this group.
+  std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
+      split;
+  // Called once, when the group ends. May be empty.
+  std::function<void()> at_shutdown;
+};
+
+// Compresses the calls that its policy names, one at a time and in order, on a thread of its own; hands every other
+// call to `exact`, an inner process group.
+class ProcessGroup final : public ::c10d::Backend {
+ public:
+  // `store` is the group's own; the keys "failure" and those of `host` are used.
+  ProcessGroup(BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host);
+  ~ProcessGroup() override;
+
+  const std::string getBackendName() const override { return "zcomm"; }
+  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
+  Stats& stats() { return stats_; }
+
+  // Compressed where the policy says so. See process_group.cpp.
+  WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                    const ::c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          const ::c10d::AllgatherOptions& opts) override;
+  WorkPtr reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                         const ::c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const ::c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          const ::c10d::ReduceScatterOptions& opts) override;
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
+
+  // Exact, always. See exact.cpp.
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
+  WorkPtr reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                              const ::c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const ::c10d::GatherOptions& opts) override;
+  WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                  const ::c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                   const ::c10d::AllToAllOptions& opts) override;
+  WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  WorkPtr barrier(const ::c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  bool supportsSplitting() const override { return true; }
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<::c10d::Backend::Options>& opts) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  void setGroupUid(const std::string& uid) override;
+  void setSequenceNumberForGroup() override;
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
+  void enableCollectivesTiming() override { exact_->enableCollectivesTiming(); }
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { queue_.drain(); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return exact_->getMemAllocator(); }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  void shutdown() override;
+  ::c10d::ErrorType getError() override { return error_; }
+
+ private:
+  using Run = std::function<CallStats(Communicator&)>;
+  // What holds for one call, of its own options and the group's.
+  struct Terms {
+    Policy policy;
+    std::chrono::milliseconds timeout;
+    bool async;  // the caller goes on before it is done
+  };
+  template <class CallOptions>
+  Terms terms_of(const CallOptions& opts) const;
+
+  // Once per group, before its first collective.
+  void agree();
+  // Counts `call`; true if it is to be compressed.
+  bool admit(const Policy& policy, const Call& call);
+  // Queues `run` and returns its work.
+  WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
+                 std::vector<at::Tensor> outputs, bool async, Run run);
+  WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<at::Tensor> slots,
+                            std::vector<at::Tensor> outputs, const Terms& terms);
+  WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<at::Tensor> slots,
+                                std::vector<at::Tensor> inputs, float factor, const Terms& terms);
+  WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, float factor, const Terms& terms);
+  Communicator& communicator();
+  std::exception_ptr to_torch_error(const std::exception& error) const;
+  // An exact collective outside of the policy: counts it.
+  void pass(std::span<const at::Tensor> tensors);
+  WorkPtr track(WorkPtr work);
+
+  BackendPtr exact_;
+  StorePtr store_;
+  c10::intrusive_ptr<ZcommOptions> options_;
+  Host host_;
+  Stats stats_;
+
+  std::mutex agree_mutex_;
+  std::atomic<bool> agreed_{false};
+  std::optional<Topology> topology_;
+
+  std::mutex communicator_mutex_;  // of the pointer, for abort()
+  std::unique_ptr<Communicator> communicator_;
+
+  std::atomic<std::uint64_t> sequence_number_{0};
+  std::atomic<::c10d::ErrorType> error_{::c10d::ErrorType::SUCCESS};
+  std::atomic<bool> aborted_{false};
+  std::once_flag shutdown_once_;
+  bool coalescing_ = false;
+  std::vector<WorkPtr> coalesced_;
+  BackendPtr last_split_;
+  std::string last_split_name_;
+  WorkQueue queue_;  // last: its thread uses all of the above
+};
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,48 @@
+// What a group has done, counted as it happens.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "zcomm/collectives.hpp"
+#include "zcomm/policy.hpp"
+
+namespace zcomm::c10d_binding {
+
+struct Stats {
+  using Counter = std::atomic<std::uint64_t>;
+
+  // Bytes are of the gathered, scattered or reduced tensor.
+  struct Calls {
+    Counter calls{0};
+    Counter bytes{0};
+    void add(std::int64_t num_bytes) {
+      calls.fetch_add(1, std::memory_order_relaxed);
+      bytes.fetch_add(static_cast<std::uint64_t>(num_bytes), std::memory_order_relaxed);
+    }
+  };
+  struct Compressed {
+    Counter inside_bytes{0};   // sent by this rank to ranks of its node
+    Counter between_bytes{0};  // sent by this rank to other nodes
+    Counter codec_ns{0};
+    Counter transfer_ns{0};
+    void add(const CallStats& stats) {
+      inside_bytes += stats.inside_bytes;
+      between_bytes += stats.between_bytes;
+      codec_ns += static_cast<std::uint64_t>(stats.codec_time.count());
+      transfer_ns += static_cast<std::uint64_t>(stats.transfer_time.count());
+    }
+  };
+
+  Calls& calls(Collective collective, Verdict verdict) {
+    return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
+  }
+  Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
+
+  std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
+  std::array<Compressed, 3> by_collective;
+  Calls others;  // broadcast, send, all-to-all, ...: never compressed
+};
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,12 @@
+// zcomm._core, the part of the library that Python uses without torch, one function per source.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace zcomm {
+
+void bind_format(pybind11::module_& module);
+void bind_codec(pybind11::module_& module);
+void bind_local(pybind11::module_& module);
+
+}  // namespace zcomm

@@ -1,0 +1,326 @@
+// The codec for host memory: checks every job, cuts them all into tasks and joins the kernels.
+#include <algorithm>
+#include <cfenv>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "codec/cpu/isa.hpp"
+#include "thread_pool.hpp"
+#include "zcomm/codec.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace cpu {
+namespace {
+
+// Large enough to hide the cost of handing it out, small enough to balance and to stay in L2. A multiple of the tile.
+constexpr std::int64_t kTaskElements = 32768;
+
+// Calls that write more values than this write them past the caches, as they would not stay there until they are used.
+// A line that is written in place is read from memory first: that costs decode a third of its speed.
+constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
+
+constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
+constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
+
+std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
+std::size_t index_of(ElementKind kind) { return kind == ElementKind::int8 ? 0 : 1; }
+
+// Kernels count on rounding to nearest even and on subnormals; the caller's thread may have been set to something else
+// (torch.set_flush_denormal).
+class DefaultFloatEnvironment {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+// --- Checks
+
+void check_aligned(const char* argument, const void* data, std::size_t alignment, std::int64_t num_elements) {
+  check_argument(num_elements == 0 || data != nullptr, [&] {
+    return std::string(argument) + ": got a null pointer for " + std::to_string(num_elements) + " elements";
+  });
+  const auto offset = reinterpret_cast<std::uintptr_t>(data) % alignment;
+  check_argument(offset == 0, [&] {
+    return std::string(argument) + ": got an address " + std::to_string(offset) + " bytes past a multiple of " +
+           std::to_string(alignment) + ", expected a multiple of " + std::to_string(alignment);
+  });
+}
+
+void check_format(BlockFormat format) {
+  const BlockFormat parsed = BlockFormat::parse(format.to_string());
+  check_argument(parsed == format, [&] {
+    return "format: got a block size of " + std::to_string(format.block_size) + " with " + format.to_string() +
+           ", expected 0";
+  });
+}
+
+void check_values(ConstTensorView values) {
+  to_string(values.dtype);
+  check_argument(values.num_elements >= 0, [&] {
+    return "values: got " + std::to_string(values.num_elements) + " elements, expected 0 or more";
+  });
+  check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
+}
+
+void check_wire(const Wire& wire, std::int64_t num_elements) {
+  to_string(wire.dtype);
+  check_format(wire.format);
+  const bool exact = wire.format.kind == ElementKind::exact;
+  check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
+}
+
+void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
+  check_argument(!wires.empty(), [] { return "wires: got none, expected at least one"; });
+  for (const Wire& wire : wires) check_wire(wire, num_elements);
+}
+
+void check(const Encode& job) {
+  check_values(job.values);
+  check_format(job.format);
+  check_aligned("wire", job.wire, kWireAlignment, job.values.num_elements);
+}
+
+void check(const Decode& job) {
+  check_values(job.values);
+  check_wire(job.wire, job.values.num_elements);
+}
+
+void check(const DecodeSum& job) {
+  check_values(job.values);
+  check_wires(job.wires, job.values.num_elements);
+}
+
+void check(const DecodeSumEncode& job) {
+  check_argument(job.num_elements >= 0,
+                 [&] { return "num_elements: got " + std::to_string(job.num_elements) + ", expected 0 or more"; });
+  check_wires(job.wires, job.num_elements);
+  check_format(job.format);
+  check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
+}
+
+// --- Tasks
+
+std::int64_t num_elements(const Encode& job) { return job.values.num_elements; }
+std::int64_t num_elements(const Decode& job) { return job.values.num_elements; }
+std::int64_t num_elements(const DecodeSum& job) { return job.values.num_elements; }
+std::int64_t num_elements(const DecodeSumEncode& job) { return job.num_elements; }
+
+// Elements per task: whole blocks of the wire that is written.
+std::int64_t task_elements(BlockFormat format) {
+  return format.has_scales() ? kTaskElements / format.block_size * format.block_size : kTaskElements;
+}
+std::int64_t task_elements(const Encode& job) { return task_elements(job.format); }
+std::int64_t task_elements(const Decode&) { return kTaskElements; }
+std::int64_t task_elements(const DecodeSum&) { return kTaskElements; }
+std::int64_t task_elements(const DecodeSumEncode& job) { return task_elements(job.format); }
+
+// Checks all jobs, then calls run(job, begin, count) for element ranges that cover them, in parallel.
+template <class Job, class Run>
+void run_jobs(std::span<const Job> jobs, const Run& run) {
+  for (const Job& job : jobs) check(job);
+  thread_local std::vector<std::int64_t> ends;  // of each job's tasks; kept, for calls without allocation
+  ends.clear();
+  std::int64_t num_tasks = 0;
+  for (const Job& job : jobs) {
+    num_tasks += (num_elements(job) + task_elements(job) - 1) / task_elements(job);
+    ends.push_back(num_tasks);
+  }
+  parallel_for(num_tasks, [&run, jobs, ends = std::span<const std::int64_t>(ends)](std::int64_t task) {
+    const auto end = std::upper_bound(ends.begin(), ends.end(), task);
+    const Job& job = jobs[static_cast<std::size_t>(end - ends.begin())];
+    const std::int64_t first_task = end == ends.begin() ? 0 : *(end - 1);
+    const std::int64_t begin = (task - first_task) * task_elements(job);
+    const DefaultFloatEnvironment environment;
+    run(job, begin, std::min(task_elements(job), num_elements(job) - begin));
+  });
+}
+
+// --- Steps
+
+CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
+  const WireLayout layout(wire.format, wire.dtype, num_elements);
+  return {wire.data, wire.data + layout.codes_offset, wire.format.block_size};
+}
+
+// The type of the values that a wire without scales holds.
+DType value_dtype(const Wire& wire) { return wire.format.kind == ElementKind::bf16 ? DType::bfloat16 : wire.dtype; }
+
+const std::byte* value_at(const Wire& wire, std::int64_t i) {
+  return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));
+}
+
+// values = elements [begin, begin + values.num_elements) of a wire of `num_elements`, saturated. Up to a tile.
+void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
+                 TensorView values) {
+  const std::size_t dtype = index_of(values.dtype);
+  if (wire.format.has_scales()) {
+    kernels.decode[index_of(wire.format.kind)][dtype](coded_blocks(wire, num_elements), begin, values.num_elements,
+                                                      kLargestFinite[dtype], values.data);
+    return;
+  }
+  alignas(64) float terms[kTileElements];
+  kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
+  kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
+  kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data);
+}
+
+// terms = the sum of elements [begin, begin + count) of wires of `num_elements`. Up to a tile.
+void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements, std::int64_t begin,
+              std::int64_t count, float* terms) {
+  if (!wires[0].format.has_scales()) {
+    kernels.load_values[index_of(value_dtype(wires[0]))](value_at(wires[0], begin), count, terms);
+    wires = wires.subspan(1);
+  } else {
+    std::fill_n(terms, count, 0.0f);  // a term of a wire with scales is never -0
+  }
+  while (!wires.empty()) {
+    const BlockFormat format = wires[0].format;
+    std::size_t num_wires = 1;
+    if (format.has_scales()) {
+      CodedBlocks blocks[kMaxWires] = {coded_blocks(wires[0], num_elements)};
+      for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()) && wires[num_wires].format == format;
+           ++num_wires) {
+        blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
+      }
+      kernels.add_codes[index_of(format.kind)](blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
+    } else {
+      kernels.add_values[index_of(value_dtype(wires[0]))](value_at(wires[0], begin), count, terms);
+    }
+    wires = wires.subspan(num_wires);
+  }
+}
+
+template <class Job>
+bool writes_stream(std::span<const Job> jobs) {
+  std::size_t num_bytes = 0;
+  for (const Job& job : jobs) num_bytes += job.values.num_bytes();
+  return num_bytes >= kStreamBytes;
+}
+
+// Calls write(tile, i) for tiles of `values` that begin at element i.
+template <class Write>
+void write_tiles(const Kernels& kernels, TensorView values, bool stream, const Write& write) {
+  alignas(64) std::byte buffer[kTileElements * sizeof(float)];
+  for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
+    const TensorView tile = values.slice(i, kTileElements);
+    if (stream) {
+      write(TensorView{buffer, tile.num_elements, tile.dtype}, i);
+      kernels.stream(buffer, static_cast<std::int64_t>(tile.num_bytes()), tile.data);
+    } else {
+      write(tile, i);
+    }
+  }
+  if (stream) kernels.end_stream();
+}
+
+// Encodes elements [begin, begin + values.num_elements) of a wire of `num_elements`, the first of a block on, and with
+// the last of them the padding.
+void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, std::int64_t num_elements,
+                  std::int64_t begin, std::byte* wire) {
+  const WireLayout layout(format, values.dtype, num_elements);
+  const WireLayout before(format, values.dtype, begin);  // blocks are whole bytes: its sizes are this range's offsets
+  std::byte* codes = wire + layout.codes_offset + before.codes_bytes;
+  const std::size_t dtype = index_of(values.dtype);
+  if (format.has_scales()) {
+    kernels.encode[index_of(format.kind)][dtype](values.data, values.num_elements, format.block_size,
+                                                 wire + static_cast<std::size_t>(before.num_blocks) * 2, codes);
+  } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
+    std::memcpy(codes, values.data, values.num_bytes());
+  } else if (values.dtype == DType::float32) {
+    kernels.store_values[index_of(DType::bfloat16)](reinterpret_cast<const float*>(values.data), values.num_elements,
+                                                    1.0f, codes);
+  } else {
+    alignas(64) float terms[kTileElements];
+    for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
+      const ConstTensorView tile = values.slice(i, kTileElements);
+      kernels.load_values[dtype](tile.data, tile.num_elements, terms);
+      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i);
+    }
+  }
+  if (begin + values.num_elements == num_elements) {
+    const std::size_t scales_bytes = static_cast<std::size_t>(layout.num_blocks) * 2;
+    std::memset(wire + scales_bytes, 0, layout.codes_offset - scales_bytes);
+    const std::size_t codes_end = layout.codes_offset + layout.codes_bytes;
+    std::memset(wire + codes_end, 0, layout.num_bytes - codes_end);
+  }
+}
+
+// --- The codec
+
+class CpuCodec final : public Codec {
+ public:
+  explicit CpuCodec(const Kernels& kernels) : kernels_(kernels) {}
+
+  void encode(std::span<const Encode> jobs, StreamView) const override {
+    run_jobs(jobs, [this](const Encode& job, std::int64_t begin, std::int64_t count) {
+      encode_range(kernels_, job.values.slice(begin, count), job.format, job.values.num_elements, begin, job.wire);
+    });
+  }
+
+  void decode(std::span<const Decode> jobs, StreamView) const override {
+    const bool stream = writes_stream(jobs);
+    run_jobs(jobs, [this, stream](const Decode& job, std::int64_t begin, std::int64_t count) {
+      const TensorView values = job.values.slice(begin, count);
+      if (!job.wire.format.has_scales() && value_dtype(job.wire) == values.dtype) {
+        std::memcpy(values.data, value_at(job.wire, begin), values.num_bytes());
+        return;
+      }
+      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i) {
+        decode_tile(kernels_, job.wire, job.values.num_elements, begin + i, tile);
+      });
+    });
+  }
+
+  void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
+    const bool stream = writes_stream(jobs);
+    run_jobs(jobs, [this, stream](const DecodeSum& job, std::int64_t begin, std::int64_t count) {
+      alignas(64) float terms[kTileElements];
+      write_tiles(kernels_, job.values.slice(begin, count), stream, [&](TensorView tile, std::int64_t i) {
+        sum_tile(kernels_, job.wires, job.values.num_elements, begin + i, tile.num_elements, terms);
+        kernels_.store_values[index_of(tile.dtype)](terms, tile.num_elements, job.factor, tile.data);
+      });
+    });
+  }
+
+  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView) const override {
+    run_jobs(jobs, [this](const DecodeSumEncode& job, std::int64_t begin, std::int64_t count) {
+      alignas(64) float terms[kTileElements];
+      const std::int64_t block_size = job.format.has_scales() ? job.format.block_size : 1;
+      const std::int64_t tile_elements = kTileElements / block_size * block_size;
+      for (std::int64_t i = 0; i < count; i += tile_elements) {
+        const std::int64_t tile_count = std::min(tile_elements, count - i);
+        sum_tile(kernels_, job.wires, job.num_elements, begin + i, tile_count, terms);
+        TensorView tile{reinterpret_cast<std::byte*>(terms), tile_count, DType::float32};
+        alignas(64) std::byte sums[kTileElements * sizeof(float)];
+        if (job.format.kind == ElementKind::exact) {  // codes do not show a NaN's bits, values do
+          kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums);
+          tile.data = sums;
+        }
+        encode_range(kernels_, tile, job.format, job.num_elements, begin + i, job.wire);
+      }
+    });
+  }
+
+ private:
+  const Kernels& kernels_;
+};
+
+}  // namespace
+}  // namespace cpu
+
+std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
+  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa));
+}
+
+}  // namespace zcomm

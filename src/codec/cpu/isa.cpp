@@ -1,0 +1,68 @@
+#include "codec/cpu/isa.hpp"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "zcomm/codec.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace cpu {
+namespace {
+
+struct Isa {
+  const char* name;
+  const Kernels* kernels;
+};
+
+// Slowest first.
+std::vector<Isa> detect() {
+  std::vector<Isa> isas = {{"baseline", &kBaselineKernels}};
+#ifdef ZCOMM_X86_KERNELS
+  // These ask whether the operating system saves the registers, too.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+      __builtin_cpu_supports("bmi2")) {
+    isas.push_back({"avx2", &kAvx2Kernels});
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+      isas.push_back({"avx512", &kAvx512Kernels});
+    }
+  }
+#endif
+  return isas;
+}
+
+const std::vector<Isa>& isas() {
+  static const std::vector<Isa> detected = detect();
+  return detected;
+}
+
+}  // namespace
+
+const Kernels& find_kernels(std::string_view isa) {
+  const char* argument = "isa";
+  if (isa.empty()) {
+    // Read each time, so that a test can change it. This is the one environment variable that C++ reads.
+    const char* value = std::getenv("ZCOMM_ISA");
+    if (value == nullptr || *value == '\0') return *isas().back().kernels;
+    argument = "ZCOMM_ISA";
+    isa = value;
+  }
+  std::string accepted;
+  for (const Isa& candidate : isas()) {
+    if (isa == candidate.name) return *candidate.kernels;
+    accepted += accepted.empty() ? candidate.name : std::string(", ") + candidate.name;
+  }
+  throw ArgumentError(std::string(argument) + ": got '" + std::string(isa) + "', this machine has " + accepted);
+}
+
+}  // namespace cpu
+
+std::vector<std::string> cpu_isas() {
+  std::vector<std::string> names;
+  for (const cpu::Isa& isa : cpu::isas()) names.emplace_back(isa.name);
+  return names;
+}
+
+}  // namespace zcomm

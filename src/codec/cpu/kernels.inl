@@ -1,0 +1,397 @@
+// The loops of the host codec. Included once per instruction set, by a file that defines ZCOMM_KERNELS, the name of its
+// table. See kernels.hpp for why nothing here may have external linkage or come from a header.
+//
+// Most loops are plain and carry `omp simd`. A few have intrinsics as well, where those were much faster.
+#include "codec/cpu/kernels.hpp"
+#ifdef __SSE2__
+#include <immintrin.h>  // compiler built-ins that are always inlined
+#endif
+
+namespace zcomm::cpu {
+namespace {
+
+#include "codec/cpu/convert.inl"
+
+constexpr float kMinScale = 0x1p-126f;
+constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_even(x) in its low bits, |x| <= 2^22
+
+// The hardware does not look ahead across the pages that a tile ends on. Past the end of a buffer this does nothing.
+ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t num_bytes) {
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(offset);
+#pragma GCC unroll 8
+  for (std::int64_t i = 0; i < num_bytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(i)));
+  }
+}
+
+// --- Codes. `pack` and `unpack` go between one code per byte and the wire.
+
+struct Int8 {
+  static constexpr float kMaxCode = 127.0f;
+  static constexpr std::int64_t kCodesPerByte = 1;
+  static constexpr std::int64_t kScratch = 1;  // codes that `unpack` needs room for
+  ZCOMM_INLINE const std::int8_t* unpack(const std::byte* codes, std::int64_t, std::int8_t*) {
+    return reinterpret_cast<const std::int8_t*>(codes);
+  }
+};
+
+struct Int4 {
+  static constexpr float kMaxCode = 7.0f;
+  static constexpr std::int64_t kCodesPerByte = 2;
+  static constexpr std::int64_t kScratch = kTileElements;
+
+  // A pair of codes is handled as one little-endian 16-bit word.
+  ZCOMM_INLINE const std::int8_t* unpack(const std::byte* codes, std::int64_t count, std::int8_t* unpacked) {
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(codes);
+    Word16* pairs = reinterpret_cast<Word16*>(unpacked);
+    const std::int64_t num_bytes = (count + 1) / 2;
+#pragma omp simd
+    for (std::int64_t i = 0; i < num_bytes; ++i) {
+      const unsigned byte = bytes[i];
+      pairs[i] = static_cast<std::uint16_t>((byte | (byte << 4)) & 0x0f0fu);
+    }
+#pragma omp simd
+    for (std::int64_t i = 0; i < 2 * num_bytes; ++i) unpacked[i] = static_cast<std::int8_t>((unpacked[i] ^ 8) - 8);
+    return unpacked;
+  }
+
+  ZCOMM_INLINE void pack(const std::uint8_t* unpacked, std::int64_t num_bytes, std::byte* codes) {
+    const Word16* pairs = reinterpret_cast<const Word16*>(unpacked);
+    unsigned char* bytes = reinterpret_cast<unsigned char*>(codes);
+#pragma omp simd
+    for (std::int64_t i = 0; i < num_bytes; ++i) {
+      const unsigned pair = pairs[i];
+      bytes[i] = static_cast<unsigned char>((pair & 0x0fu) | ((pair >> 4) & 0xf0u));
+    }
+  }
+};
+
+// --- Encode
+
+template <class Type>
+ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_t count) {
+  typename Type::Pattern largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto pattern = static_cast<typename Type::Pattern>(values[i] & Type::kAbs);
+    largest = pattern > largest ? pattern : largest;
+  }
+  return Type::widen(static_cast<std::uint32_t>(largest));
+}
+
+// Scales of blocks whose largest magnitudes have the float32 bits `largest`, and their reciprocals: 0 where a block has
+// a NaN or infinity. A reciprocal is never 0 otherwise: scales are below 2^126.
+//
+// No code needs a clamp: with e = 2^-24, the scale is at least (absmax / max_code) * (1 - e) and its reciprocal at most
+// (1 / scale) * (1 + e), so |x * reciprocal|, rounded, is at most max_code * (1 + e)^2 / (1 - e) < max_code + 0.5.
+// Below the normal range, where errors are not relative, kMinScale >= absmax / max_code and its reciprocal is exact.
+ZCOMM_INLINE void make_scales(const std::uint32_t* largest, std::int64_t num_blocks, float max_code, Word16* scales,
+                              float* reciprocals) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < num_blocks; ++i) {
+    const bool finite = largest[i] < kInfinity32;
+    const float quotient = float_of(finite ? largest[i] : 0u) / max_code;
+    const float rounded_up = float_of((bits_of(quotient) + 0xffffu) & 0xffff0000u);
+    const float scale = rounded_up > kMinScale ? rounded_up : kMinScale;
+    const float reciprocal = 1.0f / scale;
+    scales[i] = finite ? static_cast<std::uint16_t>(bits_of(scale) >> 16) : Bfloat16::kNan;
+    reciprocals[i] = finite ? reciprocal : 0.0f;
+  }
+}
+
+ZCOMM_INLINE std::uint32_t quantized(std::uint32_t value_bits, float reciprocal) {
+  const float scaled = float_of(value_bits) * reciprocal;
+  return bits_of(scaled + kRoundToInteger);
+}
+
+// One code per byte. 16-bit values are taken in pairs, as one little-endian word of 32 bits: half the shuffles.
+template <class Type>
+ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count, float reciprocal,
+                           std::uint8_t* codes) {
+  if (reciprocal == 0.0f) {
+    __builtin_memset(codes, 0, static_cast<std::size_t>(count));
+    return;
+  }
+  std::int64_t done = 0;
+  if constexpr (sizeof(typename Type::Bits) == 2) {
+    const WordPair* value_pairs = reinterpret_cast<const WordPair*>(values);
+    Word16* code_pairs = reinterpret_cast<Word16*>(codes);
+#pragma omp simd
+    for (std::int64_t i = 0; i < count / 2; ++i) {
+      const std::uint32_t first = quantized(Type::widen(value_pairs[i] & 0xffffu), reciprocal);
+      const std::uint32_t second = quantized(Type::widen(value_pairs[i] >> 16), reciprocal);
+      code_pairs[i] = static_cast<std::uint16_t>((first & 0xffu) | (second << 8));
+    }
+    done = count / 2 * 2;
+  }
+#pragma omp simd
+  for (std::int64_t i = done; i < count; ++i) {
+    codes[i] = static_cast<std::uint8_t>(quantized(Type::widen(values[i]), reciprocal));
+  }
+}
+
+template <class Type, class Codes>
+void encode(const std::byte* value_bytes, std::int64_t count, std::int64_t block_size, std::byte* scale_bytes,
+            std::byte* codes) {
+  constexpr std::int64_t kMaxBlocks = kTileElements / 32;
+  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
+  std::uint32_t largest[kMaxBlocks];
+  float reciprocals[kMaxBlocks];
+  alignas(64) std::uint8_t unpacked[kTileElements];
+  const typename Type::Bits* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
+  Word16* scales = reinterpret_cast<Word16*>(scale_bytes);
+  const std::int64_t tile = kTileElements / block_size * block_size;
+  while (count > 0) {
+    const std::int64_t tile_count = min_of(tile, count);
+    const std::int64_t num_blocks = (tile_count + block_size - 1) / block_size;
+    for (std::int64_t i = 0; i < num_blocks; ++i) {
+      largest[i] = absmax<Type>(values + i * block_size, min_of(block_size, tile_count - i * block_size));
+    }
+    make_scales(largest, num_blocks, Codes::kMaxCode, scales, reciprocals);
+    const std::int64_t num_bytes = (tile_count + Codes::kCodesPerByte - 1) / Codes::kCodesPerByte;
+    std::uint8_t* bytes = Codes::kCodesPerByte == 1 ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
+    for (std::int64_t i = 0; i < num_blocks; ++i) {
+      prefetch(values + i * block_size, tile_count * kBytes, block_size * kBytes);
+      quantize<Type>(values + i * block_size, min_of(block_size, tile_count - i * block_size), reciprocals[i],
+                     bytes + i * block_size);
+    }
+    if constexpr (Codes::kCodesPerByte == 2) {
+      if (tile_count % 2 != 0) unpacked[tile_count] = 0;
+      Codes::pack(unpacked, num_bytes, codes);
+    }
+    values += tile_count;
+    scales += num_blocks;
+    codes += num_bytes;
+    count -= tile_count;
+  }
+}
+
+template <class Codes>
+void encode_float16(const std::byte* values, std::int64_t count, std::int64_t block_size, std::byte* scales,
+                    std::byte* codes) {
+  alignas(64) float widened[kTileElements];
+  const std::int64_t tile = kTileElements / block_size * block_size;
+  for (std::int64_t i = 0; i < count; i += tile) {
+    const std::int64_t tile_count = min_of(tile, count - i);
+    Float16::widen_row(reinterpret_cast<const Word16*>(values) + i, tile_count, widened);
+    encode<Float32, Codes>(reinterpret_cast<const std::byte*>(widened), tile_count, block_size,
+                           scales + i / block_size * 2, codes + i / Codes::kCodesPerByte);
+  }
+}
+
+// --- Decode
+
+// The blocks that can leave +-limit, and those that are NaN: rare, so apart from the fast loops.
+template <class Type>
+__attribute__((noinline)) void dequantize_special(const std::int8_t* codes, std::int64_t count, float scale,
+                                                  float limit, typename Type::Bits* values) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    float term = static_cast<float>(codes[i]) * scale;
+    term = term > limit ? limit : term;
+    term = term < -limit ? -limit : term;
+    values[i] = Type::narrow(scale != scale ? float_of(kNan32) : term);
+  }
+}
+
+ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float scale, Word32* values) {
+  std::int64_t done = 0;
+#ifdef ZCOMM_LANES
+  const Floats scales = broadcast(scale);
+  for (; done + ZCOMM_LANES <= count; done += ZCOMM_LANES) {
+    store(reinterpret_cast<float*>(values + done), load_codes(codes + done) * scales);
+  }
+#endif
+#pragma omp simd
+  for (std::int64_t i = done; i < count; ++i) values[i] = bits_of(static_cast<float>(codes[i]) * scale);
+}
+
+// In pairs, as in quantize.
+ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float scale, Word16* values) {
+  const Word16* code_pairs = reinterpret_cast<const Word16*>(codes);
+  WordPair* value_pairs = reinterpret_cast<WordPair*>(values);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count / 2; ++i) {
+    const auto shifted = static_cast<std::int32_t>(static_cast<std::uint32_t>(code_pairs[i]) << 16);
+    const float first = static_cast<float>((shifted << 8) >> 24) * scale;
+    const float second = static_cast<float>(shifted >> 24) * scale;
+    value_pairs[i] = (Bfloat16::round(first) >> 16) | (Bfloat16::round(second) & 0xffff0000u);
+  }
+  if (count % 2 != 0) values[count - 1] = Bfloat16::narrow_finite(static_cast<float>(codes[count - 1]) * scale);
+}
+
+ZCOMM_INLINE float scale_of(Word16 bits) { return float_of(static_cast<std::uint32_t>(bits) << 16); }
+
+// Codes and scales of up to a tile of a wire, from element `begin` on.
+template <class Codes>
+struct Tile {
+  ZCOMM_INLINE Tile of(CodedBlocks wire, std::int64_t begin, std::int64_t count, std::int8_t* unpacked) {
+    const std::byte* packed = wire.codes + begin / Codes::kCodesPerByte;
+    prefetch(packed, count / Codes::kCodesPerByte, count / Codes::kCodesPerByte);
+    return {Codes::unpack(packed, count, unpacked),
+            reinterpret_cast<const Word16*>(wire.scales) + begin / wire.block_size};
+  }
+
+  const std::int8_t* codes;
+  const Word16* scales;
+};
+
+template <class Type, class Codes>
+void decode(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* value_bytes) {
+  alignas(64) std::int8_t unpacked[Codes::kScratch];
+  const auto tile = Tile<Codes>::of(wire, begin, count, unpacked);
+  const Word16* scales = tile.scales;
+  typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
+  std::int64_t block_end = min_of(wire.block_size - begin % wire.block_size, count);
+  for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + wire.block_size, count)) {
+    const float scale = scale_of(*scales++);
+    if (scale * Codes::kMaxCode <= limit) {
+      dequantize(tile.codes + i, block_end - i, scale, values + i);
+    } else {
+      dequantize_special<Type>(tile.codes + i, block_end - i, scale, limit, values + i);
+    }
+  }
+}
+
+template <class Codes>
+void decode_float16(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* values) {
+  alignas(64) float terms[kTileElements];
+  decode<Float32, Codes>(wire, begin, count, limit, reinterpret_cast<std::byte*>(terms));
+  Float16::narrow_row(terms, count, 1.0f, reinterpret_cast<Word16*>(values));
+}
+
+// --- Sums
+
+template <class Type, bool kAdd>
+void load_values(const std::byte* value_bytes, std::int64_t count, float* terms) {
+  const typename Type::Bits* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float term = float_of(Type::widen(values[i]));
+    terms[i] = kAdd ? terms[i] + term : term;
+  }
+}
+
+void load_float16(const std::byte* values, std::int64_t count, float* terms) {
+  Float16::widen_row(reinterpret_cast<const Word16*>(values), count, terms);
+}
+
+void add_float16(const std::byte* values, std::int64_t count, float* terms) {
+  alignas(64) float widened[kTileElements];
+  load_float16(values, count, widened);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) terms[i] += widened[i];
+}
+
+// kWires at once, so that terms are loaded and stored once for all of them. A product of code and scale is exact: it
+// does not matter whether it is fused with the addition.
+template <class Codes, int kWires>
+void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit, float* terms) {
+  alignas(64) std::int8_t unpacked[kWires][Codes::kScratch];
+  Tile<Codes> tiles[kWires];
+  for (int w = 0; w < kWires; ++w) tiles[w] = Tile<Codes>::of(wires[w], begin, count, unpacked[w]);
+  const std::int64_t block_size = wires[0].block_size;
+  std::int64_t block_end = min_of(block_size - begin % block_size, count);
+  for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
+    float scale[kWires];
+    bool special = false;
+    for (int w = 0; w < kWires; ++w) {
+      scale[w] = scale_of(*tiles[w].scales++);
+      special |= !(scale[w] * Codes::kMaxCode <= limit);
+    }
+    if (special) {
+      for (int w = 0; w < kWires; ++w) {
+        Word32 bits[kTileElements];
+        dequantize_special<Float32>(tiles[w].codes + i, block_end - i, scale[w], limit, bits);
+        for (std::int64_t k = i; k < block_end; ++k) terms[k] += float_of(bits[k - i]);
+      }
+      continue;
+    }
+    std::int64_t done = i;
+#ifdef ZCOMM_LANES
+    for (; done + ZCOMM_LANES <= block_end; done += ZCOMM_LANES) {
+      Floats term = load(terms + done);
+      for (int w = 0; w < kWires; ++w)
+        term = multiply_add(load_codes(tiles[w].codes + done), broadcast(scale[w]), term);
+      store(terms + done, term);
+    }
+#endif
+    for (int w = 0; w < kWires; ++w) {
+#pragma omp simd
+      for (std::int64_t k = done; k < block_end; ++k) terms[k] += static_cast<float>(tiles[w].codes[k]) * scale[w];
+    }
+  }
+}
+
+template <class Codes>
+void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+               float* terms) {
+  static_assert(kMaxWires == 4);
+  constexpr decltype(&add_wires<Codes, 1>) kAdd[] = {add_wires<Codes, 1>, add_wires<Codes, 2>, add_wires<Codes, 3>,
+                                                     add_wires<Codes, 4>};
+  kAdd[num_wires - 1](wires, begin, count, limit, terms);
+}
+
+void saturate(float* terms, std::int64_t count, float limit) {
+  const std::uint32_t limit_bits = bits_of(limit);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = bits_of(terms[i]);
+    const std::uint32_t magnitude = bits & kAbs32;
+    const bool beyond = magnitude > limit_bits && magnitude < kInfinity32;
+    terms[i] = float_of(beyond ? (bits & ~kAbs32) | limit_bits : bits);
+  }
+}
+
+template <class Type>
+void store_values(const float* terms, std::int64_t count, float factor, std::byte* value_bytes) {
+  typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) values[i] = Type::narrow(terms[i] * factor);
+}
+
+void store_float16(const float* terms, std::int64_t count, float factor, std::byte* values) {
+  Float16::narrow_row(terms, count, factor, reinterpret_cast<Word16*>(values));
+}
+
+void stream(const std::byte* source, std::int64_t num_bytes, std::byte* destination) {
+  std::int64_t done = 0;
+#ifdef __SSE2__
+  done = min_of(static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(destination) % 64), num_bytes);
+  __builtin_memcpy(destination, source, static_cast<std::size_t>(done));
+  for (; done + 64 <= num_bytes; done += 64) {  // whole lines: partly written ones are slow
+    for (std::int64_t i = done; i < done + 64; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(destination + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+    }
+  }
+#endif
+  __builtin_memcpy(destination + done, source + done, static_cast<std::size_t>(num_bytes - done));
+}
+
+void end_stream() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+#undef ZCOMM_INLINE
+#undef ZCOMM_LANES
+
+}  // namespace
+
+extern const Kernels ZCOMM_KERNELS;
+const Kernels ZCOMM_KERNELS = {
+    .load_values = {load_values<Float32, false>, load_values<Bfloat16, false>, load_float16},
+    .add_values = {load_values<Float32, true>, load_values<Bfloat16, true>, add_float16},
+    .decode = {{decode<Float32, Int8>, decode<Bfloat16, Int8>, decode_float16<Int8>},
+               {decode<Float32, Int4>, decode<Bfloat16, Int4>, decode_float16<Int4>}},
+    .add_codes = {add_codes<Int8>, add_codes<Int4>},
+    .saturate = saturate,
+    .store_values = {store_values<Float32>, store_values<Bfloat16>, store_float16},
+    .stream = stream,
+    .end_stream = end_stream,
+    .encode = {{encode<Float32, Int8>, encode<Bfloat16, Int8>, encode_float16<Int8>},
+               {encode<Float32, Int4>, encode<Bfloat16, Int4>, encode_float16<Int4>}},
+};
+
+}  // namespace zcomm::cpu

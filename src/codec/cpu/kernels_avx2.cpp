@@ -1,0 +1,2 @@
+#define ZCOMM_KERNELS kAvx2Kernels
+#include "codec/cpu/kernels.inl"

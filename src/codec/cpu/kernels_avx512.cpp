@@ -1,0 +1,2 @@
+#define ZCOMM_KERNELS kAvx512Kernels
+#include "codec/cpu/kernels.inl"

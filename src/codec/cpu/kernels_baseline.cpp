@@ -1,0 +1,2 @@
+#define ZCOMM_KERNELS kBaselineKernels
+#include "codec/cpu/kernels.inl"

@@ -1,0 +1,92 @@
+// What the collectives share: chunks, stages, and counted codec and transport calls.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "zcomm/collectives.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+
+// Shards cut into chunks of whole blocks. Blocks never straddle chunks, so chunking does not change a bit.
+struct Chunks {
+  std::int64_t elements = 0;  // of every chunk but the last
+  std::int64_t count = 0;
+
+  std::int64_t begin(std::int64_t chunk) const { return chunk * elements; }
+};
+
+// `shard_elements` is that of the longest shard, so that all ranks count the same chunks.
+inline Chunks make_chunks(std::int64_t shard_elements, DType dtype, std::size_t chunk_bytes, BlockFormat a,
+                          BlockFormat b) {
+  if (shard_elements == 0) return {};
+  const std::int64_t granule = std::lcm(std::max(a.block_size, 1), std::max(b.block_size, 1));
+  const auto round_up = [&](std::int64_t n) { return (n + granule - 1) / granule * granule; };
+  const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
+  const std::int64_t count = (shard_elements + wanted - 1) / wanted;
+  const std::int64_t elements = round_up((shard_elements + count - 1) / count);  // chunks of about the same size
+  return {elements, (shard_elements + elements - 1) / elements};
+}
+
+// Runs stage s of chunk k after stage s of chunk k-1 and stage s-1 of chunk k, later stages of earlier chunks last:
+// when a stage waits for bytes of chunk k, those of chunk k+1 are already under way.
+template <class... Stages>
+void run_pipeline(std::int64_t num_chunks, Stages&&... stages) {
+  constexpr std::int64_t kNumStages = sizeof...(Stages);
+  for (std::int64_t step = 0; step < num_chunks + kNumStages - 1; ++step) {
+    std::int64_t chunk = step;
+    const auto run = [&](auto& stage) {
+      if (chunk >= 0 && chunk < num_chunks) stage(chunk);
+      --chunk;
+    };
+    (run(stages), ...);
+  }
+}
+
+// One value per chunk that is under way; chunks that are `Depth` apart share a place.
+template <class T, int Depth>
+class Ring {
+ public:
+  T& operator[](std::int64_t chunk) { return items_[static_cast<std::size_t>(chunk % Depth)]; }
+
+ private:
+  std::array<T, Depth> items_{};
+};
+
+// Adds the time of a scope to a counter.
+class Timed {
+ public:
+  explicit Timed(std::chrono::nanoseconds& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Timed() { total_ += std::chrono::steady_clock::now() - start_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  std::chrono::nanoseconds& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<const Send> sends,
+                                                std::span<const Recv> recvs) {
+  const int rank = r.transport.rank();
+  for (const Send& send : sends) {
+    (r.topology.same_node(rank, send.peer) ? r.stats.inside_bytes : r.stats.between_bytes) += send.num_bytes;
+  }
+  const Timed timed(r.stats.transfer_time);
+  return r.transport.start(sends, recvs, r.stream);
+}
+
+inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer) {
+  const Timed timed(r.stats.transfer_time);
+  transfer->wait(r.stream);
+  transfer.reset();
+}
+
+}  // namespace zcomm

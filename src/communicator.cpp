@@ -1,0 +1,105 @@
+#include "zcomm/communicator.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+// "float32[12], float32[12]": what peers compare, and what error messages show.
+template <class Views>
+std::string describe(const Views& views) {
+  const bool even = std::all_of(views.begin(), views.end(),
+                                [&](const auto& view) { return view.num_elements == views.front().num_elements; });
+  std::string text(to_string(views.front().dtype));
+  if (even) return text + "[" + std::to_string(views.size()) + " x " + std::to_string(views.front().num_elements) + "]";
+  text += "[";
+  for (const auto& view : views) text += std::to_string(view.num_elements) + ",";
+  text.back() = ']';
+  return text;
+}
+
+template <class Views>
+void check_slots(const Views& slots, int size, int rank, std::int64_t own_elements, DType dtype, const char* own_name) {
+  check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
+    return "slots: got " + std::to_string(slots.size()) + ", need one for each of " + std::to_string(size) + " ranks";
+  });
+  for (const auto& slot : slots) {
+    check_argument(slot.dtype == dtype, [&] {
+      return "slots: got dtype " + std::string(to_string(slot.dtype)) + ", need that of `" + own_name + "`, " +
+             std::string(to_string(dtype));
+    });
+  }
+  const std::int64_t slot_elements = slots[static_cast<std::size_t>(rank)].num_elements;
+  check_argument(slot_elements == own_elements, [&] {
+    return std::string(own_name) + ": got " + std::to_string(own_elements) + " elements, need those of slot " +
+           std::to_string(rank) + ", " + std::to_string(slot_elements);
+  });
+}
+
+std::vector<int> peers_of(const Topology& topology, int rank) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < topology.size(); ++peer) {
+    const bool met = !topology.is_hierarchical() || topology.same_node(rank, peer) ||
+                     topology.local_rank(rank) == topology.local_rank(peer);
+    if (met && peer != rank) peers.push_back(peer);
+  }
+  return peers;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topology, std::unique_ptr<Codec> codec,
+                           std::unique_ptr<Workspace> workspace, std::size_t chunk_bytes)
+    : workspace_(std::move(workspace)),
+      codec_(std::move(codec)),
+      transport_(std::move(transport)),
+      topology_(std::move(topology)),
+      peers_(peers_of(topology_, transport_->rank())),
+      chunk_bytes_(chunk_bytes) {
+  check_argument(topology_.size() == transport_->size(), [&] {
+    return "topology: got " + std::to_string(topology_.size()) + " ranks, need " + std::to_string(transport_->size());
+  });
+  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
+}
+
+template <class Body>
+CallStats Communicator::run(const std::string& call, std::chrono::milliseconds timeout, StreamView stream,
+                            Body&& body) {
+  CallStats stats;
+  try {
+    transport_->begin(call, peers_, timeout);
+    body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats});
+  } catch (const std::exception& error) {
+    // Bytes may be under way whose memory is about to go: no transfer may outlive a failed call.
+    transport_->abort("in " + call + ": " + error.what());
+    throw;
+  }
+  return stats;
+}
+
+CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
+                                   std::chrono::milliseconds timeout, StreamView stream) {
+  check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
+  return run("all_gather " + describe(slots) + " " + format.to_string(), timeout, stream,
+             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, format); });
+}
+
+CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
+                                       float factor, std::chrono::milliseconds timeout, StreamView stream) {
+  check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
+  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + std::to_string(factor),
+             timeout, stream,
+             [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, formats, factor); });
+}
+
+CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,
+                                   std::chrono::milliseconds timeout, StreamView stream) {
+  const std::span<const TensorView> whole(&tensor, 1);
+  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + std::to_string(factor), timeout,
+             stream, [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor); });
+}
+
+}  // namespace zcomm

@@ -1,0 +1,174 @@
+// Ranks as threads of one process: a message is one memcpy, done by whichever side comes second.
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "zcomm/call_check.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/transport.hpp"
+
+namespace zcomm {
+namespace {
+
+struct Message {
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::size_t num_bytes = 0;
+  // Guarded by Hub::mutex. A matched message is being copied until it is done: neither side may let go of its memory.
+  bool matched = false;
+  bool done = false;
+  bool dropped = false;  // its owner gave up before it was matched
+};
+
+struct Hub {
+  explicit Hub(int num_ranks)
+      : size(num_ranks), waiting(static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(num_ranks)) {}
+
+  struct Waiting {
+    std::deque<std::shared_ptr<Message>> sends;
+    std::deque<std::shared_ptr<Message>> recvs;
+  };
+  Waiting& between(int source, int target) {
+    return waiting[static_cast<std::size_t>(source) * static_cast<std::size_t>(size) +
+                   static_cast<std::size_t>(target)];
+  }
+
+  const int size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Waiting> waiting;
+  std::string failure;  // empty while all is well
+};
+
+class LocalTransport final : public Transport {
+ public:
+  LocalTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size; }
+
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override {
+    deadline_ = std::chrono::steady_clock::now() + timeout;
+    CallCheck check(call, peers);
+    start(check.sends(), check.recvs(), {})->wait({});
+    check.verify();
+  }
+
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override;
+  void abort(const std::string& reason) noexcept override;
+
+  void wait(const std::vector<std::shared_ptr<Message>>& messages);
+  void drop(const std::vector<std::shared_ptr<Message>>& messages) noexcept;
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+  std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
+};
+
+class LocalTransfer final : public Transfer {
+ public:
+  LocalTransfer(LocalTransport& transport, std::vector<std::shared_ptr<Message>> messages)
+      : transport_(transport), messages_(std::move(messages)) {}
+  ~LocalTransfer() override { transport_.drop(messages_); }
+  void wait(StreamView) override { transport_.wait(messages_); }
+
+ private:
+  LocalTransport& transport_;
+  std::vector<std::shared_ptr<Message>> messages_;
+};
+
+std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
+  std::vector<std::shared_ptr<Message>> all;
+  std::vector<std::shared_ptr<Message>> complete;  // both sides known: to be copied now
+  std::string error;
+  const auto match = [&](auto& others, auto& own, int peer, std::size_t num_bytes, auto&& fill) {
+    if (num_bytes == 0 || !error.empty()) return;
+    std::shared_ptr<Message> message;
+    if (others.empty()) {
+      message = std::make_shared<Message>();
+      message->num_bytes = num_bytes;
+      own.push_back(message);
+    } else {
+      message = others.front();
+      if (message->dropped) {
+        error = "rank " + std::to_string(peer) + " gave up";
+        return;
+      }
+      if (message->num_bytes != num_bytes) {
+        error = "rank " + std::to_string(rank_) + " moves " + std::to_string(num_bytes) + " bytes where rank " +
+                std::to_string(peer) + " moves " + std::to_string(message->num_bytes);
+        return;
+      }
+      others.pop_front();
+      message->matched = true;
+      complete.push_back(message);
+    }
+    fill(*message);
+    all.push_back(std::move(message));
+  };
+  {
+    const std::lock_guard lock(hub_->mutex);
+    if (!hub_->failure.empty()) throw TransportError(hub_->failure);
+    for (const Send& send : sends) {
+      Hub::Waiting& queue = hub_->between(rank_, send.peer);
+      match(queue.recvs, queue.sends, send.peer, send.num_bytes, [&](Message& m) { m.source = send.data; });
+    }
+    for (const Recv& recv : recvs) {
+      Hub::Waiting& queue = hub_->between(recv.peer, rank_);
+      match(queue.sends, queue.recvs, recv.peer, recv.num_bytes, [&](Message& m) { m.target = recv.data; });
+    }
+  }
+  for (const auto& message : complete) std::memcpy(message->target, message->source, message->num_bytes);
+  if (!complete.empty()) {
+    const std::lock_guard lock(hub_->mutex);
+    for (const auto& message : complete) message->done = true;
+    hub_->changed.notify_all();
+  }
+  auto transfer = std::make_unique<LocalTransfer>(*this, std::move(all));
+  if (!error.empty()) throw TransportError(error);
+  return transfer;
+}
+
+void LocalTransport::wait(const std::vector<std::shared_ptr<Message>>& messages) {
+  std::unique_lock lock(hub_->mutex);
+  for (const auto& message : messages) {
+    const auto ready = [&] { return message->done || (!message->matched && !hub_->failure.empty()); };
+    if (deadline_ == std::chrono::steady_clock::time_point::max()) {
+      hub_->changed.wait(lock, ready);
+    } else if (!hub_->changed.wait_until(lock, deadline_, ready)) {
+      throw TimeoutError("rank " + std::to_string(rank_) + " timed out waiting for its peers");
+    }
+    if (!message->done) throw TransportError(hub_->failure);
+  }
+}
+
+void LocalTransport::drop(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
+  std::unique_lock lock(hub_->mutex);
+  for (const auto& message : messages) {
+    if (message->matched) {
+      hub_->changed.wait(lock, [&] { return message->done; });
+    } else {
+      message->dropped = true;
+    }
+  }
+}
+
+void LocalTransport::abort(const std::string& reason) noexcept {
+  const std::lock_guard lock(hub_->mutex);
+  if (hub_->failure.empty()) hub_->failure = "rank " + std::to_string(rank_) + " aborted " + reason;
+  hub_->changed.notify_all();
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_local_transports(int size) {
+  check_argument(size > 0, [&] { return "size: got " + std::to_string(size) + ", need at least 1"; });
+  const auto hub = std::make_shared<Hub>(size);
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<LocalTransport>(hub, rank));
+  return transports;
+}
+
+}  // namespace zcomm

@@ -1,0 +1,66 @@
+#include "zcomm/workspace.hpp"
+
+#include <bit>
+#include <map>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+namespace zcomm {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+struct Free {
+  void operator()(std::byte* data) const noexcept { ::operator delete[](data, kAlignment); }
+};
+using Owned = std::unique_ptr<std::byte[], Free>;
+
+// Sizes are rounded to eighths of a power of two: few distinct sizes, at most an eighth unused.
+std::size_t size_class(std::size_t num_bytes) {
+  constexpr std::size_t kSmallest = 4096;
+  if (num_bytes <= kSmallest) return kSmallest;
+  const std::size_t step = std::bit_floor(num_bytes) / 8;
+  return (num_bytes + step - 1) / step * step;
+}
+
+class HostWorkspace final : public Workspace {
+ public:
+  std::byte* acquire(std::size_t num_bytes, StreamView) override {
+    const std::size_t size = size_class(num_bytes);
+    const std::lock_guard lock(mutex_);
+    auto& idle = idle_[size];
+    if (!idle.empty()) {
+      std::byte* data = idle.back();
+      idle.pop_back();
+      return data;
+    }
+    Owned fresh(new (kAlignment) std::byte[size]);
+    std::byte* data = fresh.get();
+    owned_.emplace(data, Piece{size, std::move(fresh)});
+    idle.reserve(++num_pieces_[size]);  // so that release() never allocates
+    return data;
+  }
+
+  void release(std::byte* data, StreamView) noexcept override {
+    const std::lock_guard lock(mutex_);
+    idle_.find(owned_.find(data)->second.size)->second.push_back(data);
+  }
+
+ private:
+  struct Piece {
+    std::size_t size;
+    Owned memory;
+  };
+  std::mutex mutex_;
+  std::unordered_map<std::byte*, Piece> owned_;
+  std::map<std::size_t, std::vector<std::byte*>> idle_;
+  std::map<std::size_t, std::size_t> num_pieces_;  // of each size, idle or not
+};
+
+}  // namespace
+
+std::unique_ptr<Workspace> make_host_workspace() { return std::make_unique<HostWorkspace>(); }
+
+}  // namespace zcomm

@@ -1,0 +1,217 @@
+#include "zcomm/codec.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+// Bits are compared with zcomm/reference.py in tests/python/test_codec.py. Here: instruction sets against each other,
+// batches, tasks, memory that must not be touched, arguments.
+
+namespace zcomm {
+namespace {
+
+constexpr std::byte kUntouched{0xAB};
+constexpr std::size_t kGuard = 64;
+
+// Aligned memory, surrounded by bytes that must not change.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t num_bytes) : bytes_((num_bytes + 3 * kGuard) / 16 + 1), num_bytes_(num_bytes) {
+    std::fill_n(reinterpret_cast<std::byte*>(bytes_.data()), bytes_.size() * 16, kUntouched);
+  }
+  std::byte* data() { return reinterpret_cast<std::byte*>(bytes_.data()) + kGuard; }
+  std::vector<std::byte> bytes() { return {data(), data() + num_bytes_}; }
+  bool guards_are_intact() {
+    const auto untouched = [](std::byte byte) { return byte == kUntouched; };
+    return std::all_of(data() - kGuard, data(), untouched) &&
+           std::all_of(data() + num_bytes_, data() + num_bytes_ + kGuard, untouched);
+  }
+
+ private:
+  struct alignas(16) Chunk {
+    std::byte bytes[16];
+  };
+  std::vector<Chunk> bytes_;
+  std::size_t num_bytes_;
+};
+
+std::vector<float> ramp(std::int64_t n) {
+  std::vector<float> values(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(std::sin(static_cast<float>(i) * 0.7f), static_cast<int>(i / 40 % 60) - 30);
+  }
+  return values;
+}
+
+ConstTensorView view(const std::vector<float>& values) {
+  return {reinterpret_cast<const std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::float32};
+}
+
+TensorView view(std::vector<float>& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::float32};
+}
+
+Buffer wire_buffer(BlockFormat format, DType dtype, std::int64_t n) {
+  return Buffer(WireLayout(format, dtype, n).num_bytes);
+}
+
+std::vector<std::byte> encoded(const Codec& codec, const std::vector<float>& values, BlockFormat format) {
+  Buffer wire = wire_buffer(format, DType::float32, view(values).num_elements);
+  const Encode job{view(values), format, wire.data()};
+  codec.encode({&job, 1}, {});
+  CHECK(wire.guards_are_intact());
+  return wire.bytes();
+}
+
+}  // namespace
+
+TEST_CASE("every instruction set gives the same bytes and touches no others") {
+  const auto baseline = make_cpu_codec("baseline");
+  for (const std::string& isa : cpu_isas()) {
+    const auto codec = make_cpu_codec(isa);
+    for (const char* text : {"exact", "bf16", "int8:32", "int8:96", "int8:4096", "int4:32", "int4:128"}) {
+      const BlockFormat format = BlockFormat::parse(text);
+      for (std::int64_t n : {0, 1, 31, 32, 33, 127, 128, 129, 4095, 4096, 4097, 70001}) {
+        CAPTURE(isa);
+        CAPTURE(text);
+        CAPTURE(n);
+        const std::vector<float> values = ramp(n);
+        const std::vector<std::byte> expected = encoded(*baseline, values, format);
+        CHECK(encoded(*codec, values, format) == expected);
+
+        Buffer wire = wire_buffer(format, DType::float32, n);
+        std::copy(expected.begin(), expected.end(), wire.data());
+        for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+          Buffer one(static_cast<std::size_t>(n) * element_size(dtype)), other(one);
+          const Wire source{wire.data(), format, DType::float32};
+          const Decode jobs[] = {{source, {one.data(), n, dtype}}, {source, {other.data(), n, dtype}}};
+          codec->decode({&jobs[0], 1}, {});
+          baseline->decode({&jobs[1], 1}, {});
+          CHECK(one.bytes() == other.bytes());
+          CHECK(one.guards_are_intact());
+
+          const Wire sources[] = {source, source, source};
+          const DecodeSum sums[] = {{sources, 0.3f, {one.data(), n, dtype}}, {sources, 0.3f, {other.data(), n, dtype}}};
+          codec->decode_sum({&sums[0], 1}, {});
+          baseline->decode_sum({&sums[1], 1}, {});
+          CHECK(one.bytes() == other.bytes());
+          CHECK(one.guards_are_intact());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("codes and scales of a known block") {
+  std::vector<float> values(33, 0.0f);
+  values[0] = 1.0f, values[1] = -3.5f, values[2] = 2.0f, values[32] = 7.0f;
+  const std::vector<std::byte> wire = encoded(*make_cpu_codec(), values, BlockFormat::parse("int4:32"));
+  std::vector<std::byte> expected(48);
+  expected[1] = std::byte{0x3f};                                   // 0.5
+  expected[2] = std::byte{0x80}, expected[3] = std::byte{0x3f};    // 1
+  expected[16] = std::byte{0x92}, expected[17] = std::byte{0x04};  // 2, -7, 4
+  expected[32] = std::byte{0x07};
+  CHECK(wire == expected);
+}
+
+TEST_CASE("the sum that is encoded is the sum") {
+  const auto codec = make_cpu_codec();
+  const std::int64_t n = 100001;
+  std::vector<float> values = ramp(n);
+  const BlockFormat int8 = BlockFormat::parse("int8:96");
+  Buffer wire = wire_buffer(int8, DType::float32, n);
+  const Encode job{view(values), int8, wire.data()};
+  codec->encode({&job, 1}, {});
+  const Wire wires[] = {{reinterpret_cast<std::byte*>(values.data()), BlockFormat::parse("exact"), DType::float32},
+                        {wire.data(), int8, DType::float32}};
+  std::vector<float> total(values.size());
+  const DecodeSum sum{wires, 1.0f, view(total)};
+  codec->decode_sum({&sum, 1}, {});
+  for (const char* text : {"bf16", "int4:128", "int8:1056"}) {
+    const BlockFormat format = BlockFormat::parse(text);
+    Buffer fused = wire_buffer(format, DType::float32, n);
+    const DecodeSumEncode fused_job{wires, n, format, fused.data()};
+    codec->decode_sum_encode({&fused_job, 1}, {});
+    CHECK(fused.bytes() == encoded(*codec, total, format));
+    CHECK(fused.guards_are_intact());
+  }
+
+  // In place over the exact wire.
+  const DecodeSum in_place{wires, 1.0f, view(values)};
+  codec->decode_sum({&in_place, 1}, {});
+  CHECK(values == total);
+}
+
+TEST_CASE("a batch of jobs, on any number of threads") {
+  const auto codec = make_cpu_codec();
+  const BlockFormat format = BlockFormat::parse("int8:160");
+  std::vector<std::vector<float>> inputs;
+  for (std::int64_t n : {70000, 0, 1, 200000, 32768, 0}) inputs.push_back(ramp(n));
+  for (int num_threads : {1, 3}) {
+    set_num_threads(num_threads);
+    std::vector<Buffer> wires;
+    for (const auto& input : inputs) wires.push_back(wire_buffer(format, DType::float32, view(input).num_elements));
+    std::vector<Encode> jobs;
+    for (std::size_t i = 0; i < inputs.size(); ++i) jobs.push_back({view(inputs[i]), format, wires[i].data()});
+    codec->encode(jobs, {});
+    set_num_threads(1);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      CHECK(wires[i].bytes() == encoded(*codec, inputs[i], format));
+      CHECK(wires[i].guards_are_intact());
+    }
+  }
+  codec->encode({}, {});
+}
+
+TEST_CASE("values need no more alignment than their elements") {
+  const auto codec = make_cpu_codec();
+  const std::vector<float> values = ramp(1001);
+  const BlockFormat format = BlockFormat::parse("int8:64");
+  const std::vector<float> shorter(values.begin() + 1, values.end());
+  Buffer wire = wire_buffer(format, DType::float32, 1000);
+  const Encode job{view(values).slice(1, 1000), format, wire.data()};
+  codec->encode({&job, 1}, {});
+  CHECK(wire.bytes() == encoded(*codec, shorter, format));
+  Buffer bytes(2002);
+  const Decode decode{{wire.data(), format, DType::float32}, {bytes.data() + 2, 1000, DType::bfloat16}};
+  codec->decode({&decode, 1}, {});
+  CHECK(bytes.guards_are_intact());
+}
+
+TEST_CASE("wrong arguments are refused before any job runs") {
+  const auto codec = make_cpu_codec();
+  const std::vector<float> values = ramp(64);
+  const BlockFormat format = BlockFormat::parse("int8:32");
+  const WireLayout layout(format, DType::float32, 64);
+  Buffer wire(layout.num_bytes + 16);
+  const Encode good{view(values), format, wire.data()};
+  const auto check_refused = [&](Encode bad, const char* message) {
+    const Encode jobs[] = {good, bad};
+    CHECK_THROWS_WITH_AS(codec->encode(jobs, {}), message, ArgumentError);
+    CHECK(wire.bytes() == std::vector<std::byte>(layout.num_bytes + 16, kUntouched));
+  };
+  check_refused({view(values), format, wire.data() + 2},
+                "wire: got an address 2 bytes past a multiple of 16, expected a multiple of 16");
+  check_refused({view(values), format, nullptr}, "wire: got a null pointer for 64 elements");
+  check_refused({{nullptr, 64, DType::float32}, format, wire.data()}, "values: got a null pointer for 64 elements");
+  check_refused({{good.values.data, -1, DType::float32}, format, wire.data()},
+                "values: got -1 elements, expected 0 or more");
+  check_refused({{good.values.data + 2, 1, DType::float32}, format, wire.data()},
+                "values: got an address 2 bytes past a multiple of 4, expected a multiple of 4");
+  check_refused(
+      {view(values), {ElementKind::int8, 48}, wire.data()},
+      "format: got 'int8:48', expected exact, bf16, int8:B or int4:B with B a multiple of 32 from 32 to 4096");
+  check_refused({view(values), {ElementKind::exact, 32}, wire.data()},
+                "format: got a block size of 32 with exact, expected 0");
+
+  std::vector<float> out(64);
+  const DecodeSum no_wires{{}, 1.0f, view(out)};
+  CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: got none, expected at least one", ArgumentError);
+  CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);
+}
+
+}  // namespace zcomm

@@ -1,0 +1,372 @@
+#include "zcomm/collectives.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "ranks.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using Values = std::vector<float>;
+
+struct Shape {
+  std::vector<int> nodes;
+  bool interleaved = false;
+};
+const std::vector<Shape> kShapes{{{1}},    {{4}},          {{1, 1, 1, 1}}, {{2, 2}},
+                                 {{3, 1}}, {{2, 2}, true}, {{3, 3}},       {{2, 2, 2}, true}};
+const std::vector<std::int64_t> kShardElements{0, 1, 31, 32, 33, 127, 128, 1000, 4097};
+
+TensorView view(Values& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::float32};
+}
+ConstTensorView view(const Values& values) { return view(const_cast<Values&>(values)); }
+
+std::vector<ConstTensorView> const_split(const Values& values, int size) {
+  const auto slots = split(view(values), size, static_cast<std::int64_t>(values.size()) / size);
+  return {slots.begin(), slots.end()};
+}
+
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// One tensor per rank; magnitudes spread over blocks.
+std::vector<Values> random_tensors(int size, std::int64_t num_elements, unsigned seed) {
+  std::vector<Values> tensors;
+  for (int rank = 0; rank < size; ++rank) {
+    std::mt19937 generator(seed * 1000 + static_cast<unsigned>(rank));
+    std::normal_distribution<float> normal;
+    Values values(static_cast<std::size_t>(num_elements));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = std::ldexp(normal(generator), static_cast<int>(i / 64 % 5));
+    tensors.push_back(std::move(values));
+  }
+  return tensors;
+}
+
+// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3).
+double half_scale(const std::vector<double>& values, std::size_t i, BlockFormat format, double error = 0) {
+  if (format.kind == ElementKind::exact) return 0;
+  if (format.kind == ElementKind::bf16) return (std::abs(values[i]) + error) * 0x1p-8;
+  const auto block = static_cast<std::size_t>(format.block_size);
+  const std::size_t begin = i / block * block;
+  const std::size_t end = std::min(begin + block, values.size());
+  double absmax = 0;
+  for (std::size_t j = begin; j < end; ++j) absmax = std::max(absmax, std::abs(values[j]));
+  const double qmax = format.kind == ElementKind::int8 ? 127 : 7;
+  // Rounding the scale up to bfloat16 adds at most 2^-7 of it; 2^-20 covers the float32 steps.
+  return 0.5 * (absmax + error) / qmax * (1 + 0x1p-7) * (1 + 0x1p-20);
+}
+
+std::vector<double> to_double(const Values& values) { return {values.begin(), values.end()}; }
+
+struct Result {
+  std::vector<Values> per_rank;
+  std::vector<CallStats> stats;
+};
+
+Result run_all_gather(const std::vector<int>& ids, const std::vector<Values>& shards, BlockFormat format,
+                      std::size_t chunk_bytes = kDefaultChunkBytes) {
+  const int size = static_cast<int>(ids.size());
+  auto communicators = test::make_communicators(ids, chunk_bytes);
+  Result result{std::vector<Values>(ids.size()), std::vector<CallStats>(ids.size())};
+  test::run_ranks(size, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    Values& gathered = result.per_rank[r];
+    gathered.assign(shards[r].size() * ids.size(), -1.0f);
+    const auto slots = split(view(gathered), size, static_cast<std::int64_t>(shards[r].size()));
+    std::copy(shards[r].begin(), shards[r].end(), reinterpret_cast<float*>(slots[r].data));  // in place, as FSDP2 calls
+    result.stats[r] = communicators[r]->all_gather(slots[r], slots, format, 20s);
+  });
+  return result;
+}
+
+Result run_reduce_scatter(const std::vector<int>& ids, const std::vector<Values>& inputs, HopFormats formats,
+                          float factor = 1, std::size_t chunk_bytes = kDefaultChunkBytes) {
+  const int size = static_cast<int>(ids.size());
+  auto communicators = test::make_communicators(ids, chunk_bytes);
+  Result result{std::vector<Values>(ids.size()), std::vector<CallStats>(ids.size())};
+  test::run_ranks(size, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    result.per_rank[r].assign(inputs[r].size() / ids.size(), -1.0f);
+    result.stats[r] =
+        communicators[r]->reduce_scatter(const_split(inputs[r], size), view(result.per_rank[r]), formats, factor, 20s);
+  });
+  return result;
+}
+
+Result run_all_reduce(const std::vector<int>& ids, const std::vector<Values>& tensors, HopFormats formats,
+                      float factor = 1) {
+  auto communicators = test::make_communicators(ids, 512);
+  Result result{tensors, std::vector<CallStats>(ids.size())};
+  test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    result.stats[r] = communicators[r]->all_reduce(view(result.per_rank[r]), formats, factor, 20s);
+  });
+  return result;
+}
+
+// The sum over ranks of their slot `rank`, and the bound of its error after the hops of the collective.
+void check_reduced(const std::vector<int>& ids, const std::vector<Values>& inputs, int rank, const Values& output,
+                   HopFormats formats, float factor) {
+  const Topology topology(ids);
+  const std::size_t n = output.size();
+  const auto slot_of = [&](int source) {
+    const Values& input = inputs[static_cast<std::size_t>(source)];
+    const auto begin = input.begin() + static_cast<std::ptrdiff_t>(n * static_cast<std::size_t>(rank));
+    return std::vector<double>(begin, begin + static_cast<std::ptrdiff_t>(n));
+  };
+  std::vector<double> sum(n);
+  std::vector<double> bound(n);
+  std::vector<double> magnitude(n);
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    std::vector<double> partial(n);
+    std::vector<double> partial_error(n);
+    for (const int source : topology.ranks(node)) {
+      const std::vector<double> values = slot_of(source);
+      // Who sums this contribution has it in full precision if it is its own.
+      const bool own =
+          topology.is_hierarchical() ? topology.local_rank(source) == topology.local_rank(rank) : source == rank;
+      const BlockFormat format =
+          topology.is_hierarchical() || topology.same_node(source, rank) ? formats.inside : formats.between;
+      for (std::size_t i = 0; i < n; ++i) {
+        partial[i] += values[i];
+        magnitude[i] += std::abs(values[i]);
+        if (!own) partial_error[i] += half_scale(values, i, format);
+      }
+    }
+    const double worst_error = *std::max_element(partial_error.begin(), partial_error.end());
+    const bool second_hop = topology.is_hierarchical() && node != topology.node(rank);
+    for (std::size_t i = 0; i < n; ++i) {
+      sum[i] += partial[i];
+      bound[i] += partial_error[i] + (second_hop ? half_scale(partial, i, formats.between, worst_error) : 0);
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const double float32_sums = 0x1p-22 * (magnitude[i] + bound[i]);
+    const double error = std::abs(output[i] - factor * sum[i]);
+    if (error > factor * (bound[i] + float32_sums)) {
+      FAIL("element " << i << " of rank " << rank << ": error " << error << " over the bound " << bound[i]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("all_gather: replicas agree, errors are bounded, for every shape and size") {
+  for (const char* text : {"int8:128", "int4:32", "bf16", "exact"}) {
+    const BlockFormat format = BlockFormat::parse(text);
+    for (const Shape& shape : kShapes) {
+      const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+      for (const std::int64_t n : kShardElements) {
+        const auto shards = random_tensors(static_cast<int>(ids.size()), n, 1);
+        const Result result = run_all_gather(ids, shards, format);
+        for (std::size_t rank = 1; rank < ids.size(); ++rank) {
+          CHECK(same_bits(result.per_rank[rank], result.per_rank[0]));  // promise 1
+        }
+        for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+          const std::vector<double> values = to_double(shards[rank]);
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            const double decoded = result.per_rank[0][rank * values.size() + i];
+            REQUIRE(std::abs(decoded - values[i]) <= half_scale(values, i, format));  // promise 3
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("reduce_scatter: errors are bounded, for every shape, size and factor") {
+  for (const char* text : {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "exact"}) {
+    const HopFormats formats = HopFormats::parse(text);
+    for (const Shape& shape : kShapes) {
+      const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+      const int size = static_cast<int>(ids.size());
+      for (const std::int64_t n : kShardElements) {
+        const auto inputs = random_tensors(size, n * size, 2);
+        for (const float factor : {1.0f, 1.0f / static_cast<float>(size), 0.3f}) {
+          const Result result = run_reduce_scatter(ids, inputs, formats, factor, 1024);
+          if (n == 0) continue;
+          for (int rank = 0; rank < size; ++rank) {
+            check_reduced(ids, inputs, rank, result.per_rank[static_cast<std::size_t>(rank)], formats, factor);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("promise 4: sums and means of representable values are exact in every format and shape") {
+  // Every block holds the largest code, so its scale is 1 and all codes are integers: nothing is rounded. Ranks of a
+  // node alternate in sign, so that its sum is zero or one rank's values, and the second hop rounds nothing either.
+  for (const char* text : {"int4:32", "int8:128", "exact"}) {
+    const int qmax = text == std::string("int4:32") ? 7 : 127;
+    for (const Shape& shape : kShapes) {
+      const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+      const int size = static_cast<int>(ids.size());
+      const std::int64_t n = 257;
+      std::vector<Values> inputs(ids.size(), Values(static_cast<std::size_t>(n * size)));
+      for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+        const int sign = Topology(ids).local_rank(static_cast<int>(rank)) % 2 == 0 ? 1 : -1;
+        for (std::size_t i = 0; i < inputs[rank].size(); ++i) {
+          const int j = static_cast<int>(i % static_cast<std::size_t>(n));
+          inputs[rank][i] = static_cast<float>(sign * (j % 4 == 0 ? qmax : j * 5 % (2 * qmax + 1) - qmax));
+        }
+      }
+      for (const float factor : {1.0f, 0.5f, 1.0f / static_cast<float>(size)}) {
+        const Result result = run_reduce_scatter(ids, inputs, HopFormats::parse(text), factor, 256);
+        for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+            float sum = 0;
+            for (const Values& input : inputs) sum += input[rank * static_cast<std::size_t>(n) + i];
+            REQUIRE(result.per_rank[rank][i] == factor * sum);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("all_reduce: replicas agree, errors are bounded, tensors that do not divide") {
+  const HopFormats formats = HopFormats::parse("int8:128/int4:128");
+  for (const Shape& shape : kShapes) {
+    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+    for (const std::int64_t n : {0, 1, 5, 128, 129, 1000, 5000}) {
+      const auto tensors = random_tensors(static_cast<int>(ids.size()), n, 3);
+      const Result result = run_all_reduce(ids, tensors, formats, 0.5f);
+      for (std::size_t rank = 1; rank < ids.size(); ++rank) {
+        CHECK(same_bits(result.per_rank[rank], result.per_rank[0]));
+      }
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        double sum = 0;
+        double magnitude = 0;
+        for (const Values& tensor : tensors) {
+          sum += 0.5 * tensor[i];
+          for (std::size_t j = i / 128 * 128; j < std::min<std::size_t>(i / 128 * 128 + 128, tensor.size()); ++j) {
+            magnitude = std::max(magnitude, std::abs(0.5 * tensor[j]));
+          }
+        }
+        // At most one int4 step per rank and hop, and the int8 step of the gather.
+        const double size = static_cast<double>(ids.size());
+        REQUIRE(std::abs(result.per_rank[0][i] - sum) <= size * magnitude * (0.5 / 7 * 1.2 + 0.5 / 127 * 2.5));
+      }
+    }
+  }
+}
+
+TEST_CASE("promise 2: same inputs, same bits, whatever the chunks") {
+  const std::vector<int> ids = test::node_ids({2, 2});
+  const auto inputs = random_tensors(4, 4 * 3000, 4);
+  const HopFormats formats = HopFormats::parse("int8:96/int4:128");
+  const Result whole = run_reduce_scatter(ids, inputs, formats, 0.25f);
+  const Result gathered = run_all_gather(ids, inputs, BlockFormat::parse("int8:256"));
+  for (const std::size_t chunk_bytes : {std::size_t{1}, std::size_t{2000}, std::size_t{5000}}) {
+    const Result chunked = run_reduce_scatter(ids, inputs, formats, 0.25f, chunk_bytes);
+    const Result regathered = run_all_gather(ids, inputs, BlockFormat::parse("int8:256"), chunk_bytes);
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      CHECK(same_bits(chunked.per_rank[rank], whole.per_rank[rank]));
+      CHECK(same_bits(regathered.per_rank[rank], gathered.per_rank[rank]));
+    }
+  }
+}
+
+TEST_CASE("promise 6: a NaN or infinity reaches every receiver of its block") {
+  const float bad[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()};
+  for (const float value : bad) {
+    for (const Shape& shape : kShapes) {
+      const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+      const int size = static_cast<int>(ids.size());
+      if (size == 1) continue;
+      auto inputs = random_tensors(size, 300 * size, 5);
+      inputs[1][0] = value;  // rank 1's contribution to element 0 of rank 0
+      const Result reduced = run_reduce_scatter(ids, inputs, HopFormats::parse("int8:128/int4:128"));
+      CHECK_FALSE(std::isfinite(reduced.per_rank[0][0]));
+      CHECK(std::isfinite(reduced.per_rank[0][299]));
+      const Result gathered = run_all_gather(ids, inputs, BlockFormat::parse("int8:256"));
+      for (const Values& values : gathered.per_rank) {
+        CHECK(std::isnan(values[inputs[1].size()]));
+        CHECK(std::isfinite(values[0]));
+      }
+    }
+  }
+}
+
+TEST_CASE("each byte enters a node once, and the hops send what their formats say") {
+  const std::vector<int> ids = test::node_ids({2, 2, 2, 2});
+  const std::int64_t n = 4096;
+  const auto inputs = random_tensors(8, n * 8, 6);
+  const auto wire = [](const char* format, std::int64_t count) {
+    return WireLayout(BlockFormat::parse(format), DType::float32, count).num_bytes;
+  };
+  std::vector<Values> shards(8, Values(static_cast<std::size_t>(n)));
+  for (const CallStats& stats : run_all_gather(ids, shards, BlockFormat::parse("int8:256")).stats) {
+    CHECK(stats.between_bytes == 3 * wire("int8:256", n));
+    CHECK(stats.inside_bytes == 4 * wire("int8:256", n));
+  }
+  for (const CallStats& stats : run_reduce_scatter(ids, inputs, HopFormats::parse("int8:128/int4:128")).stats) {
+    CHECK(stats.inside_bytes == 4 * wire("int8:128", n));
+    CHECK(stats.between_bytes == 3 * wire("int4:128", n));
+  }
+}
+
+TEST_CASE("promise 9: wrong arguments raise before any byte moves and leave the communicator usable") {
+  auto communicators = test::make_communicators({0, 0});
+  Communicator& communicator = *communicators[0];
+  Values four(4);
+  Values two(2);
+  const auto slots = split(view(four), 2, 2);
+  const auto format = BlockFormat::parse("int8:32");
+  CHECK_THROWS_WITH_AS(communicator.all_gather(view(four), slots, format, 1s), doctest::Contains("shard: got 4"),
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(communicator.all_gather(view(two), std::span(slots).first(1), format, 1s),
+                       doctest::Contains("one for each of 2 ranks"), ArgumentError);
+  TensorView half = view(two);
+  half.dtype = DType::float16;
+  CHECK_THROWS_WITH_AS(communicator.all_gather(half, slots, format, 1s), doctest::Contains("float16"), ArgumentError);
+  test::run_ranks(2, [&](int rank) {
+    Values gathered{1, 2, 3, 4};
+    const auto own = split(view(gathered), 2, 2);
+    communicators[static_cast<std::size_t>(rank)]->all_gather(own[static_cast<std::size_t>(rank)], own,
+                                                              BlockFormat::parse("exact"), 10s);
+  });
+}
+
+TEST_CASE("promise 8: ranks that disagree on a shape, a format or a factor fail with both calls in words") {
+  const auto fails_on_both = [](auto&& call) {
+    auto communicators = test::make_communicators({0, 0});
+    std::atomic<int> failures = 0;
+    test::run_ranks(2, [&](int rank) {
+      try {
+        call(*communicators[static_cast<std::size_t>(rank)], rank);
+      } catch (const TransportError& error) {
+        if (std::string(error.what()).find("called different things") != std::string::npos) ++failures;
+      }
+    });
+    return failures == 2;
+  };
+  CHECK(fails_on_both([](Communicator& communicator, int rank) {
+    Values values(rank == 0 ? 64 : 128);
+    communicator.all_reduce(view(values), HopFormats::parse("int8:32"), 1, 5s);
+  }));
+  CHECK(fails_on_both([](Communicator& communicator, int rank) {
+    Values values(64);
+    communicator.all_reduce(view(values), HopFormats::parse(rank == 0 ? "int8:32" : "int4:32"), 1, 5s);
+  }));
+  CHECK(fails_on_both([](Communicator& communicator, int rank) {
+    Values values(64);
+    communicator.all_reduce(view(values), HopFormats::parse("int8:32"), rank == 0 ? 1.0f : 0.5f, 5s);
+  }));
+}
+
+}  // namespace zcomm

@@ -1,0 +1,47 @@
+#include "zcomm/wire_layout.hpp"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+void check(const char* format, DType dtype, std::int64_t num_elements, std::int64_t num_blocks,
+           std::size_t codes_offset, std::size_t codes_bytes, std::size_t num_bytes) {
+  CAPTURE(format);
+  CAPTURE(num_elements);
+  const WireLayout layout(BlockFormat::parse(format), dtype, num_elements);
+  CHECK(layout.num_blocks == num_blocks);
+  CHECK(layout.codes_offset == codes_offset);
+  CHECK(layout.codes_bytes == codes_bytes);
+  CHECK(layout.num_bytes == num_bytes);
+}
+
+}  // namespace
+
+TEST_CASE("the parts of a wire") {
+  check("exact", DType::float32, 5, 0, 0, 20, 32);
+  check("exact", DType::float16, 8, 0, 0, 16, 16);
+  check("bf16", DType::float32, 9, 0, 0, 18, 32);
+  check("int8:32", DType::float32, 0, 0, 0, 0, 0);
+  check("int8:32", DType::float32, 1, 1, 16, 1, 32);
+  check("int8:128", DType::bfloat16, 1024, 8, 16, 1024, 1040);
+  check("int8:128", DType::bfloat16, 1025, 9, 32, 1025, 1072);
+  check("int4:32", DType::float32, 33, 2, 16, 17, 48);
+}
+
+TEST_CASE("sizes beyond 32 bits") {
+  const std::int64_t n = (std::int64_t{1} << 40) + 1;
+  check("int4:32", DType::float32, n, (std::int64_t{1} << 35) + 1, (std::size_t{1} << 36) + 16,
+        (std::size_t{1} << 39) + 1, (std::size_t{1} << 36) + (std::size_t{1} << 39) + 32);
+}
+
+TEST_CASE("a negative number of elements is refused") {
+  CHECK_THROWS_WITH_AS(WireLayout(BlockFormat::parse("bf16"), DType::float32, -1),
+                       "num_elements: got -1, expected 0 or more", ArgumentError);
+}
+
+}  // namespace zcomm

@@ -1,0 +1,195 @@
+"""The benchmark: its definitions, its options, and one small run. Nothing here asserts a time."""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from zcomm import bench, bench_report
+from zcomm.bench import Spec, algbw, bus_factor, parse_backend, parse_size, shard_elements, sweep
+from zcomm.cli import app
+
+needs_ranks = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "pyroute2", "zcomm._c10d")),
+    reason="needs torch, pyroute2 and the torch.distributed backend",
+)
+RECORD_KEYS = {
+    *("size", "count", "type", "redop", "backend", "format", "exact_reason", "algbw", "busbw", "ratio", "link_busy"),
+    *("launch_medians_us", *bench.FIGURES),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8", 8), ("1K", 1024), ("1k", 1024), ("1.5M", 3 << 19), ("128M", 128 << 20), ("2G", 2 << 30)],
+)
+def test_sizes_parse_as_in_nccl_tests(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1 K", "1KB", "1T", "0x10"])
+def test_bad_sizes_are_named(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parse_size(text)
+
+
+def test_sweeps() -> None:
+    assert sweep(8, 64) == [8, 16, 32, 64]
+    assert sweep(8, 63, factor=4) == [8, 32]
+    assert sweep(1024, 4096, step=1536) == [1024, 2560, 4096]
+    for wrong in ((0, 8), (16, 8), (8, 16, 1), (8, 16, 2, 0)):
+        with pytest.raises(ValueError, match="expected"):
+            sweep(*wrong)
+
+
+def test_every_size_has_a_shard() -> None:
+    assert shard_elements(8, "float", 4) == 1
+    assert shard_elements(1 << 20, "bfloat16", 4) == 1 << 17
+    # Sizes that round to the same shard are measured once.
+    assert Spec("all_gather", [8, 16, 32], nodes="4x1").shards == [1, 2]
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    assert algbw(2e9, 0.5) == 4.0
+    assert bus_factor("all_gather", 4) == bus_factor("reduce_scatter", 4) == 0.75
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_reduce", 1) == 0.0
+
+
+def test_backends_parse() -> None:
+    assert parse_backend("gloo") == ("gloo", None)
+    assert parse_backend("zcomm=int4:128") == ("zcomm", "int4:128")
+    for text in ("nccl", "gloo=int8:32", "zcomm=", ""):
+        with pytest.raises(ValueError, match="expected backends"):
+            parse_backend(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dtype": "int"}, "dtype: expected one of float, bfloat16, half"),
+        ({"op": "max"}, "op: expected one of sum, avg"),
+        ({"iters": 0}, "iters: expected at least 1"),
+        ({"backends": ["gloo", "gloo"]}, "no backend twice"),
+        ({"backends": ["exact_all_to_all"]}, "not for all_gather"),
+        ({"nodes": "4"}, "NODESxRANKS"),
+        ({"link": "fast"}, "expected a rate"),
+    ],
+)
+def test_a_spec_refuses_what_cannot_be_run(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Spec("all_gather", [1024], **wrong)  # type: ignore[arg-type]
+
+
+def sample(**changes: object) -> dict[str, object]:
+    """What a rank reports of a size: 1 MB gathered by 4 ranks in 10 ms."""
+    figures: dict[str, object] = dict.fromkeys(bench.FIGURES)
+    figures |= {"median_us": 10_000.0, "min_us": 9_000.0, "p90_us": 12_000.0, "speedup": 1.0, "calls": 1}
+    known = {"size": 1_000_000, "count": 62_500, "backend": "gloo", "format": "exact", "exact_reason": None}
+    return {**known, **figures, **changes}
+
+
+def test_records_merge_launches() -> None:
+    spec = Spec("all_gather", [1_000_000], nodes="4x1", link="1gbit", launches=3)
+    samples = [sample(median_us=us, wire_bytes=250_000, link_bytes=500_000) for us in (8_000.0, 10_000.0, 30_000.0)]
+    record = bench._merge(spec, samples)
+    assert record.keys() == RECORD_KEYS
+    assert record["median_us"] == 10_000.0
+    assert record["launch_medians_us"] == [8_000.0, 10_000.0, 30_000.0]
+    assert record["algbw"] == pytest.approx(0.1)
+    assert record["busbw"] == pytest.approx(0.075)
+    assert record["ratio"] == pytest.approx(3.0)
+    assert record["link_busy"] == pytest.approx(0.4)  # 4 Mbit in 10 ms, of 1 Gbit/s
+
+
+def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    spec = Spec("all_gather", [1 << 10, 1 << 20], backends=["gloo", "zcomm"])
+    samples = [sample(size=size, backend=name) for size in spec.sizes for name in spec.backends]
+    report = {
+        "schema": bench.SCHEMA,
+        "command": [],
+        "machine": bench.machine(),
+        "note": "",
+        "config": dataclasses.asdict(spec),
+        "results": [bench._merge(spec, [one]) for one in samples],
+    }
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for file in files:
+        bench.save(report, file)
+    assert bench.load(files[0]) == report
+    done = CliRunner().invoke(app, ["plot", *map(str, files), "-o", str(tmp_path / "plot.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    files[1].write_text("[]")
+    with pytest.raises(ValueError, match="not a report"):
+        bench.load(files[1])
+
+
+def test_short_sizes() -> None:
+    assert [bench_report.short_size(size) for size in (12, 1 << 16, 3 << 19)] == ["12 B", "64 KiB", "1.5 MiB"]
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["bench"], ["overhead"], ["plot"]])
+def test_help(command: list[str]) -> None:
+    done = CliRunner().invoke(app, [*command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage" in done.output
+
+
+def test_info_shows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_MIN_BYTES", "4096")
+    done = CliRunner().invoke(app, ["info"])
+    assert done.exit_code == 0, done.output
+    assert "CUDA" in done.output and "ZCOMM_ISA" in done.output
+    assert "4096" in next(line for line in done.output.splitlines() if "ZCOMM_MIN_BYTES" in line)
+
+
+@pytest.mark.parametrize("wrong", [["--op", "max"], ["-b", "1T"], ["--backends", "nccl"], ["--link", "fast"]])
+def test_wrong_options_end_with_the_reason(wrong: list[str]) -> None:
+    done = CliRunner().invoke(app, ["bench", "all_gather", *wrong])
+    assert done.exit_code == 2
+    assert "expected" in done.output
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zcomm.__main__ import main
+
+    monkeypatch.delitem(sys.modules, "zcomm.cli")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match=r"needs typer: pip install zcomm\[bench\]"):
+        main()
+
+
+@needs_ranks
+def test_a_small_run(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    options = "--backends gloo,zcomm,exact_all_to_all,naive --nodes 2x1 --link none -n 2 -w 1 -m 1"
+    sizes = "-b 8 -e 8K -f 1024 --min-bytes 4096 -d bfloat16 -o avg --reduce-scatter int8:128"
+    done = CliRunner().invoke(app, ["bench", "reduce_scatter", *options.split(), *sizes.split(), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    report = bench.load(file)
+    assert report.keys() == {"schema", "command", "machine", "note", "config", "results"}
+    assert json.dumps(report["config"]["sizes"]) == "[8, 8192]"
+    records = report["results"]
+    assert [record["size"] for record in records] == [8] * 4 + [8192] * 4
+    assert [record["backend"] for record in records[:4]] == ["gloo", "zcomm", "exact_all_to_all", "naive"]
+    assert all(record.keys() == RECORD_KEYS for record in records)
+    tiny, large = records[1], records[5]
+    assert (tiny["exact_reason"], tiny["wire_bytes"]) == ("min_bytes", None)
+    # One shard of 2048 values: a byte each, and a scale of two bytes for every 128.
+    assert (large["exact_reason"], large["wire_bytes"], large["format"]) == (None, 2048 + 32, "int8:128")
+    assert large["ratio"] == pytest.approx(4096 / 2080)
+    for record in records:
+        assert 0 < record["min_us"] <= record["median_us"] <= record["p90_us"]
+        assert record["max_error"] < 0.1
+    # One code in 127 of a block's maximum, which is below five times the root mean square; and bfloat16 values.
+    assert 0 < large["mean_error"] < 5 / 127

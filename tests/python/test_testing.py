@@ -1,0 +1,80 @@
+"""Worlds as threads, from Python: large node shapes against float64."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from zcomm.testing import LocalRank, LocalWorld
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha1(array.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 0, 0, 1]])
+def test_all_gather_replicas_agree_and_errors_are_bounded(nodes: str | list[int]) -> None:
+    world = LocalWorld(nodes, chunk_bytes=4096)
+    n = 2500
+    shards = [np.random.default_rng(rank).normal(size=n).astype(np.float32) for rank in range(world.size)]
+    gathered = world.run(lambda r: r.all_gather(shards[r.rank], np.empty(n * world.size, np.float32), "int8:256"))
+    assert len({_digest(out) for out in gathered}) == 1
+    for rank, shard in enumerate(shards):
+        for begin in range(0, n, 256):
+            block = shard[begin : begin + 256].astype(np.float64)
+            decoded = gathered[0][rank * n + begin : rank * n + begin + len(block)]
+            half_scale = 0.5 * np.abs(block).max() / 127 * (1 + 2**-7) * (1 + 2**-20)
+            assert np.abs(decoded - block).max() <= half_scale
+
+
+@pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 1, 0, 1, 1]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_of_representable_values_are_exact(nodes: str | list[int], dtype: torch.dtype) -> None:
+    world = LocalWorld(nodes)
+    n = 257
+
+    def body(rank: LocalRank) -> torch.Tensor:
+        # Largest code in every block, so the scale is 1; only rank 0 is not zero, so no sum needs more codes.
+        i = torch.arange(n * rank.size) % n
+        values = torch.where(i % 4 == 0, 7, i * 5 % 15 - 7) if rank.rank == 0 else torch.zeros(n * rank.size)
+        return rank.reduce_scatter(values.to(dtype), torch.empty(n, dtype=dtype), "int4:32", factor=0.5)
+
+    i = torch.arange(n)
+    expected = (torch.where(i % 4 == 0, 7, i * 5 % 15 - 7) * 0.5).to(dtype)
+    for out in world.run(body):
+        assert torch.equal(out, expected)
+
+
+def test_all_reduce_in_place() -> None:
+    world = LocalWorld("2x2")
+    tensors = [np.full(1001, rank + 1, np.float32) for rank in range(4)]
+    results = world.run(lambda r: r.all_reduce(tensors[r.rank], "int8:128/int4:128", factor=0.25))
+    assert len({_digest(result) for result in results}) == 1
+    assert np.abs(results[0] - 2.5).max() < 0.2
+
+
+def test_a_failing_rank_fails_the_world() -> None:
+    world = LocalWorld("1x2", timeout=20)
+
+    def body(rank: LocalRank) -> object:
+        return rank.all_gather(np.ones(4 + rank.rank, np.float32), np.empty(2 * (4 + rank.rank), np.float32))
+
+    with pytest.raises(RuntimeError, match="called different things"):
+        world.run(body)
+
+
+@pytest.mark.parametrize("nodes", ["", "2", "0x2", "2xx", "axb"])
+def test_node_shapes_are_checked(nodes: str) -> None:
+    with pytest.raises(ValueError, match="nodes"):
+        LocalWorld(nodes)
+
+
+def test_sizes_are_checked() -> None:
+    rank = LocalWorld("1x2").ranks[0]
+    with pytest.raises(ValueError, match="multiple of the 2 ranks"):
+        rank.all_gather(np.ones(1, np.float32), np.empty(3, np.float32))
+    with pytest.raises(ValueError, match="shard: got 1 elements"):
+        rank.all_gather(np.ones(1, np.float32), np.empty(4, np.float32))

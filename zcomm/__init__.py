@@ -1,0 +1,64 @@
+"""zcomm: compressed collectives for sharded training.
+
+``torch.distributed.init_process_group("zcomm")`` is all that a trainer needs. Formats, defaults and promises are in the
+README; ``zcomm.Options`` and the ``ZCOMM_*`` environment variables change them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zcomm._version import __version__
+
+if TYPE_CHECKING:
+    from zcomm.backend import Options
+    from zcomm.policy import exact, override
+    from zcomm.statistics import Stats, stats
+
+__all__ = ["Options", "Stats", "__version__", "exact", "override", "stats"]
+
+# Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
+_HOMES = {
+    "Options": "zcomm.backend",
+    "exact": "zcomm.policy",
+    "override": "zcomm.policy",
+    "Stats": "zcomm.statistics",
+    "stats": "zcomm.statistics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'zcomm' has no attribute {name!r}")
+
+
+def _autoload() -> None:
+    """Registers the backend. An entry point calls it at the end of ``import torch``; importing zcomm does, too."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or "ZCOMM" in dist.Backend._plugins:
+        return
+
+    def create(distributed_options: Any, options: Any) -> Any:
+        from zcomm.backend import create_backend
+
+        return create_backend(distributed_options, options)
+
+    dist.Backend.register_backend("zcomm", create, extended_api=True, devices=["cpu"])
+
+
+def _register_if_torch_is_there() -> None:
+    import importlib.util
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None and not hasattr(torch, "distributed"):
+        return  # torch itself is being imported, and will call _autoload
+    if importlib.util.find_spec("torch") is not None:
+        _autoload()
+
+
+_register_if_torch_is_there()

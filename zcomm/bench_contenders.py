@@ -1,0 +1,195 @@
+"""What the benchmark compares: the backends, and what one can write without zcomm.
+
+`exact_all_to_all` is a reduce-scatter by exchange and local sum over gloo, half the bytes of gloo's own. `naive` is an
+afternoon's compression: torch's row-wise quantization operators around gloo's collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+import zcomm
+from zcomm.bench import Spec, parse_backend
+
+Group = dist.ProcessGroup
+Pack = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Problem:
+    """The tensors of one size, which all contenders share.
+
+    all_gather: `shard` is the own slot of `whole`, as FSDP2 calls it. reduce_scatter: `whole` is the input, `shard` the
+    output. all_reduce: `whole` alone is reduced in place.
+    """
+
+    collective: str
+    op: str
+    whole: torch.Tensor
+    shard: torch.Tensor
+
+    @property
+    def reduce_op(self) -> dist.ReduceOp.RedOpType:
+        return dist.ReduceOp.AVG if self.op == "avg" else dist.ReduceOp.SUM
+
+
+class Contender:
+    """One backend, by the calls that a trainer makes. `format` is how it compresses; "exact" if it does not."""
+
+    format = "exact"
+
+    def __init__(self, name: str, group: Group) -> None:
+        self.name = name
+        self.group = group
+        self.size = group.size()
+
+    def prepare(self, problem: Problem) -> None:
+        """Called once per size, before any call."""
+
+    def call(self, problem: Problem) -> None:
+        getattr(self, problem.collective)(problem)
+
+    def all_gather(self, problem: Problem) -> None:
+        dist.all_gather_into_tensor(problem.whole, problem.shard, group=self.group)
+
+    def reduce_scatter(self, problem: Problem) -> None:
+        dist.reduce_scatter_tensor(problem.shard, problem.whole, op=problem.reduce_op, group=self.group)
+
+    def all_reduce(self, problem: Problem) -> None:
+        dist.all_reduce(problem.whole, op=problem.reduce_op, group=self.group)
+
+    def wire_bytes(self, problem: Problem) -> int | None:
+        """Bytes that a call sends from this rank, where this class knows."""
+        return None
+
+
+class Zcomm(Contender):
+    """zcomm, with counters: see zcomm.stats."""
+
+    def __init__(self, name: str, group: Group, format: str) -> None:
+        super().__init__(name, group)
+        self.format = format
+
+
+class ExactAllToAll(Contender):
+    """Every rank sends each slot to its owner, which adds them up."""
+
+    def prepare(self, problem: Problem) -> None:
+        self._received = torch.empty_like(problem.whole)
+        self._sum = torch.empty_like(problem.whole[: problem.whole.numel() // self.size])
+
+    def reduce_scatter(self, problem: Problem) -> None:
+        self._reduce(problem, problem.shard)
+
+    def all_reduce(self, problem: Problem) -> None:
+        self._reduce(problem, self._sum)
+        dist.all_gather_into_tensor(problem.whole, self._sum, group=self.group)
+
+    def _reduce(self, problem: Problem, out: torch.Tensor) -> None:
+        dist.all_to_all_single(self._received, problem.whole, group=self.group)
+        slots = self._received.view(self.size, -1)
+        if problem.op == "avg":
+            torch.mean(slots, dim=0, out=out)
+        else:
+            torch.sum(slots, dim=0, out=out)
+
+    def wire_bytes(self, problem: Problem) -> int:
+        hops = 2 if problem.collective == "all_reduce" else 1
+        return hops * problem.whole.nbytes * (self.size - 1) // self.size
+
+
+class Naive(Contender):
+    """Rows of one block, each with its own scale and offset; shards are padded to whole rows."""
+
+    def __init__(self, name: str, group: Group, format: str) -> None:
+        super().__init__(name, group)
+        kind, _, block = format.partition(":")
+        operators: dict[str, tuple[Pack, Pack]] = {
+            "int8": (
+                torch.ops.quantized.embedding_bag_byte_prepack,
+                torch.ops.quantized.embedding_bag_byte_unpack,
+            ),
+            "int4": (
+                torch.ops.quantized.embedding_bag_4bit_prepack,
+                torch.ops.quantized.embedding_bag_4bit_unpack,
+            ),
+        }
+        if kind not in operators:
+            raise ValueError(f"naive: expected int8:B or int4:B, got {format!r}")
+        self.format = format
+        self._block = int(block)
+        self._pack, self._unpack = operators[kind]
+
+    def all_gather(self, problem: Problem) -> None:
+        self._gather(problem.shard, problem.whole)
+
+    def reduce_scatter(self, problem: Problem) -> None:
+        problem.shard.copy_(self._reduced(problem))
+
+    def all_reduce(self, problem: Problem) -> None:
+        self._gather(self._reduced(problem), problem.whole)
+
+    def wire_bytes(self, problem: Problem) -> int:
+        row = self._encode(torch.zeros(1, self._block)).shape[1]
+        rows = -(-problem.whole.numel() // self.size // self._block)
+        hops = 2 if problem.collective == "all_reduce" else 1
+        return hops * (self.size - 1) * rows * row
+
+    def _gather(self, shard: torch.Tensor, whole: torch.Tensor) -> None:
+        packed = self._encode(shard.view(1, -1))
+        gathered = packed.new_empty(self.size * packed.shape[0], packed.shape[1])
+        dist.all_gather_into_tensor(gathered, packed, group=self.group)
+        # Slot by slot: faster than all at once, whose temporaries are fresh pages.
+        for slot, rows in zip(whole.view(self.size, -1), gathered.chunk(self.size), strict=True):
+            slot.copy_(self._decode(rows, shard.numel()))
+
+    def _reduced(self, problem: Problem) -> torch.Tensor:
+        slots = problem.whole.view(self.size, -1)
+        packed = self._encode(slots)
+        received = torch.empty_like(packed)
+        dist.all_to_all_single(received, packed, group=self.group)
+        first, *others = received.chunk(self.size)
+        total = self._decode(first, slots.shape[1])
+        for rows in others:
+            total += self._decode(rows, slots.shape[1])
+        return total.div_(self.size) if problem.op == "avg" else total
+
+    def _encode(self, slots: torch.Tensor) -> torch.Tensor:
+        """(slots, elements) -> (rows, bytes); the rows of a slot are neighbours."""
+        values = slots.float()
+        missing = -values.shape[1] % self._block
+        if missing:
+            values = torch.nn.functional.pad(values, (0, missing))
+        return self._pack(values.reshape(-1, self._block))
+
+    def _decode(self, rows: torch.Tensor, num_elements: int) -> torch.Tensor:
+        """(rows, bytes) of one slot -> (num_elements,) as float32."""
+        return self._unpack(rows).view(-1)[:num_elements]
+
+
+def make_contenders(spec: Spec, node_size: int | None) -> list[Contender]:
+    """The contenders of `spec`, each with a group of its own. All ranks call this together."""
+    return [_make(spec, name, node_size) for name in spec.backends]
+
+
+def _make(spec: Spec, name: str, node_size: int | None) -> Contender:
+    kind, format = parse_backend(name)
+    if kind in ("gloo", "exact_all_to_all"):
+        group = dist.new_group(backend="gloo")
+        return Contender(name, group) if kind == "gloo" else ExactAllToAll(name, group)
+    fields: dict[str, Any] = {**spec.options, "node_size": node_size}
+    if format is not None:
+        fields[spec.collective] = format
+    options = zcomm.Options(**fields)
+    if spec.collective == "all_reduce" and "all_reduce" not in fields and options.all_reduce == "exact":
+        # Exact by default, which would compare gloo with itself.
+        options = zcomm.Options(**fields, all_reduce=options.reduce_scatter)
+    chosen = cast(str, getattr(options, spec.collective))
+    if kind == "naive":
+        return Naive(name, dist.new_group(backend="gloo"), chosen.split("/")[-1])
+    return Zcomm(name, dist.new_group(backend="zcomm", pg_options=options), chosen)

@@ -1,0 +1,211 @@
+"""The commands of ``python -m zcomm``: what is installed, and how fast it is here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zcomm import bench, bench_report, environment, netlab
+from zcomm._version import __version__
+
+app = typer.Typer(
+    name="zcomm",
+    help="Compressed collectives for torch.distributed.",
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+)
+console = Console(highlight=False)
+Value = TypeVar("Value")
+
+
+class Collective(str, Enum):
+    """What can be measured."""
+
+    all_gather = "all_gather"
+    reduce_scatter = "reduce_scatter"
+    all_reduce = "all_reduce"
+
+
+def checked(parse: Callable[[str], Value], text: str) -> Value:
+    """The value of an option; a wrong one ends the program with the reason."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def need(*modules: str) -> None:
+    """End the program if an optional module is missing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise SystemExit(
+                f"this command needs {module}: pip install zcomm[{'torch' if module == 'torch' else 'bench'}]"
+            )
+
+
+@app.command()
+def info() -> None:
+    """Show versions, codecs, and the options that the environment sets."""
+    facts = Table(box=None, show_header=False)
+    facts.add_column(style="bold")
+    facts.add_row("zcomm", __version__)
+    facts.add_row("Python", platform.python_version())
+    facts.add_row("torch", _torch_version())
+    facts.add_row("CUDA", "not built")
+    facts.add_row("CPU codecs", _codecs())
+    console.print(facts)
+
+    try:
+        from zcomm.backend import Options
+
+        options: Any = Options()
+    except ImportError:
+        options = None
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"the environment holds a wrong option: {error}") from None
+    variables = Table(box=box.SIMPLE_HEAD)
+    for title in ("variable", "set to", "option", "in force"):
+        variables.add_column(title)
+    for variable, (option, _) in environment.VARIABLES.items():
+        in_force = "-" if options is None else str(getattr(options, option))
+        variables.add_row(variable, os.environ.get(variable, "-"), option, in_force)
+    for variable, meaning in (("ZCOMM_ISA", "instruction set of the codec"), ("ZCOMM_LOG", "info: a line per group")):
+        variables.add_row(variable, os.environ.get(variable, "-"), f"({meaning})", "")
+    console.print(variables)
+
+
+def _torch_version() -> str:
+    try:
+        running = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    try:
+        from zcomm.backend import _c10d
+    except ImportError as error:
+        return f"{running}; the torch.distributed backend is not usable: {error}"
+    return f"{running} (zcomm was built for {_c10d.torch_version})"
+
+
+def _codecs() -> str:
+    try:
+        from zcomm import _core  # type: ignore[attr-defined, unused-ignore]
+    except ImportError as error:
+        return f"the module zcomm._core is not usable: {error}"
+    isas = list(_core.cpu_isas())
+    chosen = os.environ.get("ZCOMM_ISA") or isas[-1]
+    if chosen not in isas:
+        return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
+    return f"{', '.join(isas)}; {chosen} in use"
+
+
+@app.command("bench")
+def run_bench(
+    collective: Annotated[Collective, typer.Argument(help="What to measure.")],
+    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help='Smallest size: "8", "64K", "1M".')] = "64K",
+    maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "16M",
+    stepfactor: Annotated[int, typer.Option("-f", "--stepfactor", help="From one size to the next.")] = 4,
+    stepbytes: Annotated[str | None, typer.Option("-i", "--stepbytes", help="A step instead of a factor.")] = None,
+    iters: Annotated[int, typer.Option("-n", "--iters", help="Samples per size and launch.")] = 20,
+    warmup_iters: Annotated[int, typer.Option("-w", "--warmup_iters", "--warmup-iters", help="Calls before.")] = 5,
+    agg_iters: Annotated[
+        int, typer.Option("-m", "--agg_iters", "--agg-iters", help="Calls per sample; 0: enough to time them well.")
+    ] = 0,
+    datatype: Annotated[str, typer.Option("-d", "--datatype", help="float, bfloat16 or half.")] = "float",
+    op: Annotated[str, typer.Option("-o", "--op", help="sum or avg.")] = "sum",
+    check: Annotated[bool, typer.Option(help="Compare with the result in float64.")] = True,
+    backends: Annotated[
+        str,
+        typer.Option(help="gloo, zcomm, exact_all_to_all, naive; zcomm=FORMAT and naive=FORMAT, too; by commas."),
+    ] = "gloo,zcomm",
+    link: Annotated[
+        str, typer.Option(help='Limit of each node\'s link: "1gbit", "unlimited"; "none": plain loopback.')
+    ] = "1gbit",
+    nodes: Annotated[str, typer.Option(help="Nodes x ranks per node.")] = "4x1",
+    launches: Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; medians over them.")] = 1,
+    all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')] = None,
+    reduce_scatter: Annotated[str | None, typer.Option(help='"INSIDE/BETWEEN", "int8:128/int4:128".')] = None,
+    all_reduce: Annotated[str | None, typer.Option(help="As --reduce-scatter, and by default the same.")] = None,
+    min_bytes: Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")] = None,
+    chunk_bytes: Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")] = None,
+    json: Annotated[Path | None, typer.Option("-J", "--json", help="Write the report to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")] = None,
+) -> None:
+    """Measure a collective over several backends side by side, with the options and columns of nccl-tests."""
+    need("torch", "pyroute2", *(["matplotlib"] if plot else []))
+    fields = {
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_reduce": all_reduce,
+        "min_bytes": min_bytes,
+        "chunk_bytes": chunk_bytes,
+    }
+    step = None if stepbytes is None else checked(bench.parse_size, stepbytes)
+    try:
+        spec = bench.Spec(
+            collective=collective.value,
+            sizes=bench.sweep(bench.parse_size(minbytes), bench.parse_size(maxbytes), stepfactor, step),
+            backends=backends.split(","),
+            dtype=datatype,
+            op=op,
+            iters=iters,
+            warmup=warmup_iters,
+            calls=agg_iters,
+            check=check,
+            link=link,
+            nodes=nodes,
+            launches=launches,
+            options={name: value for name, value in fields.items() if value is not None},
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    measure(spec, json, plot)
+
+
+def measure(spec: bench.Spec, json: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
+    """Run a spec with a table that grows, and keep what comes out."""
+    with bench_report.LiveTable(spec.title) as live:
+        try:
+            report = bench.run(spec, live.update)
+        except netlab.RankFailed as error:
+            raise SystemExit(str(error)) from None
+        live.finish(report)
+    if json is not None:
+        bench.save(report, json)
+    if plot is not None:
+        bench_report.plot({"": report}, plot)
+    return report
+
+
+@app.command()
+def overhead(
+    batch: Annotated[int, typer.Option(min=1, help="Calls per sample.")] = 100,
+) -> None:
+    """Measure what the backend adds to a call that it leaves exact, in microseconds of the caller's processor time."""
+    need("torch", "pyroute2")
+    bench_report.show_overhead(bench.measure_overhead(batch))
+
+
+@app.command()
+def plot(
+    files: Annotated[list[Path], typer.Argument(help="Reports that bench --json wrote.", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The picture (.png, .svg, .pdf).")],
+) -> None:
+    """Draw bandwidth and time against message size."""
+    need("matplotlib")
+    try:
+        reports = {file.stem: bench.load(file) for file in files}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    bench_report.plot(reports, output)

@@ -1,0 +1,56 @@
+"""Which calls are compressed, for a stretch of code."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from zcomm.backend import _c10d
+
+
+class override:
+    """Changes options for the calls of this thread (and of the backward passes that it starts) inside a ``with`` block.
+
+    Takes the fields of :class:`zcomm.Options` except ``node_size`` and ``chunk_bytes``. An inner override changes only
+    what it names. All ranks of a group must override the same calls in the same way: a rank that compresses a call
+    which another sends exactly waits for it until the timeout.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+        _c10d.PolicyOverride(**fields)  # raises on a wrong field now, not at the first call
+        self._outer: list[_Active | None] = []
+
+    def __enter__(self) -> override:
+        outer = _active()
+        self._outer.append(outer)
+        _activate(_Active({**(outer.fields if outer else {}), **self._fields}))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _activate(self._outer.pop())
+
+
+def exact() -> override:
+    """Nothing is compressed inside this ``with`` block: metrics, checkpoints, comparisons."""
+    return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact")
+
+
+class _Active(_c10d.PolicyOverride):  # type: ignore[misc]
+    """An override with all fields of its outer ones, which the C++ side reads, and the fields to extend it by."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(**fields)
+        self.fields = fields
+
+
+def _active() -> _Active | None:
+    return torch._C._get_obj_in_tls(_c10d.OVERRIDE_KEY) if torch._C._is_key_in_tls(_c10d.OVERRIDE_KEY) else None
+
+
+def _activate(active: _Active | None) -> None:
+    torch._C._stash_obj_in_tls(_c10d.OVERRIDE_KEY, active)

@@ -23,10 +23,10 @@ bench: install
 # --- Python ------------------------------------------------------------------------------------------------------
 
 test-python: install
-	$(PY) -m pytest -q -m "not slow" $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
 
 test-slow: install
-	$(PY) -m pytest -q $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
 
 install: $(VENV)/.installed
 

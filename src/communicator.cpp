@@ -1,6 +1,7 @@
 #include "zcomm/communicator.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "zcomm/error.hpp"
@@ -8,7 +9,13 @@
 namespace zcomm {
 namespace {
 
-// "float32[12], float32[12]": what peers compare, and what error messages show.
+// Shortest digits that tell one float from all others.
+std::string exact_digits(float value) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof(digits), value).ptr};
+}
+
+// "float32[2 x 12]": what peers compare, and what error messages show.
 template <class Views>
 std::string describe(const Views& views) {
   const bool even = std::all_of(views.begin(), views.end(),
@@ -90,7 +97,7 @@ CallStats Communicator::all_gather(ConstTensorView shard, std::span<const Tensor
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
                                        float factor, std::chrono::milliseconds timeout, StreamView stream) {
   check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
-  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + std::to_string(factor),
+  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + exact_digits(factor),
              timeout, stream,
              [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, formats, factor); });
 }
@@ -98,7 +105,7 @@ CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, T
 CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,
                                    std::chrono::milliseconds timeout, StreamView stream) {
   const std::span<const TensorView> whole(&tensor, 1);
-  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + std::to_string(factor), timeout,
+  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor), timeout,
              stream, [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor); });
 }
 

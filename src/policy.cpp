@@ -79,7 +79,7 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
       !policy.out_of_place) {
     return Verdict::out_of_place;
   }
-  if (call.num_bytes < policy.min_bytes) return Verdict::min_bytes;
+  if (call.num_bytes < policy.min_bytes || call.num_bytes == 0) return Verdict::min_bytes;
   return Verdict::compressed;
 }
 

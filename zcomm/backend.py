@@ -7,7 +7,8 @@ import datetime
 import importlib
 import json
 import logging
-import weakref
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,8 +41,23 @@ def _load() -> Any:
 _c10d: Any = _load()
 
 
+_FIELDS = [
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "min_bytes",
+    "out_of_place",
+    "lists",
+    "coalesced",
+    "strict",
+    "node_size",
+    "chunk_bytes",
+]
+
+
 class Options(_c10d.Options):  # type: ignore[misc]
-    """How a group compresses: ``pg_options=`` of ``init_process_group`` and ``new_group``. Immutable.
+    """How a group compresses: ``pg_options=`` of ``init_process_group`` and ``new_group``. Immutable. A group that is
+    made without options has those of the world.
 
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
         all_gather: a format, default ``"int8:256"``.
@@ -53,7 +69,8 @@ class Options(_c10d.Options):  # type: ignore[misc]
         coalesced: compress coalesced forms, too; default False.
         strict: raise where a floating-point call of at least ``min_bytes`` would stay exact for any reason but its
             format; default False.
-        node_size: ranks per node in rank order, for virtual nodes; default: found from the launcher or the host.
+        node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
+            launcher or the host.
         chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB.
 
     A format is ``"exact"``, ``"bf16"``, ``"int8:B"`` or ``"int4:B"``, B a multiple of 32 from 32 to 4096 elements.
@@ -74,16 +91,26 @@ class Options(_c10d.Options):  # type: ignore[misc]
         node_size: int | None = None,
         chunk_bytes: int | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "__class__") and v is not None}
+        values = locals()
+        given = {name: values[name] for name in _FIELDS if values[name] is not None}
         super().__init__(**{**environment.option_fields(), **given})
 
+    def __copy__(self) -> Options:
+        twin = Options(**{name: getattr(self, name) for name in _FIELDS})
+        twin._timeout = self._timeout
+        return twin
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return self.__copy__()
+
+
+_EXIT_SECONDS = 5.0
 _log = logging.getLogger("zcomm")
 if environment.log_level() == "info":
     _log.setLevel(logging.INFO)
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
-_living: weakref.WeakSet[Any] = weakref.WeakSet()
+_living: dict[object, Any] = {}  # until they are shut down; torch holds groups in C++ alone, so weak ones would be dead
 
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
@@ -109,6 +136,7 @@ def backend_of(group: dist.ProcessGroup | None = None) -> Any:
         raise ValueError("group: torch.distributed is not initialized")
     for device in group._device_types:
         backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
         if isinstance(backend, _c10d.ProcessGroup):
             return backend
     raise ValueError("group: it was not made with the backend 'zcomm'")
@@ -116,8 +144,12 @@ def backend_of(group: dist.ProcessGroup | None = None) -> Any:
 
 def _resolve(pg_options: Any) -> Any:
     if pg_options is None:
-        return Options()
-    if not isinstance(pg_options, _c10d.Options):
+        # As the world is, so are its groups: a device mesh makes them without asking for options.
+        try:
+            return backend_of().options.__copy__()
+        except ValueError:
+            return Options()
+    if not isinstance(pg_options, Options):
         raise TypeError(f"pg_options: got {type(pg_options).__name__}, need zcomm.Options or None")
     return pg_options.__copy__()
 
@@ -135,59 +167,90 @@ def _make(store: Any, rank: int, size: int, options: Any, timeout: datetime.time
         return PrefixStore(f"zcomm/{name}", store)
 
     def split(child_store: Any, ranks: list[int], child_options: Any) -> Any:
-        resolved = _resolve(child_options if isinstance(child_options, _c10d.Options) else options)
+        resolved = _resolve(child_options if isinstance(child_options, Options) else options)
         if child_options is not None:
             resolved.group_name = child_options.group_name
             resolved._timeout = child_options._timeout
             resolved.global_ranks_in_group = child_options.global_ranks_in_group
         return _make(child_store, ranks.index(rank), len(ranks), resolved, resolved._timeout)
 
-    def summarize() -> None:
-        from zcomm.statistics import stats_of
+    def meet(name: str, own: str, purpose: str) -> list[str]:
+        return _meet(prefixed(name), rank, size, own, options, purpose, lambda: _is_over(key))
 
-        _log.info("group '%s', rank %d: %s", options.group_name, rank, stats_of(reference()))
+    def make_transport_group() -> dist.ProcessGroupGloo:
+        # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
+        meet(
+            "transport-meeting",
+            "",
+            "first compressed call (zcomm.exact() and override() must be the same on all ranks)",
+        )
+        return _make_gloo(prefixed("transport"), rank, size, options._timeout, options)
 
-    backend = _c10d.ProcessGroup(
+    def end() -> None:
+        ended = _living.pop(key, None)
+        if ended is not None and environment.log_level() == "info":
+            from zcomm.statistics import stats_of
+
+            _log.info("group '%s', rank %d: %s", options.group_name, rank, stats_of(ended))
+
+    key = object()
+    _living[key] = _c10d.ProcessGroup(
         exact=_make_gloo(prefixed("exact"), rank, size, timeout, options),
         store=prefixed("state"),
         options=options,
-        agree=lambda: _agree(prefixed("agreement"), rank, size, options, timeout),
-        make_transport_group=lambda: _make_gloo(prefixed("transport"), rank, size, timeout, options),
+        agree=lambda: _agree(meet, rank, options),
+        make_transport_group=make_transport_group,
         split=split,
-        at_shutdown=summarize if environment.log_level() == "info" else None,
+        at_shutdown=end,
     )
-    reference = weakref.ref(backend)
-    _living.add(backend)
-    return backend
+    return _living[key]
 
 
-def _agree(store: Any, rank: int, size: int, options: Any, timeout: datetime.timedelta) -> list[int]:
+def _is_over(key: object) -> bool:
+    backend = _living.get(key)
+    return backend is None or backend.is_aborted
+
+
+def _meet(
+    store: Any, rank: int, size: int, own: str, options: Any, purpose: str, is_over: Callable[[], bool]
+) -> list[str]:
+    """What every rank says, in rank order, once all have come. Raises RuntimeError that names the ranks that did not
+    within the timeout; ends early if the group is aborted."""
+    store.set(f"{rank}", own)
+    keys = [f"{other}" for other in range(size)]
+    deadline = time.monotonic() + options._timeout.total_seconds()
+    pause = 0.0005
+    while not store.check(keys):
+        if is_over():
+            raise RuntimeError(f"zcomm, rank {rank} of group '{options.group_name}': aborted before the {purpose}")
+        if time.monotonic() > deadline:
+            missing = [other for other in range(size) if not store.check([f"{other}"])]
+            raise RuntimeError(
+                f"zcomm, rank {rank} of group '{options.group_name}': ranks {missing} did not come to the {purpose} "
+                f"within the timeout of {options._timeout.total_seconds():g} s"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return [text.decode() for text in store.multi_get(keys)]
+
+
+def _agree(meet: Callable[[str, str, str], list[str]], rank: int, options: Any) -> list[int]:
     """Compares version and options of all ranks; returns the node of each rank, as numbers.
 
-    Raises RuntimeError that names the first difference, or the ranks that did not come.
+    Raises RuntimeError that names the first difference.
     """
     own = {"version": __version__, "options": repr(options), "node": environment.node_identity()}
-    store.set(f"{rank}", json.dumps(own))
-    try:
-        store.wait([f"{other}" for other in range(size)], timeout)
-    except RuntimeError as error:
-        missing = [other for other in range(size) if not store.check([f"{other}"])]
-        raise RuntimeError(
-            f"zcomm, rank {rank} of group '{options.group_name}': ranks {missing} did not call a first collective "
-            f"within {timeout.total_seconds():g} s"
-        ) from error
-    nodes: list[str] = []
-    for other, text in enumerate(store.multi_get([f"{other}" for other in range(size)])):
-        theirs = json.loads(text)
-        for key in ("version", "options"):
-            if theirs[key] != own[key]:
+    everyone = [json.loads(text) for text in meet("agreement", json.dumps(own), "first collective")]
+    for other, theirs in enumerate(everyone):
+        for item in ("version", "options"):
+            if theirs[item] != own[item]:
                 raise RuntimeError(
-                    f"zcomm, rank {rank} of group '{options.group_name}': ranks disagree on the {key}: this rank has "
-                    f"{own[key]}, rank {other} has {theirs[key]}"
+                    f"zcomm, rank {rank} of group '{options.group_name}': ranks disagree on the {item}: this rank has "
+                    f"{own[item]}, rank {other} has {theirs[item]}"
                 )
-        nodes.append(theirs["node"])
     if options.node_size is not None:
-        return [other // options.node_size for other in range(size)]
+        return [world_rank // options.node_size for world_rank in options.global_ranks_in_group or range(len(everyone))]
+    nodes = [theirs["node"] for theirs in everyone]
     first_of = {node: number for number, node in reversed(list(enumerate(nodes)))}
     return [first_of[node] for node in nodes]
 
@@ -195,5 +258,7 @@ def _agree(store: Any, rank: int, size: int, options: Any, timeout: datetime.tim
 @atexit.register
 def _shut_down_all() -> None:
     # A group that nobody destroyed has a thread that may need the interpreter, which is about to go.
-    for backend in list(_living):
+    for backend in list(_living.values()):
+        if not backend.drain(_EXIT_SECONDS):
+            backend.abort()  # a call that no peer answers must not keep the process
         backend.shutdown()

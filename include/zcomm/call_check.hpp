@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,9 @@ class CallCheck {
   std::vector<Send> sends() const;
   std::vector<Recv> recvs();
 
+  // A number that differs between different calls, and is the same on all machines.
+  std::uint64_t fingerprint() const { return fingerprint_; }
+
   // Once they have arrived: throws TransportError that quotes both calls if a peer's differs.
   void verify() const;
 
@@ -29,6 +33,7 @@ class CallCheck {
 
   std::vector<int> peers_;
   Text own_;
+  std::uint64_t fingerprint_;
   std::vector<Text> theirs_;
 };
 

@@ -9,6 +9,8 @@ namespace zcomm::c10d_binding {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
+constexpr int kOfCall =
+    0x40000000;  // the bit of a tag that tells a call's own messages from the ones that compare calls
 
 class C10dTransfer final : public Transfer {
  public:
@@ -38,10 +40,13 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
   }
+  finish_check();  // of a call that moved nothing
   timeout_ = timeout;
   deadline_ = std::chrono::steady_clock::now() + timeout;
   check_.emplace(call, peers);
+  call_tag_ = 0;
   check_messages_ = post(check_->sends(), check_->recvs());
+  call_tag_ = kOfCall | static_cast<int>(check_->fingerprint() % kOfCall);
 }
 
 std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs) {
@@ -54,17 +59,17 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       if (recv.num_bytes == 0) continue;
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
-      int& tag = num_received_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->recv(tensor, peer, tag), peer});
-      tag = (tag + 1) & 0x7fffffff;
+      int& count = num_received_[static_cast<std::size_t>(peer)];
+      pending.push_back({group_->recv(tensor, peer, tag_of(count)), peer});
+      count = (count + 1) % kOfCall;
     }
     for (const Send& send : sends) {
       if (send.num_bytes == 0) continue;
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
-      int& tag = num_sent_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->send(tensor, peer, tag), peer});
-      tag = (tag + 1) & 0x7fffffff;
+      int& count = num_sent_[static_cast<std::size_t>(peer)];
+      pending.push_back({group_->send(tensor, peer, tag_of(count)), peer});
+      count = (count + 1) % kOfCall;
     }
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
@@ -76,12 +81,15 @@ std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std:
   return std::make_unique<C10dTransfer>(*this, post(sends, recvs));
 }
 
+void C10dTransport::finish_check() {
+  if (!check_) return;
+  wait_posted(check_messages_);
+  check_->verify();
+  check_.reset();
+}
+
 void C10dTransport::wait(std::vector<Pending>& pending) {
-  if (check_) {
-    wait_posted(check_messages_);
-    check_->verify();
-    check_.reset();
-  }
+  finish_check();
   wait_posted(pending);
 }
 

@@ -33,13 +33,17 @@ class C10dTransport final : public Transport {
 
  private:
   std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs);
+  void finish_check();
   void wait_posted(std::vector<Pending>& pending);
   void close_connections() noexcept;
   std::string failure_of_peers() noexcept;
 
   c10::intrusive_ptr<::c10d::Backend> group_;
   c10::intrusive_ptr<::c10d::Store> store_;
-  // Messages between two ranks match in order, so both ends count them: the count is the tag.
+  // Messages between two ranks match in order, so both ends count them. The tag joins the count and the call: Gloo ends
+  // the process where two messages of different size meet, so those of different calls must not meet.
+  int tag_of(int count) const { return call_tag_ ^ count; }
+  int call_tag_ = 0;
   std::vector<int> num_sent_;
   std::vector<int> num_received_;
   std::chrono::steady_clock::time_point deadline_;

@@ -16,6 +16,17 @@ namespace {
 template <class T>
 using intrusive_class = py::class_<T, c10::intrusive_ptr<T>, ::c10d::Backend>;
 
+std::int64_t integer_of(const std::string& name, const py::handle& value, std::int64_t least) {
+  if (!py::isinstance<py::int_>(value) || py::isinstance<py::bool_>(value)) {
+    throw py::type_error(name + ": got " + py::repr(value).cast<std::string>() + ", need an integer");
+  }
+  const auto number = value.cast<std::int64_t>();
+  if (number < least) {
+    throw py::value_error(name + ": got " + std::to_string(number) + ", need at least " + std::to_string(least));
+  }
+  return number;
+}
+
 // Fields that Options and PolicyOverride share, as text where the core has formats.
 template <class Target>
 void set_field(Target& target, const std::string& name, const py::handle& value) {
@@ -43,7 +54,7 @@ void set_field(Target& target, const std::string& name, const py::handle& value)
   } else if (name == "all_reduce") {
     target.all_reduce = named(HopFormats::parse);
   } else if (name == "min_bytes") {
-    target.min_bytes = value.cast<std::int64_t>();
+    target.min_bytes = integer_of(name, value, 0);
   } else if (name == "out_of_place") {
     target.out_of_place = flag();
   } else if (name == "lists") {
@@ -59,20 +70,14 @@ void set_field(Target& target, const std::string& name, const py::handle& value)
   }
 }
 
-std::int64_t positive(const std::string& name, const py::handle& value) {
-  const auto number = value.cast<std::int64_t>();
-  if (number < 1) throw py::value_error(name + ": got " + std::to_string(number) + ", need at least 1");
-  return number;
-}
-
 c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
   auto options = c10::make_intrusive<ZcommOptions>();
   for (const auto& [key, value] : fields) {
     const auto name = key.cast<std::string>();
     if (name == "node_size") {
-      options->node_size = value.is_none() ? 0 : static_cast<int>(positive(name, value));
+      options->node_size = value.is_none() ? 0 : static_cast<int>(integer_of(name, value, 1));
     } else if (name == "chunk_bytes") {
-      options->chunk_bytes = static_cast<std::size_t>(positive(name, value));
+      options->chunk_bytes = static_cast<std::size_t>(integer_of(name, value, 1));
     } else {
       set_field(options->policy, name, value);
     }
@@ -111,10 +116,6 @@ py::dict stats_of(ProcessGroup& group) {
   return all;
 }
 
-c10::intrusive_ptr<ZcommOptions> copy_of(const ZcommOptions& options) {
-  return c10::make_intrusive<ZcommOptions>(options);
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_c10d, module) {
@@ -136,9 +137,7 @@ PYBIND11_MODULE(_c10d, module) {
           "node_size",
           [](const ZcommOptions& o) { return o.node_size == 0 ? std::nullopt : std::optional<int>(o.node_size); })
       .def_property_readonly("chunk_bytes", [](const ZcommOptions& o) { return o.chunk_bytes; })
-      .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + o.to_string() + ")"; })
-      .def("__copy__", &copy_of)
-      .def("__deepcopy__", [](const ZcommOptions& o, const py::dict&) { return copy_of(o); });
+      .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + o.to_string() + ")"; });
 
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
@@ -156,6 +155,14 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "drain",
+          [](ProcessGroup& group, double seconds) {
+            return group.drain(std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)));
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def("abort", &ProcessGroup::abort, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
       .def("stats", &stats_of);
 }
 

@@ -63,6 +63,8 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   call.form = form;
   call.dtype = dtype_of(shard);
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
+  // torch hands over complex tensors as their real views.
+  if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
   call.contiguous = is_dense(shard);
   for (const at::Tensor& part : whole) {
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
@@ -95,7 +97,29 @@ bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank) {
          static_cast<const char*>(output.data_ptr()) + static_cast<std::size_t>(rank) * input.nbytes();
 }
 
+// Gloo has no PREMUL_SUM: the exact path scales, then sums.
+bool is_premul(const ::c10d::ReduceOp& op) { return op.op_ == ::c10d::ReduceOp::PREMUL_SUM; }
+
+template <class CallOptions>
+CallOptions as_sum(CallOptions opts) {
+  opts.reduceOp = ::c10d::ReduceOp::SUM;
+  return opts;
+}
+
+std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, float factor) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  for (const at::Tensor& tensor : tensors) results.push_back(tensor * factor);
+  return results;
+}
+
+void scale_in_place(std::vector<at::Tensor>& tensors, float factor) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) tensor.mul_(factor);
+}
+
 std::vector<at::Tensor> equal_slots(const at::Tensor& whole, int size) {
+  if (whole.numel() == 0) return std::vector<at::Tensor>(static_cast<std::size_t>(size), whole);
   return whole.view({-1}).split(whole.numel() / size);
 }
 
@@ -118,10 +142,11 @@ void ProcessGroup::agree() {
   agreed_.store(true, std::memory_order_release);
 }
 
-bool ProcessGroup::admit(const Policy& policy, const Call& call) {
+bool ProcessGroup::admit(const Policy& policy, const Call& call, const std::function<void()>& check) {
   agree();
   const Verdict verdict = decide(policy, call, getSize());
   enforce_strict(policy, call, verdict);
+  if (verdict == Verdict::compressed && check) check();
   stats_.calls(call.collective, verdict).add(call.num_bytes);
   ++sequence_number_;
   return verdict == Verdict::compressed;
@@ -207,8 +232,9 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   const Terms terms = terms_of(opts);
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, getRank());
-  if (!admit(terms.policy, call)) return track(exact_->_allgather_base(output, input, opts));
-  check_shapes(output, input, getSize(), "output", "input");
+  if (!admit(terms.policy, call, [&] { check_shapes(output, input, getSize(), "output", "input"); })) {
+    return track(exact_->_allgather_base(output, input, opts));
+  }
   return launch_all_gather(::c10d::OpType::_ALLGATHER_BASE, input, equal_slots(output, getSize()), {output}, terms);
 }
 
@@ -216,10 +242,11 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
                                 const ::c10d::AllgatherOptions& opts) {
   if (outputs.size() != 1 || inputs.size() != 1) return track(exact_->allgather(outputs, inputs, opts));  // refuses it
   const Terms terms = terms_of(opts);
-  if (!admit(terms.policy, describe(Collective::all_gather, Form::list, inputs[0], outputs[0]))) {
+  const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
+  if (!admit(terms.policy, call,
+             [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); })) {
     return track(exact_->allgather(outputs, inputs, opts));
   }
-  check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor");
   return launch_all_gather(::c10d::OpType::ALLGATHER, inputs[0], outputs[0], outputs[0], terms);
 }
 
@@ -229,8 +256,11 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   const std::optional<float> factor = factor_of(opts.reduceOp, getSize());
   Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1});
   call.linear = factor.has_value();
-  if (!admit(terms.policy, call)) return track(exact_->_reduce_scatter_base(output, input, opts));
-  check_shapes(input, output, getSize(), "input", "output");
+  if (!admit(terms.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
+    if (!is_premul(opts.reduceOp)) return track(exact_->_reduce_scatter_base(output, input, opts));
+    at::Tensor product = scaled({input}, *factor)[0];
+    return track(exact_->_reduce_scatter_base(output, product, as_sum(opts)));
+  }
   return launch_reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output, equal_slots(input, getSize()), {input},
                                *factor, terms);
 }
@@ -242,8 +272,11 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   const std::optional<float> factor = factor_of(opts.reduceOp, getSize());
   Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0]);
   call.linear = factor.has_value();
-  if (!admit(terms.policy, call)) return track(exact_->reduce_scatter(outputs, inputs, opts));
-  check_list(inputs[0], outputs[0], getSize(), "input_list", "output");
+  if (!admit(terms.policy, call, [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
+    if (!is_premul(opts.reduceOp)) return track(exact_->reduce_scatter(outputs, inputs, opts));
+    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], *factor)};
+    return track(exact_->reduce_scatter(outputs, products, as_sum(opts)));
+  }
   return launch_reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], inputs[0], inputs[0], *factor, terms);
 }
 
@@ -253,7 +286,11 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   const std::optional<float> factor = factor_of(opts.reduceOp, getSize());
   Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors);
   call.linear = factor.has_value();
-  if (!admit(terms.policy, call)) return track(exact_->allreduce(tensors, opts));
+  if (!admit(terms.policy, call)) {
+    if (!is_premul(opts.reduceOp)) return track(exact_->allreduce(tensors, opts));
+    scale_in_place(tensors, *factor);
+    return track(exact_->allreduce(tensors, as_sum(opts)));
+  }
   return launch_all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], *factor, terms);
 }
 
@@ -268,8 +305,8 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   std::vector<at::Tensor> exact_outputs;
   std::vector<at::Tensor> exact_inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (admit(terms.policy, describe(Collective::all_gather, Form::coalesced, inputs[i], {&outputs[i], 1}))) {
-      check_shapes(outputs[i], inputs[i], getSize(), "output", "input");
+    if (admit(terms.policy, describe(Collective::all_gather, Form::coalesced, inputs[i], {&outputs[i], 1}),
+              [&] { check_shapes(outputs[i], inputs[i], getSize(), "output", "input"); })) {
       works.push_back(launch_all_gather(::c10d::OpType::COALESCED, inputs[i], equal_slots(outputs[i], getSize()),
                                         {outputs[i]}, terms));
     } else {
@@ -277,10 +314,10 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
       exact_inputs.push_back(inputs[i]);
     }
   }
-  if (works.empty()) return track(exact_->allgather_into_tensor_coalesced(outputs, inputs, opts));
   if (!exact_inputs.empty()) {
     works.push_back(track(exact_->allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts)));
   }
+  if (works.size() == 1) return works[0];
   return c10::make_intrusive<CombinedWork>(getRank(), std::move(works));
 }
 
@@ -296,8 +333,7 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Call call = describe(Collective::reduce_scatter, Form::coalesced, outputs[i], {&inputs[i], 1});
     call.linear = factor.has_value();
-    if (admit(terms.policy, call)) {
-      check_shapes(inputs[i], outputs[i], getSize(), "input", "output");
+    if (admit(terms.policy, call, [&] { check_shapes(inputs[i], outputs[i], getSize(), "input", "output"); })) {
       works.push_back(launch_reduce_scatter(::c10d::OpType::COALESCED, outputs[i], equal_slots(inputs[i], getSize()),
                                             {inputs[i]}, *factor, terms));
     } else {
@@ -305,10 +341,13 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
       exact_inputs.push_back(inputs[i]);
     }
   }
-  if (works.empty()) return track(exact_->reduce_scatter_tensor_coalesced(outputs, inputs, opts));
   if (!exact_inputs.empty()) {
-    works.push_back(track(exact_->reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, opts)));
+    const bool premul = is_premul(opts.reduceOp);
+    if (premul) exact_inputs = scaled(exact_inputs, *factor);
+    works.push_back(
+        track(exact_->reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, premul ? as_sum(opts) : opts)));
   }
+  if (works.size() == 1) return works[0];
   return c10::make_intrusive<CombinedWork>(getRank(), std::move(works));
 }
 
@@ -327,8 +366,12 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
       exact_tensors.push_back(tensor);
     }
   }
-  if (works.empty()) return track(exact_->allreduce_coalesced(tensors, opts));
-  if (!exact_tensors.empty()) works.push_back(track(exact_->allreduce_coalesced(exact_tensors, opts)));
+  if (!exact_tensors.empty()) {
+    const bool premul = is_premul(opts.reduceOp);
+    if (premul) scale_in_place(exact_tensors, *factor);
+    works.push_back(track(exact_->allreduce_coalesced(exact_tensors, premul ? as_sum(opts) : opts)));
+  }
+  if (works.size() == 1) return works[0];
   return c10::make_intrusive<CombinedWork>(getRank(), std::move(works));
 }
 

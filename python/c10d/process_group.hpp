@@ -47,6 +47,8 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   Stats& stats() { return stats_; }
+  bool drain(std::chrono::milliseconds limit) { return queue_.drain(limit); }
+  bool is_aborted() const { return aborted_; }
 
   // Compressed where the policy says so. See process_group.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -115,8 +117,8 @@ class ProcessGroup final : public ::c10d::Backend {
 
   // Once per group, before its first collective.
   void agree();
-  // Counts `call`; true if it is to be compressed.
-  bool admit(const Policy& policy, const Call& call);
+  // True if `call` is to be compressed and its arguments pass `check`, which throws. Counts it.
+  bool admit(const Policy& policy, const Call& call, const std::function<void()>& check = {});
   // Queues `run` and returns its work.
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                  std::vector<at::Tensor> outputs, bool async, Run run);

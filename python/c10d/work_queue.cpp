@@ -30,11 +30,13 @@ bool WorkQueue::push(std::function<void()> task, bool here) {
   return true;
 }
 
-void WorkQueue::drain() {
-  without_gil([this] {
+bool WorkQueue::drain(std::chrono::milliseconds limit) {
+  bool drained = false;
+  without_gil([&] {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return idle(); });
+    drained = changed_.wait_for(lock, limit, [this] { return idle(); });
   });
+  return drained;
 }
 
 void WorkQueue::stop() {

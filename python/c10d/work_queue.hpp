@@ -1,6 +1,7 @@
 // Runs the compressed collectives of a group one at a time, in the order of their calls.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -20,8 +21,8 @@ class WorkQueue {
   // switches, else on a thread of the queue's own. Tasks do not throw. Returns false, and does nothing, after stop().
   bool push(std::function<void()> task, bool here);
 
-  // Blocks until all tasks so far have run.
-  void drain();
+  // Blocks until all tasks so far have run, or `limit` has passed: then false.
+  bool drain(std::chrono::milliseconds limit = std::chrono::hours(24 * 365));
 
   // Runs what is queued, then ends the thread. Idempotent, any thread. Lets go of Python's lock while it waits, as
   // tasks may need it.

@@ -1,7 +1,6 @@
 #include "zcomm/call_check.hpp"
 
 #include <algorithm>
-#include <functional>
 
 #include "zcomm/error.hpp"
 
@@ -28,7 +27,7 @@ CallCheck::Text CallCheck::fit(const std::string& call) {
 }
 
 CallCheck::CallCheck(const std::string& call, std::span<const int> peers)
-    : peers_(peers.begin(), peers.end()), own_(fit(call)), theirs_(peers.size()) {}
+    : peers_(peers.begin(), peers.end()), own_(fit(call)), fingerprint_(fnv1a(call)), theirs_(peers.size()) {}
 
 std::vector<Send> CallCheck::sends() const {
   std::vector<Send> sends;

@@ -42,7 +42,7 @@ def test_the_job_trains_and_reports(backends: list[str], tmp_path: Path) -> None
     for summary in summaries.values():
         assert summary.keys() >= KEYS
         assert summary["world_size"] == 2
-        assert summary["final_loss"] < summary["first_loss"] - 0.5
+        assert summary["final_loss"] < summary["first_loss"] - 0.1
         # Where the machine allows no network namespaces, bytes are not known and there is no link.
         assert (summary["inter_node_bytes_per_step"] is None) == (summary["link"] is None)
     assert summaries["gloo"]["gradient_error"] == 0.0

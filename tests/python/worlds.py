@@ -1,0 +1,205 @@
+"""Runs a function on several real processes that form a ``torch.distributed`` world.
+
+Ranks are forked from this process, which has imported torch but uses no threads: a world starts in a fifth of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import zcomm
+import zcomm.backend
+
+GROUP_SECONDS = 20.0  # of a group's calls; no test waits for it unless something is broken
+WORLD_SECONDS = 60.0
+GRACE_SECONDS = 3.0  # for the other ranks, once one has failed
+
+# A launcher around pytest must not decide the nodes, and the user's own settings must not decide the tests.
+HIDDEN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+_fork = multiprocessing.get_context("fork")
+
+
+class WorldError(AssertionError):
+    """Some ranks failed: what each of them raised, or where it hung."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: with a value, with an exception, or, with neither, killed or stuck."""
+
+    value: Any = None
+    error: str | None = None  # "RuntimeError: text"
+    trace: str = ""
+    finished: bool = False
+    stuck: bool = False
+    exit_code: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class World:
+    """What ``run`` starts; the fields are those of ``init_process_group``."""
+
+    size: int = 2
+    backend: str | None = "zcomm"  # None: the function makes its own groups
+    options: Any = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = WORLD_SECONDS
+    group_seconds: float = GROUP_SECONDS
+    tcp: bool = False  # rank 0 serves the store, instead of a file that nobody has to serve
+
+
+def run(function: Callable[[], Any], size: int = 2, **fields: Any) -> list[Any]:
+    """``function()`` on each of ``size`` ranks of a world; returns their values in rank order.
+
+    ``fields`` are those of :class:`World`. Raises WorldError that shows every rank that raised, died or hung.
+    """
+    outcomes = collect(function, size, **fields)
+    if all(outcome.finished and outcome.error is None for outcome in outcomes):
+        return [outcome.value for outcome in outcomes]
+    report = []
+    # First those that say what is wrong: the others fail for want of a peer.
+    for rank, outcome in sorted(enumerate(outcomes), key=lambda item: (item[1].stuck, item[1].seconds)):
+        if outcome.finished and outcome.error is None:
+            continue
+        end = "is stuck" if outcome.stuck else "raised" if outcome.error else f"died with exit code {outcome.exit_code}"
+        report.append(f"rank {rank} {end} after {outcome.seconds:.1f} s\n{outcome.trace}")
+    raise WorldError("\n".join(report))
+
+
+def collect(
+    function: Callable[[], Any], size: int = 2, *, grace: float = GRACE_SECONDS, **fields: Any
+) -> list[Outcome]:
+    """Like :func:`run`, but returns how each rank ended. No rank outlives this call.
+
+    ``grace``: the seconds that ranks get to end by themselves after the first one has failed.
+    """
+    import torch._dynamo  # noqa: F401  functional collectives and DTensor load it: here, not in each rank
+
+    world = World(size=size, **fields)
+    with tempfile.TemporaryDirectory(prefix="zcomm-world-") as folder:
+        started = time.monotonic()
+        ranks = [
+            _fork.Process(target=_rank_main, args=(function, rank, world, Path(folder)), daemon=True)
+            for rank in range(size)
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+            for process in ranks:
+                process.start()
+        ended: dict[int, float] = {}
+        deadline = started + world.seconds
+        failed = False
+        while len(ended) < size and time.monotonic() < deadline:
+            waiting = {process.sentinel: rank for rank, process in enumerate(ranks) if rank not in ended}
+            for sentinel in multiprocessing.connection.wait(list(waiting), deadline - time.monotonic()):
+                rank = waiting[sentinel]  # type: ignore[index]
+                ranks[rank].join()
+                ended[rank] = time.monotonic() - started
+                if ranks[rank].exitcode != 0 and not failed:
+                    failed = True
+                    deadline = min(deadline, time.monotonic() + grace)
+        stuck = [rank for rank in range(size) if rank not in ended]
+        _end(ranks, stuck)
+        seconds = time.monotonic() - started
+        return [
+            _outcome(Path(folder), rank, ranks[rank].exitcode, rank in stuck, ended.get(rank, seconds))
+            for rank in range(size)
+        ]
+
+
+def _end(ranks: list[Any], stuck: list[int]) -> None:
+    for rank in stuck:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[rank].pid, signal.SIGUSR1)  # writes its stacks
+    if stuck:
+        time.sleep(0.3)
+    for rank in stuck:
+        ranks[rank].kill()
+        ranks[rank].join()
+
+
+def _outcome(folder: Path, rank: int, exit_code: int | None, stuck: bool, seconds: float) -> Outcome:
+    result = folder / f"result{rank}"
+    stacks = (folder / f"stacks{rank}").read_text() if (folder / f"stacks{rank}").exists() else ""
+    if not stuck and result.exists():
+        return Outcome(**pickle.loads(result.read_bytes()), finished=True, exit_code=exit_code, seconds=seconds)
+    return Outcome(trace=stacks, stuck=stuck, exit_code=exit_code, seconds=seconds)
+
+
+def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Path) -> None:
+    with open(folder / f"stacks{rank}", "w") as stacks:
+        faulthandler.enable(stacks)
+        faulthandler.register(signal.SIGUSR1, stacks)
+        torch.set_num_threads(1)
+        set_environment(world.env)
+        result: dict[str, Any] = {}
+        try:
+            if world.backend is not None:
+                store = make_store(folder, rank, world)
+                timeout = datetime.timedelta(seconds=world.group_seconds)
+                dist.init_process_group(
+                    world.backend, store=store, rank=rank, world_size=world.size, timeout=timeout,
+                    pg_options=world.options,
+                )  # fmt: skip
+            result["value"] = function()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        except BaseException as error:
+            result = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        unfinished = folder / f"unfinished{rank}"
+        unfinished.write_bytes(pickle.dumps(result))
+        unfinished.rename(folder / f"result{rank}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # As a process that failed: its connections close. The way out of a whole interpreter is tested by itself.
+        os._exit(1 if "error" in result else 0)
+
+
+def set_environment(env: Mapping[str, str]) -> None:
+    """This process's environment for tests, with ``env`` on top."""
+    for name in [*HIDDEN_VARIABLES, *(name for name in os.environ if name.startswith("ZCOMM_"))]:
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    dist.set_debug_level_from_env()
+
+
+def make_store(folder: Path, rank: int, world: World) -> dist.Store:
+    """The store of a world, in this rank."""
+    if not world.tcp:
+        return dist.FileStore(str(folder / "store"), world.size)
+    port = folder / "port"
+    timeout = datetime.timedelta(seconds=world.group_seconds)
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(port)
+        return store
+    while not port.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("localhost", int(port.read_text()), is_master=False, timeout=timeout)
+
+
+def options(**fields: Any) -> Any:
+    """Options that compress what a test calls, however small it is."""
+    return zcomm.Options(**{"min_bytes": 1, **fields})

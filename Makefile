@@ -17,7 +17,7 @@ demo: install
 test: test-cpp test-python
 
 bench: install
-	$(PY) bench/codec.py --json bench/results/codec.json
+	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --json bench/results/codec.jsonl
 	$(PY) bench/collectives.py $(ARGS)
 
 # --- Python ------------------------------------------------------------------------------------------------------

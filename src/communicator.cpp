@@ -80,7 +80,7 @@ CallStats Communicator::run(const std::string& call, std::chrono::milliseconds t
     transport_->begin(call, peers_, timeout);
     body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats});
   } catch (const std::exception& error) {
-    // Bytes may be under way whose memory is about to go: no transfer may outlive a failed call.
+    // Peers wait for bytes that will not come.
     transport_->abort("in " + call + ": " + error.what());
     throw;
   }

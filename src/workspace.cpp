@@ -30,12 +30,14 @@ class HostWorkspace final : public Workspace {
   std::byte* acquire(std::size_t num_bytes, StreamView) override {
     const std::size_t size = size_class(num_bytes);
     const std::lock_guard lock(mutex_);
-    auto& idle = idle_[size];
-    if (!idle.empty()) {
-      std::byte* data = idle.back();
-      idle.pop_back();
+    // A larger idle piece is better than a fresh one, within reason.
+    for (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= 2 * size; ++it) {
+      if (it->second.empty()) continue;
+      std::byte* data = it->second.back();
+      it->second.pop_back();
       return data;
     }
+    auto& idle = idle_[size];
     Owned fresh(new (kAlignment) std::byte[size]);
     std::byte* data = fresh.get();
     owned_.emplace(data, Piece{size, std::move(fresh)});

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import datetime
 import importlib
 import json
 import logging
@@ -96,7 +95,8 @@ class Options(_c10d.Options):  # type: ignore[misc]
         super().__init__(**{**environment.option_fields(), **given})
 
     def __copy__(self) -> Options:
-        twin = Options(**{name: getattr(self, name) for name in _FIELDS})
+        twin = Options.__new__(Options)
+        _c10d.Options.__init__(twin, **{name: getattr(self, name) for name in _FIELDS})  # not the environment's
         twin._timeout = self._timeout
         return twin
 
@@ -104,7 +104,6 @@ class Options(_c10d.Options):  # type: ignore[misc]
         return self.__copy__()
 
 
-_EXIT_SECONDS = 5.0
 _log = logging.getLogger("zcomm")
 if environment.log_level() == "info":
     _log.setLevel(logging.INFO)
@@ -116,17 +115,10 @@ _living: dict[object, Any] = {}  # until they are shut down; torch holds groups 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """The creator that torch calls for each group. ``distributed`` is its _DistributedBackendOptions."""
     options = _resolve(pg_options)
-    timeout = distributed.timeout
-    options._timeout = timeout
+    options._timeout = distributed.timeout
     options.group_name = distributed.group_id
     options.global_ranks_in_group = distributed.global_ranks_in_group
-    return _make(
-        distributed.store,
-        distributed.group_rank,
-        distributed.group_size,
-        options,
-        timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout),
-    )
+    return _make(distributed.store, distributed.group_rank, distributed.group_size, options)
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Any:
@@ -154,15 +146,15 @@ def _resolve(pg_options: Any) -> Any:
     return pg_options.__copy__()
 
 
-def _make_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, options: Any) -> dist.ProcessGroupGloo:
-    group = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+def _make_gloo(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGroupGloo:
+    group = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
     group._set_sequence_number_for_group()
     return group
 
 
-def _make(store: Any, rank: int, size: int, options: Any, timeout: datetime.timedelta) -> Any:
+def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     def prefixed(name: str) -> PrefixStore:
         return PrefixStore(f"zcomm/{name}", store)
 
@@ -172,7 +164,7 @@ def _make(store: Any, rank: int, size: int, options: Any, timeout: datetime.time
             resolved.group_name = child_options.group_name
             resolved._timeout = child_options._timeout
             resolved.global_ranks_in_group = child_options.global_ranks_in_group
-        return _make(child_store, ranks.index(rank), len(ranks), resolved, resolved._timeout)
+        return _make(child_store, ranks.index(rank), len(ranks), resolved)
 
     def meet(name: str, own: str, purpose: str) -> list[str]:
         return _meet(prefixed(name), rank, size, own, options, purpose, lambda: _is_over(key))
@@ -182,9 +174,9 @@ def _make(store: Any, rank: int, size: int, options: Any, timeout: datetime.time
         meet(
             "transport-meeting",
             "",
-            "first compressed call (zcomm.exact() and override() must be the same on all ranks)",
+            "first compressed call (zcomm.exact(), override(), in-place use must be the same on all ranks)",
         )
-        return _make_gloo(prefixed("transport"), rank, size, options._timeout, options)
+        return _make_gloo(prefixed("transport"), rank, size, options)
 
     def end() -> None:
         ended = _living.pop(key, None)
@@ -193,12 +185,15 @@ def _make(store: Any, rank: int, size: int, options: Any, timeout: datetime.time
 
             _log.info("group '%s', rank %d: %s", options.group_name, rank, stats_of(ended))
 
+    # Before Gloo connects all ranks, so that comparing never waits for one that does something else first.
+    introduction = {"version": __version__, "options": repr(options), "node": environment.node_identity()}
+    prefixed("agreement").set(f"{rank}", json.dumps(introduction))
     key = object()
     _living[key] = _c10d.ProcessGroup(
-        exact=_make_gloo(prefixed("exact"), rank, size, timeout, options),
+        exact=_make_gloo(prefixed("exact"), rank, size, options),
         store=prefixed("state"),
         options=options,
-        agree=lambda: _agree(meet, rank, options),
+        agree=lambda: _agree(meet, introduction, rank, options),
         make_transport_group=make_transport_group,
         split=split,
         at_shutdown=end,
@@ -234,12 +229,11 @@ def _meet(
     return [text.decode() for text in store.multi_get(keys)]
 
 
-def _agree(meet: Callable[[str, str, str], list[str]], rank: int, options: Any) -> list[int]:
+def _agree(meet: Callable[[str, str, str], list[str]], own: dict[str, str], rank: int, options: Any) -> list[int]:
     """Compares version and options of all ranks; returns the node of each rank, as numbers.
 
     Raises RuntimeError that names the first difference.
     """
-    own = {"version": __version__, "options": repr(options), "node": environment.node_identity()}
     everyone = [json.loads(text) for text in meet("agreement", json.dumps(own), "first collective")]
     for other, theirs in enumerate(everyone):
         for item in ("version", "options"):
@@ -259,6 +253,4 @@ def _agree(meet: Callable[[str, str, str], list[str]], rank: int, options: Any) 
 def _shut_down_all() -> None:
     # A group that nobody destroyed has a thread that may need the interpreter, which is about to go.
     for backend in list(_living.values()):
-        if not backend.drain(_EXIT_SECONDS):
-            backend.abort()  # a call that no peer answers must not keep the process
         backend.shutdown()

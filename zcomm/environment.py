@@ -43,6 +43,13 @@ def option_fields() -> dict[str, Any]:
     return fields
 
 
+def _count(variable: str, least: int) -> int:
+    text = os.environ[variable]
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"{variable}: got {text!r}, need an integer of at least {least}")
+    return int(text)
+
+
 def log_level() -> str:
     """``ZCOMM_LOG``: ``info`` prints one line per group when it ends; empty otherwise."""
     level = os.environ.get("ZCOMM_LOG", "").lower()
@@ -60,7 +67,7 @@ def node_identity() -> str:
     if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
         return f"group {os.environ['GROUP_RANK']}"
     if "RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
-        return f"group {int(os.environ['RANK']) // int(os.environ['LOCAL_WORLD_SIZE'])}"
+        return f"group {_count('RANK', 0) // _count('LOCAL_WORLD_SIZE', 1)}"
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"boot {file.read().strip()}"

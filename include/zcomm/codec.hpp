@@ -53,7 +53,8 @@ struct DecodeSumEncode {
 };
 
 // Each call takes a batch of independent jobs: one kernel launch on a GPU, one parallel loop on a CPU. On a CPU the
-// call returns when the work is done, on a GPU when it is queued on `stream`.
+// call returns when the work is done, on a GPU when it is queued on `stream`. The jobs themselves, and the spans that
+// they hold, are read before the call returns.
 //
 // Numbers. A block's scale is max(|x|) / qmax rounded up to bfloat16, at least 2^-126; a code is x * (1 / scale)
 // rounded to nearest even; a decoded value is code * scale in float32. A NaN or infinity anywhere in a block makes the

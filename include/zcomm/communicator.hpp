@@ -45,7 +45,7 @@ class Communicator {
   template <class Body>
   CallStats run(const std::string& call, std::chrono::milliseconds timeout, StreamView stream, Body&& body);
 
-  std::unique_ptr<Workspace> workspace_;  // outlives the transport, which may still hold scratch after a failure
+  std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
   Topology topology_;

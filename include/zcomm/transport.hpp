@@ -25,6 +25,7 @@ struct Recv {
 };
 
 // Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
+// Destroying one that was not waited for gives it up, and with it the transport: its memory is not touched afterwards.
 class Transfer {
  public:
   virtual ~Transfer() = default;

@@ -99,15 +99,13 @@ void C10dTransport::wait_posted(std::vector<Pending>& pending) {
     try {
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
-      const bool late = std::chrono::steady_clock::now() >= deadline_;
-      const std::string cause = failure_of_peers();
-      if (late && cause.empty()) {
+      if (std::chrono::steady_clock::now() >= deadline_) {
         throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " +
                            std::to_string(timeout_.count()) +
                            " ms: it is stuck, or its call went another way (zcomm.exact() and zcomm.override() must be "
-                           "the same on all ranks)");
+                           "the same on all ranks, and so must gathering in place and contiguity)");
       }
-      throw TransportError("lost rank " + std::to_string(peer) + cause + " (" + error.what() + ")");
+      throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
     }
   }
   pending.clear();
@@ -125,9 +123,11 @@ std::string C10dTransport::failure_of_peers() noexcept {
 
 void C10dTransport::abort(const std::string& reason) noexcept {
   try {
-    const std::lock_guard lock(mutex_);
-    if (aborted_) return;
-    aborted_ = reason;
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return;
+      aborted_ = reason;
+    }
     // Before the connections close, so that a peer that sees them close finds the reason. The first one stays.
     store_->compareSet(kFailureKey, "", "rank " + std::to_string(rank()) + " gave up " + reason);
   } catch (const std::exception&) {

@@ -5,6 +5,11 @@
 #include "work.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
+
+constexpr std::chrono::seconds kShutdownLimit{5};
+
+}  // namespace
 
 void ProcessGroup::pass(std::span<const at::Tensor> tensors) {
   std::int64_t num_bytes = 0;
@@ -141,17 +146,22 @@ void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void ProcessGroup::abort() {
-  aborted_ = true;
-  {
-    const std::lock_guard lock(communicator_mutex_);
-    if (communicator_) communicator_->abort("because abort() was called");
-  }
+  abort_compressed();
   exact_->abort();
   shutdown();
 }
 
+void ProcessGroup::abort_compressed() {
+  aborted_ = true;
+  const std::lock_guard lock(communicator_mutex_);
+  if (communicator_) communicator_->abort("because the group was aborted");
+}
+
 void ProcessGroup::shutdown() {
+  // Calls that no peer answers must not keep a process that is about to end.
+  if (!aborted_ && !queue_.drain(kShutdownLimit)) abort_compressed();
   queue_.stop();
+  last_split_.reset();
   std::call_once(shutdown_once_, [this] {
     if (host_.at_shutdown) host_.at_shutdown();
     without_gil([this] { exact_->shutdown(); });

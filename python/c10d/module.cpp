@@ -155,13 +155,6 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
-      .def(
-          "drain",
-          [](ProcessGroup& group, double seconds) {
-            return group.drain(std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)));
-          },
-          py::call_guard<py::gil_scoped_release>())
-      .def("abort", &ProcessGroup::abort, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
       .def("stats", &stats_of);
 }

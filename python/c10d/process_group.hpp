@@ -47,10 +47,9 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   Stats& stats() { return stats_; }
-  bool drain(std::chrono::milliseconds limit) { return queue_.drain(limit); }
   bool is_aborted() const { return aborted_; }
 
-  // Compressed where the policy says so. See process_group.cpp.
+  // Compressed where the policy says so. See process_group.cpp and coalesced.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                     const ::c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) override;
@@ -113,21 +112,39 @@ class ProcessGroup final : public ::c10d::Backend {
     bool async;  // the caller goes on before it is done
   };
   template <class CallOptions>
-  Terms terms_of(const CallOptions& opts) const;
+  Terms terms_of(const CallOptions& opts) const {
+    const bool own_timeout = opts.timeout != ::c10d::kUnsetTimeout && opts.timeout != kNoTimeout;
+    return {effective_policy(options_->policy), own_timeout ? opts.timeout : options_->timeout,
+            opts.asyncOp || coalescing_};
+  }
 
   // Once per group, before its first collective.
   void agree();
+  // What becomes of `call`; throws if `policy` is strict about it.
+  Verdict judge(const Policy& policy, const Call& call);
+  void count(const Call& call, Verdict verdict);
   // True if `call` is to be compressed and its arguments pass `check`, which throws. Counts it.
-  bool admit(const Policy& policy, const Call& call, const std::function<void()>& check = {});
+  template <class Check>
+  bool admit(const Policy& policy, const Call& call, Check&& check);
+  // The same for the calls of a coalesced one: indices.
+  struct Parts {
+    std::vector<std::size_t> compressed;
+    std::vector<std::size_t> exact;
+  };
+  template <class Check>
+  Parts part(const Policy& policy, const std::vector<Call>& calls, Check&& check);
+  WorkPtr combine(std::vector<WorkPtr> works);
   // Queues `run` and returns its work.
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                  std::vector<at::Tensor> outputs, bool async, Run run);
-  WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<at::Tensor> slots,
+  WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                             std::vector<at::Tensor> outputs, const Terms& terms);
-  WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<at::Tensor> slots,
-                                std::vector<at::Tensor> inputs, float factor, const Terms& terms);
-  WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, float factor, const Terms& terms);
+  WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<TensorView> slots,
+                                std::vector<at::Tensor> inputs, double factor, const Terms& terms);
+  WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, double factor, const Terms& terms);
   Communicator& communicator();
+  BackendPtr make_transport_group() const;
+  void abort_compressed();
   std::exception_ptr to_torch_error(const std::exception& error) const;
   // An exact collective outside of the policy: counts it.
   void pass(std::span<const at::Tensor> tensors);

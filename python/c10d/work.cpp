@@ -5,6 +5,18 @@
 #include <algorithm>
 
 namespace zcomm::c10d_binding {
+namespace {
+
+// Gloo's futures hold lists of tensors, or lists of these.
+void append(c10::List<at::Tensor>& tensors, const c10::IValue& value) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) append(tensors, item);
+  }
+}
+
+}  // namespace
 
 CompressedWork::CompressedWork(int rank, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                                std::vector<at::Tensor> outputs, std::uint64_t sequence_number)
@@ -69,7 +81,16 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
   const auto type = c10::FutureType::create(c10::AnyType::get());
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(type);
   for (const auto& work : works_) futures.push_back(work->getFuture());
-  return c10::collectAll(futures);
+  // Their tensors as one list, as the future of a single call has it.
+  return c10::collectAll(futures)->then(
+      [futures](c10::ivalue::Future&) {
+        c10::List<at::Tensor> tensors;
+        for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures) {
+          append(tensors, future->value());
+        }
+        return c10::IValue(tensors);
+      },
+      c10::ListType::ofTensors());
 }
 
 }  // namespace zcomm::c10d_binding

@@ -2,42 +2,38 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
+#include <memory>
 
 namespace zcomm::c10d_binding {
 
 class WorkQueue {
  public:
-  WorkQueue() = default;
+  // Does the work, and returns what tells the caller that it is done. The latter runs when the queue is free again: it
+  // may call the queue, and wait. Neither throws.
+  using Task = std::function<std::function<void()>()>;
+
+  WorkQueue();
   ~WorkQueue() { stop(); }
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   // Runs `task` after all earlier ones: on this thread if `here` and nothing else is queued, which saves two thread
-  // switches, else on a thread of the queue's own. Tasks do not throw. Returns false, and does nothing, after stop().
-  bool push(std::function<void()> task, bool here);
+  // switches, else on a thread of the queue's own. Returns false, and does nothing, after stop().
+  bool push(Task task, bool here);
 
   // Blocks until all tasks so far have run, or `limit` has passed: then false.
   bool drain(std::chrono::milliseconds limit = std::chrono::hours(24 * 365));
 
-  // Runs what is queued, then ends the thread. Idempotent, any thread. Lets go of Python's lock while it waits, as
-  // tasks may need it.
+  // Runs what is queued, then ends the thread. Idempotent, any thread.
   void stop();
 
- private:
-  void run();
-  bool idle() const { return tasks_.empty() && !running_; }
+  // These three let go of Python's lock while they wait, as tasks may need it.
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool running_ = false;  // a task, taken from tasks_ or on its caller's thread
-  bool stopped_ = false;
-  std::thread thread_;  // started by the first task that needs it
+ private:
+  struct State;
+  // Shared with the thread, which may be the last one to hold the group, and so to destroy it.
+  std::shared_ptr<State> state_;
 };
 
 // Runs `body` without Python's lock if this thread has it.

@@ -3,24 +3,32 @@
 namespace zcomm {
 namespace {
 
-// The wires of the chunks that are under way: one slot per rank, as the transport's own all_gather wants them.
+// The wires of the chunks that are under way: one slot per rank, side by side, as the transport's own all_gather wants
+// them.
 class GatheredWires {
  public:
   GatheredWires(const Resources& r, std::span<const TensorView> slots, BlockFormat format, const Chunks& chunks,
-                int depth)
+                std::int64_t longest, int depth)
       : slots_(slots),
         format_(format),
         chunks_(chunks),
+        longest_(longest),
         depth_(depth),
-        slot_bytes_(WireLayout(format, slots[0].dtype, chunks.elements).num_bytes),
-        scratch_(r.workspace, slot_bytes_ * slots.size() * static_cast<std::size_t>(depth), r.stream) {}
+        chunk_bytes_(slot_bytes(0) * slots.size()),
+        scratch_(r.workspace, chunk_bytes_ * static_cast<std::size_t>(depth), r.stream) {}
+
+  // Of the longest slot.
+  std::size_t slot_bytes(std::int64_t chunk) const {
+    const std::int64_t elements = std::min(chunks_.elements, longest_ - chunks_.begin(chunk));
+    return WireLayout(format_, slots_[0].dtype, elements).num_bytes;
+  }
 
   TensorView values(int rank, std::int64_t chunk) const {
     return slots_[static_cast<std::size_t>(rank)].slice(chunks_.begin(chunk), chunks_.elements);
   }
   std::byte* data(int rank, std::int64_t chunk) const {
-    const auto place = static_cast<std::size_t>(chunk % depth_) * slots_.size() + static_cast<std::size_t>(rank);
-    return scratch_.data() + place * slot_bytes_;
+    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * chunk_bytes_ +
+           static_cast<std::size_t>(rank) * slot_bytes(chunk);
   }
   std::size_t num_bytes(int rank, std::int64_t chunk) const {
     const TensorView view = values(rank, chunk);
@@ -33,8 +41,9 @@ class GatheredWires {
   std::span<const TensorView> slots_;
   BlockFormat format_;
   Chunks chunks_;
+  std::int64_t longest_;
   int depth_;
-  std::size_t slot_bytes_;
+  std::size_t chunk_bytes_;
   Scratch scratch_;
 };
 
@@ -49,9 +58,11 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
 
   std::int64_t longest = 0;
   for (const TensorView& slot : slots) longest = std::max(longest, slot.num_elements);
-  const Chunks chunks = make_chunks(longest, shard.dtype, r.chunk_bytes, format, format);
+  const bool even =
+      std::all_of(slots.begin(), slots.end(), [&](const TensorView& slot) { return slot.num_elements == longest; });
+  const Chunks chunks = make_chunks(r, longest, shard.dtype, format, format);
   if (chunks.count == 0) return;
-  const GatheredWires wires(r, slots, format, chunks, kDepth);
+  const GatheredWires wires(r, slots, format, chunks, longest, kDepth);
   Ring<std::unique_ptr<Transfer>, kDepth> first_hop;
   Ring<std::unique_ptr<Transfer>, kDepth> second_hop;
   std::vector<Send> sends;
@@ -70,6 +81,10 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
     {
       const Timed timed(r.stats.codec_time);
       r.codec.encode({&job, 1}, r.stream);
+    }
+    if (!hierarchical && even) {
+      first_hop[chunk] = start_all_gather(r, wires.data(0, chunk), wires.slot_bytes(chunk));
+      return;
     }
     sends.clear();
     recvs.clear();

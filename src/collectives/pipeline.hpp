@@ -23,10 +23,14 @@ struct Chunks {
   std::int64_t begin(std::int64_t chunk) const { return chunk * elements; }
 };
 
+// A chunk of all ranks' shards is at most this many bytes of values, so that scratch does not grow with the world.
+inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{64} << 20;
+
 // `shard_elements` is that of the longest shard, so that all ranks count the same chunks.
-inline Chunks make_chunks(std::int64_t shard_elements, DType dtype, std::size_t chunk_bytes, BlockFormat a,
-                          BlockFormat b) {
+inline Chunks make_chunks(const Resources& r, std::int64_t shard_elements, DType dtype, BlockFormat a, BlockFormat b) {
   if (shard_elements == 0) return {};
+  const std::size_t chunk_bytes =
+      std::min(r.chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(r.transport.size()));
   const std::int64_t granule = std::lcm(std::max(a.block_size, 1), std::max(b.block_size, 1));
   const auto round_up = [&](std::int64_t n) { return (n + granule - 1) / granule * granule; };
   const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
@@ -81,6 +85,16 @@ inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<co
   }
   const Timed timed(r.stats.transfer_time);
   return r.transport.start(sends, recvs, r.stream);
+}
+
+// The transport's own all_gather, of slots that are equal and lie side by side.
+inline std::unique_ptr<Transfer> start_all_gather(const Resources& r, std::byte* slots, std::size_t slot_bytes) {
+  for (int peer = 0; peer < r.transport.size(); ++peer) {
+    if (peer == r.transport.rank()) continue;
+    (r.topology.same_node(r.transport.rank(), peer) ? r.stats.inside_bytes : r.stats.between_bytes) += slot_bytes;
+  }
+  const Timed timed(r.stats.transfer_time);
+  return r.transport.all_gather(slots, slot_bytes, r.stream);
 }
 
 inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer) {

@@ -34,7 +34,7 @@ class Messages {
 Chunks chunks_of(const Resources& r, std::span<const ConstTensorView> slots, HopFormats formats) {
   std::int64_t longest = 0;
   for (const ConstTensorView& slot : slots) longest = std::max(longest, slot.num_elements);
-  return make_chunks(longest, slots[0].dtype, r.chunk_bytes, formats.inside, formats.between);
+  return make_chunks(r, longest, slots[0].dtype, formats.inside, formats.between);
 }
 
 // One hop, straight to the owner. Each pair of ranks uses the format of the link between them.
@@ -126,27 +126,27 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
   std::vector<Wire> terms;
   std::vector<DecodeSumEncode> forwards;
 
-  // The wire of node `node` in the message between local ranks: one wire per node, in node order, back to back. This
-  // order is the transpose that brings every slot to its owner in the second hop.
-  const auto offset_of = [&](int node, int local, std::int64_t chunk) {
-    std::size_t offset = 0;
-    for (int before = 0; before < node; ++before) offset += wire_bytes(formats.inside, piece(before, local, chunk));
-    return offset;
-  };
+  // A message between local ranks holds one wire per node, in node order, back to back. This order is the transpose
+  // that brings every slot to its owner in the second hop.
 
   const auto encode_and_send_inside = [&](std::int64_t chunk) {
     encodes.clear();
     sends.clear();
     recvs.clear();
+    std::size_t own_bytes = 0;
+    for (int node = 0; node < num_nodes; ++node) {
+      own_bytes += wire_bytes(formats.inside, piece(node, own_local, chunk));
+    }
     for (int shift = 1; shift < node_size; ++shift) {
       const int to = (own_local + shift) % node_size;
       const int from = (own_local - shift + node_size) % node_size;
+      std::size_t offset = 0;
       for (int node = 0; node < num_nodes; ++node) {
-        encodes.push_back(
-            {piece(node, to, chunk), formats.inside, first_out.data(to, chunk) + offset_of(node, to, chunk)});
+        encodes.push_back({piece(node, to, chunk), formats.inside, first_out.data(to, chunk) + offset});
+        offset += wire_bytes(formats.inside, piece(node, to, chunk));
       }
-      sends.push_back({owner(own_node, to), first_out.data(to, chunk), offset_of(num_nodes, to, chunk)});
-      recvs.push_back({owner(own_node, from), first_in.data(from, chunk), offset_of(num_nodes, own_local, chunk)});
+      sends.push_back({owner(own_node, to), first_out.data(to, chunk), offset});
+      recvs.push_back({owner(own_node, from), first_in.data(from, chunk), own_bytes});
     }
     {
       const Timed timed(r.stats.codec_time);
@@ -164,14 +164,15 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
     terms.reserve(static_cast<std::size_t>(num_nodes * node_size));  // jobs hold spans of it
     const std::int64_t own_elements = piece(own_node, own_local, chunk).num_elements;
     std::optional<DecodeSum> own_sum;
+    std::size_t offset = 0;
     for (int node = 0; node < num_nodes; ++node) {
       const ConstTensorView values = piece(node, own_local, chunk);
       const std::size_t first_term = terms.size();
       for (int local = 0; local < node_size; ++local) {
         terms.push_back(local == own_local ? exact_wire(values)
-                                           : Wire{first_in.data(local, chunk) + offset_of(node, own_local, chunk),
-                                                  formats.inside, values.dtype});
+                                           : Wire{first_in.data(local, chunk) + offset, formats.inside, values.dtype});
       }
+      offset += wire_bytes(formats.inside, values);
       const std::span<const Wire> node_terms = std::span(terms).subspan(first_term);
       if (node == own_node) {
         own_sum = DecodeSum{node_terms, 1.0f, {partial.data(0, chunk), own_elements, DType::float32}};

@@ -28,11 +28,6 @@ WORLDS = {
 each_world = pytest.mark.parametrize("nodes", WORLDS.values(), ids=WORLDS.keys())
 
 
-def place(nodes: list[int]) -> None:
-    """Puts this rank on its node. Before the first collective."""
-    os.environ.update(GROUP_RANK=str(nodes[dist.get_rank()]), LOCAL_WORLD_SIZE="1")
-
-
 def data(rank: int, num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """The (num,) values of ``rank``: normal, with blocks of very different size."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
@@ -66,13 +61,12 @@ def test_all_gather_gives_the_bits_of_the_reference(nodes: list[int], format: st
     """Replicas agree, on any shape, dtype, node layout and rank order; chunks change nothing."""
 
     def body() -> None:
-        place(nodes)
         for seed, num, dtype in cases(format):
             shards = [data(rank, num, dtype, seed) for rank in range(len(nodes))]
             want = all_gather(shards, format)
             assert_same_bits(gather(shards[dist.get_rank()]), want, (format, num, dtype))
 
-    run(body, len(nodes), options=options(all_gather=format, chunk_bytes=4096))
+    run(body, len(nodes), nodes=nodes, options=options(all_gather=format, chunk_bytes=4096))
 
 
 @each_world
@@ -81,7 +75,6 @@ def test_reduce_scatter_gives_the_bits_of_the_reference(nodes: list[int], format
     """Sums in float32 in a fixed order, one quantization per hop, the own contribution in full precision."""
 
     def body() -> None:
-        place(nodes)
         size, rank = len(nodes), dist.get_rank()
         for seed, num, dtype in cases(formats):
             op, factor = ((dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 1.0 / size))[seed % 2]
@@ -90,7 +83,7 @@ def test_reduce_scatter_gives_the_bits_of_the_reference(nodes: list[int], format
             want = reduce_scatter(own, rank, formats, nodes, factor)
             assert_same_bits(scatter(inputs[rank], op), want, (formats, num, dtype, op))
 
-    run(body, len(nodes), options=options(reduce_scatter=formats, chunk_bytes=4096))
+    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter=formats, chunk_bytes=4096))
 
 
 @each_world
@@ -99,7 +92,6 @@ def test_all_reduce_gives_the_bits_of_the_reference(nodes: list[int], formats: s
     """Every rank holds the same bits, for any number of elements."""
 
     def body() -> None:
-        place(nodes)
         size, rank = len(nodes), dist.get_rank()
         for seed, num, dtype in cases(formats):
             inputs = [data(sender, num, dtype, seed) for sender in range(size)]
@@ -108,7 +100,7 @@ def test_all_reduce_gives_the_bits_of_the_reference(nodes: list[int], formats: s
             dist.all_reduce(tensor, dist.ReduceOp.AVG)
             assert_same_bits(tensor, want, (formats, num, dtype))
 
-    run(body, len(nodes), options=options(all_reduce=formats, chunk_bytes=4096))
+    run(body, len(nodes), nodes=nodes, options=options(all_reduce=formats, chunk_bytes=4096))
 
 
 def test_replicas_agree_and_runs_are_deterministic() -> None:
@@ -125,8 +117,11 @@ def test_replicas_agree_and_runs_are_deterministic() -> None:
         return [digest(gathered), digest(reduced), digest(torch.cat(everybody))]
 
     fields = options(all_reduce="int8:128/int4:128", node_size=2)
-    runs = [run(body, 4, options=fields, env={"THREADS": threads}) for threads in ("1", "1", "3")]
-    runs += [run(body, 4, options=fields, env={"THREADS": "1", "ZCOMM_ISA": isa}) for isa in available_isas()]
+    runs = [run(body, 4, nodes=[0, 0, 1, 1], options=fields, env={"THREADS": threads}) for threads in ("1", "1", "3")]
+    runs += [
+        run(body, 4, nodes=[0, 0, 1, 1], options=fields, env={"THREADS": "1", "ZCOMM_ISA": isa})
+        for isa in available_isas()
+    ]
     assert {tuple(rank) for ranks in runs for rank in ranks} == {tuple(runs[0][0])}
 
 
@@ -167,7 +162,6 @@ def test_reduce_scatter_is_bounded_per_element(nodes: list[int]) -> None:
     """One quantization per hop: half a step of each sender's block, and of each other node's sum."""
 
     def body() -> None:
-        place(nodes)
         size, rank, num = len(nodes), dist.get_rank(), 10_007
         inputs = [data(sender, size * num) for sender in range(size)]
         got = scatter(inputs[rank])
@@ -190,7 +184,7 @@ def test_reduce_scatter_is_bounded_per_element(nodes: list[int]) -> None:
         assert (error <= bound).all(), f"worst {(error / bound).max():.3f} of the bound"
         assert (error / bound).max() > 0.2, "not compressed at all?"
 
-    run(body, len(nodes), options=options(reduce_scatter="int8:128/int4:128"))
+    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter="int8:128/int4:128"))
 
 
 EXACTLY = {"int8:32": 127, "int4:32": 7}
@@ -203,7 +197,6 @@ def test_sum_avg_and_premul_sum_mean_the_same_everywhere(nodes: list[int], forma
     """On values that the format holds exactly, all paths give the exact sum, mean and scaled sum, padded or not."""
 
     def body() -> None:
-        place(nodes)
         size, rank, num = len(nodes), dist.get_rank(), 77
         generator = torch.Generator().manual_seed(7)
         codes = torch.randint(-EXACTLY[format], EXACTLY[format] + 1, (size * num,), generator=generator).float()
@@ -227,7 +220,7 @@ def test_sum_avg_and_premul_sum_mean_the_same_everywhere(nodes: list[int], forma
                 assert_same_bits(whole, (codes[: size * num - 3] * factor).to(dtype), ("all_reduce", name, dtype))
 
     chosen = "exact" if exact else format
-    run(body, len(nodes), options=options(reduce_scatter=chosen, all_reduce=chosen, lists=True))
+    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter=chosen, all_reduce=chosen, lists=True))
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -261,7 +254,6 @@ def test_non_finite_values_are_seen_by_every_receiver(nodes: list[int], bad: flo
     """A NaN or infinity makes its block NaN wherever it goes, and no other block."""
 
     def body() -> None:
-        place(nodes)
         size, rank, num = len(nodes), dist.get_rank(), 256
         for dtype in FLOATS:
             for guilty in range(size):
@@ -280,4 +272,9 @@ def test_non_finite_values_are_seen_by_every_receiver(nodes: list[int], bad: flo
                     if name == "all_reduce":
                         assert not blocks[:, 1].any(), name
 
-    run(body, len(nodes), options=options(all_gather="int8:32", reduce_scatter="int8:32/int4:32", all_reduce="int8:32"))
+    run(
+        body,
+        len(nodes),
+        nodes=nodes,
+        options=options(all_gather="int8:32", reduce_scatter="int8:32/int4:32", all_reduce="int8:32"),
+    )

@@ -66,7 +66,8 @@ def test_ranks_that_disagree_on_options_are_told_the_difference(field: str) -> N
 def test_ranks_that_disagree_on_the_version_are_told() -> None:
     def body() -> None:
         zcomm.backend.__version__ = ("1.0", "2.0")[dist.get_rank()]
-        message = fails(lambda: gather(mine()))
+        group = dist.new_group([0, 1])
+        message = fails(lambda: gather(mine(), group=group))
         assert "version" in message and "1.0" in message and "2.0" in message
 
     run(body)

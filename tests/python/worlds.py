@@ -66,6 +66,7 @@ class World:
     env: Mapping[str, str] = field(default_factory=dict)
     seconds: float = WORLD_SECONDS
     group_seconds: float = GROUP_SECONDS
+    nodes: list[int] | None = None  # of each rank; None: as the host tells
     tcp: bool = False  # rank 0 serves the store, instead of a file that nobody has to serve
 
 
@@ -153,6 +154,8 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
         faulthandler.register(signal.SIGUSR1, stacks)
         torch.set_num_threads(1)
         set_environment(world.env)
+        if world.nodes is not None:
+            os.environ.update(GROUP_RANK=str(world.nodes[rank]), LOCAL_WORLD_SIZE="1")
         result: dict[str, Any] = {}
         try:
             if world.backend is not None:

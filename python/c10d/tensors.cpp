@@ -1,0 +1,117 @@
+#include "tensors.hpp"
+
+#include <ATen/ATen.h>
+
+namespace zcomm::c10d_binding {
+
+std::optional<DType> dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return DType::float32;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kHalf:
+      return DType::float16;
+    default:
+      return std::nullopt;
+  }
+}
+
+TensorView view_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor).value()};
+}
+
+std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<TensorView> views;
+  views.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor));
+  return views;
+}
+
+std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
+  return split(view_of(whole), size, whole.numel() / size);
+}
+
+namespace {
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.is_contiguous();
+}
+
+}  // namespace
+
+std::optional<double> factor_of(const ::c10d::ReduceOp& op, int size) {
+  switch (op.op_) {
+    case ::c10d::ReduceOp::SUM:
+      return 1.0;
+    case ::c10d::ReduceOp::AVG:
+      return 1.0 / size;
+    case ::c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole) {
+  Call call;
+  call.collective = collective;
+  call.form = form;
+  call.dtype = dtype_of(shard);
+  call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
+  // torch hands over complex tensors as their real views.
+  if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
+  call.contiguous = is_dense(shard);
+  for (const at::Tensor& part : whole) {
+    call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
+    call.contiguous = call.contiguous && is_dense(part);
+  }
+  return call;
+}
+
+Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
+              const ::c10d::ReduceOp& op) {
+  Call call = describe(collective, form, shard, whole);
+  call.linear = factor_of(op, 1).has_value();
+  return call;
+}
+
+void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, const char* whole_name,
+                  const char* shard_name) {
+  TORCH_CHECK_VALUE(whole.scalar_type() == shard.scalar_type(), "zcomm: ", whole_name, " has dtype ",
+                    whole.scalar_type(), ", need that of ", shard_name, ", ", shard.scalar_type());
+  TORCH_CHECK_VALUE(whole.numel() == shard.numel() * size, "zcomm: ", whole_name, " has ", whole.numel(),
+                    " elements, need ", size, " times the ", shard.numel(), " of ", shard_name);
+}
+
+void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
+                const char* shard_name) {
+  TORCH_CHECK_VALUE(list.size() == static_cast<std::size_t>(size), "zcomm: ", list_name, " has ", list.size(),
+                    " tensors, need one for each of ", size, " ranks");
+  for (const at::Tensor& tensor : list) {
+    TORCH_CHECK_VALUE(tensor.scalar_type() == shard.scalar_type() && tensor.numel() == shard.numel(),
+                      "zcomm: ", list_name, " has a tensor of ", tensor.numel(), " ", tensor.scalar_type(), ", need ",
+                      shard.numel(), " ", shard.scalar_type(), " as in ", shard_name);
+  }
+}
+
+bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank) {
+  return static_cast<const char*>(input.data_ptr()) ==
+         static_cast<const char*>(output.data_ptr()) + static_cast<std::size_t>(rank) * input.nbytes();
+}
+
+std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, double factor) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  for (const at::Tensor& tensor : tensors) results.push_back(tensor * factor);
+  return results;
+}
+
+void scale_in_place(std::vector<at::Tensor>& tensors, double factor) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) tensor.mul_(factor);
+}
+
+}  // namespace zcomm::c10d_binding

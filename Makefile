@@ -57,10 +57,8 @@ $(DOCTEST)/doctest/doctest.h:
 test-cpp: build/plain/zcomm_tests build/asan/zcomm_tests build/tsan/zcomm_tests
 	build/plain/zcomm_tests
 	build/asan/zcomm_tests
-	build/tsan/zcomm_tests --test-case-exclude='*slow under tsan*'
+	build/tsan/zcomm_tests
 
-# The codec's loops are single-threaded and take an hour under a sanitizer's eyes on every element; what threads share
-# is what the thread sanitizer is for.
 build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) $(TEST_SOURCES)
 	$(CMAKE) -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON \
 	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) >build/$*.log || { cat build/$*.log; exit 1; }

@@ -210,7 +210,7 @@ def main(
     report("end", validation_loss=mean_and_sum(loss, 0.0)[0])
     dist.destroy_process_group()
     sys.stdout.flush()
-    # Not through the interpreter's end: threads of torch's own make about one of fifty abort there, with gloo alone, too.
+    # Not through the interpreter's end: there threads of torch's own abort about one of fifty, with gloo alone, too.
     os._exit(0)
 
 

@@ -17,6 +17,7 @@ demo: install
 test: test-cpp test-python
 
 bench: install
+	rm -f bench/results/codec.jsonl
 	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --json bench/results/codec.jsonl
 	$(PY) bench/collectives.py $(ARGS)
 

@@ -166,16 +166,14 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
             resolved.global_ranks_in_group = child_options.global_ranks_in_group
         return _make(child_store, ranks.index(rank), len(ranks), resolved)
 
-    def meet(name: str, own: str, purpose: str) -> list[str]:
-        return _meet(prefixed(name), rank, size, own, options, purpose, lambda: _is_over(key))
+    def meet(name: str, purpose: str) -> list[str]:
+        return _meet(prefixed(name), size, options._timeout.total_seconds(), purpose, lambda: _is_over(key))
 
     def make_transport_group() -> dist.ProcessGroupGloo:
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
-        meet(
-            "transport-meeting",
-            "",
-            "first compressed call (zcomm.exact(), override(), in-place use must be the same on all ranks)",
-        )
+        prefixed("transport-meeting").set(f"{rank}", "")
+        purpose = "first compressed call (zcomm.exact(), override(), in-place use must be the same on all ranks)"
+        meet("transport-meeting", purpose)
         return _make_gloo(prefixed("transport"), rank, size, options)
 
     def end() -> None:
@@ -193,7 +191,7 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
         exact=_make_gloo(prefixed("exact"), rank, size, options),
         store=prefixed("state"),
         options=options,
-        agree=lambda: _agree(meet, introduction, rank, options),
+        agree=lambda: _agree(meet("agreement", "first collective"), rank, options),
         make_transport_group=make_transport_group,
         split=split,
         at_shutdown=end,
@@ -206,41 +204,35 @@ def _is_over(key: object) -> bool:
     return backend is None or backend.is_aborted
 
 
-def _meet(
-    store: Any, rank: int, size: int, own: str, options: Any, purpose: str, is_over: Callable[[], bool]
-) -> list[str]:
-    """What every rank says, in rank order, once all have come. Raises RuntimeError that names the ranks that did not
-    within the timeout; ends early if the group is aborted."""
-    store.set(f"{rank}", own)
-    keys = [f"{other}" for other in range(size)]
-    deadline = time.monotonic() + options._timeout.total_seconds()
+def _meet(store: Any, size: int, timeout: float, purpose: str, is_over: Callable[[], bool]) -> list[str]:
+    """What every rank has set in ``store``, in rank order, once all have. Raises RuntimeError that names the ranks that
+    have not within ``timeout`` seconds; ends early if the group is aborted."""
+    keys = [f"{rank}" for rank in range(size)]
+    deadline = time.monotonic() + timeout
     pause = 0.0005
     while not store.check(keys):
         if is_over():
-            raise RuntimeError(f"zcomm, rank {rank} of group '{options.group_name}': aborted before the {purpose}")
+            raise RuntimeError(f"aborted before the {purpose}")
         if time.monotonic() > deadline:
-            missing = [other for other in range(size) if not store.check([f"{other}"])]
-            raise RuntimeError(
-                f"zcomm, rank {rank} of group '{options.group_name}': ranks {missing} did not come to the {purpose} "
-                f"within the timeout of {options._timeout.total_seconds():g} s"
-            )
+            missing = [rank for rank in range(size) if not store.check([f"{rank}"])]
+            raise RuntimeError(f"ranks {missing} did not come to the {purpose} within the timeout of {timeout:g} s")
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return [text.decode() for text in store.multi_get(keys)]
 
 
-def _agree(meet: Callable[[str, str, str], list[str]], own: dict[str, str], rank: int, options: Any) -> list[int]:
+def _agree(introductions: list[str], rank: int, options: Any) -> list[int]:
     """Compares version and options of all ranks; returns the node of each rank, as numbers.
 
     Raises RuntimeError that names the first difference.
     """
-    everyone = [json.loads(text) for text in meet("agreement", json.dumps(own), "first collective")]
+    everyone = [json.loads(text) for text in introductions]
+    own = everyone[rank]
     for other, theirs in enumerate(everyone):
         for item in ("version", "options"):
             if theirs[item] != own[item]:
                 raise RuntimeError(
-                    f"zcomm, rank {rank} of group '{options.group_name}': ranks disagree on the {item}: this rank has "
-                    f"{own[item]}, rank {other} has {theirs[item]}"
+                    f"ranks disagree on the {item}: this rank has {own[item]}, rank {other} has {theirs[item]}"
                 )
     if options.node_size is not None:
         return [world_rank // options.node_size for world_rank in options.global_ranks_in_group or range(len(everyone))]

@@ -9,8 +9,8 @@ namespace zcomm::c10d_binding {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-constexpr int kOfCall =
-    0x40000000;  // the bit of a tag that tells a call's own messages from the ones that compare calls
+// The bit of a tag that tells a call's own messages from those that compare calls.
+constexpr int kOfCall = 0x40000000;
 
 class C10dTransfer final : public Transfer {
  public:

@@ -10,6 +10,21 @@
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
+
+// Calls Python, whose exceptions become ours: what() of theirs would append a traceback.
+template <class Result>
+Result ask(const std::function<Result()>& host) {
+  try {
+    return host();
+  } catch (pybind11::error_already_set& error) {
+    const pybind11::gil_scoped_acquire gil;
+    throw TransportError(pybind11::str(error.value()));
+  }
+}
+
+}  // namespace
+
 ProcessGroup::ProcessGroup(BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host)
     : Backend(exact->getRank(), exact->getSize()),
       exact_(std::move(exact)),
@@ -23,7 +38,11 @@ void ProcessGroup::agree() {
   if (agreed_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(agree_mutex_);
   if (agreed_.load(std::memory_order_relaxed)) return;
-  topology_.emplace(host_.agree());
+  try {
+    topology_.emplace(ask(host_.agree));
+  } catch (const Error& error) {
+    std::rethrow_exception(to_torch_error(error));
+  }
   agreed_.store(true, std::memory_order_release);
 }
 
@@ -47,18 +66,9 @@ bool ProcessGroup::admit(const Policy& policy, const Call& call, Check&& check) 
   return verdict == Verdict::compressed;
 }
 
-BackendPtr ProcessGroup::make_transport_group() const {
-  try {
-    return host_.make_transport_group();
-  } catch (pybind11::error_already_set& error) {
-    const pybind11::gil_scoped_acquire gil;
-    throw TransportError(pybind11::str(error.value()));  // what() would append a Python traceback
-  }
-}
-
 Communicator& ProcessGroup::communicator() {
   if (!communicator_) {
-    auto transport = std::make_unique<C10dTransport>(make_transport_group(), store_);
+    auto transport = std::make_unique<C10dTransport>(ask(host_.make_transport_group), store_);
     auto fresh = std::make_unique<Communicator>(std::move(transport), *topology_, make_cpu_codec(),
                                                 make_host_workspace(), options_->chunk_bytes);
     const std::lock_guard lock(communicator_mutex_);

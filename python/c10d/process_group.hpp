@@ -143,7 +143,6 @@ class ProcessGroup final : public ::c10d::Backend {
                                 std::vector<at::Tensor> inputs, double factor, const Terms& terms);
   WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, double factor, const Terms& terms);
   Communicator& communicator();
-  BackendPtr make_transport_group() const;
   void abort_compressed();
   std::exception_ptr to_torch_error(const std::exception& error) const;
   // An exact collective outside of the policy: counts it.

@@ -1,11 +1,12 @@
 #include "zcomm/workspace.hpp"
 
-#include <bit>
 #include <map>
 #include <mutex>
 #include <new>
 #include <unordered_map>
 #include <vector>
+
+#include "size_class.hpp"
 
 namespace zcomm {
 namespace {
@@ -17,21 +18,12 @@ struct Free {
 };
 using Owned = std::unique_ptr<std::byte[], Free>;
 
-// Sizes are rounded to eighths of a power of two: few distinct sizes, at most an eighth unused.
-std::size_t size_class(std::size_t num_bytes) {
-  constexpr std::size_t kSmallest = 4096;
-  if (num_bytes <= kSmallest) return kSmallest;
-  const std::size_t step = std::bit_floor(num_bytes) / 8;
-  return (num_bytes + step - 1) / step * step;
-}
-
 class HostWorkspace final : public Workspace {
  public:
   std::byte* acquire(std::size_t num_bytes, StreamView) override {
     const std::size_t size = size_class(num_bytes);
     const std::lock_guard lock(mutex_);
-    // A larger idle piece is better than a fresh one, within reason.
-    for (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= 2 * size; ++it) {
+    for (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= largest_fit(size); ++it) {
       if (it->second.empty()) continue;
       std::byte* data = it->second.back();
       it->second.pop_back();

@@ -60,7 +60,7 @@ struct DecodeSumEncode {
 // rounded to nearest even; a decoded value is code * scale in float32. A NaN or infinity anywhere in a block makes the
 // whole block NaN. A block of finite values never decodes to infinity: `decode` saturates at the largest finite value
 // of its output type, and the terms of a sum saturate at the largest finite float32.
-class Codec {
+class [[gnu::visibility("default")]] Codec {
  public:
   virtual ~Codec() = default;
   virtual void encode(std::span<const Encode> jobs, StreamView stream) const = 0;

@@ -1,4 +1,5 @@
-// Exceptions of the library. Every message names what was given and what is accepted.
+// Exceptions of the library, visible to every module that links it. Every message names what was given and what is
+// accepted.
 #pragma once
 
 #include <stdexcept>
@@ -6,25 +7,25 @@
 
 namespace zcomm {
 
-class Error : public std::runtime_error {
+class [[gnu::visibility("default")]] Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 // A wrong argument. Thrown before any byte moves; the communicator stays usable.
-class ArgumentError : public Error {
+class [[gnu::visibility("default")]] ArgumentError : public Error {
  public:
   using Error::Error;
 };
 
 // A transfer failed, a peer was lost or the ranks called different things. The communicator is unusable after it.
-class TransportError : public Error {
+class [[gnu::visibility("default")]] TransportError : public Error {
  public:
   using Error::Error;
 };
 
 // A peer did not answer within the timeout. The communicator is unusable after it.
-class TimeoutError : public TransportError {
+class [[gnu::visibility("default")]] TimeoutError : public TransportError {
  public:
   using TransportError::TransportError;
 };

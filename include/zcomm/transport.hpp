@@ -26,7 +26,7 @@ struct Recv {
 
 // Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
 // Destroying one that was not waited for gives it up, and with it the transport: its memory is not touched afterwards.
-class Transfer {
+class [[gnu::visibility("default")]] Transfer {
  public:
   virtual ~Transfer() = default;
   // On a CPU blocks until all has been sent and received; on a GPU makes `stream` wait and returns at once. Called
@@ -34,7 +34,7 @@ class Transfer {
   virtual void wait(StreamView stream) = 0;
 };
 
-class Transport {
+class [[gnu::visibility("default")]] Transport {
  public:
   virtual ~Transport() = default;
   virtual int rank() const = 0;

@@ -10,7 +10,7 @@
 namespace zcomm {
 
 // Gives out scratch that is aligned to 64 bytes at least. Thread-safe.
-class Workspace {
+class [[gnu::visibility("default")]] Workspace {
  public:
   virtual ~Workspace() = default;
   // At least num_bytes, contents undefined. May be reused by later work on `stream` once it is released.

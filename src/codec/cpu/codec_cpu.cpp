@@ -3,12 +3,11 @@
 #include <cfenv>
 #include <cstring>
 #include <limits>
-#include <string>
 
+#include "codec/checks.hpp"
 #include "codec/cpu/isa.hpp"
 #include "thread_pool.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -43,71 +42,6 @@ class DefaultFloatEnvironment {
  private:
   std::fenv_t saved_;
 };
-
-// --- Checks
-
-void check_aligned(const char* argument, const void* data, std::size_t alignment, std::int64_t num_elements) {
-  check_argument(num_elements == 0 || data != nullptr, [&] {
-    return std::string(argument) + ": got a null pointer for " + std::to_string(num_elements) + " elements";
-  });
-  const auto offset = reinterpret_cast<std::uintptr_t>(data) % alignment;
-  check_argument(offset == 0, [&] {
-    return std::string(argument) + ": got an address " + std::to_string(offset) + " bytes past a multiple of " +
-           std::to_string(alignment) + ", expected a multiple of " + std::to_string(alignment);
-  });
-}
-
-void check_format(BlockFormat format) {
-  const BlockFormat parsed = BlockFormat::parse(format.to_string());
-  check_argument(parsed == format, [&] {
-    return "format: got a block size of " + std::to_string(format.block_size) + " with " + format.to_string() +
-           ", expected 0";
-  });
-}
-
-void check_values(ConstTensorView values) {
-  to_string(values.dtype);
-  check_argument(values.num_elements >= 0, [&] {
-    return "values: got " + std::to_string(values.num_elements) + " elements, expected 0 or more";
-  });
-  check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
-}
-
-void check_wire(const Wire& wire, std::int64_t num_elements) {
-  to_string(wire.dtype);
-  check_format(wire.format);
-  const bool exact = wire.format.kind == ElementKind::exact;
-  check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
-}
-
-void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
-  check_argument(!wires.empty(), [] { return "wires: got none, expected at least one"; });
-  for (const Wire& wire : wires) check_wire(wire, num_elements);
-}
-
-void check(const Encode& job) {
-  check_values(job.values);
-  check_format(job.format);
-  check_aligned("wire", job.wire, kWireAlignment, job.values.num_elements);
-}
-
-void check(const Decode& job) {
-  check_values(job.values);
-  check_wire(job.wire, job.values.num_elements);
-}
-
-void check(const DecodeSum& job) {
-  check_values(job.values);
-  check_wires(job.wires, job.values.num_elements);
-}
-
-void check(const DecodeSumEncode& job) {
-  check_argument(job.num_elements >= 0,
-                 [&] { return "num_elements: got " + std::to_string(job.num_elements) + ", expected 0 or more"; });
-  check_wires(job.wires, job.num_elements);
-  check_format(job.format);
-  check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
-}
 
 // --- Tasks
 
@@ -152,9 +86,6 @@ CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
   const WireLayout layout(wire.format, wire.dtype, num_elements);
   return {wire.data, wire.data + layout.codes_offset, wire.format.block_size};
 }
-
-// The type of the values that a wire without scales holds.
-DType value_dtype(const Wire& wire) { return wire.format.kind == ElementKind::bf16 ? DType::bfloat16 : wire.dtype; }
 
 const std::byte* value_at(const Wire& wire, std::int64_t i) {
   return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));

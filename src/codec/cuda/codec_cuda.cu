@@ -1,0 +1,250 @@
+// The codec for the memory of NVIDIA GPUs. Calls check all jobs, then go through them once for each kernel, so that
+// jobs of one kind share a launch.
+#include <limits>
+#include <vector>
+
+#include "codec/cuda/decode.cuh"
+#include "codec/cuda/encode.cuh"
+#include "codec/cuda/launcher.hpp"
+#include "codec/cuda/reduce.cuh"
+#include "zcomm/cuda.hpp"
+
+namespace zcomm {
+namespace gpu {
+namespace {
+
+// --- Kernels, by DType and kind of codes
+
+constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
+constexpr ElementKind kCodeKinds[] = {ElementKind::int8, ElementKind::int4};
+std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
+std::size_t index_of(ElementKind kind) { return kind == ElementKind::int8 ? 0 : 1; }
+
+constexpr Kernel<EncodeTable> kEncode[3][2] = {
+    {{"encode float32 to int8", encode_kernel<Float32, Int8>},
+     {"encode float32 to int4", encode_kernel<Float32, Int4>}},
+    {{"encode bfloat16 to int8", encode_kernel<Bfloat16, Int8>},
+     {"encode bfloat16 to int4", encode_kernel<Bfloat16, Int4>}},
+    {{"encode float16 to int8", encode_kernel<Float16, Int8>},
+     {"encode float16 to int4", encode_kernel<Float16, Int4>}},
+};
+constexpr std::uint32_t kEncodeUnrolls[3] = {kEncodeUnroll<Float32>, kEncodeUnroll<Bfloat16>, kEncodeUnroll<Float16>};
+
+constexpr Kernel<DecodeTable> kDecode[3][2] = {
+    {{"decode int8 to float32", decode_kernel<Float32, Int8>},
+     {"decode int4 to float32", decode_kernel<Float32, Int4>}},
+    {{"decode int8 to bfloat16", decode_kernel<Bfloat16, Int8>},
+     {"decode int4 to bfloat16", decode_kernel<Bfloat16, Int4>}},
+    {{"decode int8 to float16", decode_kernel<Float16, Int8>},
+     {"decode int4 to float16", decode_kernel<Float16, Int4>}},
+};
+constexpr Kernel<SumTable> kSum[3] = {
+    {"sum to float32", sum_kernel<Float32>, kSumThreads},
+    {"sum to bfloat16", sum_kernel<Bfloat16>, kSumThreads},
+    {"sum to float16", sum_kernel<Float16>, kSumThreads},
+};
+constexpr Kernel<SumEncodeTable> kSumEncode[2] = {
+    {"sum to int8", sum_encode_kernel<Int8>, kSumThreads},
+    {"sum to int4", sum_encode_kernel<Int4>, kSumThreads},
+};
+
+constexpr float kLargestFinite[3] = {Float32::kLargestFinite, Bfloat16::kLargestFinite, Float16::kLargestFinite};
+constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+
+// --- Steps
+
+void copy(const std::byte* source, std::size_t num_bytes, std::byte* target, StreamView stream) {
+  if (num_bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDeviceToDevice, as_cuda(stream)), "copy");
+}
+
+// Zeros what comes after the values of a wire without scales.
+void pad_values(const TensorView& wire, StreamView stream) {
+  const std::size_t num_bytes = align_wire(wire.num_bytes()) - wire.num_bytes();
+  if (num_bytes == 0) return;
+  check_cuda(cudaMemsetAsync(wire.data + wire.num_bytes(), 0, num_bytes, as_cuda(stream)), "zero the padding");
+}
+
+// The values of a wire without scales.
+TensorView values_of(std::byte* wire, BlockFormat format, DType dtype, std::int64_t num_elements) {
+  return {wire, num_elements, format.kind == ElementKind::bf16 ? DType::bfloat16 : dtype};
+}
+
+void add(Launcher<EncodeTable>& launcher, const Encode& job) {
+  const std::int64_t n = job.values.num_elements;
+  for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
+    const EncodePiece piece{job.values.slice(begin, count).data,
+                            blocks_out(job.wire, job.format, n, begin, count, kGroup)};
+    launcher.add(piece, divide_up(num_lanes(piece.out), kThreads * kEncodeUnrolls[index_of(job.values.dtype)]));
+  });
+}
+
+void add(Launcher<DecodeTable>& launcher, const Decode& job) {
+  const std::int64_t n = job.values.num_elements;
+  for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
+    const TensorView values = job.values.slice(begin, count);
+    launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count)},
+                 divide_up(count, kThreads * kDecodeUnroll * kGroup));
+  });
+}
+
+// `limit`: finite sums beyond it are set to it.
+void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, float limit, TensorView values) {
+  const std::int64_t n = values.num_elements;
+  for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
+    launcher.add({values.slice(begin, count).data, static_cast<std::uint32_t>(count), {}, factor, limit},
+                 divide_up(count, kSumThreads * kSumElements), wires,
+                 [&](const Wire& wire) { return wire_part(wire, n, begin); });
+  });
+}
+
+void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wires, const DecodeSumEncode& job) {
+  const std::int64_t n = job.num_elements;
+  for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
+    const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements), {}};
+    launcher.add(piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
+                 [&](const Wire& wire) { return wire_part(wire, n, begin); });
+  });
+}
+
+// --- The codec
+
+class CudaCodec final : public Codec {
+ public:
+  explicit CudaCodec(Workspace& workspace) : workspace_(workspace) {}
+
+  void encode(std::span<const Encode> jobs, StreamView stream) const override {
+    for (const Encode& job : jobs) check(job);
+    Launcher<EncodeTable> launcher(stream);
+    for (DType dtype : kDTypes) {
+      for (ElementKind kind : kCodeKinds) {
+        launcher.use(kEncode[index_of(dtype)][index_of(kind)]);
+        for (const Encode& job : jobs) {
+          if (job.values.dtype == dtype && job.format.kind == kind) add(launcher, job);
+        }
+      }
+    }
+    launcher.launch();
+    Launcher<SumTable> casts(stream);
+    casts.use(kSum[index_of(DType::bfloat16)]);
+    for (const Encode& job : jobs) {
+      if (job.format.has_scales()) continue;
+      const TensorView out = values_of(job.wire, job.format, job.values.dtype, job.values.num_elements);
+      if (job.values.dtype == out.dtype) {
+        copy(job.values.data, job.values.num_bytes(), out.data, stream);
+      } else {
+        const Wire values{job.values.data, {}, job.values.dtype};
+        add_sum(casts, {&values, 1}, 1.0f, kNoLimit, out);
+      }
+      pad_values(out, stream);
+    }
+    casts.launch();
+  }
+
+  void decode(std::span<const Decode> jobs, StreamView stream) const override {
+    for (const Decode& job : jobs) check(job);
+    Launcher<DecodeTable> launcher(stream);
+    Launcher<SumTable> casts(stream);
+    for (DType dtype : kDTypes) {
+      for (ElementKind kind : kCodeKinds) {
+        launcher.use(kDecode[index_of(dtype)][index_of(kind)]);
+        for (const Decode& job : jobs) {
+          if (job.values.dtype == dtype && job.wire.format.kind == kind) add(launcher, job);
+        }
+      }
+      casts.use(kSum[index_of(dtype)]);
+      for (const Decode& job : jobs) {
+        if (job.values.dtype != dtype || job.wire.format.has_scales()) continue;
+        if (value_dtype(job.wire) == dtype) {
+          copy(job.wire.data, job.values.num_bytes(), job.values.data, stream);
+        } else {
+          add_sum(casts, {&job.wire, 1}, 1.0f, kLargestFinite[index_of(dtype)], job.values);
+        }
+      }
+    }
+    launcher.launch();
+    casts.launch();
+  }
+
+  void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
+    for (const DecodeSum& job : jobs) check(job);
+    Launcher<SumTable> launcher(stream);
+    for (DType dtype : kDTypes) {
+      launcher.use(kSum[index_of(dtype)]);
+      for (const DecodeSum& job : jobs) {
+        if (job.values.dtype == dtype) sum(launcher, job.wires, job.factor, job.values, stream);
+      }
+    }
+    launcher.launch();
+  }
+
+  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
+    for (const DecodeSumEncode& job : jobs) check(job);
+    Launcher<SumEncodeTable> launcher(stream);
+    for (ElementKind kind : kCodeKinds) {
+      launcher.use(kSumEncode[index_of(kind)]);
+      for (const DecodeSumEncode& job : jobs) {
+        if (job.format.kind != kind) continue;
+        with_few_wires(launcher, job.wires, job.num_elements, stream,
+                       [&](std::span<const Wire> wires) { add_sum_encode(launcher, wires, job); });
+      }
+    }
+    launcher.launch();
+    Launcher<SumTable> sums(stream);
+    for (ElementKind kind : {ElementKind::exact, ElementKind::bf16}) {
+      for (const DecodeSumEncode& job : jobs) {
+        if (job.format.kind != kind) continue;
+        const TensorView out = values_of(job.wire, job.format, DType::float32, job.num_elements);
+        sums.use(kSum[index_of(out.dtype)]);
+        sum(sums, job.wires, 1.0f, out, stream);
+        pad_values(out, stream);
+      }
+    }
+    sums.launch();
+  }
+
+ private:
+  void sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, TensorView values,
+           StreamView stream) const {
+    with_few_wires(launcher, wires, values.num_elements, stream,
+                   [&](std::span<const Wire> few) { add_sum(launcher, few, factor, kNoLimit, values); });
+  }
+
+  // Calls add(wires) with no more wires than fit a launch: the first ones are summed before.
+  template <class Table, class Add>
+  void with_few_wires(Launcher<Table>& launcher, std::span<const Wire> wires, std::int64_t num_elements,
+                      StreamView stream, const Add& add_job) const {
+    constexpr std::size_t kCapacity = std::min(Table::kWireCapacity, SumTable::kWireCapacity);
+    if (wires.size() <= kCapacity) {
+      add_job(wires);
+      return;
+    }
+    if (num_elements == 0) return;
+    const TensorView so_far{nullptr, num_elements, DType::float32};
+    const Scratch scratch(workspace_, so_far.num_bytes(), stream);
+    const TensorView sums{scratch.data(), num_elements, DType::float32};
+    std::vector<Wire> few;
+    while (few.size() + wires.size() > kCapacity) {
+      const std::size_t count = kCapacity - few.size();
+      few.insert(few.end(), wires.begin(), wires.begin() + static_cast<std::ptrdiff_t>(count));
+      wires = wires.subspan(count);
+      Launcher<SumTable> first(stream);
+      first.use(kSum[index_of(DType::float32)]);
+      add_sum(first, few, 1.0f, kNoLimit, sums);
+      first.launch();
+      few = {{sums.data, {}, DType::float32}};
+    }
+    few.insert(few.end(), wires.begin(), wires.end());
+    add_job(few);
+    launcher.launch();  // before the scratch is released
+  }
+
+  Workspace& workspace_;
+};
+
+}  // namespace
+}  // namespace gpu
+
+std::unique_ptr<Codec> make_cuda_codec(Workspace& workspace) { return std::make_unique<gpu::CudaCodec>(workspace); }
+
+}  // namespace zcomm

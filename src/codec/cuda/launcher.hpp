@@ -1,0 +1,131 @@
+// The host's side of the tables: cuts jobs into pieces, fills tables, launches kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <span>
+
+#include "codec/checks.hpp"
+#include "codec/cuda/tables.cuh"
+#include "cuda_check.hpp"
+
+namespace zcomm::gpu {
+
+template <class Table>
+struct Kernel {
+  const char* name;  // in words: what it does
+  void (*function)(Table);
+  std::uint32_t threads = kThreads;  // of a CTA
+};
+
+// Collects pieces and launches a kernel for as many as fit a table.
+template <class Table>
+class Launcher {
+ public:
+  explicit Launcher(StreamView stream) : stream_(stream) {}
+
+  // What is added from here on is for this kernel.
+  void use(const Kernel<Table>& kernel) {
+    launch();
+    kernel_ = &kernel;
+  }
+
+  void add(const typename Table::Piece& piece, std::int64_t num_ctas) {
+    if (table_.num_pieces == Table::kCapacity) launch();
+    table_.first_cta[table_.num_pieces] = num_ctas_;
+    table_.pieces[table_.num_pieces] = piece;
+    table_.num_pieces += 1;
+    num_ctas_ += static_cast<std::uint32_t>(num_ctas);
+  }
+
+  // A piece whose wires are part(wire) of each of `wires`: no more than fit a table.
+  template <class Part>
+  void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part) {
+    if (table_.num_pieces == Table::kCapacity || num_wires_ + wires.size() > Table::kWireCapacity) launch();
+    WirePart* parts = table_.wires + num_wires_;
+    for (std::size_t i = wires.size(); i-- > 0;) {
+      parts[i] = part(wires[i]);
+      const bool is_last = i + 1 == wires.size() || parts[i + 1].source != parts[i].source;
+      parts[i].run = static_cast<std::uint8_t>(is_last ? 1 : parts[i + 1].run + 1);
+    }
+    piece.wires.begin = static_cast<std::uint16_t>(num_wires_);
+    num_wires_ += wires.size();
+    piece.wires.end = static_cast<std::uint16_t>(num_wires_);
+    add(piece, num_ctas);
+  }
+
+  void launch() {
+    if (table_.num_pieces == 0) return;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(num_ctas_);
+    config.blockDim = dim3(kernel_->threads);
+    config.stream = as_cuda(stream_);
+    check_cuda(cudaLaunchKernelEx(&config, kernel_->function, table_), kernel_->name);
+    table_.num_pieces = 0;
+    num_ctas_ = 0;
+    num_wires_ = 0;
+  }
+
+ private:
+  StreamView stream_;
+  const Kernel<Table>* kernel_ = nullptr;
+  Table table_{};
+  std::uint32_t num_ctas_ = 0;
+  std::size_t num_wires_ = 0;
+};
+
+inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Calls run(begin, count) for ranges that cover num_elements elements, all but the last of them whole blocks.
+template <class Run>
+void for_pieces(std::int64_t num_elements, std::int64_t block_size, const Run& run) {
+  const std::int64_t step = kPieceElements / block_size * block_size;
+  for (std::int64_t begin = 0; begin < num_elements; begin += step) run(begin, std::min(step, num_elements - begin));
+}
+
+// A wire of num_elements elements from element `begin`, a multiple of 32, on.
+inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int64_t begin) {
+  static_assert(static_cast<Source>(DType::float16) == Source::float16);
+  WirePart part{};
+  if (!wire.format.has_scales()) {
+    part.data = wire.data + static_cast<std::size_t>(begin) * element_size(value_dtype(wire));
+    part.source = static_cast<Source>(value_dtype(wire));
+    return part;
+  }
+  const std::int64_t block_size = wire.format.block_size;
+  const bool is_int8 = wire.format.kind == ElementKind::int8;
+  const WireLayout layout(wire.format, wire.dtype, num_elements);
+  part.data = wire.data + layout.codes_offset + (is_int8 ? begin : begin / 2);
+  part.scales = wire.data + begin / block_size * 2;
+  part.magic = static_cast<std::uint32_t>(divide_up(std::int64_t{1} << 32, block_size / kGroup));
+  part.phase = static_cast<std::uint16_t>(begin % block_size / kGroup);
+  part.source = is_int8 ? Source::int8 : Source::int4;
+  return part;
+}
+
+// Elements [begin, begin + count) of a wire of num_elements, whole blocks but for its end, written by threads that have
+// thread_elements each.
+inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t num_elements, std::int64_t begin,
+                            std::int64_t count, std::uint32_t thread_elements) {
+  const WireLayout layout(format, DType::float32, num_elements);
+  const WireLayout before(format, DType::float32, begin);  // blocks are whole bytes: its sizes are offsets
+  BlocksOut out{};
+  out.scales = wire + before.num_blocks * 2;
+  out.codes = wire + layout.codes_offset + before.codes_bytes;
+  out.num_elements = static_cast<std::uint32_t>(count);
+  out.block_size = static_cast<std::uint16_t>(format.block_size);
+  while (static_cast<int>(thread_elements << out.log2_lanes) < format.block_size) out.log2_lanes += 1;
+  if (begin + count == num_elements) {
+    out.scale_padding =
+        static_cast<std::uint8_t>(layout.codes_offset / 2 - static_cast<std::size_t>(layout.num_blocks));
+  }
+  return out;
+}
+
+// Threads that blocks are shared out to, idle ones included.
+inline std::int64_t num_lanes(const BlocksOut& out) {
+  return divide_up(out.num_elements, out.block_size) << out.log2_lanes;
+}
+
+}  // namespace zcomm::gpu

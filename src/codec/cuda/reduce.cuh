@@ -1,0 +1,199 @@
+// Sums of wires, to values or to blocks.
+#pragma once
+
+#include "codec/cuda/decode.cuh"
+#include "codec/cuda/encode.cuh"
+
+namespace zcomm::gpu {
+
+// A thread has two groups of a sum: as blocks are multiples of 32 elements, the two share their scales.
+inline constexpr std::uint32_t kSumGroups = 2;
+inline constexpr std::uint32_t kSumElements = kSumGroups * kGroup;
+inline constexpr std::uint32_t kSumThreads = 128;  // of a CTA: the largest block is shared by as many
+// On a multiprocessor: for enough loads in flight. Where additions take register pairs, that many would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr std::uint32_t kSumCtas = 4;
+#else
+inline constexpr std::uint32_t kSumCtas = 5;
+#endif
+using Sum = float[kSumGroups][kGroup];
+
+// The codes and the scale of a thread's elements in one wire.
+template <class Codes>
+struct Coded {
+  ZCOMM_DEVICE void load(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements) {
+    constexpr std::uint32_t kElements = 16 * Codes::kCodesPerByte;  // in 16 bytes
+    const std::byte* data = wire.data + begin / Codes::kCodesPerByte;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kSumElements / kElements; ++i) {
+      std::uint32_t quad[4] = {};
+      if (i == 0 || begin + i * kElements < num_elements) load_words(data + 16 * i, quad);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) codes[4 * i + k] = quad[k];
+    }
+    scale = load_scale(wire.scale(begin / kGroup));
+  }
+
+  std::uint32_t codes[kSumGroups * Codes::kWords];
+  std::uint32_t scale;
+};
+
+// Adds the terms of kWires wires, one after the other, from element `begin` on. Their loads are in flight together.
+template <class Codes, int kWires>
+ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
+  Coded<Codes> coded[kWires];
+  bool are_plain = true;
+#pragma unroll
+  for (int w = 0; w < kWires; ++w) coded[w].load(wires[w], begin, num_elements);
+#pragma unroll
+  for (int w = 0; w < kWires; ++w) are_plain = are_plain && is_plain_scale<Float32>(coded[w].scale);
+  float terms[kGroup];
+  if (are_plain) {
+#pragma unroll
+    for (int w = 0; w < kWires; ++w) {
+#pragma unroll
+      for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+        Codes::unpack(coded[w].codes + g * Codes::kWords, terms);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          sum[g][i] = __fmaf_rn(__fadd_rn(terms[i], -Codes::kBias), scale_value(coded[w].scale), sum[g][i]);
+        }
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int w = 0; w < kWires; ++w) {  // rare: again, in little code
+    Coded<Codes> special;
+    special.load(wires[w], begin, num_elements);
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+      Codes::unpack(special.codes + g * Codes::kWords, terms);
+      dequantize_special<Codes>(terms, scale_value(special.scale), Float32::kLargestFinite, terms);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
+    }
+  }
+}
+
+// Wires of one kind, with 64 bytes of codes in flight.
+template <class Codes>
+ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
+                          Sum& sum) {
+  constexpr std::uint32_t kWires = 2 * Codes::kCodesPerByte;
+#pragma unroll 1
+  for (; run >= kWires; run -= kWires, wires += kWires) add_codes<Codes, kWires>(wires, begin, num_elements, sum);
+#pragma unroll 1
+  for (; run > 0; --run, ++wires) add_codes<Codes, 1>(wires, begin, num_elements, sum);
+}
+
+template <class Type>
+ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
+                             Sum& sum) {
+#pragma unroll 1
+  for (; run > 0; --run, ++wires) {
+    std::uint32_t words[kSumGroups][Type::kWords];
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+      load_group<Type>(wires->data, begin + g * kGroup, num_elements, words[g]);
+    }
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+      float terms[kGroup];
+      Type::widen(words[g], terms);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
+    }
+  }
+}
+
+// The sum of a piece's wires from element `begin` on. Past the end it is anything.
+template <class Table>
+ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t begin, std::uint32_t num_elements,
+                            Sum& sum) {
+  // -0 plus x is x, whatever its sign; where codes come first, the host begins with 0.
+  const float start = table.wires[range.begin].source < Source::int8 ? -0.0f : 0.0f;
+#pragma unroll
+  for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sum[g][i] = start;
+  }
+  std::uint32_t w = range.begin;
+  do {
+    const WirePart* wires = table.wires + w;
+    const std::uint32_t run = wires->run;
+    switch (wires->source) {
+      case Source::float32:
+        add_values<Float32>(wires, run, begin, num_elements, sum);
+        break;
+      case Source::bfloat16:
+        add_values<Bfloat16>(wires, run, begin, num_elements, sum);
+        break;
+      case Source::float16:
+        add_values<Float16>(wires, run, begin, num_elements, sum);
+        break;
+      case Source::int8:
+        add_run<Int8>(wires, run, begin, num_elements, sum);
+        break;
+      case Source::int4:
+        add_run<Int4>(wires, run, begin, num_elements, sum);
+        break;
+    }
+    w += run;
+  } while (w < range.end);
+}
+
+template <class Type>
+__global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid_constant__ SumTable table) {
+  const std::uint32_t index = table.find();
+  const SumPiece& piece = table.pieces[index];
+  const std::uint32_t slot = (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x;
+  const std::uint32_t begin = slot * kSumElements;
+  if (begin >= piece.num_elements) return;
+  Sum sum;
+  sum_wires(table, piece.wires, begin, piece.num_elements, sum);
+  const std::uint32_t limit = __float_as_uint(piece.limit);
+#pragma unroll
+  for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+    if (limit < kInfinity32) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const std::uint32_t bits = __float_as_uint(sum[g][i]);
+        const std::uint32_t magnitude = bits & kAbs32;
+        if (magnitude > limit && magnitude < kInfinity32) sum[g][i] = __uint_as_float((bits & ~kAbs32) | limit);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sum[g][i] = __fmul_rn(sum[g][i], piece.factor);
+    std::uint32_t words[Type::kWords];
+    Type::narrow(sum[g], words);
+    make_nans_canonical<Type>(words);
+    store_group<Type>(words, begin + g * kGroup, piece.num_elements, piece.values);
+  }
+}
+
+template <class Codes>
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
+    sum_encode_kernel(const __grid_constant__ SumEncodeTable table) {
+  __shared__ WarpMaxima maxima;
+  const std::uint32_t index = table.find();
+  const SumEncodePiece& piece = table.pieces[index];
+  const std::uint32_t num_elements = piece.out.num_elements;
+  const Place<kSumGroups> place(piece.out, (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x);
+  std::uint32_t words[kSumGroups][kGroup] = {};
+  if (place.is_in_block && place.begin < num_elements) {
+    Sum sum;
+    sum_wires(table, piece.wires, place.begin, num_elements, sum);
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) Float32::narrow(sum[g], words[g]);
+    if (place.begin + kSumElements > num_elements) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kSumElements; ++i) {
+        if (place.begin + i >= num_elements) words[i / kGroup][i % kGroup] = 0;
+      }
+    }
+  }
+  encode_any<Float32, Codes>(words, place, piece.out, maxima);
+}
+
+}  // namespace zcomm::gpu

@@ -1,0 +1,112 @@
+// What a launch works on, as one kernel parameter: calls need no device memory and can be captured in a graph.
+#pragma once
+
+#include "codec/cuda/numbers.cuh"
+
+namespace zcomm::gpu {
+
+inline constexpr std::uint32_t kThreads = 256;  // of a CTA
+inline constexpr std::size_t kMaxParameterBytes = 4096;
+
+// A job is cut into pieces of this many elements or less, so that 32 bits are enough for an index in one.
+#ifdef ZCOMM_CUDA_PIECE_ELEMENTS
+inline constexpr std::int64_t kPieceElements = ZCOMM_CUDA_PIECE_ELEMENTS;
+#else
+inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 26;
+#endif
+static_assert(kPieceElements % 4096 == 0 && kPieceElements <= std::int64_t{1} << 26);
+
+enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4 };
+
+// The part of a wire that belongs to a piece.
+struct WirePart {
+  const std::byte* data;    // values or codes
+  const std::byte* scales;  // of the block that holds the first element
+  std::uint32_t magic;      // ceil(2^32 / groups in a block)
+  std::uint16_t phase;      // groups of the first block that lie before the piece
+  Source source;
+  std::uint8_t run;  // wires from this one on that have the same source
+
+  // Scale of the block that holds group `group`. Groups are less than 2^22 + 256, blocks are 256 groups at most, and
+  // magic * groups in a block is less than 256 above 2^32: group * magic / 2^32 exceeds the true quotient by less than
+  // one group's share of it.
+  ZCOMM_DEVICE const std::byte* scale(std::uint32_t group) const { return scales + __umulhi(group + phase, magic) * 2; }
+};
+
+// Where blocks are written.
+struct BlocksOut {
+  std::byte* scales;
+  std::byte* codes;
+  std::uint32_t num_elements;
+  std::uint16_t block_size;
+  std::uint8_t log2_lanes;     // of the threads that share a block; some are idle if its size is no power of two
+  std::uint8_t scale_padding;  // in scales
+};
+
+struct EncodePiece {
+  const std::byte* values;
+  BlocksOut out;
+};
+
+struct DecodePiece {
+  WirePart wire;
+  std::byte* values;
+  std::uint32_t num_elements;
+};
+
+struct WireRange {
+  std::uint16_t begin;
+  std::uint16_t end;
+};
+
+struct SumPiece {
+  std::byte* values;
+  std::uint32_t num_elements;
+  WireRange wires;
+  float factor;
+  float limit;  // finite sums beyond it are set to it; infinity: none
+};
+
+struct SumEncodePiece {
+  BlocksOut out;
+  WireRange wires;
+};
+
+template <class PieceType, int kMaxPieces>
+struct Pieces {
+  using Piece = PieceType;
+  static constexpr std::uint32_t kCapacity = kMaxPieces;
+
+  std::uint32_t num_pieces;
+  std::uint32_t first_cta[kMaxPieces];
+  Piece pieces[kMaxPieces];
+
+  // The piece of this CTA.
+  ZCOMM_DEVICE std::uint32_t find() const {
+    std::uint32_t begin = 0;
+    for (std::uint32_t end = num_pieces; end - begin > 1;) {
+      const std::uint32_t middle = (begin + end) / 2;
+      if (first_cta[middle] <= blockIdx.x) {
+        begin = middle;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+};
+
+template <class PieceType, int kMaxPieces, int kMaxWires>
+struct PiecesOfWires : Pieces<PieceType, kMaxPieces> {
+  static constexpr std::uint32_t kWireCapacity = kMaxWires;
+  WirePart wires[kMaxWires];
+};
+
+using EncodeTable = Pieces<EncodePiece, 112>;
+using DecodeTable = Pieces<DecodePiece, 92>;
+using SumTable = PiecesOfWires<SumPiece, 32, 128>;
+using SumEncodeTable = PiecesOfWires<SumEncodePiece, 32, 120>;
+static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
+static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);
+
+}  // namespace zcomm::gpu

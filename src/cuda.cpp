@@ -1,0 +1,41 @@
+#include "zcomm/cuda.hpp"
+
+#include "cuda_check.hpp"
+
+namespace zcomm {
+
+CudaBuild cuda_build() {
+  return {std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10), ZCOMM_CUDA_TARGETS};
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  static_cast<void>(cudaGetLastError());
+  return 0;
+}
+
+CudaDeviceGuard::CudaDeviceGuard(int device) {
+  check_cuda(cudaGetDevice(&previous_), "tell the current device");
+  if (device != previous_) {
+    check_cuda(cudaSetDevice(device), ("make device " + std::to_string(device) + " the current one").c_str());
+  }
+}
+
+CudaDeviceGuard::~CudaDeviceGuard() {
+  int current = previous_;
+  // Setting a device that is current already would create its context.
+  if (cudaGetDevice(&current) == cudaSuccess && current != previous_) static_cast<void>(cudaSetDevice(previous_));
+}
+
+bool is_capturing(StreamView stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(as_cuda(stream), &status), "tell whether a stream records a graph");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void synchronize(StreamView stream) {
+  check_cuda(cudaStreamSynchronize(as_cuda(stream)), "finish the work of a stream");
+}
+
+}  // namespace zcomm

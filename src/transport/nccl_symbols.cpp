@@ -1,0 +1,85 @@
+#include "transport/nccl_symbols.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdlib>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm::nccl {
+namespace {
+
+constexpr const char* kSoname = "libnccl.so.2";
+
+// What the process has already, or nothing.
+void* find_mapped(const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); }
+
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name != nullptr ? map->l_name : kSoname;
+}
+
+std::string last_error() {
+  const char* text = dlerror();
+  return text == nullptr ? "unknown error" : text;
+}
+
+// A communicator of one copy is garbage to another, and two copies fight for the same devices: what is mapped is used.
+void* find(const std::string& named_path, const std::string& wheel_path) {
+  void* mapped = find_mapped(kSoname);
+  if (!named_path.empty()) {
+    if (void* handle = find_mapped(named_path.c_str())) return handle;
+    if (mapped != nullptr) {
+      throw TransportError("ZCOMM_NCCL_LIB names " + named_path + ", but this process has NCCL already, from " +
+                           path_of(mapped) + ": name that file, or load the other one first, with LD_PRELOAD");
+    }
+    if (void* handle = dlopen(named_path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    throw TransportError("ZCOMM_NCCL_LIB names a library that cannot be opened: " + last_error());
+  }
+  if (mapped != nullptr) return mapped;
+  std::string tried;
+  for (const std::string& name : {wheel_path, std::string(kSoname)}) {
+    if (name.empty()) continue;
+    if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    tried += "; " + last_error();
+  }
+  throw TransportError("NCCL was not found (pip install nvidia-nccl-cu13, or set ZCOMM_NCCL_LIB to its file)" + tried);
+}
+
+}  // namespace
+
+Library open_library(const std::string& named_path, const std::string& wheel_path) {
+  void* handle = find(named_path, wheel_path);
+  Library library;
+  library.description.path = path_of(handle);
+  const auto resolve = [&]<class Function>(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(dlsym(handle, name));
+    if (function == nullptr) {
+      throw TransportError(library.description.path + " has no " + name + ": zcomm needs NCCL 2.18 or later");
+    }
+  };
+#define ZCOMM_RESOLVE(name, result, parameters) resolve(library.symbols.name, "nccl" #name);
+  ZCOMM_NCCL_FUNCTIONS(ZCOMM_RESOLVE)
+#undef ZCOMM_RESOLVE
+  if (library.symbols.GetVersion(&library.description.version) != Result::success) {
+    throw TransportError(library.description.path + " does not tell its version");
+  }
+  return library;
+}
+
+const Library& library(const std::string& wheel_path) {
+  static const Library opened = [&] {
+    const char* named = std::getenv("ZCOMM_NCCL_LIB");
+    return open_library(named == nullptr ? "" : named, wheel_path);
+  }();
+  return opened;
+}
+
+}  // namespace zcomm::nccl
+
+namespace zcomm {
+
+const NcclLibrary& load_nccl(const std::string& wheel_path) { return nccl::library(wheel_path).description; }
+
+}  // namespace zcomm

@@ -1,0 +1,87 @@
+// NCCL as we use it: declarations of our own, so that no nccl.h is needed to build, and the functions of the library
+// that is found at run time. They are those of NCCL 2.18; tests/python/test_nccl_headers.py compares them with every
+// nccl.h that is installed.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <string>
+
+#include "zcomm/nccl.hpp"
+
+struct CUstream_st;
+struct ncclComm;
+
+namespace zcomm::nccl {
+
+enum class Result : unsigned {
+  success = 0,
+  unhandled_cuda_error = 1,
+  system_error = 2,
+  internal_error = 3,
+  invalid_argument = 4,
+  invalid_usage = 5,
+  remote_error = 6,
+  in_progress = 7,
+};
+
+enum class DataType : unsigned { int8 = 0 };
+
+using Comm = ::ncclComm*;
+using Stream = ::CUstream_st*;
+
+struct UniqueId {
+  char internal[128];
+};
+
+inline constexpr int kUndefined = INT_MIN;
+
+// Newer libraries have more fields behind these: `size` tells them how many are given, `version` what they mean.
+struct Config {
+  std::size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21801;
+  int blocking = kUndefined;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+};
+
+// F(name after "nccl", result, parameters)
+#define ZCOMM_NCCL_FUNCTIONS(F)                                            \
+  F(GetVersion, Result, (int*))                                            \
+  F(GetUniqueId, Result, (UniqueId*))                                      \
+  F(GetErrorString, const char*, (Result))                                 \
+  F(GetLastError, const char*, (Comm))                                     \
+  F(CommInitRankConfig, Result, (Comm*, int, UniqueId, int, Config*))      \
+  F(CommSplit, Result, (Comm, int, int, Comm*, Config*))                   \
+  F(CommGetAsyncError, Result, (Comm, Result*))                            \
+  F(CommFinalize, Result, (Comm))                                          \
+  F(CommDestroy, Result, (Comm))                                           \
+  F(CommAbort, Result, (Comm))                                             \
+  F(GroupStart, Result, ())                                                \
+  F(GroupEnd, Result, ())                                                  \
+  F(Send, Result, (const void*, std::size_t, DataType, int, Comm, Stream)) \
+  F(Recv, Result, (void*, std::size_t, DataType, int, Comm, Stream))       \
+  F(AllGather, Result, (const void*, void*, std::size_t, DataType, Comm, Stream))
+
+struct Symbols {
+#define ZCOMM_DECLARE(name, result, parameters) result(*name) parameters = nullptr;
+  ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
+#undef ZCOMM_DECLARE
+};
+
+struct Library {
+  NcclLibrary description;
+  Symbols symbols;
+};
+
+// See load_nccl(); `named_path` is what ZCOMM_NCCL_LIB says.
+Library open_library(const std::string& named_path, const std::string& wheel_path);
+
+// That of load_nccl().
+const Library& library(const std::string& wheel_path = {});
+
+}  // namespace zcomm::nccl

@@ -1,0 +1,138 @@
+// Device memory that is kept and handed out again.
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cuda_check.hpp"
+#include "size_class.hpp"
+#include "zcomm/cuda.hpp"
+
+namespace zcomm {
+namespace {
+
+using CaptureId = unsigned long long;
+
+// 0 if `stream` runs.
+CaptureId capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CaptureId id = 0;
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id), "tell whether a stream records a graph");
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
+}
+
+class Piece {
+ public:
+  Piece(std::size_t num_bytes, int on_device) : size(num_bytes), device(on_device) {
+    check_cuda(cudaEventCreateWithFlags(&released_, cudaEventDisableTiming), "create an event");
+    void* data = nullptr;
+    const cudaError_t result = cudaMalloc(&data, num_bytes);
+    if (result != cudaSuccess) static_cast<void>(cudaEventDestroy(released_));
+    check_cuda(result, ("allocate " + std::to_string(num_bytes) + " bytes of scratch").c_str());
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~Piece() {
+    static_cast<void>(cudaFree(data_));  // waits for the device
+    static_cast<void>(cudaEventDestroy(released_));
+    static_cast<void>(cudaGetLastError());
+  }
+  Piece(const Piece&) = delete;
+  Piece& operator=(const Piece&) = delete;
+
+  std::byte* data() const { return data_; }
+
+  void mark_released(cudaStream_t on_stream) {
+    stream = on_stream;
+    capture = capture_of(on_stream);
+    if (capture == 0) check_cuda(cudaEventRecord(released_, on_stream), "record an event");
+  }
+  bool is_passed() const {
+    if (cudaEventQuery(released_) == cudaSuccess) return true;
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+
+  const std::size_t size;
+  const int device;
+  cudaStream_t stream = nullptr;  // that it was released on last
+  // The graph that it was released in. Replays use it at times that are unknown here: nothing else may have it.
+  CaptureId capture = 0;
+
+ private:
+  std::byte* data_ = nullptr;
+  cudaEvent_t released_ = nullptr;
+};
+
+class CudaWorkspace final : public Workspace {
+ public:
+  std::byte* acquire(std::size_t num_bytes, StreamView view) override {
+    const std::size_t size = size_class(num_bytes);
+    const cudaStream_t stream = as_cuda(view);
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "tell the current device");
+    const CaptureId capture = capture_of(stream);
+    const std::lock_guard lock(mutex_);
+    const auto is_ordered = [&](const Piece& piece) { return piece.stream == stream && piece.capture == capture; };
+    // What eager work of the stream released is there for a graph, too: its first launch comes after that work.
+    const auto is_eager = [&](const Piece& piece) { return piece.stream == stream && piece.capture == 0; };
+    const auto is_passed = [&](const Piece& piece) { return piece.capture == 0 && piece.is_passed(); };
+    Piece* piece = take(size, device, is_ordered);
+    if (piece == nullptr && capture != 0) piece = take(size, device, is_eager);
+    if (piece == nullptr) {
+      const RelaxedCapture relaxed;
+      piece = take(size, device, is_passed);
+    }
+    if (piece != nullptr) return piece->data();
+    if (capture != 0) {
+      throw Error("a CUDA graph is captured, and " + std::to_string(size) +
+                  " bytes of scratch would have to be allocated: run the same calls once on this stream before each "
+                  "capture");
+    }
+    auto fresh = std::make_unique<Piece>(size, device);
+    auto& idle = idle_[size];
+    idle.reserve(++num_pieces_[size]);  // so that release() never allocates
+    std::byte* data = fresh->data();
+    owned_.emplace(data, std::move(fresh));
+    return data;
+  }
+
+  void release(std::byte* data, StreamView view) noexcept override {
+    const std::lock_guard lock(mutex_);
+    Piece& piece = *owned_.find(data)->second;
+    try {
+      const CudaDeviceGuard guard(piece.device);
+      piece.mark_released(as_cuda(view));
+    } catch (const Error&) {
+      return;  // when its work ends is unknown: it is freed with the workspace
+    }
+    idle_.find(piece.size)->second.push_back(&piece);
+  }
+
+ private:
+  // The idle piece of about `size` that was released first among those that are `free_now`, or null.
+  template <class FreeNow>
+  Piece* take(std::size_t size, int device, FreeNow&& free_now) {
+    for (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= largest_fit(size); ++it) {
+      std::vector<Piece*>& idle = it->second;
+      for (std::size_t i = 0; i < idle.size(); ++i) {
+        Piece* piece = idle[i];
+        if (piece->device != device || !free_now(*piece)) continue;
+        idle.erase(idle.begin() + static_cast<std::ptrdiff_t>(i));
+        return piece;
+      }
+    }
+    return nullptr;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::byte*, std::unique_ptr<Piece>> owned_;
+  std::map<std::size_t, std::vector<Piece*>> idle_;
+  std::map<std::size_t, std::size_t> num_pieces_;  // of each size, idle or not
+};
+
+}  // namespace
+
+std::unique_ptr<Workspace> make_cuda_workspace() { return std::make_unique<CudaWorkspace>(); }
+
+}  // namespace zcomm

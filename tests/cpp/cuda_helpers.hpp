@@ -1,0 +1,109 @@
+// Streams, device memory and NCCL ranks for tests of the GPU side, over the runtime and the NCCL of tests/cuda_host.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cuda_host.hpp"
+#include "nccl_host.hpp"
+#include "ranks.hpp"
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/nccl.hpp"
+
+namespace zcomm::test {
+
+inline void require_cuda(cudaError_t result) {
+  if (result != cudaSuccess) throw Error(cudaGetErrorName(result));
+}
+
+// Whatever a test does, nothing may be left of it, and nothing may have been done that NCCL forbids.
+struct NoTraces {
+  ~NoTraces() {
+    CHECK(nccl_host_live_communicators() == 0);
+    CHECK(cuda_host::counts() == before);
+    CHECK(std::string(nccl_host_take_misuse()) == "");
+  }
+  cuda_host::Counts before = cuda_host::counts();
+};
+
+class Stream {
+ public:
+  Stream() { require_cuda(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking)); }
+  ~Stream() { cudaStreamDestroy(handle_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return handle_; }
+  StreamView view() const { return {handle_}; }
+
+ private:
+  cudaStream_t handle_ = nullptr;
+};
+
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::size_t size) : size_(size) { require_cuda(cudaMalloc(&data_, size * sizeof(T))); }
+  ~DeviceArray() { cudaFree(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* data() const { return data_; }
+  std::byte* bytes() const { return reinterpret_cast<std::byte*>(data_); }
+
+  void set(const std::vector<T>& values, cudaStream_t stream) const {
+    // Held by the stream, so that the caller need not wait.
+    const auto held = std::make_shared<const std::vector<T>>(values);
+    require_cuda(cuda_host::enqueue(stream, [held, data = data_] { std::copy(held->begin(), held->end(), data); }));
+  }
+  std::vector<T> get(cudaStream_t stream) const {
+    std::vector<T> values(size_);
+    require_cuda(cudaMemcpyAsync(values.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    require_cuda(cudaStreamSynchronize(stream));
+    return values;
+  }
+
+ private:
+  std::size_t size_;
+  T* data_ = nullptr;
+};
+
+// A graph of what body() queues on `stream`.
+template <class Body>
+cudaGraphExec_t capture(cudaStream_t stream, Body&& body) {
+  require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  try {
+    body();
+  } catch (...) {
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(stream, &graph);
+    throw;
+  }
+  cudaGraph_t graph = nullptr;
+  require_cuda(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t exec = nullptr;
+  require_cuda(cudaGraphInstantiate(&exec, graph));
+  require_cuda(cudaGraphDestroy(graph));
+  return exec;
+}
+
+// body(rank, options) on one thread and device per rank.
+template <class Body>
+void run_nccl_ranks(int size, Body&& body) {
+  const NcclUniqueId id = make_nccl_unique_id();
+  run_ranks(size, [&](int rank) {
+    const CudaDeviceGuard device(rank);
+    NcclOptions options;
+    options.unique_id = id;
+    options.rank = rank;
+    options.size = size;
+    options.connect_timeout = std::chrono::seconds(60);
+    body(rank, options);
+  });
+}
+
+}  // namespace zcomm::test

@@ -1,0 +1,217 @@
+// The CUDA runtime on the host, on which the other tests of the GPU side stand.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "cuda_helpers.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::capture;
+using test::Stream;
+
+// An operation that waits for the test.
+struct Gate {
+  std::atomic<bool> open{false};
+  void block(cudaStream_t stream) {
+    cuda_host::enqueue(stream, [this] {
+      while (!open) std::this_thread::sleep_for(100us);
+    });
+  }
+};
+
+void append(cudaStream_t stream, std::vector<int>& values, int value) {
+  REQUIRE(cuda_host::enqueue(stream, [&values, value] { values.push_back(value); }) == cudaSuccess);
+}
+
+struct Event {
+  Event() { REQUIRE(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming) == cudaSuccess); }
+  ~Event() { cudaEventDestroy(handle); }
+  operator cudaEvent_t() const { return handle; }
+  cudaEvent_t handle = nullptr;
+};
+
+__global__ void add_kernel(int* values, int count, int summand) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) values[i] += summand;
+}
+
+}  // namespace
+
+TEST_CASE("cuda_host: a stream runs its work in order, behind the host") {
+  Gate gate;
+  Stream stream;
+  std::vector<int> order;
+  gate.block(stream);
+  for (int i = 0; i < 100; ++i) append(stream, order, i);
+  CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+  CHECK(cudaGetLastError() == cudaErrorNotReady);
+  gate.open = true;
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  CHECK(cudaStreamQuery(stream) == cudaSuccess);
+  REQUIRE(order.size() == 100);
+  CHECK(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_CASE("cuda_host: streams run side by side, an event orders them") {
+  Gate gate;
+  Stream first;
+  Stream second;
+  Event event;
+  std::vector<int> order;
+  std::atomic<bool> side_by_side = false;
+  gate.block(first);
+  append(first, order, 1);
+  REQUIRE(cudaEventRecord(event, first) == cudaSuccess);
+  CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+  cuda_host::enqueue(second, [&] { side_by_side = true; });
+  REQUIRE(cudaStreamWaitEvent(second, event) == cudaSuccess);
+  append(second, order, 2);
+  while (!side_by_side) std::this_thread::yield();
+  // The wait has captured the record that was there: a later one changes nothing.
+  Gate never_in_time;
+  never_in_time.block(first);
+  REQUIRE(cudaEventRecord(event, first) == cudaSuccess);
+  gate.open = true;
+  CHECK(cudaStreamSynchronize(second) == cudaSuccess);
+  CHECK(order == std::vector<int>{1, 2});
+  CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+  never_in_time.open = true;
+  CHECK(cudaEventSynchronize(event) == cudaSuccess);
+}
+
+TEST_CASE("cuda_host: kernels, copies and the device of a stream") {
+  const CudaDeviceGuard device(3);
+  const int count = 1000;
+  {
+    Stream stream;
+    test::DeviceArray<int> values(count);
+    values.set(std::vector<int>(count, 5), stream);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(8);
+    config.blockDim = dim3(128);
+    config.stream = stream;
+    CHECK(cudaLaunchKernelEx(&config, add_kernel, values.data(), count, 2) == cudaSuccess);
+    CHECK(values.get(stream) == std::vector<int>(count, 7));
+    const CudaDeviceGuard other(0);
+    CHECK(cudaLaunchKernelEx(&config, add_kernel, values.data(), count, 2) == cudaErrorInvalidResourceHandle);
+    Event event;
+    CHECK(cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
+  }
+  CHECK(cudaSetDevice(8) == cudaErrorInvalidDevice);
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("cuda_host: a captured graph runs when it is launched, forks and joins included") {
+  Stream origin;
+  Stream fork;
+  Event forked;
+  Event joined;
+  std::vector<int> order;
+  cudaGraphExec_t graph = capture(origin, [&] {
+    append(origin, order, 1);
+    REQUIRE(cudaEventRecord(forked, origin) == cudaSuccess);
+    REQUIRE(cudaStreamWaitEvent(fork, forked) == cudaSuccess);
+    CHECK(is_capturing({fork}));
+    append(fork, order, 2);
+    REQUIRE(cudaEventRecord(joined, fork) == cudaSuccess);
+    REQUIRE(cudaStreamWaitEvent(origin, joined) == cudaSuccess);
+    append(origin, order, 3);
+  });
+  CHECK_FALSE(is_capturing({origin}));
+  CHECK_FALSE(is_capturing({fork}));
+  CHECK(order.empty());
+  CHECK(cudaStreamWaitEvent(fork, joined) == cudaErrorCapturedEvent);
+  REQUIRE(cudaGraphLaunch(graph, origin) == cudaSuccess);
+  REQUIRE(cudaGraphLaunch(graph, fork) == cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(fork) == cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(origin) == cudaSuccess);
+  CHECK(order == std::vector<int>{1, 2, 3, 1, 2, 3});
+  CHECK(cudaGraphExecDestroy(graph) == cudaSuccess);
+}
+
+TEST_CASE("cuda_host: what a capture forbids breaks it") {
+  Stream origin;
+  Stream fork;
+  Stream outside;
+  Event event;
+  Event recorded_outside;
+  REQUIRE(cudaEventRecord(recorded_outside, outside) == cudaSuccess);
+  REQUIRE(cudaStreamSynchronize(outside) == cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  const auto breaks = [&](cudaStreamCaptureMode mode, auto&& call) {
+    REQUIRE(cudaStreamBeginCapture(origin, mode) == cudaSuccess);
+    const cudaError_t during = call();
+    const cudaError_t at_end = cudaStreamEndCapture(origin, &graph);
+    CHECK(graph == nullptr);
+    static_cast<void>(cudaGetLastError());
+    return std::pair(during, at_end);
+  };
+  const std::pair forbidden(cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated);
+  const auto thread_local_mode = cudaStreamCaptureModeThreadLocal;
+  void* memory = nullptr;
+  CHECK(breaks(thread_local_mode, [&] { return cudaMalloc(&memory, 1); }) == forbidden);
+  CHECK(breaks(thread_local_mode, [&] { return cudaStreamSynchronize(origin); }) == forbidden);
+  CHECK(breaks(thread_local_mode, [&] { return cudaEventQuery(recorded_outside); }) == forbidden);
+  CHECK(breaks(thread_local_mode, [&] { return cudaStreamWaitEvent(origin, recorded_outside); }) ==
+        std::pair(cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureInvalidated));
+  const auto elsewhere = [&] {
+    cudaError_t result = cudaSuccess;
+    std::thread([&] { result = cudaMalloc(&memory, 1); }).join();
+    return result;
+  };
+  CHECK(breaks(cudaStreamCaptureModeGlobal, elsewhere) == forbidden);
+  const auto unjoined = [&] {
+    cudaEventRecord(event, origin);
+    cudaStreamWaitEvent(fork, event);
+    return cuda_host::enqueue(fork, [] {});
+  };
+  CHECK(breaks(thread_local_mode, unjoined) == std::pair(cudaSuccess, cudaErrorStreamCaptureUnjoined));
+
+  // Another thread may allocate beside a thread-local capture, and so may one that says it knows.
+  REQUIRE(cudaStreamBeginCapture(origin, thread_local_mode) == cudaSuccess);
+  CHECK(elsewhere() == cudaSuccess);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  REQUIRE(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+  CHECK(cudaEventQuery(recorded_outside) == cudaSuccess);
+  REQUIRE(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+  REQUIRE(cudaStreamEndCapture(origin, &graph) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+TEST_CASE("cuda: what the library says about devices and streams") {
+  CHECK(cuda_build().toolkit == "13.0");
+  CHECK_FALSE(cuda_build().targets.empty());
+  CHECK(cuda_device_count() == 8);
+  cuda_host::set_device_count(0);
+  CHECK(cuda_device_count() == 0);
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  cuda_host::set_device_count(8);
+  {
+    const CudaDeviceGuard guard(5);
+    int device = 0;
+    cudaGetDevice(&device);
+    CHECK(device == 5);
+  }
+  int device = 1;
+  cudaGetDevice(&device);
+  CHECK(device == 0);
+  CHECK_THROWS_WITH_AS(CudaDeviceGuard(8), doctest::Contains("make device 8 the current one"), Error);
+
+  Stream stream;
+  Gate gate;
+  gate.block(stream);
+  std::thread opener([&] {
+    std::this_thread::sleep_for(10ms);
+    gate.open = true;
+  });
+  synchronize(stream.view());
+  CHECK(gate.open);
+  opener.join();
+}
+
+}  // namespace zcomm

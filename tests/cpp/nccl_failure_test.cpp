@@ -1,0 +1,287 @@
+// How transfers over NCCL fail: on every rank, in time, with a reason, and leaving nothing behind.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <functional>
+#include <latch>
+#include <mutex>
+#include <thread>
+
+#include "cuda_helpers.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using test::DeviceArray;
+using test::NoTraces;
+using test::run_nccl_ranks;
+using test::Stream;
+
+// What on_failure was told.
+class Reasons {
+ public:
+  std::function<void(const std::string&)> recorder() {
+    return [this](const std::string& reason) {
+      const std::lock_guard lock(mutex_);
+      reasons_.push_back(reason);
+    };
+  }
+  // Exactly one, once it is there.
+  std::string only() {
+    for (const auto latest = Clock::now() + 30s; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
+      const std::lock_guard lock(mutex_);
+      if (!reasons_.empty()) break;
+    }
+    const std::lock_guard lock(mutex_);
+    REQUIRE(reasons_.size() == 1);
+    return reasons_[0];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> reasons_;
+};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// One rank of two, with a transfer that waits for the other.
+struct Waiting {
+  explicit Waiting(const NcclOptions& options, std::chrono::milliseconds timeout = 60s)
+      : transport(make_nccl_transport(options)), bytes(64) {
+    bytes.set(std::vector<unsigned char>(64), stream);
+    transport->begin("all_gather of a test", std::vector<int>{1 - options.rank}, timeout);
+    transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+  }
+  // The stream must get free although the other rank never came.
+  std::string failure() {
+    synchronize(stream.view());
+    try {
+      transport->begin("next", {}, 1s);
+    } catch (const TransportError& error) {
+      return error.what();
+    }
+    return "none";
+  }
+
+  std::unique_ptr<Transport> transport;
+  Stream stream;
+  DeviceArray<unsigned char> bytes;
+};
+
+}  // namespace
+
+TEST_CASE("nccl: a rank that does not come is a timeout that names the call; streams go on, later calls throw") {
+  const NoTraces no_traces;
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    if (rank == 1) {
+      const auto transport = make_nccl_transport(options);
+      both_done.arrive_and_wait();
+      return;
+    }
+    const auto start = Clock::now();
+    Waiting waiting(options, 200ms);
+    CHECK(Clock::now() - start < 10s);  // wait() only queues
+    const std::string reason = reasons.only();
+    CHECK(contains(reason, "in all_gather of a test: not done within the timeout, 200 ms"));
+    CHECK(waiting.failure() == "this transport failed before: " + reason);
+    CHECK_THROWS_AS(waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view()), TimeoutError);
+    CHECK(contains(reasons.only(), "200 ms"));  // told once
+    both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a longer one") {
+  const NoTraces no_traces;
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    if (rank == 1) {
+      const auto transport = make_nccl_transport(options);
+      both_done.arrive_and_wait();
+      return;
+    }
+    Waiting waiting(options);
+    waiting.transport->begin("second", {}, 200ms);
+    waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view())->wait(waiting.stream.view());
+    CHECK(contains(reasons.only(), "in second: not done within the timeout, 200 ms"));
+    both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: an error that NCCL meets later ends the transfer, with what a peer says") {
+  const NoTraces no_traces;
+  std::latch both_waiting(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    if (rank == 0) options.peer_failure = [&] { return both_waiting.try_wait() ? "rank 1 fell over" : ""; };
+    nccl_host_hold_rank(rank, 1);
+    Waiting waiting(options);
+    both_waiting.arrive_and_wait();
+    constexpr int kRemoteError = 6;
+    if (rank == 0) nccl_host_fail_rank(0, kRemoteError);
+    const std::string failure = rank == 0 ? waiting.failure() : std::string();
+    if (rank == 0) {
+      CHECK(contains(failure, "in all_gather of a test: NCCL could not go on: remote error (a test let it fail)"));
+      CHECK(contains(failure, "(rank 1 fell over)"));
+    } else {
+      waiting.transport->abort("after the other");
+      CHECK(contains(waiting.failure(), "after the other"));
+    }
+    nccl_host_hold_rank(rank, 0);
+  });
+}
+
+TEST_CASE("nccl: what a peer says ends transfers under way") {
+  const NoTraces no_traces;
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    if (rank == 1) {
+      const auto transport = make_nccl_transport(options);
+      both_done.arrive_and_wait();
+      return;
+    }
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    options.peer_failure = [] { return "rank 1 gave up in its call"; };
+    Waiting waiting(options);
+    CHECK(contains(reasons.only(), "in all_gather of a test: rank 1 gave up in its call"));
+    CHECK(contains(waiting.failure(), "rank 1 gave up in its call"));
+    both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: two sides that disagree on a size fail instead of writing past the end") {
+  const NoTraces no_traces;
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(100);
+    bytes.set(std::vector<unsigned char>(100), stream);
+    transport->begin("uneven", {}, 500ms);
+    const Send send{1, bytes.bytes(), 100};
+    const Recv recv{0, bytes.bytes(), 60};
+    std::string failure;
+    try {
+      if (rank == 0) transport->start({&send, 1}, {}, stream.view())->wait(stream.view());
+      if (rank == 1) transport->start({}, {&recv, 1}, stream.view())->wait(stream.view());
+      synchronize(stream.view());
+      transport->begin("next", {}, 1s);
+    } catch (const TransportError& error) {
+      failure = error.what();
+    }
+    CHECK(contains(failure, rank == 0 ? "not done within the timeout" : "expects 60 bytes where rank 0 sends 100"));
+  });
+}
+
+TEST_CASE("nccl: abort from another thread, also while a start waits for NCCL, and twice") {
+  const NoTraces no_traces;
+  nccl_host_set_launch_polls(1 << 30);  // NCCL never gets to launch
+  run_nccl_ranks(2, [&](int, NcclOptions options) {
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    transport->begin("stuck", {}, 60s);
+    std::thread aborter([&] {
+      std::this_thread::sleep_for(50ms);
+      transport->abort("for a test");
+      transport->abort("again");
+    });
+    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()), "for a test", TransportError);
+    aborter.join();
+    CHECK(reasons.only() == "for a test");
+    CHECK_THROWS_WITH_AS(transport->begin("next", {}, 1s), "this transport failed before: for a test", TransportError);
+  });
+  nccl_host_set_launch_polls(2);
+}
+
+TEST_CASE("nccl: a launch that takes longer than the timeout") {
+  const NoTraces no_traces;
+  nccl_host_set_launch_polls(1 << 30);
+  run_nccl_ranks(2, [&](int, const NcclOptions& options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    transport->begin("slow", {}, 50ms);
+    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()),
+                         "in slow: NCCL could not start a transfer in time", TimeoutError);
+  });
+  nccl_host_set_launch_polls(2);
+}
+
+TEST_CASE("nccl: abort races with starts and waits") {
+  const NoTraces no_traces;
+  for (int round = 0; round < 10; ++round) {
+    run_nccl_ranks(3, [&](int rank, const NcclOptions& options) {
+      const auto transport = make_nccl_transport(options);
+      Stream stream;
+      DeviceArray<unsigned char> bytes(96);
+      bytes.set(std::vector<unsigned char>(96), stream);
+      std::thread aborter([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(round + rank));
+        transport->abort("for a test");
+      });
+      try {
+        for (;;) {
+          transport->begin("loop", {}, 60s);
+          transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+        }
+      } catch (const TransportError& error) {
+        CHECK(contains(error.what(), "for a test"));
+      }
+      aborter.join();
+      synchronize(stream.view());
+    });
+  }
+}
+
+TEST_CASE("nccl: a transfer that is given up takes the transport with it, and leaves its memory alone") {
+  const NoTraces no_traces;
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    const auto transport = make_nccl_transport(options);
+    if (rank == 1) {
+      both_done.arrive_and_wait();
+      return;
+    }
+    Stream stream;
+    {
+      DeviceArray<unsigned char> bytes(64);
+      bytes.set(std::vector<unsigned char>(64), stream);
+      transport->begin("given up", {}, 60s);
+      transport->all_gather(bytes.bytes(), 32, stream.view());
+    }
+    CHECK_THROWS_WITH_AS(transport->begin("next", {}, 1s), doctest::Contains("in given up: this rank stopped between"),
+                         TransportError);
+    both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: a transport that goes while its transfers are under way waits for them") {
+  const NoTraces no_traces;
+  nccl_host_set_link(1e6, 0);
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    Stream stream;
+    DeviceArray<unsigned char> bytes(100'000);
+    std::vector<unsigned char> initial(100'000);
+    std::fill_n(initial.begin() + rank * 50'000, 50'000, static_cast<unsigned char>(rank + 1));
+    bytes.set(initial, stream);
+    {
+      const auto transport = make_nccl_transport(options);
+      transport->begin("slow link", {}, 60s);
+      transport->all_gather(bytes.bytes(), 50'000, stream.view())->wait(stream.view());
+    }
+    CHECK(bytes.get(stream)[static_cast<std::size_t>(99'999 - rank * 99'999)] == 2 - rank);
+  });
+  nccl_host_set_link(0, 0);
+}
+
+}  // namespace zcomm

@@ -1,0 +1,218 @@
+// What is queued on a stream of the CUDA runtime on the host, or recorded in a graph.
+#include <algorithm>
+
+#include "runtime.hpp"
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> operations;
+};
+
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> operations;
+  cuda_host::Flag* launched = nullptr;  // set when the last launch is done
+};
+
+namespace cuda_host {
+namespace {
+
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+std::atomic<int> num_captures{0};  // that are under way
+
+// Guarded by captures_mutex(). Captures are kept: events may refer to them for as long as they like.
+std::vector<Capture*>& all_captures() {
+  static auto& all = *new std::vector<Capture*>;
+  return all;
+}
+
+// Under the captures' mutex.
+void advance(Capture& capture, cudaStream_t stream) { ++capture.streams[stream][stream]; }
+
+void merge(Clock& into, const Clock& from) {
+  for (const auto& [stream, step] : from) into[stream] = std::max(into[stream], step);
+}
+
+cudaError_t invalidate(Capture& capture, cudaError_t error) {
+  capture.invalidated = true;
+  return report(error);
+}
+
+}  // namespace
+
+std::mutex& captures_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
+bool forbidden_by_capture() {
+  if (thread_mode == cudaStreamCaptureModeRelaxed || num_captures.load(std::memory_order_relaxed) == 0) return false;
+  const std::lock_guard lock(captures_mutex());
+  bool forbidden = false;
+  for (Capture* capture : all_captures()) {
+    if (capture->ended || capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    const bool concerned = capture->thread == std::this_thread::get_id() ||
+                           (capture->mode == cudaStreamCaptureModeGlobal && thread_mode == cudaStreamCaptureModeGlobal);
+    if (!concerned) continue;
+    capture->invalidated = true;
+    forbidden = true;
+  }
+  return forbidden;
+}
+
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  if (stream->capture == nullptr) {
+    stream->push(std::move(work));
+    return cudaSuccess;
+  }
+  const std::lock_guard captures_lock(captures_mutex());
+  Capture& capture = *stream->capture;
+  if (capture.invalidated) return report(cudaErrorStreamCaptureInvalidated);
+  capture.operations.push_back(std::move(work));
+  advance(capture, stream);
+  return cudaSuccess;
+}
+
+cudaError_t launch(cudaStream_t stream, std::function<void()> kernel) {
+  if (resolve(stream)->device != current_device()) return report(cudaErrorInvalidResourceHandle);
+  return enqueue(stream, std::move(kernel));
+}
+
+}  // namespace cuda_host
+
+using namespace cuda_host;
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  stream = resolve(stream);
+  if (event == nullptr || event->device != stream->device) return report(cudaErrorInvalidResourceHandle);
+  const std::scoped_lock lock(stream->mutex, event->mutex);
+  if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  event->capture = stream->capture;
+  if (stream->capture == nullptr) {
+    event->recorded = &stream->mark();
+    return cudaSuccess;
+  }
+  const std::lock_guard captures_lock(captures_mutex());
+  if (stream->capture->invalidated) return report(cudaErrorStreamCaptureInvalidated);
+  event->clock = stream->capture->streams[stream];
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  stream = resolve(stream);
+  const std::scoped_lock lock(stream->mutex, event->mutex);
+  if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  if (stream->capture == nullptr && event->capture == nullptr) {
+    if (event->recorded != nullptr) stream->push([flag = event->recorded] { flag->wait(); });
+    return cudaSuccess;
+  }
+  const std::lock_guard captures_lock(captures_mutex());
+  if (event->capture == nullptr) {
+    if (event->recorded == nullptr) return cudaSuccess;
+    return invalidate(*stream->capture, cudaErrorStreamCaptureIsolation);
+  }
+  if (event->capture->ended) return report(cudaErrorCapturedEvent);
+  if (event->capture->invalidated) return report(cudaErrorStreamCaptureInvalidated);
+  if (stream->capture == nullptr) stream->capture = event->capture;
+  if (stream->capture != event->capture) return invalidate(*stream->capture, cudaErrorStreamCaptureMerge);
+  merge(stream->capture->streams[stream], event->clock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  *mode = std::exchange(thread_mode, *mode);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  if (stream == nullptr) return report(cudaErrorStreamCaptureUnsupported);
+  const std::lock_guard lock(stream->mutex);
+  if (stream->capture != nullptr) return report(cudaErrorStreamCaptureUnsupported);
+  const std::lock_guard captures_lock(captures_mutex());
+  auto* capture = all_captures().emplace_back(new Capture{
+      .id = all_captures().size() + 1, .origin = stream, .mode = mode, .thread = std::this_thread::get_id()});
+  capture->streams[stream];
+  stream->capture = capture;
+  ++num_captures;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = nullptr;
+  Capture* capture = nullptr;
+  cudaError_t error = cudaSuccess;
+  std::vector<std::function<void()>> operations;
+  std::map<cudaStream_t, Clock> streams;
+  {
+    const std::scoped_lock lock(stream->mutex, captures_mutex());
+    capture = stream->capture;
+    if (capture == nullptr) return report(cudaErrorIllegalState);
+    if (capture->origin != stream) return report(cudaErrorStreamCaptureUnmatched);
+    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
+      return report(cudaErrorStreamCaptureWrongThread);
+    }
+    streams = std::move(capture->streams);
+    for (auto& [forked, clock] : streams) {
+      if (streams[stream][forked] < clock[forked]) error = cudaErrorStreamCaptureUnjoined;
+    }
+    if (capture->invalidated) error = cudaErrorStreamCaptureInvalidated;
+    operations = std::move(capture->operations);
+    capture->operations.clear();
+    capture->ended = true;
+    --num_captures;
+  }
+  for (const auto& [forked, clock] : streams) {
+    const std::lock_guard lock(forked->mutex);
+    if (forked->capture == capture) forked->capture = nullptr;
+  }
+  if (error != cudaSuccess) return report(error);
+  *graph = new CUgraph_st{std::move(operations)};
+  count(&Counts::graphs, 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return cudaStreamGetCaptureInfo(stream, status);
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id) {
+  stream = resolve(stream);
+  const std::scoped_lock lock(stream->mutex, captures_mutex());
+  *status = stream->capture == nullptr     ? cudaStreamCaptureStatusNone
+            : stream->capture->invalidated ? cudaStreamCaptureStatusInvalidated
+                                           : cudaStreamCaptureStatusActive;
+  if (id != nullptr && stream->capture != nullptr) *id = stream->capture->id;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new CUgraphExec_st{graph->operations};
+  count(&Counts::graphs, 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) return report(cudaErrorNotSupported);
+  // Launches of one graph never overlap.
+  if (exec->launched != nullptr) stream->push([flag = exec->launched] { flag->wait(); });
+  for (const auto& operation : exec->operations) stream->push([&operation] { operation(); });
+  exec->launched = &stream->mark();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  if (exec->launched != nullptr) exec->launched->wait();
+  delete exec;
+  count(&Counts::graphs, -1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  count(&Counts::graphs, -1);
+  return cudaSuccess;
+}

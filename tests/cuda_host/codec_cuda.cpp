@@ -1,0 +1,1 @@
+#include "codec/cuda/codec_cuda.cu"

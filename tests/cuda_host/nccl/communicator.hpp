@@ -1,0 +1,103 @@
+// A communicator of the NCCL on the host, as one rank holds it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime.hpp"
+#include "segment.hpp"
+#include "transport/nccl_symbols.hpp"
+
+namespace nccl_host {
+
+using zcomm::nccl::Result;
+
+struct Message {
+  bool is_send = false;
+  int kind = 0;  // both sides must agree: 0 is ncclSend and ncclRecv, others are collectives
+  int peer = 0;
+  std::byte* data = nullptr;
+  std::size_t num_bytes = 0;
+};
+
+// Process-wide settings of nccl_host.hpp.
+struct Settings {
+  std::atomic<double> bytes_per_second{0};
+  std::atomic<double> latency_seconds{0};
+  std::atomic<int> launch_polls{2};
+  std::atomic<bool> held[kMaxRanks]{};
+};
+Settings& settings();
+
+// For ncclGetLastError().
+void set_last_error(const std::string& text);
+const char* last_error();
+// Something that NCCL forbids was done.
+void note_misuse(const std::string& text);
+
+}  // namespace nccl_host
+
+// Lives as long as the process: streams may refer to it long after it was aborted. What the workers of streams touch is
+// relaxed, so that it orders nothing.
+struct ncclComm {
+  std::string name;  // of its segment
+  int rank = 0;
+  int size = 0;
+  int device = 0;
+  bool is_blocking = true;
+  nccl_host::Segment* segment = nullptr;  // null until all ranks are there
+  std::atomic<nccl_host::Result> async_error{nccl_host::Result::success};
+  std::atomic<bool> is_aborted{false};
+  // Of work that is queued, or recorded in graphs that are alive.
+  std::atomic<int> num_leases{0};
+  std::atomic<bool> is_closed{false};
+  std::atomic<bool> is_detached{false};
+
+  // Below: host threads, one at a time, which `inside` checks.
+  std::atomic<int> inside{0};
+  std::atomic<bool> is_connecting{false};  // set back by `background`
+  std::thread background;
+  std::atomic<ncclComm*> splitting{nullptr};  // the child that `background` connects
+  int num_splits = 0;
+  std::function<void()> launch;  // of the last group, not on the stream yet
+  int polls_left = 0;
+  bool is_finalizing = false;
+  bool is_finalized = false;
+
+  // What NCCL does with a communicator once nothing uses it.
+  void detach_if_unused();
+};
+
+namespace nccl_host {
+
+// Counted as alive until it is closed.
+ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking);
+void close(ncclComm& communicator);
+
+// Keeps a communicator's memory for work that is queued.
+class Lease {
+ public:
+  explicit Lease(ncclComm& communicator) : communicator_(communicator) {
+    communicator_.num_leases.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Lease() {
+    communicator_.num_leases.fetch_sub(1, std::memory_order_relaxed);
+    communicator_.detach_if_unused();
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+ private:
+  ncclComm& communicator_;
+};
+
+// Moves all messages, side by side, those between the same two ranks in order. Returns when they are done or the
+// communicator is aborted. Runs on the thread of a stream.
+void exchange(ncclComm& communicator, const std::vector<Message>& messages);
+
+}  // namespace nccl_host

@@ -1,0 +1,239 @@
+// Streams and events of the CUDA runtime on the host.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <climits>
+#include <cstdlib>
+#include <ctime>
+#include <random>
+
+#include "runtime.hpp"
+
+namespace cuda_host {
+namespace {
+
+std::atomic<std::uint32_t> delay_seed{1};
+std::atomic<std::int64_t> longest_delay_us{[] {
+  const char* text = std::getenv("CUDA_HOST_DELAY_US");
+  return text == nullptr ? 0L : std::atol(text);
+}()};
+
+// Every stream and the blocks of flags: reachable for leak checkers.
+struct Registry {
+  std::mutex mutex;
+  std::vector<cudaStream_t> streams;
+  std::map<int, cudaStream_t> default_streams;
+  std::vector<Flag*> flags;
+};
+Registry& registry() {
+  static auto& all = *new Registry;
+  return all;
+}
+
+// Under the registry's mutex.
+cudaStream_t make_stream(int device) {
+  const auto index = static_cast<std::uint32_t>(registry().streams.size());
+  return registry().streams.emplace_back(new CUstream_st(device, index));
+}
+
+}  // namespace
+
+void futex_wake(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+  const timespec longest{0, 10'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, &longest, nullptr, 0);
+}
+
+Flag& Flag::make() {
+  constexpr std::size_t kBlock = 256;
+  thread_local Flag* block = nullptr;
+  thread_local std::size_t used = kBlock;
+  if (used == kBlock) {
+    block = new Flag[kBlock];
+    used = 0;
+    const std::lock_guard lock(registry().mutex);
+    registry().flags.push_back(block);
+  }
+  return block[used++];
+}
+
+void Flag::set() {
+  state_.store(1, std::memory_order_release);
+  futex_wake(state_);
+}
+
+void Flag::wait() {
+  while (!is_set()) futex_wait(state_, 0);
+}
+
+void set_delays(std::uint32_t seed, std::chrono::microseconds longest) {
+  delay_seed = seed;
+  longest_delay_us = longest.count();
+}
+
+cudaStream_t resolve(cudaStream_t stream) {
+  if (stream != nullptr) return stream;
+  const int device = current_device();
+  const std::lock_guard lock(registry().mutex);
+  cudaStream_t& found = registry().default_streams[device];
+  if (found == nullptr) found = make_stream(device);
+  return found;
+}
+
+std::vector<cudaStream_t> streams_of(int device) {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<cudaStream_t> found;
+  for (cudaStream_t stream : registry().streams) {
+    if (stream->device == device) found.push_back(stream);
+  }
+  return found;
+}
+
+}  // namespace cuda_host
+
+using namespace cuda_host;
+
+CUstream_st::CUstream_st(int on_device, std::uint32_t number)
+    : device(on_device), index(number), newest_(new Operation), oldest_(newest_) {
+  // Never joined: a stream that is stuck, as behind a rank that never comes, must not keep the process.
+  std::thread([this] { work_off(); }).detach();
+}
+
+void CUstream_st::push(std::function<void()> work) {
+  auto* operation = new Operation{std::move(work)};
+  Operation* previous = std::exchange(newest_, operation);
+  previous->next.store(operation, std::memory_order_release);
+  ++num_pushed_;
+  queued_.fetch_add(1, std::memory_order_relaxed);
+  futex_wake(queued_);
+}
+
+bool CUstream_st::is_idle() const {
+  // Two loads: a query that finds work left must not come after the work that is done.
+  return num_done_.load(std::memory_order_relaxed) == num_pushed_ &&
+         num_done_.load(std::memory_order_acquire) == num_pushed_;
+}
+
+Flag& CUstream_st::mark() {
+  Flag& flag = Flag::make();
+  push([&flag] { flag.set(); });
+  return flag;
+}
+
+void CUstream_st::work_off() {
+  cudaSetDevice(device);
+  std::minstd_rand random(delay_seed.load(std::memory_order_relaxed) + index);
+  for (std::uint64_t num_done = 0;;) {
+    const std::uint32_t seen = queued_.load(std::memory_order_relaxed);
+    Operation* operation = oldest_->next.load(std::memory_order_acquire);
+    if (operation == nullptr) {
+      futex_wait(queued_, seen);
+      continue;
+    }
+    delete std::exchange(oldest_, operation);
+    if (const std::int64_t longest = longest_delay_us.load(std::memory_order_relaxed); longest > 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(random()) % longest));
+    }
+    if (!operation->work) return;  // the stream is destroyed
+    operation->work();
+    operation->work = nullptr;
+    num_done_.store(++num_done, std::memory_order_release);
+  }
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  {
+    const std::lock_guard lock(registry().mutex);
+    *stream = make_stream(current_device());
+  }
+  count(&Counts::streams, 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (stream == nullptr) return report(cudaErrorInvalidResourceHandle);
+  const std::lock_guard lock(stream->mutex);
+  if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  stream->destroyed = &stream->mark();
+  stream->push(nullptr);
+  count(&Counts::streams, -1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  return stream->is_idle() ? cudaSuccess : report(cudaErrorNotReady);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  stream = resolve(stream);
+  Flag* done = nullptr;
+  {
+    const std::lock_guard lock(stream->mutex);
+    if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+    done = &stream->mark();
+  }
+  done->wait();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  std::vector<Flag*> pending;
+  for (cudaStream_t stream : streams_of(current_device())) {
+    const std::lock_guard lock(stream->mutex);
+    pending.push_back(stream->destroyed ? stream->destroyed : &stream->mark());
+  }
+  for (Flag* flag : pending) flag->wait();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st{.device = current_device()};
+  count(&Counts::events, 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  delete event;
+  count(&Counts::events, -1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  const std::lock_guard lock(event->mutex);
+  if (event->capture != nullptr) return report(cudaErrorCapturedEvent);
+  return event->recorded == nullptr || event->recorded->is_set() ? cudaSuccess : report(cudaErrorNotReady);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  Flag* recorded = nullptr;
+  {
+    const std::lock_guard lock(event->mutex);
+    if (event->capture != nullptr) return report(cudaErrorCapturedEvent);
+    recorded = event->recorded;
+  }
+  if (recorded != nullptr) recorded->wait();
+  return cudaSuccess;
+}

@@ -7,24 +7,33 @@ PY := $(VENV)/bin/python
 APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
-TEST_SOURCES := $(shell find tests/cpp -type f)
+TEST_SOURCES := $(shell find tests/cpp tests/cuda_host -type f -not -name "*.py*")
 
-.PHONY: demo test test-cpp test-python test-slow bench lint install clean
+.PHONY: demo test test-cpp test-python test-cuda-host test-slow bench gpu lint install clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
 
-test: test-cpp test-python
+test: test-cpp test-python test-cuda-host
 
 bench: install
 	rm -f bench/results/codec.jsonl
 	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --json bench/results/codec.jsonl
 	$(PY) bench/collectives.py $(ARGS)
 
+# On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
+# less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
+gpu:
+	$(PYTHON) tests/gpu/run_all.py $(ARGS)
+
 # --- Python ------------------------------------------------------------------------------------------------------
 
 test-python: install
 	$(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
+
+# The backend on GPU tensors, over a CUDA and an NCCL that live on the host.
+test-cuda-host: install build/plain/zcomm_tests
+	$(PY) -m pytest -q -n 2 tests/cuda_host/python $(ARGS)
 
 test-slow: install
 	$(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
@@ -62,10 +71,12 @@ test-cpp: build/plain/zcomm_tests build/asan/zcomm_tests build/tsan/zcomm_tests
 
 build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) $(TEST_SOURCES)
 	$(CMAKE) -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON \
-	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) >build/$*.log || { cat build/$*.log; exit 1; }
+	  -DZCOMM_CUDA=OFF -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) $(OPTIONS_$*) \
+	  >build/$*.log || { cat build/$*.log; exit 1; }
 	$(CMAKE) --build build/$* >build/$*.log || { cat build/$*.log; exit 1; }
 	cp build/$*/tests/cpp/zcomm_tests $@
 
+OPTIONS_plain := -DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
 SANITIZE_asan := address,undefined
 SANITIZE_tsan := thread
 
@@ -75,7 +86,7 @@ lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl')
+	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
 	$(VENV)/bin/codespell zcomm src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:

@@ -12,14 +12,17 @@ from zcomm._version import __version__
 
 if TYPE_CHECKING:
     from zcomm.backend import Options
+    from zcomm.communicator import Communicator, unique_id
     from zcomm.policy import exact, override
     from zcomm.statistics import Stats, stats
 
-__all__ = ["Options", "Stats", "__version__", "exact", "override", "stats"]
+__all__ = ["Communicator", "Options", "Stats", "__version__", "exact", "override", "stats", "unique_id"]
 
 # Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
 _HOMES = {
     "Options": "zcomm.backend",
+    "Communicator": "zcomm.communicator",
+    "unique_id": "zcomm.communicator",
     "exact": "zcomm.policy",
     "override": "zcomm.policy",
     "Stats": "zcomm.statistics",
@@ -47,7 +50,7 @@ def _autoload() -> None:
 
         return create_backend(distributed_options, options)
 
-    dist.Backend.register_backend("zcomm", create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("zcomm", create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _register_if_torch_is_there() -> None:

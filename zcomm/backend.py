@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from zcomm import environment
+from zcomm import environment, nccl
 from zcomm._version import __version__
 
 
@@ -51,6 +51,8 @@ _FIELDS = [
     "strict",
     "node_size",
     "chunk_bytes",
+    "high_priority_stream",
+    "blocking_wait",
 ]
 
 
@@ -71,6 +73,8 @@ class Options(_c10d.Options):  # type: ignore[misc]
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             launcher or the host.
         chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB.
+        high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default False.
+        blocking_wait: ``wait()`` of asynchronous calls on a GPU blocks the host until they are done; default False.
 
     A format is ``"exact"``, ``"bf16"``, ``"int8:B"`` or ``"int4:B"``, B a multiple of 32 from 32 to 4096 elements.
     Raises ValueError or TypeError that names the field, what was given and what is accepted.
@@ -89,6 +93,8 @@ class Options(_c10d.Options):  # type: ignore[misc]
         strict: bool | None = None,
         node_size: int | None = None,
         chunk_bytes: int | None = None,
+        high_priority_stream: bool | None = None,
+        blocking_wait: bool | None = None,
     ) -> None:
         values = locals()
         given = {name: values[name] for name in _FIELDS if values[name] is not None}
@@ -109,6 +115,7 @@ if environment.log_level() == "info":
     _log.setLevel(logging.INFO)
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
+_SAME = "(zcomm.exact(), override(), in-place use must be the same on all ranks)"
 _living: dict[object, Any] = {}  # until they are shut down; torch holds groups in C++ alone, so weak ones would be dead
 
 
@@ -154,6 +161,18 @@ def _make_gloo(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGr
     return group
 
 
+def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
+    if not dist.is_nccl_available():
+        raise RuntimeError("this torch was built without NCCL, which carries the exact calls on CUDA tensors")
+    nccl_options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=options.high_priority_stream)
+    nccl_options._timeout = options._timeout
+    nccl_options.group_name = options.group_name
+    nccl_options.global_ranks_in_group = options.global_ranks_in_group
+    group = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
+    group._set_sequence_number_for_group()
+    return group
+
+
 def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     def prefixed(name: str) -> PrefixStore:
         return PrefixStore(f"zcomm/{name}", store)
@@ -172,9 +191,13 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     def make_transport_group() -> dist.ProcessGroupGloo:
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
         prefixed("transport-meeting").set(f"{rank}", "")
-        purpose = "first compressed call (zcomm.exact(), override(), in-place use must be the same on all ranks)"
-        meet("transport-meeting", purpose)
+        meet("transport-meeting", f"first compressed call {_SAME}")
         return _make_gloo(prefixed("transport"), rank, size, options)
+
+    def meet_for_nccl() -> str:
+        prefixed("nccl-meeting").set(f"{rank}", "")
+        meet("nccl-meeting", f"first compressed call on a GPU {_SAME}")
+        return nccl.wheel_path()
 
     def end() -> None:
         ended = _living.pop(key, None)
@@ -188,11 +211,13 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     prefixed("agreement").set(f"{rank}", json.dumps(introduction))
     key = object()
     _living[key] = _c10d.ProcessGroup(
-        exact=_make_gloo(prefixed("exact"), rank, size, options),
+        exact_cpu=_make_gloo(prefixed("exact"), rank, size, options),
         store=prefixed("state"),
         options=options,
         agree=lambda: _agree(meet("agreement", "first collective"), rank, options),
+        make_exact_cuda=lambda: _make_nccl(prefixed("exact-nccl"), rank, size, options),
         make_transport_group=make_transport_group,
+        meet_for_nccl=meet_for_nccl,
         split=split,
         at_shutdown=end,
     )

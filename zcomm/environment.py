@@ -1,4 +1,5 @@
-"""The ``ZCOMM_*`` environment variables, read here and nowhere else (``ZCOMM_ISA`` is the CPU codec's own)."""
+"""The ``ZCOMM_*`` environment variables, read here and nowhere else (``ZCOMM_ISA`` and ``ZCOMM_NCCL_LIB`` are the
+core's own)."""
 
 from __future__ import annotations
 
@@ -26,6 +27,15 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "ZCOMM_STRICT": ("strict", _flag),
     "ZCOMM_NODE_SIZE": ("node_size", int),
     "ZCOMM_CHUNK_BYTES": ("chunk_bytes", int),
+    "ZCOMM_HIGH_PRIORITY_STREAM": ("high_priority_stream", _flag),
+    "ZCOMM_BLOCKING_WAIT": ("blocking_wait", _flag),
+}
+
+# Variable -> what it is for.
+OTHERS: Mapping[str, str] = {
+    "ZCOMM_ISA": "instruction set of the CPU codec",
+    "ZCOMM_NCCL_LIB": "the file of NCCL",
+    "ZCOMM_LOG": "info: a line per group",
 }
 
 

@@ -58,7 +58,9 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
     std::vector<at::Tensor> exact_inputs = pick(inputs, parts.exact);
-    works.push_back(track(exact_->allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts)));
+    works.push_back(hand_over(exact_inputs[0], [&](::c10d::Backend& inner) {
+      return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
+    }));
   }
   return combine(std::move(works));
 }
@@ -67,7 +69,6 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
                                                       const ::c10d::ReduceScatterOptions& opts) {
   check_pairs(outputs, inputs);
   const Terms terms = terms_of(opts);
-  const std::optional<double> factor = factor_of(opts.reduceOp, getSize());
   std::vector<Call> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(describe(Collective::reduce_scatter, Form::coalesced, outputs[i], {&inputs[i], 1}, opts.reduceOp));
@@ -77,15 +78,16 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
     works.push_back(launch_reduce_scatter(::c10d::OpType::COALESCED, outputs[i], slots_of(inputs[i], getSize()),
-                                          {inputs[i]}, *factor, terms));
+                                          {inputs[i]}, opts.reduceOp, terms));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
     std::vector<at::Tensor> exact_inputs = pick(inputs, parts.exact);
-    const bool premul = is_premul(opts.reduceOp);
-    if (premul) exact_inputs = scaled(exact_inputs, *factor);
-    works.push_back(
-        track(exact_->reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, premul ? as_sum(opts) : opts)));
+    const bool scale = emulates(opts.reduceOp, exact_inputs[0]);
+    if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
+    works.push_back(hand_over(exact_inputs[0], [&](::c10d::Backend& inner) {
+      return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
+    }));
   }
   return combine(std::move(works));
 }
@@ -93,7 +95,6 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
 WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                           const ::c10d::AllreduceCoalescedOptions& opts) {
   const Terms terms = terms_of(opts);
-  const std::optional<double> factor = factor_of(opts.reduceOp, getSize());
   std::vector<Call> calls;
   for (const at::Tensor& tensor : tensors) {
     calls.push_back(describe(Collective::all_reduce, Form::coalesced, tensor, {&tensor, 1}, opts.reduceOp));
@@ -101,13 +102,15 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   const Parts parts = part(terms.policy, calls, [](std::size_t) {});
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    works.push_back(launch_all_reduce(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], *factor, terms));
+    works.push_back(launch_all_reduce(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, terms));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_tensors = pick(tensors, parts.exact);
-    const bool premul = is_premul(opts.reduceOp);
-    if (premul) scale_in_place(exact_tensors, *factor);
-    works.push_back(track(exact_->allreduce_coalesced(exact_tensors, premul ? as_sum(opts) : opts)));
+    const bool scale = emulates(opts.reduceOp, exact_tensors[0]);
+    if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
+    works.push_back(hand_over(exact_tensors[0], [&](::c10d::Backend& inner) {
+      return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
+    }));
   }
   return combine(std::move(works));
 }

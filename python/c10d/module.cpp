@@ -64,9 +64,10 @@ void set_field(Target& target, const std::string& name, const py::handle& value)
   } else if (name == "strict") {
     target.strict = flag();
   } else {
-    throw py::type_error("unknown option '" + name +
-                         "'; accepted are all_gather, reduce_scatter, all_reduce, min_bytes, out_of_place, lists, "
-                         "coalesced, strict (and, for Options, node_size, chunk_bytes)");
+    throw py::type_error(
+        "unknown option '" + name +
+        "'; accepted are all_gather, reduce_scatter, all_reduce, min_bytes, out_of_place, lists, "
+        "coalesced, strict (and, for Options, node_size, chunk_bytes, high_priority_stream, blocking_wait)");
   }
 }
 
@@ -76,6 +77,11 @@ c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
     const auto name = key.cast<std::string>();
     if (name == "node_size") {
       options->node_size = value.is_none() ? 0 : static_cast<int>(integer_of(name, value, 1));
+    } else if (name == "high_priority_stream" || name == "blocking_wait") {
+      if (!py::isinstance<py::bool_>(value)) {
+        throw py::type_error(name + ": got " + py::repr(value).cast<std::string>() + ", need True or False");
+      }
+      (name == "blocking_wait" ? options->blocking_wait : options->high_priority_stream) = value.cast<bool>();
     } else if (name == "chunk_bytes") {
       options->chunk_bytes = static_cast<std::size_t>(integer_of(name, value, 1));
     } else {
@@ -137,25 +143,32 @@ PYBIND11_MODULE(_c10d, module) {
           "node_size",
           [](const ZcommOptions& o) { return o.node_size == 0 ? std::nullopt : std::optional<int>(o.node_size); })
       .def_property_readonly("chunk_bytes", [](const ZcommOptions& o) { return o.chunk_bytes; })
+      .def_property_readonly("high_priority_stream", [](const ZcommOptions& o) { return o.high_priority_stream; })
+      .def_property_readonly("blocking_wait", [](const ZcommOptions& o) { return o.blocking_wait; })
       .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + o.to_string() + ")"; });
 
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
 
   intrusive_class<ProcessGroup>(module, "ProcessGroup")
-      .def(py::init([](BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
-                       std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_transport_group,
+      .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
+                       std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
+                       std::function<BackendPtr()> make_transport_group, std::function<std::string()> meet_for_nccl,
                        decltype(Host::split) split, std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
-                 std::move(exact), std::move(store), std::move(options),
-                 Host{std::move(agree), std::move(make_transport_group), std::move(split), std::move(at_shutdown)});
+                 std::move(exact_cpu), std::move(store), std::move(options),
+                 Host{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
+                      std::move(meet_for_nccl), std::move(split), std::move(at_shutdown)});
            }),
-           py::arg("exact"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_transport_group"),
-           py::arg("split"), py::arg("at_shutdown"))
+           py::arg("exact_cpu"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
+           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("at_shutdown"))
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
+      // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
+      // nothing that these ranks take part in.
+      .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
       .def("stats", &stats_of);
 }
 

@@ -15,6 +15,8 @@ struct ZcommOptions : ::c10d::Backend::Options {
   Policy policy;
   int node_size = 0;  // ranks per node, in rank order; 0: found from the launcher's environment or the host
   std::size_t chunk_bytes = kDefaultChunkBytes;
+  bool high_priority_stream = false;  // of asynchronous calls on a GPU
+  bool blocking_wait = false;         // wait() on a GPU blocks the host; not compared between ranks
 
   // One line that ranks compare and users read.
   std::string to_string() const;

@@ -1,16 +1,27 @@
 // The calls that may be compressed.
 #include "process_group.hpp"
 
-#include <ATen/Parallel.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstring>
 
 #include "c10d_transport.hpp"
 #include "tensors.hpp"
-#include "work.hpp"
+#include "torch_workspace.hpp"
+#include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/nccl.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
+
+constexpr const char* kNcclIdKey = "nccl/unique_id";
+constexpr const char* kNcclFailureKey = "nccl/failure";
+
+at::DeviceType first_device(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::kCPU : tensors[0].device().type();
+}
 
 // Calls Python, whose exceptions become ours: what() of theirs would append a traceback.
 template <class Result>
@@ -25,12 +36,18 @@ Result ask(const std::function<Result()>& host) {
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host)
-    : Backend(exact->getRank(), exact->getSize()),
-      exact_(std::move(exact)),
+ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host)
+    : Backend(exact_cpu->getRank(), exact_cpu->getSize()),
+      exact_cpu_(std::move(exact_cpu)),
       store_(std::move(store)),
       options_(std::move(options)),
-      host_(std::move(host)) {
+      host_(std::move(host)),
+      host_runner_([this] { return connect_gloo(); }, [this](const std::exception& error) { return fail(error); },
+                   [this] { return c10::intrusive_ptr<ProcessGroup>::unsafe_reclaim_from_nonowning(this); }),
+      device_runner_(
+          [this](at::Device device, const std::shared_ptr<Failure>& failure) { return connect_nccl(device, failure); },
+          [this](const std::exception& error) { return fail(error); }, options_->high_priority_stream,
+          options_->blocking_wait) {
   init();
 }
 
@@ -41,7 +58,7 @@ void ProcessGroup::agree() {
   try {
     topology_.emplace(ask(host_.agree));
   } catch (const Error& error) {
-    std::rethrow_exception(to_torch_error(error));
+    std::rethrow_exception(fail(error));
   }
   agreed_.store(true, std::memory_order_release);
 }
@@ -66,76 +83,106 @@ bool ProcessGroup::admit(const Policy& policy, const Call& call, Check&& check) 
   return verdict == Verdict::compressed;
 }
 
-Communicator& ProcessGroup::communicator() {
-  if (!communicator_) {
-    auto transport = std::make_unique<C10dTransport>(ask(host_.make_transport_group), store_);
-    auto fresh = std::make_unique<Communicator>(std::move(transport), *topology_, make_cpu_codec(),
-                                                make_host_workspace(), options_->chunk_bytes);
-    const std::lock_guard lock(communicator_mutex_);
-    communicator_ = std::move(fresh);
-  }
-  if (aborted_) communicator_->abort("because the group was aborted");
-  return *communicator_;
+std::unique_ptr<Communicator> ProcessGroup::connect_gloo() {
+  auto transport = std::make_unique<C10dTransport>(ask(host_.make_transport_group), store_);
+  return std::make_unique<Communicator>(std::move(transport), *topology_, make_cpu_codec(), make_host_workspace(),
+                                        options_->chunk_bytes);
 }
 
-std::exception_ptr ProcessGroup::to_torch_error(const std::exception& error) const {
-  const std::string text =
-      "zcomm, rank " + std::to_string(getRank()) + " of group '" + getGroupUid() + "': " + error.what();
+std::unique_ptr<Communicator> ProcessGroup::connect_nccl(at::Device device, const std::shared_ptr<Failure>& failure) {
+  auto workspace = make_torch_workspace(device.type());
+  auto codec = make_cuda_codec(*workspace);
+  load_nccl(ask(host_.meet_for_nccl));
+  NcclOptions options;
+  if (getRank() == 0) {
+    options.unique_id = make_nccl_unique_id();
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(options.unique_id.data());
+    store_->set(kNcclIdKey, std::vector<std::uint8_t>(bytes, bytes + options.unique_id.size()));
+  } else {
+    const std::vector<std::uint8_t> bytes = store_->get(kNcclIdKey);
+    std::memcpy(options.unique_id.data(), bytes.data(), std::min(bytes.size(), options.unique_id.size()));
+  }
+  options.rank = getRank();
+  options.size = getSize();
+  options.connect_timeout = options_->timeout;
+  // Called by the watchdog, which ends before this group does.
+  options.on_failure = [this, failure](const std::string& reason) {
+    failure->set(fail(TransportError(reason)));
+    store_->compareSet(kNcclFailureKey, "", "rank " + std::to_string(getRank()) + " gave up: " + reason);
+  };
+  options.peer_failure = [this]() -> std::string {
+    if (!store_->check({kNcclFailureKey})) return {};
+    const std::vector<std::uint8_t> text = store_->get(kNcclFailureKey);
+    return {text.begin(), text.end()};
+  };
+  return std::make_unique<Communicator>(make_nccl_transport(options), *topology_, std::move(codec),
+                                        std::move(workspace), options_->chunk_bytes);
+}
+
+::c10d::Backend& ProcessGroup::exact_cuda() {
+  const std::lock_guard lock(exact_cuda_mutex_);
+  if (!exact_cuda_) {
+    exact_cuda_ = ask(host_.make_exact_cuda);
+    exact_cuda_->setGroupUid(getGroupUid());
+  }
+  return *exact_cuda_;
+}
+
+std::string ProcessGroup::prefixed(const std::string& text) const {
+  return "zcomm, rank " + std::to_string(getRank()) + " of group '" + getGroupUid() + "': " + text;
+}
+
+std::exception_ptr ProcessGroup::fail(const std::exception& error) {
+  const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
+  error_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
   return std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text));
+      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, prefixed(error.what())));
 }
 
 WorkPtr ProcessGroup::launch(Collective collective, ::c10d::OpType type, const char* title,
                              std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, bool async, Run run) {
-  auto work = c10::make_intrusive<CompressedWork>(getRank(), type, title, std::move(inputs), std::move(outputs),
-                                                  sequence_number_.load());
-  set_num_threads(at::get_num_threads());
-  // The task holds the group, so that no reference that a user drops can end it in the middle.
-  const auto self = c10::intrusive_ptr<ProcessGroup>::unsafe_reclaim_from_nonowning(this);
-  WorkQueue::Task task = [self, work, collective, run = std::move(run)]() -> std::function<void()> {
-    std::exception_ptr error;
-    try {
-      self->stats_.compressed(collective).add(run(self->communicator()));
-    } catch (const TimeoutError& caught) {
-      self->error_ = ::c10d::ErrorType::TIMEOUT;
-      error = self->to_torch_error(caught);
-    } catch (const std::exception& caught) {
-      self->error_ = ::c10d::ErrorType::COMM_ERROR;
-      error = self->to_torch_error(caught);
-    }
-    return [work, error] { work->complete(error); };
-  };
-  const bool queued = queue_.push(std::move(task), !async);
-  TORCH_CHECK(queued, "zcomm: the process group was shut down");
-  return track(work);
+  const bool on_cpu = outputs[0].device().is_cpu();
+  Job job{type,
+          title,
+          std::move(inputs),
+          std::move(outputs),
+          sequence_number_.load(),
+          async,
+          [this, collective, run = std::move(run)](Communicator& communicator, StreamView stream) {
+            stats_.compressed(collective).add(run(communicator, stream));
+          }};
+  Runner& runner = on_cpu ? static_cast<Runner&>(host_runner_) : device_runner_;
+  return track(runner.launch(std::move(job)));
 }
 
 WorkPtr ProcessGroup::launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                                         std::vector<at::Tensor> outputs, const Terms& terms) {
-  return launch(
-      Collective::all_gather, type, "zcomm:all_gather", {input}, std::move(outputs), terms.async,
-      [shard = view_of(input), views = std::move(slots), format = terms.policy.all_gather, timeout = terms.timeout](
-          Communicator& communicator) { return communicator.all_gather(shard, views, format, timeout); });
+  return launch(Collective::all_gather, type, "zcomm:all_gather", {input}, std::move(outputs), terms.async,
+                [shard = view_of(input), views = std::move(slots), format = terms.policy.all_gather,
+                 timeout = terms.timeout](Communicator& communicator, StreamView stream) {
+                  return communicator.all_gather(shard, views, format, timeout, stream);
+                });
 }
 
 WorkPtr ProcessGroup::launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output,
                                             std::vector<TensorView> slots, std::vector<at::Tensor> inputs,
-                                            double factor, const Terms& terms) {
+                                            const ::c10d::ReduceOp& op, const Terms& terms) {
   return launch(Collective::reduce_scatter, type, "zcomm:reduce_scatter", std::move(inputs), {output}, terms.async,
                 [result = view_of(output), views = std::vector<ConstTensorView>(slots.begin(), slots.end()),
-                 formats = terms.policy.reduce_scatter, factor = static_cast<float>(factor),
-                 timeout = terms.timeout](Communicator& communicator) {
-                  return communicator.reduce_scatter(views, result, formats, factor, timeout);
+                 formats = terms.policy.reduce_scatter, factor = static_cast<float>(factor_of(op, getSize())),
+                 timeout = terms.timeout](Communicator& communicator, StreamView stream) {
+                  return communicator.reduce_scatter(views, result, formats, factor, timeout, stream);
                 });
 }
 
-WorkPtr ProcessGroup::launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, double factor,
+WorkPtr ProcessGroup::launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                                         const Terms& terms) {
-  return launch(Collective::all_reduce, type, "zcomm:all_reduce", {tensor}, {tensor}, terms.async,
-                [view = view_of(tensor), formats = terms.policy.all_reduce, factor = static_cast<float>(factor),
-                 timeout = terms.timeout](Communicator& communicator) {
-                  return communicator.all_reduce(view, formats, factor, timeout);
-                });
+  return launch(
+      Collective::all_reduce, type, "zcomm:all_reduce", {tensor}, {tensor}, terms.async,
+      [view = view_of(tensor), formats = terms.policy.all_reduce, factor = static_cast<float>(factor_of(op, getSize())),
+       timeout = terms.timeout](Communicator& communicator, StreamView stream) {
+        return communicator.all_reduce(view, formats, factor, timeout, stream);
+      });
 }
 
 WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {
@@ -143,19 +190,23 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, getRank());
   if (!admit(terms.policy, call, [&] { check_shapes(output, input, getSize(), "output", "input"); })) {
-    return track(exact_->_allgather_base(output, input, opts));
+    return hand_over(output, [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return launch_all_gather(::c10d::OpType::_ALLGATHER_BASE, input, slots_of(output, getSize()), {output}, terms);
 }
 
 WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                 const ::c10d::AllgatherOptions& opts) {
-  if (outputs.size() != 1 || inputs.size() != 1) return track(exact_->allgather(outputs, inputs, opts));  // refuses it
+  if (outputs.size() != 1 || inputs.size() != 1) {
+    return hand_over(first_device(inputs), [&](::c10d::Backend& inner) {
+      return inner.allgather(outputs, inputs, opts);
+    });  // which refuses it
+  }
   const Terms terms = terms_of(opts);
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
   if (!admit(terms.policy, call,
              [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); })) {
-    return track(exact_->allgather(outputs, inputs, opts));
+    return hand_over(inputs[0], [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return launch_all_gather(::c10d::OpType::ALLGATHER, inputs[0], views_of(outputs[0]), outputs[0], terms);
 }
@@ -163,43 +214,49 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
 WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                            const ::c10d::ReduceScatterOptions& opts) {
   const Terms terms = terms_of(opts);
-  const std::optional<double> factor = factor_of(opts.reduceOp, getSize());
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
   if (!admit(terms.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
-    if (!is_premul(opts.reduceOp)) return track(exact_->_reduce_scatter_base(output, input, opts));
-    at::Tensor product = scaled({input}, *factor)[0];
-    return track(exact_->_reduce_scatter_base(output, product, as_sum(opts)));
+    if (!emulates(opts.reduceOp, output))
+      return hand_over(output, [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
+    at::Tensor product = scaled({input}, factor_of(opts.reduceOp, getSize()))[0];
+    return hand_over(output,
+                     [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, product, as_sum(opts)); });
   }
   return launch_reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output, slots_of(input, getSize()), {input},
-                               *factor, terms);
+                               opts.reduceOp, terms);
 }
 
 WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                      const ::c10d::ReduceScatterOptions& opts) {
-  if (outputs.size() != 1 || inputs.size() != 1) return track(exact_->reduce_scatter(outputs, inputs, opts));
+  if (outputs.size() != 1 || inputs.size() != 1) {
+    return hand_over(first_device(outputs),
+                     [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+  }
   const Terms terms = terms_of(opts);
-  const std::optional<double> factor = factor_of(opts.reduceOp, getSize());
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
   if (!admit(terms.policy, call, [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
-    if (!is_premul(opts.reduceOp)) return track(exact_->reduce_scatter(outputs, inputs, opts));
-    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], *factor)};
-    return track(exact_->reduce_scatter(outputs, products, as_sum(opts)));
+    if (!emulates(opts.reduceOp, outputs[0]))
+      return hand_over(outputs[0], [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], factor_of(opts.reduceOp, getSize()))};
+    return hand_over(outputs[0],
+                     [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, products, as_sum(opts)); });
   }
-  return launch_reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]), inputs[0], *factor,
-                               terms);
+  return launch_reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]), inputs[0],
+                               opts.reduceOp, terms);
 }
 
 WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
-  if (tensors.size() != 1) return track(exact_->allreduce(tensors, opts));
+  if (tensors.size() != 1)
+    return hand_over(first_device(tensors), [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
   const Terms terms = terms_of(opts);
-  const std::optional<double> factor = factor_of(opts.reduceOp, getSize());
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
   if (!admit(terms.policy, call, [] {})) {
-    if (!is_premul(opts.reduceOp)) return track(exact_->allreduce(tensors, opts));
-    scale_in_place(tensors, *factor);
-    return track(exact_->allreduce(tensors, as_sum(opts)));
+    if (!emulates(opts.reduceOp, tensors[0]))
+      return hand_over(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+    scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
+    return hand_over(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
   }
-  return launch_all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], *factor, terms);
+  return launch_all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, terms);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -1,7 +1,6 @@
 // The torch.distributed backend "zcomm".
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -9,10 +8,11 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "device_runner.hpp"
+#include "host_runner.hpp"
 #include "options.hpp"
 #include "stats.hpp"
-#include "work_queue.hpp"
-#include "zcomm/communicator.hpp"
+#include "tensors.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -21,13 +21,18 @@ using BackendPtr = c10::intrusive_ptr<::c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<Work>;
 
-// What only Python can do: Gloo groups cannot be made in C++ outside of torch.
+// What only Python can do: torch's own groups cannot be made in C++ outside of torch.
 struct Host {
   // Compares options, versions and node layout with all ranks; returns the node of every rank. Called once, at the
   // first collective of the group.
   std::function<std::vector<int>()> agree;
-  // A Gloo group for compressed bytes alone. Called once, at the first compressed collective.
+  // The inner group for exact calls on "cuda" tensors. Called once, at the first one.
+  std::function<BackendPtr()> make_exact_cuda;
+  // A Gloo group for compressed bytes alone. Called once, at the first compressed collective on CPU tensors.
   std::function<BackendPtr()> make_transport_group;
+  // Waits until all ranks have come to their first compressed collective on GPU tensors; returns where the NCCL of the
+  // installed wheel is, or nothing. Called once.
+  std::function<std::string()> meet_for_nccl;
   // A zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
       split;
@@ -35,12 +40,12 @@ struct Host {
   std::function<void()> at_shutdown;
 };
 
-// Compresses the calls that its policy names, one at a time and in order, on a thread of its own; hands every other
-// call to `exact`, an inner process group.
+// Compresses the calls that its policy names, in order; hands every other call to an inner process group: `exact_cpu`,
+// Gloo, or one of NCCL for tensors on a GPU.
 class ProcessGroup final : public ::c10d::Backend {
  public:
-  // `store` is the group's own; the keys "failure" and those of `host` are used.
-  ProcessGroup(BackendPtr exact, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host);
+  // `store` is the group's own; the keys "failure", "nccl/..." and those of `host` are used.
+  ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, Host host);
   ~ProcessGroup() override;
 
   const std::string getBackendName() const override { return "zcomm"; }
@@ -94,17 +99,17 @@ class ProcessGroup final : public ::c10d::Backend {
   void setGroupUid(const std::string& uid) override;
   void setSequenceNumberForGroup() override;
   std::uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
-  void enableCollectivesTiming() override { exact_->enableCollectivesTiming(); }
+  void enableCollectivesTiming() override;
   void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { queue_.drain(); }
-  std::shared_ptr<c10::Allocator> getMemAllocator() override { return exact_->getMemAllocator(); }
+  void waitForPendingWorks() override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
   void shutdown() override;
   ::c10d::ErrorType getError() override { return error_; }
 
  private:
-  using Run = std::function<CallStats(Communicator&)>;
+  using Run = std::function<CallStats(Communicator&, StreamView)>;
   // What holds for one call, of its own options and the group's.
   struct Terms {
     Policy policy;
@@ -134,22 +139,47 @@ class ProcessGroup final : public ::c10d::Backend {
   template <class Check>
   Parts part(const Policy& policy, const std::vector<Call>& calls, Check&& check);
   WorkPtr combine(std::vector<WorkPtr> works);
-  // Queues `run` and returns its work.
+  // The inner group for a tensor's device; while calls are coalesced it is told so.
+  ::c10d::Backend& exact(at::DeviceType type);
+  // call(inner group), tracked: a work of calls that NCCL coalesces comes at their end.
+  template <class InnerCall>
+  WorkPtr hand_over(at::DeviceType type, InnerCall&& call) {
+    WorkPtr work = call(exact(type));
+    return type == at::kCPU ? track(std::move(work)) : work;
+  }
+  template <class InnerCall>
+  WorkPtr hand_over(const at::Tensor& tensor, InnerCall&& call) {
+    return hand_over(tensor.device().type(), std::forward<InnerCall>(call));
+  }
+  ::c10d::Backend& exact_cuda();
+  // Applies `visit` to the inner groups that are there.
+  template <class Visit>
+  void for_each_exact(Visit&& visit);
+  // Gloo has no PREMUL_SUM: its exact path scales, then sums.
+  static bool emulates(const ::c10d::ReduceOp& op, const at::Tensor& tensor) {
+    return is_premul(op) && tensor.device().is_cpu();
+  }
+  // Starts `run` on the device of `outputs`.
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                  std::vector<at::Tensor> outputs, bool async, Run run);
   WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                             std::vector<at::Tensor> outputs, const Terms& terms);
   WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<TensorView> slots,
-                                std::vector<at::Tensor> inputs, double factor, const Terms& terms);
-  WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, double factor, const Terms& terms);
-  Communicator& communicator();
+                                std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const Terms& terms);
+  WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                            const Terms& terms);
+  std::unique_ptr<Communicator> connect_gloo();
+  std::unique_ptr<Communicator> connect_nccl(at::Device device, const std::shared_ptr<Failure>& failure);
   void abort_compressed();
-  std::exception_ptr to_torch_error(const std::exception& error) const;
+  std::string prefixed(const std::string& text) const;
+  std::exception_ptr fail(const std::exception& error);
   // An exact collective outside of the policy: counts it.
   void pass(std::span<const at::Tensor> tensors);
   WorkPtr track(WorkPtr work);
 
-  BackendPtr exact_;
+  BackendPtr exact_cpu_;
+  std::mutex exact_cuda_mutex_;
+  BackendPtr exact_cuda_;  // made when it is needed
   StorePtr store_;
   c10::intrusive_ptr<ZcommOptions> options_;
   Host host_;
@@ -159,18 +189,17 @@ class ProcessGroup final : public ::c10d::Backend {
   std::atomic<bool> agreed_{false};
   std::optional<Topology> topology_;
 
-  std::mutex communicator_mutex_;  // of the pointer, for abort()
-  std::unique_ptr<Communicator> communicator_;
-
   std::atomic<std::uint64_t> sequence_number_{0};
   std::atomic<::c10d::ErrorType> error_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
   std::once_flag shutdown_once_;
   bool coalescing_ = false;
+  bool coalescing_cuda_ = false;  // the inner group has been told
   std::vector<WorkPtr> coalesced_;
   BackendPtr last_split_;
   std::string last_split_name_;
-  WorkQueue queue_;  // last: its thread uses all of the above
+  HostRunner host_runner_;  // the last two: their threads use all of the above
+  DeviceRunner device_runner_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -34,25 +34,21 @@ std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
 
 namespace {
 
-bool is_dense(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.is_contiguous();
+bool is_dense_on(const at::Tensor& tensor, at::Device device) {
+  return tensor.layout() == at::kStrided && tensor.device() == device && tensor.is_contiguous();
 }
 
 }  // namespace
 
-std::optional<double> factor_of(const ::c10d::ReduceOp& op, int size) {
-  switch (op.op_) {
-    case ::c10d::ReduceOp::SUM:
-      return 1.0;
-    case ::c10d::ReduceOp::AVG:
-      return 1.0 / size;
-    case ::c10d::ReduceOp::PREMUL_SUM: {
-      const auto* supplement = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
-    }
-    default:
-      return std::nullopt;
-  }
+bool is_linear(const ::c10d::ReduceOp& op) {
+  return op.op_ == ::c10d::ReduceOp::SUM || op.op_ == ::c10d::ReduceOp::AVG || is_premul(op);
+}
+
+double factor_of(const ::c10d::ReduceOp& op, int size) {
+  if (op.op_ == ::c10d::ReduceOp::AVG) return 1.0 / size;
+  if (!is_premul(op)) return 1.0;
+  const auto* supplement = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole) {
@@ -63,10 +59,10 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
   // torch hands over complex tensors as their real views.
   if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
-  call.contiguous = is_dense(shard);
+  call.contiguous = is_dense_on(shard, shard.device());
   for (const at::Tensor& part : whole) {
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
-    call.contiguous = call.contiguous && is_dense(part);
+    call.contiguous = call.contiguous && is_dense_on(part, shard.device());
   }
   return call;
 }
@@ -74,7 +70,7 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
               const ::c10d::ReduceOp& op) {
   Call call = describe(collective, form, shard, whole);
-  call.linear = factor_of(op, 1).has_value();
+  call.linear = is_linear(op);
   return call;
 }
 

@@ -37,10 +37,11 @@ void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, co
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name);
 
-// The factor of a linear operation, which is factor * sum over ranks; empty for others.
-std::optional<double> factor_of(const ::c10d::ReduceOp& op, int size);
+// True if the operation is factor * sum over ranks.
+bool is_linear(const ::c10d::ReduceOp& op);
+// The factor of a linear operation. One that PREMUL_SUM keeps on a GPU is fetched, which blocks.
+double factor_of(const ::c10d::ReduceOp& op, int size);
 
-// Gloo has no PREMUL_SUM: the exact path scales, then sums.
 inline bool is_premul(const ::c10d::ReduceOp& op) { return op.op_ == ::c10d::ReduceOp::PREMUL_SUM; }
 std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, double factor);
 void scale_in_place(std::vector<at::Tensor>& tensors, double factor);

@@ -18,15 +18,14 @@ void append(c10::List<at::Tensor>& tensors, const c10::IValue& value) {
 
 }  // namespace
 
-CompressedWork::CompressedWork(int rank, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
-                               std::vector<at::Tensor> outputs, std::uint64_t sequence_number)
-    : Work(rank, type, title, inputs),
-      inputs_(std::move(inputs)),
-      outputs_(std::move(outputs)),
+HostWork::HostWork(const Job& job)
+    : Work(-1, job.type, job.title, job.inputs),
+      inputs_(job.inputs),
+      outputs_(job.outputs),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-      sequence_number_(sequence_number) {}
+      sequence_number_(job.sequence_number) {}
 
-void CompressedWork::complete(std::exception_ptr error) {
+void HostWork::complete(std::exception_ptr error) {
   inputs_.clear();
   finish(error);  // first: callbacks of the future may look at this work
   if (error) {

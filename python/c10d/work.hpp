@@ -1,17 +1,14 @@
 // Completion of compressed collectives.
 #pragma once
 
-#include <string>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-#include <vector>
+#include "runner.hpp"
 
 namespace zcomm::c10d_binding {
 
 // One compressed collective on CPU tensors. Holds inputs and outputs until it is complete.
-class CompressedWork final : public ::c10d::Work {
+class HostWork final : public ::c10d::Work {
  public:
-  CompressedWork(int rank, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
-                 std::vector<at::Tensor> outputs, std::uint64_t sequence_number);
+  explicit HostWork(const Job& job);
 
   // Marks it done, or failed with `error`. Called once.
   void complete(std::exception_ptr error);

@@ -23,7 +23,7 @@ class WorkQueue {
   bool push(Task task, bool here);
 
   // Blocks until all tasks so far have run, or `limit` has passed: then false.
-  bool drain(std::chrono::milliseconds limit = std::chrono::hours(24 * 365));
+  bool drain(std::chrono::milliseconds limit);
 
   // Runs what is queued, then ends the thread. Idempotent, any thread.
   void stop();

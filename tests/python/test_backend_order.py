@@ -30,8 +30,8 @@ def test_a_callback_may_call_its_own_group_and_wait(in_callback: str) -> None:
 
     def body() -> None:
         whole, work = start_gather(0)
+        third, third_work = start_gather(2)  # before the callback on all ranks: calls are in the same order
         second = work.get_future().then(call)
-        third, third_work = start_gather(2)
         assert_same_bits(second.wait(), gathered(1))
         third_work.wait()
         assert_same_bits(whole, gathered(0))

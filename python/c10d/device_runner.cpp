@@ -1,0 +1,133 @@
+#include "device_runner.hpp"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
+
+#include "device_work.hpp"
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
+
+}  // namespace
+
+void Failure::set(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+}
+
+std::exception_ptr Failure::get() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Stash::clear() {
+  std::vector<at::Tensor> freed;  // outside of the lock
+  const std::lock_guard lock(mutex);
+  freed.swap(tensors);
+}
+
+bool Stash::is_clear() {
+  const std::lock_guard lock(mutex);
+  return tensors.empty();
+}
+
+void DeviceRunner::connect(at::Device device) {
+  auto fresh = connect_(device, failure_);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  device_ = device;
+  stream_ = guard.getStreamFromGlobalPool(device, high_priority_);
+  start_event_.emplace(device.type());
+  const std::lock_guard lock(mutex_);
+  communicator_ = std::move(fresh);
+  if (!abort_reason_.empty()) communicator_->abort(abort_reason_);
+}
+
+// Tensors whose jobs are done although nobody has waited for them.
+void DeviceRunner::release_finished() {
+  while (!stashes_.empty() && (stashes_.front()->is_clear() || stashes_.front()->end.query())) {
+    stashes_.front()->clear();
+    stashes_.pop_front();
+  }
+}
+
+void DeviceRunner::run(const Job& job, c10::Stream stream) {
+  try {
+    job.run(*communicator_, view_of(stream));
+  } catch (const std::exception& caught) {
+    std::rethrow_exception(on_error_(caught));
+  }
+}
+
+c10::intrusive_ptr<::c10d::Work> DeviceRunner::launch(Job job) {
+  const std::lock_guard lock(launch_mutex_);
+  const at::Device device = job.outputs[0].device();
+  TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
+  TORCH_CHECK_VALUE(!device_ || *device_ == device, "zcomm: got a tensor on ", device,
+                    ", need one on this group's device, ", device_.value_or(device), ": a rank has one device");
+  const c10::DeviceGuard on_device(device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream current = guard.getStream(device);
+  bool capturing = false;
+  try {
+    capturing = is_capturing(view_of(current));
+    check_argument(communicator_ || !capturing, [] {
+      return "a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
+             "before the capture";
+    });
+    if (!communicator_) connect(device);
+  } catch (const std::exception& caught) {
+    std::rethrow_exception(on_error_(caught));
+  }
+  if (!capturing) release_finished();
+
+  if (!job.async) {
+    run(job, current);
+    return c10::make_intrusive<DeviceWork>(job, current, nullptr, failure_, blocking_wait_);
+  }
+  start_event_->record(current);
+  start_event_->block(*stream_);
+  const c10::StreamGuard on_stream(*stream_);  // scratch is the stream's, too
+  run(job, *stream_);
+  auto stash = std::make_shared<Stash>(device.type());
+  stash->end.record(*stream_);
+  stash->tensors = job.inputs;
+  stash->tensors.insert(stash->tensors.end(), job.outputs.begin(), job.outputs.end());
+  if (!capturing) stashes_.push_back(stash);  // an event of a graph cannot be asked, and its memory is the graph's
+  return c10::make_intrusive<DeviceWork>(job, *stream_, std::move(stash), failure_, blocking_wait_);
+}
+
+bool DeviceRunner::drain(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const std::unique_lock lock(launch_mutex_, limit);
+  if (!lock) return false;
+  for (const auto& stash : stashes_) {
+    while (!stash->end.query()) {
+      if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
+}
+
+void DeviceRunner::abort(const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  abort_reason_ = reason;
+  if (communicator_) communicator_->abort(reason);
+}
+
+void DeviceRunner::stop() {
+  const std::lock_guard launch_lock(launch_mutex_);
+  std::unique_ptr<Communicator> last;
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  last = std::move(communicator_);
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,43 @@
+// A compressed collective on GPU tensors, as its caller sees it.
+#pragma once
+
+#include <memory>
+
+#include "device_runner.hpp"
+
+namespace zcomm::c10d_binding {
+
+// Made when the job is queued, with the job's stream current. A synchronous job has no stash: it is on the caller's own
+// stream, and there is nothing to wait for.
+class DeviceWork final : public ::c10d::Work {
+ public:
+  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<Stash> stash, std::shared_ptr<Failure> failure,
+             bool blocking_wait);
+
+  // True once the device has done it; a synchronous job counts as done when it is queued.
+  bool isCompleted() override;
+  bool isSuccess() const override { return !exception(); }
+  std::exception_ptr exception() const override { return failure_->get(); }
+  // Makes the current stream wait.
+  void synchronize() override;
+  // The same; with a timeout, also blocks the host until the device is done. Throws if the group has failed meanwhile,
+  // and on a timeout.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return sequence_number_; }
+
+ private:
+  void block_host(std::chrono::milliseconds timeout);
+
+  std::vector<at::Tensor> outputs_;
+  c10::Stream stream_;
+  std::shared_ptr<Stash> stash_;
+  std::shared_ptr<Failure> failure_;
+  bool blocking_wait_;
+  std::uint64_t sequence_number_;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // of a synchronous job made when it is asked for
+};
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,37 @@
+// CPU tensors: one job at a time, in order, on the caller's thread or one of its own.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "runner.hpp"
+#include "work_queue.hpp"
+
+namespace zcomm::c10d_binding {
+
+class HostRunner final : public Runner {
+ public:
+  // `connect` makes the communicator at the first job. `keep_alive` is held by jobs under way: their owner must not go.
+  HostRunner(std::function<std::unique_ptr<Communicator>()> connect, OnError on_error,
+             std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
+      : connect_(std::move(connect)), on_error_(std::move(on_error)), keep_alive_(std::move(keep_alive)) {}
+  ~HostRunner() override { queue_.stop(); }
+
+  c10::intrusive_ptr<::c10d::Work> launch(Job job) override;
+  bool drain(std::chrono::milliseconds limit) override { return queue_.drain(limit); }
+  void abort(const std::string& reason) noexcept override;
+  void stop() override { queue_.stop(); }
+
+ private:
+  Communicator& communicator();
+
+  std::function<std::unique_ptr<Communicator>()> connect_;
+  OnError on_error_;
+  std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive_;
+  std::mutex mutex_;  // of the two below, for abort()
+  std::unique_ptr<Communicator> communicator_;
+  std::string abort_reason_;
+  WorkQueue queue_;  // last: its thread uses all of the above
+};
+
+}  // namespace zcomm::c10d_binding

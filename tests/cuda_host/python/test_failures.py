@@ -1,0 +1,92 @@
+"""Errors on the GPU path: a peer that is lost or does not come, and a group that is aborted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from cuda_world import Gather, ReduceScatter, dist, host, run, with_nccl, worlds
+
+
+def test_a_peer_that_does_not_come_to_a_call() -> None:
+    def body() -> str:
+        gather = Gather(4096)
+        gather()
+        host.synchronize()
+        if dist.get_rank() == 0:
+            ReduceScatter(4096)()  # rank 1 does not
+            host.synchronize()  # the watchdog ends it
+        else:
+            time.sleep(4)
+        with pytest.raises(RuntimeError) as caught:
+            for _ in range(100):
+                gather()
+                time.sleep(0.05)
+        return str(caught.value)
+
+    texts = run(body, 2, group_seconds=2.0)
+    assert "reduce_scatter" in texts[0] and "2000 ms" in texts[0]
+    assert "rank 0" in texts[1] and "reduce_scatter" in texts[1]
+
+
+def test_a_peer_that_dies() -> None:
+    def body() -> str:
+        gather = Gather(4096)
+        gather()
+        host.synchronize()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError) as caught:
+            for _ in range(200):
+                gather()
+                host.synchronize()
+                time.sleep(0.05)
+        return str(caught.value)
+
+    outcomes = worlds.collect(body, 2, grace=10.0, **with_nccl({"group_seconds": 3.0}))
+    assert outcomes[0].finished and outcomes[0].error is None, outcomes[0].trace
+    assert "zcomm, rank 0" in outcomes[0].value
+
+
+def test_waiting_for_a_failed_call_raises() -> None:
+    def body() -> None:
+        gather = Gather(4096)
+        gather()
+        host.synchronize()
+        if dist.get_rank() == 0:
+            work = ReduceScatter(4096)(async_op=True)
+            deadline = time.monotonic() + 20
+            while work.exception() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            with pytest.raises(RuntimeError, match="reduce_scatter"):
+                work.wait()
+            assert not work.is_success()
+        else:
+            time.sleep(3)
+
+    run(body, 2, group_seconds=1.0)
+
+
+def test_abort() -> None:
+    def body() -> None:
+        gather = Gather(4096)
+        gather()
+        host.synchronize()
+        dist.group.WORLD._get_backend(gather.output.device).abort()
+        with pytest.raises(RuntimeError, match=r"shut down|aborted"):
+            gather()
+
+    run(body, 2)
+
+
+def test_destroying_a_group_ends_what_is_under_way() -> None:
+    def body() -> None:
+        gather = Gather(4096)
+        for call in (Gather(4096), ReduceScatter(4096), gather):
+            call(async_op=True)
+        dist.destroy_process_group()
+        gather.check()
+
+    run(body, 2)

@@ -1,0 +1,127 @@
+"""The backend on GPU tensors gives the bits of the CPU path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import worlds
+from cuda_world import Gather, ReduceScatter, dist, host, run, values
+
+import zcomm
+from zcomm.testing import LocalWorld
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 1]], ids=str)
+def test_all_collectives_give_the_bits_of_the_cpu_path(nodes: list[int]) -> None:
+    size = len(nodes)
+
+    def body() -> None:
+        host.set_delays(dist.get_rank() + 1, 50)
+        for number, dtype in enumerate(DTYPES):
+            numel = 5003 + number
+            whole = [values(size * numel, dtype, number, rank) for rank in range(size)]
+
+            def expected(rank, dtype=dtype, numel=numel, number=number, whole=whole):
+                gathered = torch.zeros(size, numel, dtype=dtype)
+                rank.all_gather(values(numel, dtype, number, rank.rank), gathered)
+                scattered = rank.reduce_scatter(
+                    whole[rank.rank].clone(), torch.zeros(numel, dtype=dtype), factor=1 / size
+                )
+                reduced = rank.all_reduce(whole[rank.rank].clone(), "int8:64/int4:64")
+                return gathered, scattered, reduced
+
+            gathered, scattered, reduced = LocalWorld(nodes, chunk_bytes=4096).run(expected)[dist.get_rank()]
+            memory = torch.zeros(size, numel, dtype=dtype)
+            memory[dist.get_rank()].copy_(values(numel, dtype, number))
+            dist.all_gather_into_tensor(host.as_cuda(memory), host.as_cuda(memory[dist.get_rank()]))
+            output = torch.zeros(numel, dtype=dtype)
+            source = whole[dist.get_rank()].clone()
+            dist.reduce_scatter_tensor(host.as_cuda(output), host.as_cuda(source), op=dist.ReduceOp.AVG)
+            total = whole[dist.get_rank()].clone()
+            dist.all_reduce(host.as_cuda(total))
+            host.synchronize()
+            assert torch.equal(memory, gathered)
+            assert torch.equal(output, scattered)
+            assert torch.equal(total, reduced)
+
+    run(body, size, nodes=nodes, options=worlds.options(all_reduce="int8:64/int4:64", chunk_bytes=4096))
+
+
+def test_lists_and_coalesced_calls() -> None:
+    def body() -> None:
+        size, rank = dist.get_world_size(), dist.get_rank()
+        gather = Gather(3000)
+        outputs = [torch.zeros(3000) for _ in range(size)]
+        source = values(3000)
+        dist.all_gather([host.as_cuda(output) for output in outputs], host.as_cuda(source))
+        host.synchronize()
+        assert torch.equal(torch.stack(outputs), gather.expected)
+        with dist._coalescing_manager(device=torch.device("cuda", 0), async_ops=True) as manager:
+            gather()
+        manager.wait()
+        gather.check()
+        assert zcomm.stats().all_gather.calls == 2, rank
+
+    run(body, 2, options=worlds.options(lists=True, coalesced=True))
+
+
+def test_the_mean_is_the_mean() -> None:
+    def body() -> None:
+        numel = 4096
+        for op, factor in ((dist.ReduceOp.SUM, 3.0), (dist.ReduceOp.AVG, 1.5), (dist._make_nccl_premul_sum(2.0), 6.0)):
+            whole = torch.full((2 * numel,), float(dist.get_rank() + 1))
+            output = torch.zeros(numel)
+            dist.reduce_scatter_tensor(host.as_cuda(output), host.as_cuda(whole), op=op)
+            host.synchronize()
+            # 1 and 2 are codes of their own maximum: a block of equal values loses no more than the last bits.
+            assert torch.allclose(output, torch.full((numel,), factor), rtol=2**-7, atol=0)
+
+    run(body, 2)
+
+
+def test_exact_calls_go_to_the_inner_group_of_the_device() -> None:
+    def body() -> None:
+        import zcomm.backend
+
+        made = []
+
+        def make(store, rank, size, options):
+            made.append(torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size))
+            return made[-1]
+
+        zcomm.backend._make_nccl = make
+        numbers = torch.arange(8)
+        dist.all_reduce(host.as_cuda(numbers))
+        dist.reduce(host.as_cuda(numbers), dst=0)
+        assert len(made) == 1
+        assert zcomm.stats().all_reduce.exact["format_exact"].calls == 1
+        on_cpu = torch.ones(3)
+        dist.all_reduce(on_cpu)
+        assert on_cpu.tolist() == [2, 2, 2]
+
+    run(body, 2)
+
+
+def test_a_torch_without_nccl_says_so() -> None:
+    def body() -> None:
+        with pytest.raises(RuntimeError, match="this torch was built without NCCL"):
+            dist.all_reduce(host.as_cuda(torch.arange(8)))
+
+    run(body, 2)
+
+
+def test_both_devices_in_one_group() -> None:
+    def body() -> None:
+        gather = Gather(2000)
+        gather()
+        on_cpu = torch.zeros(2, 2000)
+        on_cpu[dist.get_rank()] = values(2000)
+        dist.all_gather_into_tensor(on_cpu, on_cpu[dist.get_rank()])
+        gather.check()
+        assert torch.equal(on_cpu, gather.expected)
+        ReduceScatter(2000)()
+        host.synchronize()
+
+    run(body, 2)

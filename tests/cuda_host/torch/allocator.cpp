@@ -1,0 +1,71 @@
+#include <c10/core/Allocator.h>
+
+#include <map>
+#include <mutex>
+
+#include "host_torch.hpp"
+
+namespace cuda_host::torch {
+namespace {
+
+struct Piece {
+  void* data;
+  std::size_t num_bytes;
+  std::int64_t stream;
+  bool captured;  // belongs to a graph, for good
+};
+
+std::mutex mutex;  // of all below
+std::multimap<std::pair<std::int64_t, std::size_t>, Piece*> idle;
+std::int64_t num_live = 0;
+std::int64_t num_made = 0;
+
+void free_piece(void* context) {
+  auto* piece = static_cast<Piece*>(context);
+  const std::lock_guard lock(mutex);
+  --num_live;
+  if (!piece->captured) idle.emplace(std::pair(piece->stream, piece->num_bytes), piece);
+}
+
+class HostAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t num_bytes) override {
+    const std::int64_t owner = current_stream();
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    TORCH_CHECK(cudaStreamIsCapturing(stream(owner), &status) == cudaSuccess);
+    const bool captured = status != cudaStreamCaptureStatusNone;
+    const std::lock_guard lock(mutex);
+    ++num_live;
+    Piece* piece = nullptr;
+    const auto found = idle.find({owner, num_bytes});
+    if (found != idle.end() && !captured) {
+      piece = found->second;
+      idle.erase(found);
+    } else {
+      ++num_made;
+      piece = new Piece{::operator new(num_bytes, std::align_val_t{512}), num_bytes, owner, captured};
+    }
+    return {piece->data, piece, &free_piece, c10::Device(c10::DeviceType::CUDA, 0)};
+  }
+  void copy_data(void* target, const void* source, std::size_t num_bytes) const override {
+    default_copy_data(target, source, num_bytes);
+  }
+};
+
+HostAllocator allocator;
+
+}  // namespace
+
+void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, &allocator); }
+
+std::int64_t num_live_pieces() {
+  const std::lock_guard lock(mutex);
+  return num_live;
+}
+
+std::int64_t num_made_pieces() {
+  const std::lock_guard lock(mutex);
+  return num_made;
+}
+
+}  // namespace cuda_host::torch

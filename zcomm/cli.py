@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zcomm import bench, bench_report, environment, netlab
+from zcomm import bench, bench_report, environment, gpus, nccl, netlab
 from zcomm._version import __version__
 
 app = typer.Typer(
@@ -63,8 +63,9 @@ def info() -> None:
     facts.add_row("zcomm", __version__)
     facts.add_row("Python", platform.python_version())
     facts.add_row("torch", _torch_version())
-    facts.add_row("CUDA", "not built")
     facts.add_row("CPU codecs", _codecs())
+    for name, fact in _gpu_facts():
+        facts.add_row(name, fact)
     console.print(facts)
 
     try:
@@ -81,7 +82,7 @@ def info() -> None:
     for variable, (option, _) in environment.VARIABLES.items():
         in_force = "-" if options is None else str(getattr(options, option))
         variables.add_row(variable, os.environ.get(variable, "-"), option, in_force)
-    for variable, meaning in (("ZCOMM_ISA", "instruction set of the codec"), ("ZCOMM_LOG", "info: a line per group")):
+    for variable, meaning in environment.OTHERS.items():
         variables.add_row(variable, os.environ.get(variable, "-"), f"({meaning})", "")
     console.print(variables)
 
@@ -100,7 +101,7 @@ def _torch_version() -> str:
 
 def _codecs() -> str:
     try:
-        from zcomm import _core  # type: ignore[attr-defined, unused-ignore]
+        from zcomm import _core
     except ImportError as error:
         return f"the module zcomm._core is not usable: {error}"
     isas = list(_core.cpu_isas())
@@ -108,6 +109,27 @@ def _codecs() -> str:
     if chosen not in isas:
         return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
     return f"{', '.join(isas)}; {chosen} in use"
+
+
+def _gpu_facts() -> list[tuple[str, str]]:
+    try:
+        from zcomm import _core
+    except ImportError:
+        return []
+    build, count = _core.cuda_build(), _core.cuda_device_count()
+    if not build.toolkit:
+        return [("CUDA", "not built (no nvcc)")]
+    try:
+        path, version = nccl.load()
+        found = f"{version}, {path}"
+    except RuntimeError as error:
+        found = f"not found: {error}"
+    return [
+        ("CUDA", f"built with {build.toolkit}"),
+        ("CUDA codec", f"kernels for {', '.join(build.targets.split(';'))}"),
+        ("GPUs", str(count) if count else "none"),
+        ("NCCL", found),
+    ]
 
 
 @app.command("bench")
@@ -125,14 +147,23 @@ def run_bench(
     datatype: Annotated[str, typer.Option("-d", "--datatype", help="float, bfloat16 or half.")] = "float",
     op: Annotated[str, typer.Option("-o", "--op", help="sum or avg.")] = "sum",
     check: Annotated[bool, typer.Option(help="Compare with the result in float64.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: ranks share the GPUs if there are fewer.")] = "cpu",
     backends: Annotated[
-        str,
-        typer.Option(help="gloo, zcomm, exact_all_to_all, naive; zcomm=FORMAT and naive=FORMAT, too; by commas."),
-    ] = "gloo,zcomm",
+        str | None,
+        typer.Option(
+            help="gloo, zcomm, exact_all_to_all, naive; zcomm=FORMAT and naive=FORMAT, too; by commas. "
+            "gloo,zcomm by default. On cuda: nccl, zcomm, exact_all_to_all; nccl,zcomm by default."
+        ),
+    ] = None,
     link: Annotated[
-        str, typer.Option(help='Limit of each node\'s link: "1gbit", "unlimited"; "none": plain loopback.')
-    ] = "1gbit",
+        str | None,
+        typer.Option(
+            help='Limit of each node\'s link: "1gbit", "unlimited"; "none": plain loopback. '
+            'By default "1gbit", on cuda "none".'
+        ),
+    ] = None,
     nodes: Annotated[str, typer.Option(help="Nodes x ranks per node.")] = "4x1",
+    seconds: Annotated[float, typer.Option(help="Bound for the samples of a size; 0: none.")] = 0,
     launches: Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; medians over them.")] = 1,
     all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')] = None,
     reduce_scatter: Annotated[str | None, typer.Option(help='"INSIDE/BETWEEN", "int8:128/int4:128".')] = None,
@@ -143,7 +174,12 @@ def run_bench(
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")] = None,
 ) -> None:
     """Measure a collective over several backends side by side, with the options and columns of nccl-tests."""
-    need("torch", "pyroute2", *(["matplotlib"] if plot else []))
+    if link is None:
+        link = bench.NO_LAB if device == "cuda" else "1gbit"
+    if backends is None:
+        backends = "nccl,zcomm" if device == "cuda" else "gloo,zcomm"
+    lab = [] if device == "cuda" and link == bench.NO_LAB else ["pyroute2"]
+    need("torch", *lab, *(["matplotlib"] if plot else []))
     fields = {
         "all_gather": all_gather,
         "reduce_scatter": reduce_scatter,
@@ -167,6 +203,8 @@ def run_bench(
             nodes=nodes,
             launches=launches,
             options={name: value for name, value in fields.items() if value is not None},
+            device=device,
+            seconds=seconds,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -178,7 +216,7 @@ def measure(spec: bench.Spec, json: Path | None = None, plot: Path | None = None
     with bench_report.LiveTable(spec.title) as live:
         try:
             report = bench.run(spec, live.update)
-        except netlab.RankFailed as error:
+        except (netlab.RankFailed, gpus.NoGpu) as error:
             raise SystemExit(str(error)) from None
         live.finish(report)
     if json is not None:

@@ -1,28 +1,27 @@
-"""Encode and decode arrays on the host, without ranks: what a collective does to your numbers, for you to look at.
+"""Encode and decode arrays, without ranks: what a collective does to your numbers, for you to look at.
 
-Arrays are NumPy arrays of float32, float16 or ml_dtypes.bfloat16, or torch CPU tensors of the same types; any shape,
-contiguous. Formats are "exact", "bf16", "int8:B" and "int4:B", B a multiple of 32 from 32 to 4096.
+Arrays are those of NumPy, torch and any library that speaks DLPack or ``__cuda_array_interface__``, on the CPU or on a
+GPU, of float32, float16 or bfloat16 (in NumPy: that of ml_dtypes); any shape, contiguous. Formats are "exact", "bf16",
+"int8:B" and "int4:B", B a multiple of 32 from 32 to 4096. The arrays of one call lie on one device; on every device the
+bits are the same.
+
+On a GPU calls are queued on ``stream`` and return at once: keep the arrays until the stream has passed the call.
+``stream`` is a handle as an integer or a stream of CuPy, torch, Numba or ``__cuda_stream__``; None is the current
+stream of CuPy or torch if an array is theirs, else the legacy default stream. ``isa`` is for the CPU: one of
+cpu_isas(), the fastest by default.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeAlias, TypeVar
 
 from zcomm import _core
+from zcomm.arrays import HOST, VALUE_DTYPES, Call, new_bytes
 
-if TYPE_CHECKING:
-    import torch
-
-    Array: TypeAlias = "NDArray[Any] | torch.Tensor"
-
+Array: TypeAlias = Any
+Wire: TypeAlias = Any  # an array of uint8
 ArrayT = TypeVar("ArrayT")
-Wire: TypeAlias = NDArray[np.uint8]
-VALUE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def wire_bytes(format: str, dtype: str, num_elements: int) -> int:
@@ -30,40 +29,49 @@ def wire_bytes(format: str, dtype: str, num_elements: int) -> int:
     return int(_core.WireLayout(format, dtype, num_elements).num_bytes)
 
 
-def encode(array: Array, format: str, *, isa: str = "") -> Wire:
-    """The wire of ``array``. ``isa``: one of cpu_isas(); the fastest by default."""
-    values = view_of(array, "array")
-    wire = np.empty(wire_bytes(format, values[2], values[1]), np.uint8)
-    _core.encode(values, format, wire.ctypes.data, isa)
-    return wire
+def encode(array: Array, format: str, *, isa: str = "", out: Wire | None = None, stream: Any = None) -> Wire:
+    """The wire of ``array``, in ``out`` if that is given, else in a new array: NumPy's on the CPU, on a GPU that of the
+    library of ``array``, if it is CuPy or torch."""
+    return encode_in(Call(stream, array, out), array, format, isa, out)
 
 
-def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "") -> ArrayT:
+def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
     """Fills ``out`` with the values of ``wire``, and returns it. Finite values never become infinite."""
-    values = view_of(out, "out", writable=True)
-    _core.decode(_wire_of(wire, format, "wire", values), values, isa)
-    return out
+    return decode_in(Call(stream, out, wire), wire, format, out, isa)
 
 
-def decode_sum(wires: Sequence[tuple[Array, str]], out: ArrayT, *, factor: float = 1.0, isa: str = "") -> ArrayT:
+def decode_sum(
+    wires: Sequence[tuple[Array, str]], out: ArrayT, *, factor: float = 1.0, isa: str = "", stream: Any = None
+) -> ArrayT:
     """Fills ``out`` with factor * (wires[0] + wires[1] + ...), added in that order in float32 and rounded once, and
     returns it. ``wires``: pairs of a wire and its format; beside "exact" an array of values may stand, too, even
     ``out``."""
-    values = view_of(out, "out", writable=True)
-    sources = [_wire_of(wire, format, f"wires[{i}]", values) for i, (wire, format) in enumerate(wires)]
-    _core.decode_sum(sources, factor, values, isa)
+    call = Call(stream, out, *(wire for wire, _ in wires))
+    values = call.values(out, "out", writable=True).raw
+    sources = [_wire_of(call, wire, format, f"wires[{i}]", values) for i, (wire, format) in enumerate(wires)]
+    _core.decode_sum(sources, factor, values, *_place(call, isa))
     return out
 
 
 def decode_sum_encode(
-    wires: Sequence[tuple[Array, str]], num_elements: int, format: str, *, dtype: str = "float32", isa: str = ""
+    wires: Sequence[tuple[Array, str]],
+    num_elements: int,
+    format: str,
+    *,
+    dtype: str = "float32",
+    isa: str = "",
+    out: Wire | None = None,
+    stream: Any = None,
 ) -> Wire:
-    """The wire of wires[0] + wires[1] + ...; ``dtype``: of the values in exact wires that are bytes."""
+    """The wire of wires[0] + wires[1] + ...; ``dtype``: of the values in exact wires that are bytes. ``out``: as in
+    encode."""
+    call = Call(stream, out, *(wire for wire, _ in wires))
     values = (0, num_elements, dtype)
-    sources = [_wire_of(wire, text, f"wires[{i}]", values) for i, (wire, text) in enumerate(wires)]
-    encoded = np.empty(wire_bytes(format, "float32", num_elements), np.uint8)
-    _core.decode_sum_encode(sources, num_elements, format, encoded.ctypes.data, isa)
-    return encoded
+    sources = [_wire_of(call, wire, text, f"wires[{i}]", values) for i, (wire, text) in enumerate(wires)]
+    like = wires[0][0] if wires else None
+    target, address = _target(call, out, wire_bytes(format, "float32", num_elements), like)
+    _core.decode_sum_encode(sources, num_elements, format, address, *_place(call, isa))
+    return target
 
 
 def cpu_isas() -> list[str]:
@@ -72,42 +80,54 @@ def cpu_isas() -> list[str]:
 
 
 def view_of(array: Any, name: str, *, writable: bool = False) -> tuple[int, int, str]:
-    """(address, number of elements, dtype) of an array of values; ``name`` is what messages call it."""
-    address, num_elements, dtype = _raw_view(array, name, writable)
-    if dtype not in VALUE_DTYPES:
-        raise TypeError(f"{name}: got dtype {dtype}, expected float32, bfloat16 or float16")
-    return address, num_elements, dtype
+    """(address, number of elements, dtype) of an array of values on the CPU; ``name`` is what messages call it."""
+    return Call(None, device=HOST).values(array, name, writable=writable).raw
 
 
-def _wire_of(wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[int, str, str]:
+def encode_in(call: Call, array: Array, format: str, isa: str, out: Wire | None) -> Wire:
+    """encode() within ``call``."""
+    values = call.values(array, "array")
+    target, address = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
+    _core.encode(values.raw, format, address, *_place(call, isa))
+    return target
+
+
+def decode_in(call: Call, wire: Wire, format: str, out: ArrayT, isa: str) -> ArrayT:
+    """decode() within ``call``."""
+    values = call.values(out, "out", writable=True).raw
+    _core.decode(_wire_of(call, wire, format, "wire", values), values, *_place(call, isa))
+    return out
+
+
+def _place(call: Call, isa: str) -> tuple[str, int, int]:
+    if isa and call.device != HOST:
+        raise ValueError(f"isa: got {isa!r}, expected none for arrays on {call.where}")
+    return isa, call.device, call.stream
+
+
+def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
+    """An array for a wire, and its address."""
+    target = new_bytes(num_bytes, call, like, "out") if out is None else out
+    view = call.any(target, "out", writable=True)
+    if view.dtype != "uint8":
+        raise TypeError(f"out: got dtype {view.dtype}, expected uint8")
+    if view.num_elements != num_bytes:
+        raise ValueError(f"out: got {view.num_elements} bytes, expected {num_bytes}")
+    return target, view.address
+
+
+def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[int, str, str]:
     """(address, format, dtype of the values) of a wire of as many values as ``values`` has."""
     _, num_elements, dtype = values
-    address, given, wire_dtype = _raw_view(wire, name, writable=False)
-    if format == "exact" and wire_dtype in VALUE_DTYPES:
-        if given != num_elements:
-            raise ValueError(f"{name}: got {given} values, expected {num_elements}")
-        return address, format, wire_dtype
-    if wire_dtype != "uint8":
-        raise TypeError(f"{name}: got dtype {wire_dtype}, expected uint8")
-    if given != (expected := wire_bytes(format, dtype, num_elements)):
+    view = call.any(wire, name)
+    if format == "exact" and view.dtype in VALUE_DTYPES:
+        if view.num_elements != num_elements:
+            raise ValueError(f"{name}: got {view.num_elements} values, expected {num_elements}")
+        return view.address, format, view.dtype
+    if view.dtype != "uint8":
+        raise TypeError(f"{name}: got dtype {view.dtype}, expected uint8")
+    if view.num_elements != (expected := wire_bytes(format, dtype, num_elements)):
         raise ValueError(
-            f"{name}: got {given} bytes, expected {expected} for {num_elements} {dtype} values as {format}"
+            f"{name}: got {view.num_elements} bytes, expected {expected} for {num_elements} {dtype} values as {format}"
         )
-    return address, format, dtype
-
-
-def _raw_view(array: Any, name: str, writable: bool) -> tuple[int, int, str]:
-    if isinstance(array, np.ndarray):
-        if not array.flags.c_contiguous:
-            raise ValueError(f"{name}: got a non-contiguous array, expected a contiguous one")
-        if writable and not array.flags.writeable:
-            raise ValueError(f"{name}: got a read-only array, expected a writable one")
-        return array.ctypes.data, array.size, array.dtype.name if array.dtype.isnative else str(array.dtype)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        if array.device.type != "cpu":
-            raise ValueError(f"{name}: got a tensor on {array.device}, expected one on the CPU")
-        if array.layout is not torch.strided or not array.is_contiguous():
-            raise ValueError(f"{name}: got a non-contiguous tensor, expected a contiguous one")
-        return array.data_ptr(), array.numel(), str(array.dtype).removeprefix("torch.")
-    raise TypeError(f"{name}: got {type(array).__name__}, expected a NumPy array or a torch CPU tensor")
+    return view.address, format, dtype

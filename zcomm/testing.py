@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from zcomm import _core
-from zcomm.codec import view_of
+from zcomm.arrays import HOST, Call, slots_of
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT")
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LocalRank:
@@ -33,29 +32,26 @@ class LocalRank:
     def all_gather(self, shard: Any, out: ArrayT, format: str = "int8:256") -> ArrayT:
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
         be the own slot of ``out``."""
-        slots = self._slots(out, "out", writable=True)
-        self._communicator.all_gather(view_of(shard, "shard"), slots, format, self._timeout)
+        call = Call(None, device=HOST)
+        slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
+        self._communicator.all_gather(call.values(shard, "shard").raw, slots, format, self._timeout)
         return out
 
     def reduce_scatter(
         self, input: Any, out: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0
     ) -> ArrayT:
         """Fills ``out`` with factor times the sum over ranks of their slot ``rank`` of ``input``, and returns it."""
-        slots = self._slots(input, "input", writable=False)
-        self._communicator.reduce_scatter(slots, view_of(out, "out", writable=True), formats, factor, self._timeout)
+        call = Call(None, device=HOST)
+        slots = slots_of(call.values(input, "input"), self.size, "input")
+        output = call.values(out, "out", writable=True).raw
+        self._communicator.reduce_scatter(slots, output, formats, factor, self._timeout)
         return out
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:
         """Replaces ``tensor`` by factor times its sum over ranks, and returns it."""
-        self._communicator.all_reduce(view_of(tensor, "tensor", writable=True), formats, factor, self._timeout)
+        values = Call(None, device=HOST).values(tensor, "tensor", writable=True).raw
+        self._communicator.all_reduce(values, formats, factor, self._timeout)
         return tensor
-
-    def _slots(self, array: Any, name: str, *, writable: bool) -> list[tuple[int, int, str]]:
-        address, num_elements, dtype = view_of(array, name, writable=writable)
-        if num_elements % self.size:
-            raise ValueError(f"{name}: got {num_elements} elements, expected a multiple of the {self.size} ranks")
-        each = num_elements // self.size
-        return [(address + i * each * _ITEM_BYTES[dtype], each, dtype) for i in range(self.size)]
 
 
 class LocalWorld:

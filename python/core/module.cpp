@@ -1,4 +1,5 @@
-// zcomm._core: formats, codecs and ranks as threads, without torch. See zcomm/codec.py for its use.
+// zcomm._core: formats, codecs and communicators, without torch. See zcomm/codec.py and zcomm/communicator.py for its
+// use.
 #include "bind.hpp"
 #include "zcomm/error.hpp"
 
@@ -12,5 +13,8 @@ PYBIND11_MODULE(_core, module) {
   py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", module.attr("TransportError"));
   zcomm::bind_format(module);
   zcomm::bind_codec(module);
+  zcomm::bind_dlpack(module);
+  zcomm::bind_cuda(module);
+  zcomm::bind_communicator(module);
   zcomm::bind_local(module);
 }

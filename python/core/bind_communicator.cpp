@@ -1,0 +1,115 @@
+// The communicator of one rank, in Python: over NCCL, or one of those that bind_local.cpp makes.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "bind.hpp"
+#include "bound_communicator.hpp"
+#include "zcomm/nccl.hpp"
+
+namespace py = pybind11;
+
+namespace zcomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+NcclUniqueId id_of(const std::string& bytes) {
+  NcclUniqueId id;
+  check_argument(bytes.size() == id.size(), [&] {
+    return "unique_id: got " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(id.size());
+  });
+  std::memcpy(id.data(), bytes.data(), id.size());
+  return id;
+}
+
+// Other ranks' threads may need the GIL while this one's connections end.
+void end(BoundCommunicator* communicator) {
+  if (PyGILState_Check() != 0) {
+    const py::gil_scoped_release no_gil;
+    delete communicator;
+  } else {
+    delete communicator;
+  }
+}
+
+std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string& unique_id,
+                                           const std::vector<int>& node_ids, int device, milliseconds timeout,
+                                           std::size_t chunk_bytes) {
+  NcclOptions options;
+  options.unique_id = id_of(unique_id);
+  options.rank = rank;
+  options.size = size;
+  options.connect_timeout = timeout;
+  const CudaDeviceGuard guard(device);
+  auto workspace = make_cuda_workspace();
+  auto codec = make_cuda_codec(*workspace);
+  auto communicator = std::make_unique<Communicator>(make_nccl_transport(options), Topology(node_ids), std::move(codec),
+                                                     std::move(workspace), chunk_bytes);
+  return {new BoundCommunicator(std::move(communicator), device), end};
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& module) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+
+  py::class_<CallStats>(module, "CallStats", "Bytes that one call sent from this rank.")
+      .def_readonly("inside_bytes", &CallStats::inside_bytes, "To ranks of the same node.")
+      .def_readonly("between_bytes", &CallStats::between_bytes, "To other nodes.")
+      .def_property_readonly("wire_bytes", &CallStats::wire_bytes)
+      .def("__repr__", [](const CallStats& self) {
+        return "CallStats(inside_bytes=" + std::to_string(self.inside_bytes) +
+               ", between_bytes=" + std::to_string(self.between_bytes) + ")";
+      });
+
+  py::class_<BoundCommunicator, std::shared_ptr<BoundCommunicator>>(module, "Communicator")
+      .def_readonly("rank", &BoundCommunicator::rank)
+      .def_readonly("size", &BoundCommunicator::size)
+      .def_readonly("num_nodes", &BoundCommunicator::num_nodes)
+      .def_property_readonly("is_closed", &BoundCommunicator::is_closed)
+      .def(
+          "all_gather",
+          [](BoundCommunicator& self, const ArrayTuple& shard, const std::vector<ArrayTuple>& slots,
+             const std::string& format, milliseconds timeout, std::uintptr_t stream) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.all_gather(view_of(shard), views_of<TensorView>(slots), BlockFormat::parse(format),
+                                             timeout, stream_of(stream));
+            });
+          },
+          py::arg("shard"), py::arg("slots"), py::arg("format"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
+      .def(
+          "reduce_scatter",
+          [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const ArrayTuple& output,
+             const std::string& formats, float factor, milliseconds timeout, std::uintptr_t stream) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.reduce_scatter(views_of<ConstTensorView>(slots), view_of(output),
+                                                 HopFormats::parse(formats), factor, timeout, stream_of(stream));
+            });
+          },
+          py::arg("slots"), py::arg("output"), py::arg("formats"), py::arg("factor"), py::arg("timeout"),
+          py::arg("stream") = 0, no_gil)
+      .def(
+          "all_reduce",
+          [](BoundCommunicator& self, const ArrayTuple& tensor, const std::string& formats, float factor,
+             milliseconds timeout, std::uintptr_t stream) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.all_reduce(view_of(tensor), HopFormats::parse(formats), factor, timeout,
+                                             stream_of(stream));
+            });
+          },
+          py::arg("tensor"), py::arg("formats"), py::arg("factor"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
+      .def("abort", &BoundCommunicator::abort, py::arg("reason"), no_gil)
+      .def("close", &BoundCommunicator::close, no_gil);
+
+  module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
+             py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), no_gil);
+  module.def("make_unique_id", [] {
+    const NcclUniqueId id = make_nccl_unique_id();
+    return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
+  });
+  module.attr("DEFAULT_CHUNK_BYTES") = kDefaultChunkBytes;
+}
+
+}  // namespace zcomm

@@ -1,0 +1,35 @@
+// Arrays as they come from zcomm/arrays.py: tuples of an address and what lies there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "zcomm/stream.hpp"
+#include "zcomm/tensor_view.hpp"
+
+namespace zcomm {
+
+using ArrayTuple = std::tuple<std::uintptr_t, std::int64_t, std::string>;  // address, num_elements, dtype
+
+inline TensorView view_of(const ArrayTuple& array) {
+  const auto& [address, num_elements, dtype] = array;
+  return {reinterpret_cast<std::byte*>(address), num_elements, parse_dtype(dtype)};
+}
+
+template <class View>
+std::vector<View> views_of(const std::vector<ArrayTuple>& arrays) {
+  std::vector<View> views;
+  for (const ArrayTuple& array : arrays) views.push_back(view_of(array));
+  return views;
+}
+
+inline StreamView stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
+
+// Where arrays are, as zcomm/arrays.py numbers it: a GPU's index, the host, or the GPU that is current.
+inline constexpr int kHost = -1;
+inline constexpr int kCurrentDevice = -2;
+
+}  // namespace zcomm

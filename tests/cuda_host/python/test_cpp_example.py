@@ -1,0 +1,40 @@
+"""The C++ example with a GPU per rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from zcomm import nccl
+
+ROOT = Path(__file__).parents[3]
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+
+
+@pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
+@pytest.mark.timeout(300)
+def test_it_runs_on_gpus(tmp_path: Path) -> None:
+    program = tmp_path / "collectives"
+    library = nccl.load()[0]
+    core = Path(library).parent
+    includes = [f"-I{ROOT / 'tests/cuda_host/include'}", f"-I{ROOT / 'include'}"]
+    flags = ["-std=c++20", "-O1", "-pthread", "-DZCOMM_EXAMPLE_CUDA", *includes]
+    linked = [f"-L{core}", "-lzcomm_core", f"-Wl,-rpath,{core}"]
+    source = ROOT / "examples/cpp/collectives.cpp"
+    subprocess.run([str(CXX), *flags, str(source), "-o", str(program), *linked], check=True)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "ZCOMM_NCCL_LIB": library}
+        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+    done = run("4", "5000")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "4 ranks on GPUs, in nodes 2x2, 5000 float32 per shard"
+    assert lines[-1] == "all ranks hold the same bits"
+    wrong = run("9")
+    assert (wrong.returncode, "a GPU per rank: there are 8" in wrong.stderr) == (2, True)

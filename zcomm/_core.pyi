@@ -1,0 +1,114 @@
+"""The C++ core: python/core."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+Values = tuple[int, int, str]  # address, number of elements, dtype
+Wire = tuple[int, str, str]  # address, format, dtype of the values
+
+DEFAULT_CHUNK_BYTES: int
+
+class Error(RuntimeError): ...
+class ArgumentError(ValueError): ...
+class TransportError(RuntimeError): ...
+class TimeoutError(TransportError): ...
+
+class BlockFormat:
+    block_size: int
+    def __init__(self, text: str) -> None: ...
+
+class HopFormats:
+    inside: BlockFormat
+    between: BlockFormat
+    def __init__(self, text: str) -> None: ...
+
+class WireLayout:
+    num_blocks: int
+    codes_offset: int
+    codes_bytes: int
+    num_bytes: int
+    def __init__(self, format: str, dtype: str, num_elements: int) -> None: ...
+
+class DlpackArray:
+    address: int
+    num_elements: int
+    dtype: str
+    device_type: int
+    device_id: int
+    contiguous: bool
+    read_only: bool
+    copied: bool
+
+def read_dlpack(capsule: object) -> DlpackArray: ...
+def encode(values: Values, format: str, wire: int, isa: str = "", device: int = -1, stream: int = 0) -> None: ...
+def decode(wire: Wire, values: Values, isa: str = "", device: int = -1, stream: int = 0) -> None: ...
+def decode_sum(
+    wires: Sequence[Wire], factor: float, values: Values, isa: str = "", device: int = -1, stream: int = 0
+) -> None: ...
+def decode_sum_encode(
+    wires: Sequence[Wire],
+    num_elements: int,
+    format: str,
+    wire: int,
+    isa: str = "",
+    device: int = -1,
+    stream: int = 0,
+) -> None: ...
+def cpu_isas() -> list[str]: ...
+def set_num_threads(num_threads: int) -> None: ...
+def num_threads() -> int: ...
+
+class CudaBuild:
+    toolkit: str
+    targets: str
+
+def cuda_build() -> CudaBuild: ...
+def cuda_device_count() -> int: ...
+def load_nccl(wheel_path: str = "") -> tuple[str, int]: ...
+def synchronize(stream: int) -> None: ...
+
+class CallStats:
+    """Bytes that one call sent from this rank."""
+
+    @property
+    def inside_bytes(self) -> int: ...
+    @property
+    def between_bytes(self) -> int: ...
+    @property
+    def wire_bytes(self) -> int: ...
+
+class Communicator:
+    rank: int
+    size: int
+    num_nodes: int
+    @property
+    def is_closed(self) -> bool: ...
+    def all_gather(
+        self, shard: Values, slots: Sequence[Values], format: str, timeout: timedelta, stream: int = 0
+    ) -> CallStats: ...
+    def reduce_scatter(
+        self,
+        slots: Sequence[Values],
+        output: Values,
+        formats: str,
+        factor: float,
+        timeout: timedelta,
+        stream: int = 0,
+    ) -> CallStats: ...
+    def all_reduce(
+        self, tensor: Values, formats: str, factor: float, timeout: timedelta, stream: int = 0
+    ) -> CallStats: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self) -> None: ...
+
+def make_unique_id() -> bytes: ...
+def connect(
+    rank: int,
+    size: int,
+    unique_id: bytes,
+    node_ids: Sequence[int],
+    device: int,
+    timeout: timedelta,
+    chunk_bytes: int,
+) -> Communicator: ...
+def make_local_communicators(node_ids: Sequence[int], chunk_bytes: int) -> list[Communicator]: ...

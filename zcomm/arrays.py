@@ -1,0 +1,267 @@
+"""Arrays of any library as the core takes them: an address, a number of elements, a dtype and a device.
+
+NumPy arrays and torch CPU tensors are looked at directly, all others through DLPack (``__dlpack__``) or, where they
+have none, ``__cuda_array_interface__``. No array library is imported here: who hands in an array has imported its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zcomm import _core
+
+HOST = -1
+CURRENT_DEVICE = -2  # of an array that lies on a GPU and does not say on which
+VALUE_DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
+
+_HOST_TYPES = (1, 3)  # DLPack: kDLCPU, kDLCUDAHost
+_GPU_TYPES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_MAX_DLPACK = (1, 1)
+_IMMUTABLE = ("jax", "jaxlib")
+
+
+@dataclass(frozen=True)
+class View:
+    """A contiguous array, borrowed: ``owner`` keeps it for as long as the view lives."""
+
+    address: int
+    num_elements: int
+    dtype: str
+    device: int  # a GPU's index, HOST or CURRENT_DEVICE
+    owner: object
+
+    @property
+    def raw(self) -> tuple[int, int, str]:
+        """What the core takes."""
+        return self.address, self.num_elements, self.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * VALUE_DTYPES.get(self.dtype, 1)
+
+    def overlaps(self, other: View) -> bool:
+        return self.address < other.address + other.num_bytes and other.address < self.address + self.num_bytes
+
+
+class Call:
+    """The arrays of one call. They lie on one device, and their work is queued on one stream.
+
+    ``arrays`` are asked for the stream if ``stream`` is None. ``device``: where the arrays must be; None: where the
+    first one is. ``hint`` ends the message about an array that is on the CPU and must not be.
+    """
+
+    def __init__(self, stream: Any, *arrays: Any, device: int | None = None, hint: str = "") -> None:
+        self.stream = stream_handle(stream, *arrays)
+        self.device = HOST if device is None else device
+        self._is_open = device is None
+        self._stream_given = stream is not None
+        self._hint = hint
+        self._views: list[View] = []  # until the call is over
+
+    def values(self, array: Any, name: str, *, writable: bool = False) -> View:
+        """The view of an array of values; ``name`` is what messages call it."""
+        view = self.any(array, name, writable=writable)
+        if view.dtype not in VALUE_DTYPES:
+            raise TypeError(f"{name}: got dtype {view.dtype}, expected float32, bfloat16 or float16")
+        return view
+
+    def any(self, array: Any, name: str, *, writable: bool = False) -> View:
+        """The view of an array of any dtype."""
+        view = _view(array, name, writable, self.stream)
+        if self._is_open:
+            self.device, self._is_open = view.device, False
+            if self.device == HOST and self._stream_given:
+                raise ValueError(f"stream: got one, expected None for {name}, which is on the CPU")
+        elif CURRENT_DEVICE in (view.device, self.device) and HOST not in (view.device, self.device):
+            self.device = max(view.device, self.device)
+        elif view.device != self.device:
+            hint = self._hint if view.device == HOST else ""
+            raise ValueError(f"{name}: got an array on {_where(view.device)}, expected one on {self.where}{hint}")
+        self._views.append(view)
+        return view
+
+    @property
+    def where(self) -> str:
+        return _where(self.device)
+
+
+def slots_of(view: View, size: int, name: str) -> list[tuple[int, int, str]]:
+    """An array cut into ``size`` equal slots, as the core takes them."""
+    if view.num_elements % size:
+        raise ValueError(f"{name}: got {view.num_elements} elements, expected a multiple of the {size} ranks")
+    each = view.num_elements // size
+    return [(view.address + i * each * VALUE_DTYPES[view.dtype], each, view.dtype) for i in range(size)]
+
+
+def new_bytes(num_bytes: int, call: Call, like: Any, name: str) -> Any:
+    """An array of uint8 beside ``like``, of its own library."""
+    if call.device == HOST:
+        return np.empty(num_bytes, np.uint8)
+    library = _library(like)
+    if library == "cupy":
+        with like.device:
+            return sys.modules["cupy"].empty(num_bytes, "uint8")
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
+    raise ValueError(
+        f"{name}: got None, expected an array of {num_bytes} uint8 on {call.where}: zcomm allocates for CuPy, torch "
+        f"and the CPU, not for {type(like).__name__}"
+    )
+
+
+def stream_handle(stream: Any, *arrays: Any) -> int:
+    """The cudaStream_t of ``stream``: an integer, an object of the ``__cuda_stream__`` protocol, or one with ``ptr``
+    (CuPy), ``cuda_stream`` (torch) or ``handle`` (Numba, PyCUDA). None: the current stream of the library of the first
+    array that is CuPy's or torch's; 0, the legacy default stream, if there is none."""
+    if stream is None:
+        return next((handle for array in arrays if (handle := _current_stream(array)) is not None), 0)
+    if hasattr(stream, "__cuda_stream__"):
+        version, handle = stream.__cuda_stream__()
+        if version != 0:
+            raise ValueError(f"stream: got version {version} of __cuda_stream__, expected 0")
+        return int(handle)
+    for attribute in ("ptr", "cuda_stream", "handle"):
+        if hasattr(stream, attribute):
+            handle = getattr(stream, attribute)
+            return int(getattr(handle, "value", handle) or 0)  # Numba has a ctypes pointer
+    try:
+        handle = operator.index(stream)
+    except TypeError:
+        handle = -1
+    if isinstance(stream, bool) or handle < 0:
+        given = repr(stream) if isinstance(stream, int) else type(stream).__name__
+        raise TypeError(
+            f"stream: got {given}, expected None, a stream's handle as an integer, or an object with __cuda_stream__, "
+            "ptr, cuda_stream or handle"
+        )
+    return handle
+
+
+def _current_stream(array: Any) -> int | None:
+    library = _library(array)
+    if library == "cupy":
+        with array.device:
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    if library == "torch" and array.device.type == "cuda":
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    return None
+
+
+def _library(array: Any) -> str:
+    torch = sys.modules.get("torch")  # also for subclasses of its tensors
+    if torch is not None and isinstance(array, torch.Tensor):
+        return "torch"
+    return type(array).__module__.partition(".")[0]
+
+
+def _where(device: int) -> str:
+    return {HOST: "the CPU", CURRENT_DEVICE: "a GPU"}.get(device, f"GPU {device}")
+
+
+def _view(array: Any, name: str, writable: bool, stream: int) -> View:
+    library = _library(array)
+    if isinstance(array, np.ndarray):
+        if not array.flags.c_contiguous:
+            raise _not_contiguous(name, "array")
+        if writable and not array.flags.writeable:
+            raise _read_only(name)
+        dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
+        return View(array.ctypes.data, array.size, dtype, HOST, array)
+    if library == "torch":
+        torch = sys.modules["torch"]
+        if array.layout is not torch.strided or not array.is_contiguous():
+            raise _not_contiguous(name, "tensor")
+        if array.device.type == "cpu":
+            return View(array.data_ptr(), array.numel(), str(array.dtype).removeprefix("torch."), HOST, array)
+        if array.device.type != "cuda":
+            raise ValueError(f"{name}: got a tensor on {array.device}, expected one on the CPU or a GPU")
+        with torch.cuda.device(array.device):  # it exports tensors of the current device only
+            return _dlpack_view(array.detach(), name, writable, stream)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        if writable and library in _IMMUTABLE:  # which their capsules do not say
+            raise _read_only(name, library)
+        with array.device if library == "cupy" else contextlib.nullcontext():
+            return _dlpack_view(array, name, writable, stream)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_view(array, array.__cuda_array_interface__, name, writable, stream)
+    raise TypeError(
+        f"{name}: got {type(array).__name__}, expected a NumPy array or one that has __dlpack__ or "
+        "__cuda_array_interface__"
+    )
+
+
+def _dlpack_view(array: Any, name: str, writable: bool, stream: int) -> View:
+    kind = int(array.__dlpack_device__()[0])
+    if kind not in _HOST_TYPES + _GPU_TYPES:
+        raise ValueError(f"{name}: got an array on DLPack device type {kind}, expected one on the CPU or an NVIDIA GPU")
+    # The producer makes `stream` wait for what it has queued. In DLPack 0 is ambiguous, 1 is the legacy default stream.
+    arguments = {"stream": stream or 1} if kind in _GPU_TYPES else {}
+    try:
+        try:
+            capsule = array.__dlpack__(max_version=_MAX_DLPACK, **arguments)
+        except TypeError:  # a producer from before versions
+            capsule = array.__dlpack__(**arguments)
+        found = _core.read_dlpack(capsule)
+    except (BufferError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not found.contiguous:
+        raise _not_contiguous(name, "array")
+    if writable and found.read_only:
+        raise _read_only(name)
+    if writable and found.copied:
+        raise ValueError(f"{name}: got an array that __dlpack__ hands out as a copy, expected one to write into")
+    device = found.device_id if kind in _GPU_TYPES else HOST
+    return View(found.address, found.num_elements, found.dtype, device, capsule)
+
+
+def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bool, stream: int) -> View:
+    address, read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    dtype = np.dtype(interface["typestr"])
+    if writable and read_only:
+        raise _read_only(name)
+    if interface.get("mask") is not None:
+        raise ValueError(f"{name}: got an array with a mask, expected one without")
+    if (strides := interface.get("strides")) is not None:
+        packed = _packed_strides(shape, dtype.itemsize)
+        if 0 not in shape and any(n != 1 and a != b for n, a, b in zip(shape, strides, packed, strict=True)):
+            raise _not_contiguous(name, "array")
+    if not dtype.isnative or dtype.kind not in "fiub":
+        raise TypeError(
+            f"{name}: got {dtype.str!r} from __cuda_array_interface__, expected float32 or float16 (it has no "
+            "bfloat16: DLPack has)"
+        )
+    producer = interface.get("stream")
+    if producer == 0:
+        raise ValueError(f"{name}: got stream 0 from __cuda_array_interface__, which does not allow it")
+    if producer is not None and int(producer) != (stream or 1):
+        _core.synchronize(int(producer))
+    return View(int(address or 0), int(np.prod(shape, dtype=np.int64)), dtype.name, CURRENT_DEVICE, array)
+
+
+def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    strides = [item_bytes]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    return tuple(strides[: len(shape)])
+
+
+def _not_contiguous(name: str, kind: str) -> ValueError:
+    return ValueError(f"{name}: got a non-contiguous {kind}, expected a contiguous one")
+
+
+def _read_only(name: str, library: str = "") -> ValueError:
+    advice = (
+        ". JAX arrays are immutable: give a CuPy array, and make it a JAX array afterwards, without a copy, by "
+        "jax.dlpack.from_dlpack"
+    )
+    message = f"{name}: got a read-only array, expected a writable one"
+    return ValueError(message + advice if library in _IMMUTABLE else message)

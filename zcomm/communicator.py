@@ -1,0 +1,193 @@
+"""The collectives for arrays on GPUs, over NCCL, without torch: one Communicator per rank.
+
+    comm = zcomm.Communicator(rank, size, unique_id, node_size=8)
+    comm.all_gather(shard, weights)          # CuPy arrays, or those of any library that speaks DLPack
+    comm.reduce_scatter(gradients, shard)
+
+docs/communicator.md says what arrays and streams may be.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zcomm import _core, codec, nccl
+from zcomm.arrays import Call, View, slots_of
+
+if TYPE_CHECKING:
+    from zcomm._core import CallStats
+
+ArrayT = TypeVar("ArrayT")
+
+_HINT = (
+    " (a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld, whose "
+    "ranks are threads, and the torch backend)"
+)
+
+
+def unique_id() -> bytes:
+    """128 bytes that name a new group: made by one rank, handed over to the others by you."""
+    nccl.load()
+    return bytes(_core.make_unique_id())
+
+
+class Communicator:
+    """One rank of a group of ``size`` ranks, on one GPU. All of them make it at the same time, with the same
+    ``unique_id``, nodes and ``chunk_bytes``, and then make the same calls in the same order.
+
+    Calls check their arguments, queue their work on ``stream`` and return: keep the arrays until the stream has passed
+    it. They return what they cost: ``inside_bytes`` and ``between_bytes`` sent to ranks of the same node and of other
+    nodes, ``wire_bytes`` in all. After a failed transfer the communicator is unusable: calls raise, and what was under
+    way ends with undefined values.
+
+    Args:
+        rank, size: this rank's number, and the number of ranks.
+        unique_id: what zcomm.unique_id() gave to one of the ranks.
+        node_size: ranks per node, in rank order; or
+        node_ids: the node of every rank. Neither: all ranks are in one node.
+        device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
+        timeout: for a peer to come or to answer, in seconds or as a timedelta.
+        chunk_bytes: values of a shard that travel as one piece, in bytes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        unique_id: bytes,
+        *,
+        node_size: int | None = None,
+        node_ids: Sequence[int] | None = None,
+        device: int | None = None,
+        timeout: datetime.timedelta | float = 600.0,
+        chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES,
+    ) -> None:
+        if size < 1 or not 0 <= rank < size:
+            raise ValueError(f"rank: got {rank} of size {size}, expected 0 to size - 1")
+        if not isinstance(unique_id, bytes) or len(unique_id) != 128:
+            given = f"{len(unique_id)} bytes" if isinstance(unique_id, bytes) else type(unique_id).__name__
+            raise ValueError(f"unique_id: got {given}, expected the 128 bytes of zcomm.unique_id()")
+        if chunk_bytes < 1:
+            raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at least 1")
+        self._timeout = _timedelta(timeout)
+        nodes = _nodes(size, node_size, node_ids)
+        nccl.load()
+        self.device = _device(rank, device)
+        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
+        self.rank = rank
+        self.size = size
+        self.num_nodes: int = self._core.num_nodes
+
+    def all_gather(self, shard: Any, out: Any, *, format: str = "int8:256", stream: Any = None) -> CallStats:
+        """Fills ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.
+        ``shard`` may be the own slot of ``out``."""
+        call = self._call(stream, shard, out)
+        source, target = call.values(shard, "shard"), call.values(out, "out", writable=True)
+        self._check_slots(source, "shard", target, "out")
+        slots = slots_of(target, self.size, "out")
+        return self._core.all_gather(source.raw, slots, format, self._timeout, call.stream)
+
+    def reduce_scatter(
+        self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
+    ) -> CallStats:
+        """Fills ``out`` with the sum or mean over ranks of their slot ``rank`` of ``array``, size times the elements of
+        ``out``. ``out`` may be the own slot of ``array``."""
+        factor = self._factor(op)
+        call = self._call(stream, out, array)
+        source, target = call.values(array, "array"), call.values(out, "out", writable=True)
+        self._check_slots(target, "out", source, "array")
+        slots = slots_of(source, self.size, "array")
+        return self._core.reduce_scatter(slots, target.raw, formats, factor, self._timeout, call.stream)
+
+    def all_reduce(
+        self, array: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
+    ) -> CallStats:
+        """Replaces ``array`` by its sum or mean over ranks: the same bits on every rank."""
+        factor = self._factor(op)
+        call = self._call(stream, array)
+        values = call.values(array, "array", writable=True)
+        return self._core.all_reduce(values.raw, formats, factor, self._timeout, call.stream)
+
+    def encode(self, array: Any, format: str, *, out: Any = None, stream: Any = None) -> Any:
+        """As zcomm.codec.encode, on this rank's GPU."""
+        return codec.encode_in(self._call(stream, array, out), array, format, "", out)
+
+    def decode(self, wire: Any, format: str, out: ArrayT, *, stream: Any = None) -> ArrayT:
+        """As zcomm.codec.decode, on this rank's GPU."""
+        return codec.decode_in(self._call(stream, out, wire), wire, format, out, "")
+
+    def abort(self, reason: str) -> None:
+        """Makes what is under way end, and every later call raise. Any thread may call it."""
+        self._core.abort(reason)
+
+    def close(self) -> None:
+        """Ends the connections and frees the scratch; later calls raise. Any number of times."""
+        self._core.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort(f"{kind.__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.is_closed else f"GPU {self.device}"
+        return f"<zcomm.Communicator: rank {self.rank} of {self.size} in {self.num_nodes} nodes, {state}>"
+
+    def _call(self, stream: Any, *arrays: Any) -> Call:
+        if self._core.is_closed:
+            raise ValueError("this communicator is closed")
+        return Call(stream, *arrays, device=self.device, hint=_HINT)
+
+    def _factor(self, op: str) -> float:
+        if op not in ("sum", "avg"):
+            raise ValueError(f"op: got {op!r}, expected 'sum' or 'avg'")
+        return 1.0 if op == "sum" else 1.0 / self.size
+
+    def _check_slots(self, own: View, own_name: str, whole: View, whole_name: str) -> None:
+        if own.dtype != whole.dtype:
+            raise TypeError(f"{whole_name}: got dtype {whole.dtype}, expected that of {own_name}, {own.dtype}")
+        if whole.num_elements != self.size * own.num_elements:
+            raise ValueError(
+                f"{whole_name}: got {whole.num_elements} elements, expected {self.size} times the {own.num_elements} "
+                f"of {own_name}"
+            )
+        if own.overlaps(whole) and own.address != whole.address + self.rank * own.num_bytes:
+            raise ValueError(f"{own_name}: overlaps {whole_name}, expected its slot {self.rank} or memory of its own")
+
+
+def _timedelta(timeout: datetime.timedelta | float) -> datetime.timedelta:
+    given = timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout)
+    if given < datetime.timedelta(milliseconds=1):
+        raise ValueError(f"timeout: got {timeout}, expected more than 0 seconds")
+    return given
+
+
+def _nodes(size: int, node_size: int | None, node_ids: Sequence[int] | None) -> list[int]:
+    if node_size is not None and node_ids is not None:
+        raise ValueError("node_size: got node_ids, too, expected one of the two")
+    if node_ids is not None:
+        if len(node_ids) != size:
+            raise ValueError(f"node_ids: got {len(node_ids)} nodes, expected one for each of the {size} ranks")
+        return list(node_ids)
+    if node_size is not None and node_size < 1:
+        raise ValueError(f"node_size: got {node_size}, expected at least 1")
+    return [rank // (node_size or size) for rank in range(size)]
+
+
+def _device(rank: int, device: int | None) -> int:
+    count = _core.cuda_device_count()
+    if not count:
+        raise RuntimeError("found no GPU: a Communicator needs one per rank" + _HINT)
+    if device is None:
+        return rank % int(count)
+    if not 0 <= device < count:
+        raise ValueError(f"device: got {device}, expected 0 to {count - 1}: this process sees {count} GPUs")
+    return device

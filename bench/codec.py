@@ -3,6 +3,7 @@
 python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
 python bench/codec.py --dtype all --isa all --threads 1,2  everything
 python bench/codec.py --json codec.jsonl                   one JSON object per row as well
+python bench/codec.py --device cuda --json codec.json      the kernels on a GPU; see bench/codec_cuda.py
 
 GB/s are of the full-precision side: the bytes of the values that are encoded, or that decoding writes. In every repeat
 all rows of a table take their turn, so that what else the machine does meets all of them. `read` is a maximum of the
@@ -27,7 +28,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zcomm import _core, codec
+from zcomm import _core, bench, codec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4
@@ -160,16 +161,36 @@ def main(
     isa: Annotated[str, typer.Option(help="Instruction sets, comma-separated, or all; the fastest by default.")] = "",
     threads: Annotated[str, typer.Option(help="Numbers of threads, comma-separated.")] = "1",
     megabytes: Annotated[float, typer.Option(help="Size of the values.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1)] = 15,
+    repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
     peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Append one JSON object per row.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Append one JSON object per row; on cuda: write a report.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="cuda: smallest size of the values.")] = "1M",
+    maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="cuda: largest size.")] = "4G",
+    stepfactor: Annotated[int, typer.Option("-f", "--stepfactor", help="cuda: from one size to the next.")] = 8,
+    blocks: Annotated[str, typer.Option("--block", help="cuda: block sizes of int8 and int4, by commas.")] = "",
 ) -> None:
+    choices(device, ["cpu", "cuda"], "--device")
+    dtypes = choices(dtype, list(DTYPES), "--dtype")
+    if device == "cuda":
+        from codec_cuda import run
+
+        try:
+            sizes = bench.sweep(bench.parse_size(minbytes), bench.parse_size(maxbytes), stepfactor)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        of_blocks = [f"{kind}:{block}" for kind in ("int8", "int4") for block in blocks.split(",") if block]
+        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, peers, json_file)
+        return
+    repeats = repeats or 15
     every_isa = codec.cpu_isas()
     isas = choices(isa, every_isa, "--isa") if isa else every_isa[-1:]
     console = Console()
     console.width = max(console.width, 110)
     machine = {"machine": platform.node(), "cpus": os.cpu_count(), "time": time.time()}
-    for name in choices(dtype, list(DTYPES), "--dtype"):
+    for name in dtypes:
         size = int(megabytes * 1e6) // DTYPES[name].itemsize // 4096 * 4096
         values = np.random.default_rng(0).standard_normal(size, np.float32).astype(DTYPES[name])
         for num_threads in map(int, threads.split(",")):

@@ -3,16 +3,18 @@
 python bench/collectives.py                  all of them: about 25 minutes
 python bench/collectives.py --quick          fewer, smaller and once: a minute or two, for a look
 python bench/collectives.py --only NAME      those whose name contains NAME
+python bench/collectives.py --device cuda    nccl and zcomm on the GPUs of this machine: five minutes or so
 """
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zcomm import bench, bench_report, cli
+from zcomm import bench, bench_report, cli, gpus
 
 RESULTS = Path(__file__).with_name("results")
 GATHER = ["gloo", "zcomm", "naive"]
@@ -53,20 +55,74 @@ QUICK = (
     "reduce_scatter_float_2x2_100mbit",
 )
 
+# On GPUs: 8 B to 1 GiB. Ranks that share a GPU take turns on it, so the largest sizes take seconds per call. Over a
+# limited link, where ranks are hosts of a network lab, the link is what bounds a call.
+WIDE = bench.sweep(8, bench.parse_size("1G"), 8)
+CUDA_REDUCE = ["nccl", "zcomm", "exact_all_to_all"]
+PAIR: dict[str, Any] = {"nodes": "2x1", "link": bench.NO_LAB, "sizes": WIDE}
+QUAD: dict[str, Any] = {"nodes": "2x2", "link": bench.NO_LAB, "sizes": WIDE[:-1]}
+LIMITED: dict[str, Any] = {
+    "nodes": "2x1",
+    "link": "1gbit",
+    "sizes": bench.sweep(bench.parse_size("64K"), bench.parse_size("64M"), 8),
+}
+CUDA: dict[str, dict[str, Any]] = {
+    "all_gather_bfloat16_2x1": {"collective": "all_gather", "dtype": "bfloat16", **PAIR},
+    "reduce_scatter_float_2x1": {"collective": "reduce_scatter", "backends": CUDA_REDUCE, **PAIR},
+    "all_reduce_float_2x1": {"collective": "all_reduce", "backends": CUDA_REDUCE, **PAIR},
+    "all_gather_bfloat16_2x2": {"collective": "all_gather", "dtype": "bfloat16", **QUAD},
+    "reduce_scatter_float_2x2": {"collective": "reduce_scatter", "backends": CUDA_REDUCE, **QUAD},
+    "all_gather_bfloat16_2x1_1gbit": {"collective": "all_gather", "dtype": "bfloat16", **LIMITED},
+    "reduce_scatter_float_2x1_1gbit": {"collective": "reduce_scatter", "backends": CUDA_REDUCE, **LIMITED},
+}
+
+
+def on_gpus(names: list[str], iters: int, launches: int, seconds: float, out: Path) -> None:
+    """The standard set on the GPUs of this machine; files are named after the chip."""
+    try:
+        chip = gpus.chip(gpus.facts()["gpu"])
+    except gpus.NoGpu as error:
+        raise SystemExit(str(error)) from None
+    failed = []
+    for name in names:
+        fields = {"backends": ["nccl", "zcomm"], **CUDA[name]}
+        spec = bench.Spec(**fields, device="cuda", iters=iters, warmup=2, launches=launches, seconds=seconds)
+        lab = [] if spec.link == bench.NO_LAB else ["pyroute2"]
+        missing = [module for module in lab if importlib.util.find_spec(module) is None]
+        if missing:
+            print(f"{name}: not measured, as {missing[0]} is not installed: it makes links with a limit")
+            continue
+        try:
+            cli.measure(spec, out / f"{chip}-{name}.json", out / f"{chip}-{name}.png")
+        except SystemExit as error:  # the others are still worth measuring
+            print(f"{name}: {error}")
+            failed.append(name)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
 
 def main(
     quick: Annotated[bool, typer.Option(help="A small part, for a look.")] = False,
     only: Annotated[str, typer.Option(help="Part of the names to run.")] = "",
     iters: Annotated[int, typer.Option(help="Samples per size and launch.")] = 15,
-    launches: Annotated[int, typer.Option(help="Fresh starts of each.")] = 3,
+    launches: Annotated[int, typer.Option(help="Fresh starts of each; 3 by default, on cuda 1.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="cuda: bound for the samples of a size.")] = 2.0,
     out: Annotated[Path, typer.Option(help="Where reports and pictures go.")] = RESULTS,
 ) -> None:
     """Run the standard set."""
-    cli.need("torch", "pyroute2", "matplotlib")
+    if device not in bench.DEVICES:
+        raise typer.BadParameter(f"got {device!r}, expected one of {', '.join(bench.DEVICES)}", param_hint="--device")
+    cli.need("torch", "matplotlib", *(["pyroute2"] if device == "cpu" else []))
     out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in (QUICK if quick else STANDARD) if only in name]
+    every = list(CUDA) if device == "cuda" else list(QUICK) if quick else list(STANDARD)
+    names = [name for name in every if only in name]
     if not names:
-        raise typer.BadParameter(f"no name contains {only!r}: {', '.join(STANDARD)}")
+        raise typer.BadParameter(f"no name contains {only!r}: {', '.join(every)}")
+    if device == "cuda":
+        on_gpus(names, iters, launches or 1, seconds, out)
+        return
+    launches = launches or 3
     for name in names:
         spec = bench.Spec(**STANDARD[name], iters=iters, warmup=3, launches=launches)
         if quick:

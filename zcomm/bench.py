@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zcomm import netlab
+from zcomm import gpus, netlab
 from zcomm._version import __version__
 
 SCHEMA = "zcomm-bench/1"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "zcomm", "exact_all_to_all", "naive")
+CUDA_BACKENDS = ("nccl", "zcomm", "exact_all_to_all")
 FORMATTED = ("zcomm", "naive")  # the backends that take "=FORMAT"
 DTYPE_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 OPS = ("sum", "avg")
@@ -72,11 +74,12 @@ def bus_factor(collective: str, num_ranks: int) -> float:
     return (num_ranks - 1) / num_ranks * (2 if collective == "all_reduce" else 1)
 
 
-def parse_backend(text: str) -> tuple[str, str | None]:
-    """Name and format of "gloo", "zcomm", "zcomm=int4:128", ..."""
+def parse_backend(text: str, device: str = "cpu") -> tuple[str, str | None]:
+    """Name and format of "gloo", "zcomm", "zcomm=int4:128", ...; on "cuda", of "nccl" and so on."""
     name, equals, format = text.partition("=")
-    if name not in BACKENDS or (equals and (name not in FORMATTED or not format)):
-        expected = ", ".join(f"{known}[=FORMAT]" if known in FORMATTED else known for known in BACKENDS)
+    every = CUDA_BACKENDS if device == "cuda" else BACKENDS
+    if name not in every or (equals and (name not in FORMATTED or not format)):
+        expected = ", ".join(f"{known}[=FORMAT]" if known in FORMATTED else known for known in every)
         raise ValueError(f"expected backends out of {expected}, got {text!r}")
     return name, format or None
 
@@ -87,7 +90,9 @@ class Spec:
 
     `sizes` are in bytes; they are rounded down to whole shards. `calls` back to back make a sample; 0: as many, up to
     50, as take some milliseconds and much longer than the burst that an idle link lets through. `link` is a rate of
-    `zcomm.netlab`, "unlimited", or "none" for plain loopback. `options` are fields of zcomm.Options.
+    `zcomm.netlab`, "unlimited", or "none" for plain loopback. `options` are fields of zcomm.Options. `seconds` bounds
+    the samples of a size: fewer than `iters` are taken, but three at least; 0: no bound. `device` is where the tensors
+    are; ranks on "cuda" share the GPUs if there are fewer (see zcomm.gpus).
     """
 
     collective: str
@@ -103,19 +108,21 @@ class Spec:
     nodes: str = "4x1"
     launches: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        accepted = (("collective", COLLECTIVES), ("dtype", tuple(DTYPE_BYTES)), ("op", OPS))
+        accepted = (("collective", COLLECTIVES), ("dtype", tuple(DTYPE_BYTES)), ("op", OPS), ("device", DEVICES))
         for name, values in accepted:
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}: expected one of {', '.join(values)}, got {getattr(self, name)!r}")
-        for name, least in (("iters", 1), ("warmup", 1), ("calls", 0), ("launches", 1)):
+        for name, least in (("iters", 1), ("warmup", 1), ("calls", 0), ("launches", 1), ("seconds", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if not self.sizes or not self.backends or len(set(self.backends)) < len(self.backends):
             raise ValueError("expected at least one size and one backend, and no backend twice")
         for backend in self.backends:
-            if parse_backend(backend)[0] == "exact_all_to_all" and self.collective == "all_gather":
+            if parse_backend(backend, self.device)[0] == "exact_all_to_all" and self.collective == "all_gather":
                 raise ValueError("exact_all_to_all is a baseline for reductions, not for all_gather")
         netlab.parse_nodes(self.nodes)
         if self.link != NO_LAB:
@@ -139,7 +146,7 @@ class Spec:
     @property
     def title(self) -> str:
         where = "loopback" if self.link == NO_LAB else f"{self.link} links"
-        return f"{self.collective}, {self.dtype}, {self.nodes} ranks, {where}"
+        return f"{self.collective}, {self.dtype}, {self.nodes} ranks{' on GPUs' * (self.device == 'cuda')}, {where}"
 
 
 Update = Callable[[list[dict[str, Any]], str], object]
@@ -151,6 +158,8 @@ def run(spec: Spec, on_update: Update = lambda records, progress: None) -> dict[
     `on_update` gets the records so far and a line of progress whenever a size is done. Raises netlab.RankFailed.
     """
     rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    found = gpus.facts() if spec.device == "cuda" else {}
+    shared = gpus.sharing(spec.num_ranks, found, spec.link) if found else ""
     note = ""
     for launch in range(spec.launches):
 
@@ -169,8 +178,8 @@ def run(spec: Spec, on_update: Update = lambda records, progress: None) -> dict[
     return {
         "schema": SCHEMA,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "machine": machine(),
-        "note": note,
+        "machine": {**machine(), **found},
+        "note": "; ".join(text for text in (shared, note) if text),
         "config": dataclasses.asdict(spec),
         "results": [_merge(spec, samples) for samples in rows.values()],
     }
@@ -181,7 +190,9 @@ def launch_ranks(spec: Spec, arguments: list[str], on_line: Callable[[str], obje
     # Without a lab all ranks share one host, whose own address is loopback; their nodes are virtual.
     nodes, rate = (f"1x{spec.num_ranks}", None) if spec.link == NO_LAB else (spec.nodes, spec.link)
     argv = [sys.executable, "-m", "zcomm.bench_worker", *arguments]
-    return netlab.launch(argv, nodes=nodes, rate=rate, on_line=on_line).note
+    # On GPUs plain loopback is just that: NCCL knows the machine by more than its network.
+    isolate = spec.device == "cpu" or spec.link != NO_LAB
+    return netlab.launch(argv, nodes=nodes, rate=rate, on_line=on_line, isolate=isolate).note
 
 
 def measure_overhead(batch: int = 100) -> list[dict[str, Any]]:
@@ -233,8 +244,8 @@ FIGURES = {
     "speedup": "median over the turns of (time of the first backend / time)",
     "wire_bytes": "payload that one rank sends, by the backend's own account",
     "link_bytes": "bytes that leave a node, by the counter of its interface, headers included",
-    "codec_us": "time spent encoding and decoding",
-    "transfer_us": "time spent waiting for transfers",
+    "codec_us": "time spent encoding and decoding; on a GPU, of the same passes with nothing beside them",
+    "transfer_us": "time spent waiting for transfers; None on a GPU, where the host does not wait",
     "max_error": "largest difference from the float64 result, in units of that result's root mean square",
     "mean_error": "mean absolute difference, in the same units",
     "calls": "calls that make a sample",

@@ -1,7 +1,7 @@
 """What the benchmark compares: the backends, and what one can write without zcomm.
 
-`exact_all_to_all` is a reduce-scatter by exchange and local sum over gloo, half the bytes of gloo's own. `naive` is an
-afternoon's compression: torch's row-wise quantization operators around gloo's collectives.
+`exact_all_to_all` is a reduce-scatter by exchange and local sum over gloo, half the bytes of gloo's own; on GPUs
+over NCCL. `naive` is an afternoon's compression: torch's row-wise quantization operators around gloo's collectives.
 """
 
 from __future__ import annotations
@@ -178,10 +178,10 @@ def make_contenders(spec: Spec, node_size: int | None) -> list[Contender]:
 
 
 def _make(spec: Spec, name: str, node_size: int | None) -> Contender:
-    kind, format = parse_backend(name)
-    if kind in ("gloo", "exact_all_to_all"):
-        group = dist.new_group(backend="gloo")
-        return Contender(name, group) if kind == "gloo" else ExactAllToAll(name, group)
+    kind, format = parse_backend(name, spec.device)
+    if kind in ("gloo", "nccl", "exact_all_to_all"):
+        group = dist.new_group(backend="nccl" if spec.device == "cuda" else "gloo")
+        return ExactAllToAll(name, group) if kind == "exact_all_to_all" else Contender(name, group)
     fields: dict[str, Any] = {**spec.options, "node_size": node_size}
     if format is not None:
         fields[spec.collective] = format

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-from zcomm import netlab
+from zcomm import bench_gpu, gpus, netlab
 from zcomm.bench import NO_LAB, OVERHEAD_BATCHES, Spec
 from zcomm.bench_contenders import Contender, Problem, Zcomm, make_contenders
 from zcomm.statistics import CollectiveStats
@@ -31,14 +31,15 @@ TIMEOUT = datetime.timedelta(minutes=5)
 SAMPLE_SECONDS = 5e-3  # a shorter sample would measure how unevenly the ranks leave the barrier
 BURST_BYTES = 128 * 1024  # an idle link lets these through at once; ten times as much makes that a tenth
 MAX_CALLS = 50
+LEAST_TURNS = 3  # where time is short
 CHECK_ELEMENTS = 1 << 20  # compared at a time
 
 
 class Bench:
-    """The contenders of one spec, measured size by size."""
+    """The contenders of one spec, measured size by size. What ranks tell each other beside goes over Gloo."""
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        self.spec, self.device = spec, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         ranks_per_node = netlab.parse_nodes(spec.nodes)[1]
         self.contenders = make_contenders(spec, ranks_per_node if spec.link == NO_LAB else None)
@@ -50,9 +51,9 @@ class Bench:
     def measure(self, elements: int) -> list[dict[str, Any]]:
         """A row per contender, for shards of `elements` elements."""
         problem = self._make_problem(elements)
-        calls = self._warm_up(problem)
+        calls, turns = self._warm_up(problem)
         before = [self._stats(contender) for contender in self.contenders]
-        times, link_bytes = self._take_turns(problem, calls)
+        times, link_bytes = self._take_turns(problem, calls, turns)
         after = [self._stats(contender) for contender in self.contenders]
         errors = self._check(problem) if self.spec.check else [(None, None)] * len(self.contenders)
         rows = []
@@ -84,9 +85,9 @@ class Bench:
 
     def _make_problem(self, elements: int) -> Problem:
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
-        whole = torch.empty(elements * self.size, dtype=dtype)
+        whole = torch.empty(elements * self.size, dtype=dtype, device=self.device)
         if spec.collective == "reduce_scatter":
-            shard = torch.empty(elements, dtype=dtype)
+            shard = torch.empty(elements, dtype=dtype, device=self.device)
         else:
             shard = whole[self.rank * elements : (self.rank + 1) * elements]
         problem = Problem(spec.collective, spec.op, whole, shard)
@@ -108,19 +109,41 @@ class Bench:
 
     def _input(self, rank: int, slot: int, problem: Problem) -> torch.Tensor:
         """What `rank` holds in `slot`, on any rank."""
-        seed = torch.Generator().manual_seed(1 + rank * self.size + slot)
+        seed = torch.Generator(self.device).manual_seed(1 + rank * self.size + slot)
         elements = problem.whole.numel() // self.size
-        return torch.randn(elements, generator=seed).to(problem.whole.dtype)
+        return torch.randn(elements, generator=seed, device=self.device).to(problem.whole.dtype)
 
-    def _warm_up(self, problem: Problem) -> list[int]:
-        """Returns the calls that make a sample, for every contender."""
+    def _finish(self) -> None:
+        """Wait for what the GPU has to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _barrier(self) -> None:
+        self._finish()
+        dist.barrier()
+
+    def _warm_up(self, problem: Problem) -> tuple[list[int], int]:
+        """Returns the calls that make a sample, for every contender, and the samples that there is time for."""
         latest = []
         for contender in self.contenders:
             for _ in range(self.spec.warmup):
                 start = time.perf_counter()
                 contender.call(problem)
+                self._finish()
                 seconds = time.perf_counter() - start
             latest.append(seconds)
+        calls = self._calls(problem, latest)
+        turns = self.spec.iters
+        if self.spec.seconds:
+            turn = sum(number * seconds for number, seconds in zip(calls, latest, strict=True))
+            turns = min(turns, max(LEAST_TURNS, int(self.spec.seconds / turn)))
+        wanted = torch.tensor([*calls, turns])
+        dist.broadcast(wanted, 0)
+        agreed: list[int] = wanted.tolist()
+        return agreed[:-1], agreed[-1]
+
+    def _calls(self, problem: Problem, latest: list[float]) -> list[int]:
+        """How many calls take long enough, if one takes as long as `latest`."""
         if self.spec.calls:
             return [self.spec.calls] * len(latest)
         rate = self.spec.rate_bits if self.interface else None
@@ -130,28 +153,28 @@ class Bench:
             # Sums in place grow with every call, and must stay finite; no input is larger than 10.
             largest = torch.finfo(problem.whole.dtype).max / 10
             most = max(1, min(most, int(math.log(largest) / math.log(self.size))))
-        wanted = torch.tensor([min(most, math.ceil(least / seconds)) for seconds in latest])
-        dist.broadcast(wanted, 0)
-        calls: list[int] = wanted.tolist()
-        return calls
+        return [min(most, math.ceil(least / seconds)) for seconds in latest]
 
-    def _take_turns(self, problem: Problem, calls: list[int]) -> tuple[list[list[float]], list[list[float]]]:
+    def _take_turns(
+        self, problem: Problem, calls: list[int], turns: int
+    ) -> tuple[list[list[float]], list[list[float]]]:
         """Seconds and bytes through the interface per call, for every contender and turn, averaged over ranks."""
-        num_contenders, iters = len(self.contenders), self.spec.iters
-        measured = torch.zeros(2, num_contenders, iters, dtype=torch.float64)
+        num_contenders = len(self.contenders)
+        measured = torch.zeros(2, num_contenders, turns, dtype=torch.float64)
         gc.collect()
         gc.disable()
-        for turn in range(iters):
+        for turn in range(turns):
             for place in range(num_contenders):
                 index = (turn + place) % num_contenders  # nobody always follows the same one
                 contender = self.contenders[index]
                 if self._source is not None:
                     problem.whole.copy_(self._source)
-                dist.barrier()
+                self._barrier()
                 sent = self._sent()
                 start = time.perf_counter()
                 for _ in range(calls[index]):
                     contender.call(problem)
+                self._finish()
                 measured[0, index, turn] = (time.perf_counter() - start) / calls[index]
                 dist.barrier()  # now all bytes have left
                 measured[1, index, turn] = max(0.0, self._sent() - sent - self.barrier_bytes) / calls[index]
@@ -203,7 +226,19 @@ class Bench:
         if calls == 0:
             return None, None, None, ", ".join(reasons) or None
         wire, codec, transfer = (total / self.size / calls).tolist()
+        if self.device.type == "cuda":
+            return wire, self._codec_seconds(contender, problem) * 1e6, None, None
         return wire, codec * 1e6, transfer * 1e6, None
+
+    def _codec_seconds(self, contender: Contender, problem: Problem) -> float:
+        """Of one call on a GPU: measured by rank 0, with nothing else on it."""
+        ranks_per_node = netlab.parse_nodes(self.spec.nodes)[1]
+        self._barrier()
+        found = [0.0]
+        if self.rank == 0:
+            found = [bench_gpu.codec_seconds(problem, contender.format, self.size, ranks_per_node)]
+        dist.broadcast_object_list(found, 0)
+        return found[0]
 
     def _check(self, problem: Problem) -> list[tuple[float | None, float | None]]:
         """Largest and mean error of every contender over all ranks, relative to the result's root mean square."""
@@ -213,8 +248,9 @@ class Bench:
         errors: list[tuple[float | None, float | None]] = []
         for contender in self.contenders:
             self._fill(problem)
-            dist.barrier()
+            self._barrier()
             contender.call(problem)
+            self._finish()
             result = problem.shard if problem.collective == "reduce_scatter" else problem.whole
             largest = total = 0.0
             for part, exact in zip(_pieces(result), _pieces(reference), strict=True):
@@ -244,7 +280,9 @@ class Bench:
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.split(tensor, CHECK_ELEMENTS)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+    # On a GPU every piece costs a wait for it, and there is more memory.
+    elements = CHECK_ELEMENTS if tensor.device.type == "cpu" else 64 * CHECK_ELEMENTS
+    return torch.split(tensor, elements)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 def overhead(batch: int) -> list[dict[str, Any]]:
@@ -290,7 +328,11 @@ def main() -> None:
         report(overhead(**json.loads(text)))
     else:
         spec = Spec(**json.loads(text))
-        bench = Bench(spec)
+        device = torch.device("cpu")
+        if spec.device == "cuda":
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+            device = torch.device("cuda", gpus.place(dist.get_rank(), dist.get_world_size(), interface))
+        bench = Bench(spec, device)
         for elements in spec.shards:
             report(bench.measure(elements))
     dist.barrier()

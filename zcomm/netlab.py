@@ -67,13 +67,14 @@ class _NoNamespaces(Exception):
 
 
 class NetLab:
-    """`num_hosts` hosts with one interface each, whose traffic is limited to `rate` in both directions.
+    """`num_hosts` hosts with one interface each, whose traffic is limited to `rate` in both directions. Without
+    `isolate` they are the machine itself, and nothing is built.
 
     `addresses[host]` is the address of a host and `interface` the name of its interface. Processes of a host talk to
     each other at memory speed. Everything is torn down on `close`, and also when this process is killed.
     """
 
-    def __init__(self, num_hosts: int, rate: str | None = None) -> None:
+    def __init__(self, num_hosts: int, rate: str | None = None, *, isolate: bool = True) -> None:
         if not 1 <= num_hosts <= _MAX_HOSTS:
             raise ValueError(f"expected 1 to {_MAX_HOSTS} hosts, got {num_hosts}")
         rate_bits = parse_rate(rate)
@@ -85,13 +86,19 @@ class NetLab:
         self._networks: list[int] = []
         self._user = -1
         self._processes: list[subprocess.Popen[str]] = []
+        if not isolate:
+            self._be_the_machine("")
+            return
         try:
             self._build(None if rate_bits is None else rate_bits // 8)
         except _NoNamespaces as error:
-            self.isolated = False
-            self.note = f"no network namespaces here ({error}): loopback, no limit, bytes are not counted"
-            self.addresses = ["127.0.0.1"] * num_hosts
-            self.interface = "lo"
+            self._be_the_machine(f"no network namespaces here ({error}): loopback, no limit, bytes are not counted")
+
+    def _be_the_machine(self, note: str) -> None:
+        self.isolated = False
+        self.note = note
+        self.addresses = ["127.0.0.1"] * self.num_hosts
+        self.interface = "lo"
 
     def _build(self, rate_bytes: int | None) -> None:
         if importlib.util.find_spec("pyroute2") is None:
@@ -217,14 +224,16 @@ def launch(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], object] = print,
     timeout: float | None = None,
+    isolate: bool = True,
 ) -> LaunchResult:
-    """Run a command as every rank of a job: as torchrun would, with every node a host of a network lab.
+    """Run a command as every rank of a job: as torchrun would, with every node a host of a network lab, or, without
+    `isolate`, the machine itself.
 
     `on_line` gets rank 0's standard output line by line as it comes. If a rank fails the others are killed and
     `RankFailed` is raised; `timeout` bounds the whole job in seconds.
     """
     num_nodes, ranks_per_node = parse_nodes(nodes)
-    with NetLab(num_nodes, rate) as lab, tempfile.TemporaryDirectory() as folder, _raise_on_sigterm():
+    with NetLab(num_nodes, rate, isolate=isolate) as lab, tempfile.TemporaryDirectory() as folder, _raise_on_sigterm():
         common = {
             "WORLD_SIZE": str(num_nodes * ranks_per_node),
             "LOCAL_WORLD_SIZE": str(ranks_per_node),

@@ -1,0 +1,261 @@
+"""Speed of the codec's kernels, each beside a device-to-device copy that moves as many bytes; see bench/codec.py.
+
+GB/s count the bytes that a pass must read and write. A pass and its copy take turns, the L2 cache is flushed before
+each (a write of 256 MiB), and the GPU's own events tell the time. `of copy` is the median of the copy over that of the
+pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zcomm import _core, bench, bench_gpu, codec, gpus
+
+SCHEMA = "zcomm-codec/1"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NUM_WIRES = 4
+LEAST_REPEATS = 20
+GRANULE = 4096 * 3  # elements; the sizes are whole blocks of most sizes
+PEER_BYTES = 1 << 28  # peers are measured at one size: some compile themselves for each
+PEER_BLOCK = 256
+
+
+@dataclass
+class Row:
+    """One measured pass."""
+
+    codec: str
+    operation: str
+    format: str
+    dtype: str
+    values_bytes: int
+    moved_bytes: int  # read and written
+    median_us: float = 0.0
+    min_us: float = 0.0
+    p90_us: float = 0.0
+    gbps: float = 0.0  # of moved bytes, median
+    copy_gbps: float = 0.0  # of a copy that moves as many, turn by turn in the same run
+    of_copy: float = 0.0
+
+
+Pass = tuple[Row, Callable[[], object]]
+Times = list[float]
+Clock = Callable[[Sequence[Callable[[], Any]], int], list[Times]]
+
+
+def fill(row: Row, times: Times, copies: Times) -> Row:
+    """The figures of a row, from its seconds and those of its copy."""
+    ordered = sorted(times)
+    median, copy = statistics.median(ordered), statistics.median(copies)
+    row.median_us, row.min_us = median * 1e6, ordered[0] * 1e6
+    row.p90_us = ordered[math.ceil(0.9 * len(ordered)) - 1] * 1e6
+    row.gbps, row.copy_gbps = row.moved_bytes / median / 1e9, row.moved_bytes / copy / 1e9
+    row.of_copy = copy / median
+    return row
+
+
+class Copier:
+    """Copies that move a given number of bytes, half read and half written."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._source = self._target = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def __call__(self, moved_bytes: int) -> Callable[[], object]:
+        half = moved_bytes // 2
+        if half > self._source.numel():
+            self._source = self._target = torch.empty(0, dtype=torch.uint8, device=self._device)
+            self._source = torch.ones(half, dtype=torch.uint8, device=self._device)
+            self._target = torch.ones(half, dtype=torch.uint8, device=self._device)
+        source, target = self._source[:half], self._target[:half]
+        return lambda: target.copy_(source)
+
+
+def measure(passes: Iterator[Pass], copier: Copier, repeats: int, clock: Clock) -> Iterator[Row]:
+    for row, call in passes:
+        times, copies = clock([call, copier(row.moved_bytes)], repeats)
+        yield fill(row, times, copies)
+
+
+def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass]:
+    """The four operations, by the calls of the core: what Python adds to a call is not the kernel's."""
+    num, num_bytes = values.numel(), values.nbytes
+    device, stream = (-1, 0) if values.device.type == "cpu" else (0, torch.cuda.current_stream().cuda_stream)
+    place = ("", device, stream)
+    wire_bytes = codec.wire_bytes(format, dtype, num)
+    wires = [torch.empty(wire_bytes, dtype=torch.uint8, device=values.device) for _ in range(NUM_WIRES)]
+    for wire in wires:
+        codec.encode(values, format, out=wire)
+    out, target = torch.empty_like(values), torch.empty_like(wires[0])
+    view, out_view = (values.data_ptr(), num, dtype), (out.data_ptr(), num, dtype)
+    raw = [(wire.data_ptr(), format, dtype) for wire in wires]
+
+    def row(operation: str, moved: int) -> Row:
+        return Row("zcomm", operation, format, dtype, num_bytes, moved)
+
+    keep = (wires, out, target)  # until the last pass is measured
+    yield row("encode", num_bytes + wire_bytes), lambda: _core.encode(view, format, target.data_ptr(), *place)
+    yield row("decode", num_bytes + wire_bytes), lambda: _core.decode(raw[0], out_view, *place)
+    moved = NUM_WIRES * wire_bytes + num_bytes
+    yield row(f"decode_sum of {NUM_WIRES}", moved), lambda: _core.decode_sum(raw, 0.25, out_view, *place)
+    moved = (NUM_WIRES + 1) * wire_bytes
+    yield (
+        row(f"decode_sum_encode of {NUM_WIRES}", moved),
+        lambda: _core.decode_sum_encode(raw, num, format, target.data_ptr(), *place),
+    )
+    del keep
+
+
+def eager_encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 blocks as one writes them in torch."""
+    blocks = values.view(-1, PEER_BLOCK).float()
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    return (blocks / scales).round().to(torch.int8), scales.bfloat16()
+
+
+def eager_decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (codes.float() * scales.float()).bfloat16()
+
+
+def torch_peer(values: torch.Tensor, wrap: Callable[[Any], Any]) -> Iterator[tuple[str, Callable[[], object]]]:
+    encode, decode = wrap(eager_encode), wrap(eager_decode)
+    wire = encode(values)
+    yield "encode", lambda: encode(values)
+    yield "decode", lambda: decode(*wire)
+
+
+def deepspeed_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    builder: Any = importlib.import_module("deepspeed.ops.op_builder")
+    kernels = builder.QuantizerBuilder().load()
+    half, groups = values.half(), values.numel() // PEER_BLOCK
+    codes, scales = kernels.quantize(half, groups, 8, kernels.Symmetric)
+    yield "encode", lambda: kernels.quantize(half, groups, 8, kernels.Symmetric)
+    yield "encode, swizzled for 4 x 2", lambda: kernels.swizzle_quant(half, groups, 8, kernels.Symmetric, 1, 2, 4)
+    yield "decode", lambda: kernels.dequantize(codes, scales, groups, 8, kernels.Symmetric)
+
+
+def torchao_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    ao: Any = importlib.import_module("torchao.quantization.quant_primitives")
+    rows, block = values.view(-1, PEER_BLOCK), (1, PEER_BLOCK)
+
+    def encode() -> tuple[Any, Any, Any]:
+        scale, zero = ao.choose_qparams_affine(rows, ao.MappingType.SYMMETRIC, block, torch.int8)
+        return ao.quantize_affine(rows, block, scale, zero, torch.int8), scale, zero
+
+    codes, scale, zero = encode()
+    yield "encode", encode
+    yield "decode", lambda: ao.dequantize_affine(codes, block, scale, zero, torch.int8, output_dtype=values.dtype)
+
+
+def bitsandbytes_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    codes, state = functional.quantize_blockwise(values, blocksize=PEER_BLOCK)
+    yield "encode", lambda: functional.quantize_blockwise(values, blocksize=PEER_BLOCK)
+    yield "decode", lambda: functional.dequantize_blockwise(codes, state)
+
+
+PEERS: dict[str, tuple[str, Callable[[torch.Tensor], Iterator[tuple[str, Callable[[], object]]]]]] = {
+    "torch eager": ("torch", lambda values: torch_peer(values, lambda function: function)),
+    "torch.compile": ("triton", lambda values: torch_peer(values, lambda function: torch.compile(function))),
+    "DeepSpeed": ("deepspeed", deepspeed_peer),
+    "torchao": ("torchao", torchao_peer),
+    "bitsandbytes": ("bitsandbytes", bitsandbytes_peer),
+}
+
+
+def measure_peers(device: str, copier: Copier, repeats: int, clock: Clock) -> tuple[list[Row], dict[str, str]]:
+    """Rows of what is installed, all as int8 in blocks of 256; and why the others have none."""
+    rows: list[Row] = []
+    absent: dict[str, str] = {}
+    values = torch.randn(PEER_BYTES // 2, device=device).bfloat16()
+    moved = values.nbytes + codec.wire_bytes(f"int8:{PEER_BLOCK}", "bfloat16", values.numel())
+    for name, (module, make) in PEERS.items():
+        if importlib.util.find_spec(module) is None:
+            absent[name] = "not installed"
+            continue
+        try:
+            for operation, call in make(values):
+                row = Row(name, operation, f"int8, blocks of {PEER_BLOCK}", "bfloat16", values.nbytes, moved)
+                rows += measure(iter([(row, call)]), copier, repeats, clock)
+        except Exception as error:  # whatever another package does
+            absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return rows, absent
+
+
+def show(console: Console, title: str, rows: Sequence[Row]) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("codec", "operation", "format", "dtype"):
+        table.add_column(column)
+    for column in ("MiB", "us", "GB/s", "copy GB/s", "of copy"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        numbers = [f"{row.values_bytes / 2**20:.1f}", f"{row.median_us:.1f}", f"{row.gbps:.0f}", f"{row.copy_gbps:.0f}"]
+        table.add_row(row.codec, row.operation, row.format, row.dtype, *numbers, f"{row.of_copy:.2f}")
+    console.print(table)
+
+
+def run(
+    formats: Sequence[str],
+    dtypes: Sequence[str],
+    sizes: Sequence[int],
+    repeats: int,
+    peers: bool,
+    json_file: Path | None,
+    *,
+    device: str = "cuda",
+    clock: Clock = bench_gpu.seconds_of,
+    facts: Callable[[], dict[str, Any]] = gpus.facts,
+) -> dict[str, Any]:
+    """Measures, prints tables and returns the report. `device` and `clock` are others in tests."""
+    if repeats < LEAST_REPEATS:
+        raise typer.BadParameter(f"expected at least {LEAST_REPEATS} on a GPU, got {repeats}", param_hint="--repeats")
+    try:
+        machine = {**bench.machine(), **facts()}
+    except gpus.NoGpu as error:
+        raise SystemExit(str(error)) from None
+    console = Console(highlight=False)
+    console.width = max(console.width, 120)
+    copier, rows = Copier(device), list[Row]()
+    for dtype in dtypes:
+        for size in sizes:
+            values = torch.empty(max(1, size // DTYPES[dtype].itemsize // GRANULE) * GRANULE, dtype=DTYPES[dtype])
+            values = values.to(device).normal_()
+            for format in formats:
+                rows += measure(zcomm_passes(values, dtype, format), copier, repeats, clock)
+            of_this = [row for row in rows if row.dtype == dtype and row.values_bytes == values.nbytes]
+            show(console, f"{dtype}, {values.nbytes / 2**20:.0f} MiB, {machine['gpu']}", of_this)
+            del values
+    absent: dict[str, str] = {}
+    if peers:
+        others, absent = measure_peers(device, copier, repeats, clock)
+        if others:
+            show(console, "other codecs; bytes counted as those of int8:256", others)
+        rows += others
+        for name, why in absent.items():
+            console.print(f"{name}: absent ({why})")
+    report = {
+        "schema": SCHEMA,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "machine": machine,
+        "l2": "flushed before each pass",
+        "absent": absent,
+        "results": [asdict(row) for row in rows],
+    }
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    return report

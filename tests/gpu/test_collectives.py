@@ -1,0 +1,301 @@
+"""The collectives on a GPU give the bits of those on the CPU, within the bounds that the formats promise."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_world import (
+    DEVICE,
+    DTYPES,
+    Gather,
+    LocalWorld,
+    ReduceScatter,
+    alone,
+    assert_same_bits,
+    enter,
+    half_step,
+    nodes_of,
+    on_device,
+    reduce_bound,
+    run,
+    synchronize,
+    values,
+)
+from worlds import options
+
+import zcomm
+
+FORMATS = "int8:128/int4:64"
+GATHER_FORMAT = "int8:256"
+CHUNK_BYTES = 1 << 16  # the largest size travels as several pieces
+SIZES = (1, 1009, 40_009)  # of a shard
+SHAPES = {"1x2": (2, 2), "2x1": (2, 1), "1x4": (4, 4), "2x2": (4, 2), "4x1": (4, 1)}
+EIGHT = {"2x4": (8, 4), "4x2": (8, 2)}
+each_shape = pytest.mark.parametrize(
+    ("size", "node_size"),
+    [
+        *(pytest.param(*shape, id=name) for name, shape in SHAPES.items()),
+        *(pytest.param(*shape, id=name, marks=pytest.mark.slow) for name, shape in EIGHT.items()),
+    ],
+)
+
+
+def compressing(node_size: int, **fields: Any) -> Any:
+    formats = {"all_gather": GATHER_FORMAT, "reduce_scatter": FORMATS, "all_reduce": FORMATS}
+    return options(node_size=node_size, chunk_bytes=CHUNK_BYTES, **{**formats, **fields})
+
+
+def cpu_world(size: int, node_size: int) -> LocalWorld:
+    return LocalWorld(nodes_of(size, node_size), chunk_bytes=CHUNK_BYTES)
+
+
+def operations(size: int) -> dict[str, tuple[Any, float]]:
+    return {
+        "sum": (dist.ReduceOp.SUM, 1.0),
+        "avg": (dist.ReduceOp.AVG, 1.0 / size),
+        "premul_sum": (dist._make_nccl_premul_sum(0.25), 0.25),
+    }
+
+
+def assert_bounded(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor, what: Any) -> None:
+    """``want`` and ``bound`` in float64, the rounding to the output's type not counted."""
+    bound = bound + want.abs() * torch.finfo(got.dtype).eps + torch.finfo(got.dtype).tiny
+    error = (got.cpu().double() - want).abs()
+    assert (error <= bound).all(), f"{what}: worst {(error / bound).max():.3f} of the bound"
+
+
+@each_shape
+def test_all_gather(size: int, node_size: int) -> None:
+    def body() -> None:
+        for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
+            shards = [values(num, dtype, seed, rank) for rank in range(size)]
+            world = cpu_world(size, node_size)
+            want = world.run(
+                lambda rank, shards=shards: rank.all_gather(
+                    shards[rank.rank], torch.zeros(size * len(shards[0]), dtype=shards[0].dtype), GATHER_FORMAT
+                )
+            )[0]
+            gather = Gather(num, dtype, seed)
+            work = gather(async_op=bool(seed % 2))
+            if work is not None:
+                work.wait()
+            synchronize()
+            assert_same_bits(gather.whole.cpu(), want, (num, dtype))
+            bound = torch.cat([half_step(shard, GATHER_FORMAT) for shard in shards])
+            assert_bounded(gather.whole, torch.cat(shards).double(), bound, (num, dtype))
+        assert zcomm.stats().all_gather.calls == len(SIZES) * len(DTYPES)
+
+    run(body, size, options=compressing(node_size))
+
+
+@each_shape
+def test_reduce_scatter(size: int, node_size: int) -> None:
+    nodes = nodes_of(size, node_size)
+
+    def body() -> None:
+        me = dist.get_rank()
+        for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
+            inputs = [values(size * num, dtype, seed, rank) for rank in range(size)]
+            terms = [tensor[me * num :][:num].double() for tensor in inputs]
+            bound = reduce_bound(terms, me, nodes, FORMATS)
+            for name, (op, factor) in operations(size).items():
+                want = cpu_world(size, node_size).run(
+                    lambda rank, inputs=inputs, factor=factor, num=num: rank.reduce_scatter(
+                        inputs[rank.rank], torch.zeros(num, dtype=inputs[0].dtype), FORMATS, factor=factor
+                    )
+                )[me]
+                whole, out = on_device(inputs[me]), torch.full((num,), -1.0, dtype=dtype, device=DEVICE)
+                dist.reduce_scatter_tensor(out, whole, op=op)
+                synchronize()
+                assert_same_bits(out.cpu(), want, (name, num, dtype))
+                assert_bounded(out, sum(terms) * factor, bound * factor, (name, num, dtype))
+
+    run(body, size, options=compressing(node_size))
+
+
+@each_shape
+def test_all_reduce(size: int, node_size: int) -> None:
+    """Sums as above, gathered in the format of a node."""
+    nodes, inside = nodes_of(size, node_size), FORMATS.split("/")[0]
+
+    def body() -> None:
+        me = dist.get_rank()
+        for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
+            inputs = [values(num, dtype, seed, rank) for rank in range(size)]
+            name, (op, factor) = list(operations(size).items())[seed % 3]
+            want = cpu_world(size, node_size).run(
+                lambda rank, inputs=inputs, factor=factor: rank.all_reduce(
+                    inputs[rank.rank].clone(), FORMATS, factor=factor
+                )
+            )[me]
+            tensor = on_device(inputs[me])
+            dist.all_reduce(tensor, op=op)
+            synchronize()
+            assert_same_bits(tensor.cpu(), want, (name, num, dtype))
+            terms = [one.double() for one in inputs]
+            # Of any owner; and of what is gathered, whose blocks are no larger than that.
+            bound = sum(reduce_bound(terms, owner, nodes, FORMATS) for owner in range(size)) * factor
+            total = sum(terms) * factor
+            assert_bounded(tensor, total, bound + half_step(total.abs() + bound, inside), (name, num, dtype))
+
+    run(body, size, options=compressing(node_size))
+
+
+def test_replicas_agree_and_runs_are_deterministic() -> None:
+    def body() -> list[bytes]:
+        gather = Gather(30_011, torch.bfloat16)
+        reduced = on_device(values(30_011, seed=1))
+        gather()
+        dist.all_reduce(reduced)
+        synchronize()
+        return [gather.whole.cpu().view(torch.uint8).numpy().tobytes(), reduced.cpu().numpy().tobytes()]
+
+    first, second = (run(body, 4, options=compressing(2)) for _ in range(2))
+    assert all(rank == first[0] for rank in first + second)
+
+
+def test_many_calls_in_flight() -> None:
+    """Compressed and exact ones, waited for in any order."""
+
+    def body() -> None:
+        gathers = [Gather(5003, seed=seed) for seed in range(6)]
+        works = [gather(async_op=True) for gather in gathers]
+        ones = torch.ones(8, device=DEVICE)
+        reduction = dist.all_reduce(ones, async_op=True)
+        for index in (5, 0, 3, 1, 2, 4):
+            works[index].wait()
+            gathers[index].check()
+        reduction.wait()
+        synchronize()
+        assert ones.sum().item() == 8 * dist.get_world_size()
+
+    run(body, 2)
+
+
+def test_what_is_not_compressed_is_the_inner_groups() -> None:
+    """Integers, small tensors, exact(): the results of the same calls on NCCL (Gloo), to the last bit."""
+
+    def body() -> None:
+        group = dist.new_group(backend="nccl" if DEVICE.type == "cuda" else "gloo")
+        numbers = torch.arange(8, device=DEVICE) * dist.get_rank()
+        dist.broadcast(numbers, src=1)
+        assert numbers.tolist() == list(range(8))
+        dist.all_reduce(numbers)
+        assert numbers.tolist() == [2 * i for i in range(8)]
+        for dtype in DTYPES:
+            mine, theirs = ReduceScatter(3001, dtype), ReduceScatter(3001, dtype)
+            with zcomm.exact():
+                mine()
+            theirs(group=group)
+            synchronize()
+            assert_same_bits(mine.own.cpu(), theirs.own.cpu(), dtype)
+        stats = zcomm.stats()
+        assert stats.reduce_scatter.calls == 0
+        assert stats.reduce_scatter.exact["format_exact"].calls == len(DTYPES)
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    run(body, 2)
+
+
+@pytest.mark.cuda_only
+def test_one_group_serves_both_devices() -> None:
+    def body() -> None:
+        gather = Gather(2000)
+        gather()
+        gather.check()
+        on_cpu = torch.zeros(2, 2000)
+        on_cpu[dist.get_rank()] = values(2000)
+        dist.all_gather_into_tensor(on_cpu.view(-1), on_cpu[dist.get_rank()])
+        assert_same_bits(on_cpu.view(-1), gather.whole.cpu())
+        exact = torch.ones(3)
+        dist.all_reduce(exact)
+        assert exact.tolist() == [2, 2, 2]
+
+    run(body, 2)
+
+
+def test_lists_and_coalesced_calls() -> None:
+    def body() -> None:
+        size = dist.get_world_size()
+        gather = Gather(3000)
+        source = on_device(values(3000))
+        outputs = [torch.zeros(3000, device=DEVICE) for _ in range(size)]
+        dist.all_gather(outputs, source)
+        gather()
+        synchronize()
+        assert_same_bits(torch.cat(outputs).cpu(), gather.whole.cpu())
+        again = Gather(3000, seed=2)
+        with dist._coalescing_manager(device=DEVICE, async_ops=True) as manager:
+            again()
+        manager.wait()
+        again.check()
+        assert zcomm.stats().all_gather.calls == 3
+
+    run(body, 2, options=options(lists=True, coalesced=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_values_are_seen_by_every_receiver(bad: float) -> None:
+    def body() -> None:
+        size, rank, num = dist.get_world_size(), dist.get_rank(), 256
+        for dtype in DTYPES:
+            tensor = torch.ones(size * num, dtype=dtype)
+            if rank == 1:
+                tensor[40::num] = bad  # block 1 of each shard
+            whole = on_device(tensor)
+            own = whole[rank * num :][:num]
+            scattered = torch.zeros(num, dtype=dtype, device=DEVICE)
+            dist.reduce_scatter_tensor(scattered, whole)
+            reduced = whole.clone()
+            dist.all_reduce(reduced)
+            dist.all_gather_into_tensor(whole, own)
+            synchronize()
+            seen = whole.cpu().isnan().view(size, num // 32, 32)
+            assert seen[1, 1].all() and seen.sum() == 32, dtype
+            for result in (scattered, reduced):
+                blocks = result.cpu().isfinite().view(-1, num // 32, 32)
+                assert not blocks[:, 1, 40 % 32].any(), dtype
+                assert blocks[:, [0, *range(2, num // 32)]].all(), dtype
+
+    formats = {"all_gather": "int8:32", "reduce_scatter": "int8:32/int4:32", "all_reduce": "int8:32"}
+    run(body, 4, options=options(node_size=2, **formats))
+
+
+def test_groups_of_a_mesh() -> None:
+    """Sub-groups have the options of the world, and communicators of their own."""
+
+    def body() -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("replicate", "shard"))
+        for name in ("shard", "replicate"):
+            group = mesh.get_group(name)
+            gather = Gather(3001, seed=3, group=group)
+            gather()
+            gather.check()
+            assert zcomm.stats(group).all_gather.calls == 1, name
+
+    run(body, 4)
+
+
+@pytest.mark.cuda_only
+def test_ranks_are_refused_by_a_parent_that_has_started_cuda() -> None:
+    """What keeps the tests honest: the ranks of all others were forked before CUDA started."""
+
+    def body() -> int:
+        torch.cuda.init()
+        child = os.fork()
+        if child == 0:
+            try:
+                enter()
+            except AssertionError:
+                os._exit(7)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert alone(body) == 7

@@ -1,0 +1,183 @@
+"""Errors on a GPU: ranks that do not come, die or abort. Every rank ends by itself, soon; none takes the test along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_world import DEVICE, Gather, ReduceScatter, collect, run, synchronize
+
+import zcomm
+
+pytestmark = pytest.mark.cuda_only
+
+SOON = 10.0  # a group's timeout: connections over sockets, by ranks that take turns on a GPU, must fit
+IN_TIME = 3 * SOON
+NUM = 4096
+
+
+def fails(call: object) -> str:
+    """What ``call``, made again and again, raises."""
+    deadline = time.monotonic() + IN_TIME
+    while time.monotonic() < deadline:
+        try:
+            call()  # type: ignore[operator]
+            synchronize()
+        except RuntimeError as error:
+            return str(error)
+        time.sleep(0.05)
+    raise AssertionError("nothing was raised")
+
+
+def used() -> Gather:
+    gather = Gather(NUM)
+    gather()
+    gather.check()
+    dist.barrier()
+    return gather
+
+
+def test_a_peer_that_does_not_come_to_a_call() -> None:
+    """The call ends with the timeout, on the GPU, too, and says what this rank called; the peer learns of it."""
+
+    def body() -> str:
+        gather, scatter = used(), ReduceScatter(NUM)
+        if dist.get_rank() == 1:
+            time.sleep(SOON + 4)
+            return fails(gather)
+        scatter()  # rank 1 does not
+        synchronize()  # which the watchdog ends
+        return fails(gather)
+
+    texts = run(body, 2, group_seconds=SOON)
+    assert "reduce_scatter" in texts[0] and f"{SOON * 1000:.0f} ms" in texts[0], texts[0]
+    assert "rank 0" in texts[1] and "reduce_scatter" in texts[1], texts[1]
+
+
+def test_a_peer_that_does_not_come_to_the_first_call() -> None:
+    def body() -> str:
+        if dist.get_rank() == 1:
+            time.sleep(SOON + 2)
+            return "ranks [1]"
+        return fails(Gather(NUM))
+
+    for text in run(body, 2, group_seconds=SOON):
+        assert "ranks [1]" in text or "rank 1" in text, text
+
+
+def test_a_peer_that_is_killed() -> None:
+    def body() -> str:
+        gather = used()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fails(gather)
+
+    outcomes = collect(body, 2, grace=IN_TIME, group_seconds=SOON)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert outcomes[0].finished and outcomes[0].error is None, outcomes[0].trace
+    assert "rank 0" in outcomes[0].value or "rank 1" in outcomes[0].value, outcomes[0].value
+
+
+def test_a_peer_that_raises() -> None:
+    """Its process ends with an exception, in the middle of the others' call."""
+
+    def body() -> str:
+        gather = used()
+        if dist.get_rank() == 1:
+            raise LookupError("on purpose")
+        return fails(gather)
+
+    outcomes = collect(body, 2, grace=IN_TIME, group_seconds=SOON)
+    assert outcomes[1].error == "LookupError: on purpose"
+    assert outcomes[0].finished and outcomes[0].error is None, outcomes[0].trace
+
+
+def test_abort_ends_a_call_that_waits_for_a_peer() -> None:
+    """From another thread, long before the timeout; the peer can no longer use the group either."""
+
+    def body() -> None:
+        gather = used()
+        group = dist.group.WORLD
+        if dist.get_rank() == 1:
+            time.sleep(3)
+            assert "rank 0" in fails(gather) or "abort" in fails(gather)
+            return
+        gather()  # rank 1 does not
+        threading.Timer(1.0, group._get_backend(DEVICE).abort).start()
+        synchronize()
+        with pytest.raises(RuntimeError, match=r"shut down|abort"):
+            gather()
+
+    for outcome in collect(body, 2, grace=IN_TIME, group_seconds=30.0):
+        assert not outcome.stuck and outcome.error is None, outcome.trace
+        assert outcome.seconds < 30.0
+
+
+def test_waiting_for_a_failed_call_raises() -> None:
+    def body() -> None:
+        used()
+        if dist.get_rank() == 1:
+            time.sleep(SOON + 2)
+            return
+        work = ReduceScatter(NUM)(async_op=True)
+        deadline = time.monotonic() + IN_TIME
+        while work.exception() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(RuntimeError, match="reduce_scatter"):
+            work.wait()
+        assert not work.is_success()
+
+    run(body, 2, group_seconds=SOON)
+
+
+def test_after_a_failure_a_new_group_works() -> None:
+    def body() -> None:
+        group = dist.new_group([0, 1])
+        gather = Gather(NUM, group=group)
+        gather()
+        gather.check()
+        if dist.get_rank() == 0:
+            group._get_backend(DEVICE).abort()
+        fails(gather)
+        dist.destroy_process_group(group)
+        again = Gather(NUM, seed=1, group=dist.new_group([0, 1]))
+        again()
+        again.check()
+
+    run(body, 2, group_seconds=SOON)
+
+
+def test_wrong_arguments_raise_before_anything_moves() -> None:
+    def body() -> None:
+        gather = used()
+        whole, shard = torch.zeros(2 * NUM, device=DEVICE), torch.zeros(NUM, device=DEVICE)
+        if dist.get_rank() == 0:
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.all_gather_into_tensor(whole, shard[1:])
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.reduce_scatter_tensor(shard, whole[2:])
+            with pytest.raises((ValueError, RuntimeError, TypeError)):
+                dist.all_gather_into_tensor(whole, shard.double())
+        gather.set(4)
+        gather()
+        gather.check()
+        assert zcomm.stats().all_gather.calls == 2
+
+    run(body, 2)
+
+
+def test_destroying_a_group_ends_what_is_under_way() -> None:
+    def body() -> None:
+        gathers = [used(), Gather(NUM, seed=6), Gather(NUM, seed=7)]
+        for gather in gathers:
+            gather(async_op=True)
+        dist.destroy_process_group()
+        for gather in gathers:
+            gather.check()
+
+    run(body, 2)

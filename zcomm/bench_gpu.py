@@ -1,0 +1,102 @@
+"""What the benchmarks need of a GPU: its clock, and the codec's part of a collective by itself."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from zcomm import codec
+from zcomm.bench_contenders import Problem
+
+REPEATS = 7
+FLUSH_BYTES = 256 << 20  # more than the L2 cache of any GPU of today holds
+
+Pass = Callable[[], Any]
+
+
+def seconds_of(passes: Sequence[Pass], repeats: int, *, flush: bool = True, warmup: int = 2) -> list[list[float]]:
+    """Seconds of every pass, `repeats` times, in turn, by the GPU's own clock. With `flush` the L2 cache holds nothing
+    of theirs when they start; the time that it takes also keeps the host ahead, so that launches do not count."""
+    rubbish = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device="cuda")
+    marks: list[list[tuple[Any, Any]]] = [[] for _ in passes]
+    for number in range(warmup + repeats):
+        for one, mark in zip(passes, marks, strict=True):
+            start, end = _event(), _event()
+            rubbish.zero_()
+            start.record()
+            one()
+            end.record()
+            if number >= warmup:
+                mark.append((start, end))
+    torch.cuda.synchronize()
+    return [[start.elapsed_time(end) * 1e-3 for start, end in mark] for mark in marks]
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node: int) -> float:
+    """The encodes and decodes of one call, one after the other with nothing beside them, in seconds.
+
+    The steps are those of docs/design.md: what a rank encodes and decodes, not how it is cut into chunks.
+    """
+    inside, _, between = formats.partition("/")
+    between = between or inside
+    slots = problem.whole.view(-1)[: problem.whole.numel() // num_ranks * num_ranks].view(num_ranks, -1)
+    out = torch.empty_like(slots[0])
+    num_nodes = num_ranks // ranks_per_node
+    steps: list[Pass] = []
+
+    def encode(format: str, count: int) -> None:
+        for slot in slots[:count]:
+            steps.append(partial(codec.encode, slot, format, out=_wire(slot, format)))
+
+    def add(terms: Sequence[tuple[Any, str]]) -> None:
+        steps.append(lambda: codec.decode_sum(terms, out))
+
+    if problem.collective == "all_gather":
+        encode(inside, 1)
+        _decode_all(steps, slots, inside)
+        return _median_of(steps)
+    own = (slots[0], "exact")
+    if num_nodes > 1 and ranks_per_node > 1:
+        encode(inside, num_nodes * (ranks_per_node - 1))
+        first = [own, *[(codec.encode(slots[0], inside), inside)] * (ranks_per_node - 1)]
+        sums = torch.zeros_like(out, dtype=torch.float32)
+        steps.append(lambda: codec.decode_sum(first, sums))
+        wire = _wire(sums, between)
+        dtype = str(out.dtype).removeprefix("torch.")
+        for _ in range(num_nodes - 1):
+            steps.append(lambda: codec.decode_sum_encode(first, out.numel(), between, dtype=dtype, out=wire))
+        add([(sums, "exact"), *[(codec.encode(sums, between), between)] * (num_nodes - 1)])
+    else:
+        format = inside if num_nodes == 1 else between
+        encode(format, num_ranks - 1)
+        add([own, *[(codec.encode(slots[0], format), format)] * (num_ranks - 1)])
+    if problem.collective == "all_reduce":
+        encode(inside, 1)
+        _decode_all(steps, slots, inside)
+    return _median_of(steps)
+
+
+def _wire(values: torch.Tensor, format: str) -> torch.Tensor:
+    num_bytes = codec.wire_bytes(format, str(values.dtype).removeprefix("torch."), values.numel())
+    return torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
+
+
+def _decode_all(steps: list[Pass], slots: torch.Tensor, format: str) -> None:
+    wire, target = codec.encode(slots[0], format), torch.empty_like(slots[0])
+    steps += [lambda: codec.decode(wire, format, target)] * len(slots)
+
+
+def _median_of(steps: Sequence[Pass]) -> float:
+    def all_steps() -> None:
+        for step in steps:
+            step()
+
+    return statistics.median(seconds_of([all_steps], REPEATS)[0])

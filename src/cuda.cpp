@@ -34,6 +34,15 @@ bool is_capturing(StreamView stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+void wait_for(StreamView stream, StreamView earlier) {
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
+  cudaError_t result = cudaEventRecord(event, as_cuda(earlier));
+  if (result == cudaSuccess) result = cudaStreamWaitEvent(as_cuda(stream), event, 0);
+  static_cast<void>(cudaEventDestroy(event));  // which takes effect when the wait is over
+  check_cuda(result, "make a stream wait for another");
+}
+
 void synchronize(StreamView stream) {
   check_cuda(cudaStreamSynchronize(as_cuda(stream)), "finish the work of a stream");
 }

@@ -20,6 +20,7 @@ int cuda_device_count() { return 0; }
 CudaDeviceGuard::CudaDeviceGuard(int) { missing(); }
 CudaDeviceGuard::~CudaDeviceGuard() = default;
 bool is_capturing(StreamView) { missing(); }
+void wait_for(StreamView, StreamView) { missing(); }
 void synchronize(StreamView) { missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { missing(); }

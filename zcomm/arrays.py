@@ -243,7 +243,7 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
     if producer == 0:
         raise ValueError(f"{name}: got stream 0 from __cuda_array_interface__, which does not allow it")
     if producer is not None and int(producer) != (stream or 1):
-        _core.synchronize(int(producer))
+        _core.wait_for(stream, int(producer))
     return View(int(address or 0), int(np.prod(shape, dtype=np.int64)), dtype.name, CURRENT_DEVICE, array)
 
 

@@ -35,6 +35,9 @@ class CudaDeviceGuard {
 // True while `stream` records a CUDA graph instead of running.
 bool is_capturing(StreamView stream);
 
+// Makes `stream` wait for the work that is on `earlier` now; does not block the host.
+void wait_for(StreamView stream, StreamView earlier);
+
 // Blocks the host until all work on `stream` is done.
 void synchronize(StreamView stream);
 

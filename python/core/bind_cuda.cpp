@@ -24,6 +24,10 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_build", &cuda_build);
   module.def("cuda_device_count", &cuda_device_count, no_gil);
   module.def("load_nccl", &open_nccl, py::arg("wheel_path") = "", no_gil, "(path, version as ncclGetVersion has it)");
+  module.def(
+      "wait_for",
+      [](std::uintptr_t stream, std::uintptr_t earlier) { wait_for(stream_of(stream), stream_of(earlier)); },
+      py::arg("stream"), py::arg("earlier"), no_gil);
   module.def("synchronize", [](std::uintptr_t stream) { synchronize(stream_of(stream)); }, py::arg("stream"), no_gil);
 }
 

@@ -21,8 +21,9 @@ using Clock = std::chrono::steady_clock;
 // How often the watchdog looks at the transfers that are under way, and asks for what peers say.
 constexpr auto kWatchInterval = 50ms;
 constexpr auto kPeerInterval = 1s;
-// How long communicators without work may take to close.
+// How long communicators without work may take to close, and those that a graph may still need.
 constexpr auto kCloseTimeout = 10s;
+constexpr auto kGraphTimeout = 1s;
 
 struct Failure {
   std::string reason;
@@ -136,10 +137,11 @@ NcclTransport::~NcclTransport() {
   changed_.notify_all();
   if (watchdog_.joinable()) watchdog_.join();
   if (!all_done) return;
-  const Patience patience{Clock::now() + kCloseTimeout, give_up_};
+  // A graph that captured transfers needs the communicators for as long as it is there, and NCCL waits for it to go.
+  // Whether there is one is unknown here: then they stay for good.
+  const Patience patience{Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout), give_up_};
   for (auto lane = lanes_.rbegin(); lane != lanes_.rend(); ++lane) {
     if ((*lane)->close(patience)) continue;
-    // A graph that captured transfers needs the communicator for as long as it is there, and NCCL would wait for that.
     was_captured_ ? (*lane)->forget() : (*lane)->abort();
   }
 }

@@ -24,11 +24,12 @@ inline void require_cuda(cudaError_t result) {
 // Whatever a test does, nothing may be left of it, and nothing may have been done that NCCL forbids.
 struct NoTraces {
   ~NoTraces() {
-    CHECK(nccl_host_live_communicators() == 0);
+    CHECK(nccl_host_live_communicators() == communicators_before);
     CHECK(cuda_host::counts() == before);
     CHECK(std::string(nccl_host_take_misuse()) == "");
   }
   cuda_host::Counts before = cuda_host::counts();
+  int communicators_before = nccl_host_live_communicators();
 };
 
 class Stream {

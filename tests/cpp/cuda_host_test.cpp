@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "cuda_helpers.hpp"
@@ -181,6 +182,24 @@ TEST_CASE("cuda_host: what a capture forbids breaks it") {
   REQUIRE(cudaStreamEndCapture(origin, &graph) == cudaSuccess);
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
   CHECK(cudaFree(memory) == cudaSuccess);
+}
+
+TEST_CASE("cuda: a stream waits for another without the host") {
+  cudaStream_t earlier = nullptr;
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreate(&earlier) == cudaSuccess);
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  std::promise<void> gate;
+  int value = 0;
+  int seen = 0;
+  REQUIRE(cuda_host::enqueue(earlier, [&] { gate.get_future().wait(), value = 1; }) == cudaSuccess);
+  wait_for({stream}, {earlier});  // returns although `earlier` is stuck
+  REQUIRE(cuda_host::enqueue(stream, [&] { seen = value; }) == cudaSuccess);
+  gate.set_value();
+  synchronize({stream});
+  CHECK(seen == 1);
+  CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+  CHECK(cudaStreamDestroy(earlier) == cudaSuccess);
 }
 
 TEST_CASE("cuda: what the library says about devices and streams") {

@@ -291,6 +291,27 @@ TEST_CASE("nccl: transfers are captured in a graph and move new bytes at each la
   });
 }
 
+TEST_CASE("nccl: a graph goes on after its transport") {
+  // Nothing can tell when the last graph is gone: the communicator that it uses stays, one of two per rank.
+  const int before = nccl_host_live_communicators();
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    Stream stream;
+    DeviceArray<unsigned char> bytes(2);
+    auto transport = make_nccl_transport(options);
+    cudaGraphExec_t graph = test::capture(stream, [&] {
+      begin(*transport);
+      transport->all_gather(bytes.bytes(), 1, stream.view())->wait(stream.view());
+    });
+    transport.reset();
+    bytes.set({static_cast<unsigned char>(rank), static_cast<unsigned char>(rank)}, stream);
+    REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+    CHECK(bytes.get(stream) == Bytes{0, 1});
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+  });
+  CHECK(nccl_host_live_communicators() == before + 2);
+  CHECK(std::string(nccl_host_take_misuse()) == "");
+}
+
 TEST_CASE("nccl: no transport is made while a graph is captured") {
   const NoTraces no_traces;
   Stream stream;

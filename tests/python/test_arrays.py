@@ -182,13 +182,13 @@ def test_producers_hear_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     look(array)
     assert array.streams == [None]
 
-    waited: list[int] = []
-    monkeypatch.setattr(_core, "synchronize", waited.append)
+    waited: list[tuple[int, int]] = []
+    monkeypatch.setattr(_core, "wait_for", lambda *streams: waited.append(streams))
     for producer, ours in [(None, 0x70), (0x70, 0x70), (1, 0), (1, None)]:
         look(CudaInterface(x, stream=producer), stream=ours)
     assert not waited
     look(CudaInterface(x, stream=2), stream=0x70)
-    assert waited == [2]
+    assert waited == [(0x70, 2)]
 
 
 def test_the_stream_of_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,10 @@ class Flag {
   std::atomic<std::uint32_t> state_{0};
 };
 
+// Work, or a flag to set, or neither: the end of the stream.
 struct Operation {
   std::function<void()> work;
+  Flag* flag = nullptr;
   std::atomic<Operation*> next{nullptr};
 };
 
@@ -81,7 +83,7 @@ struct CUstream_st {
   CUstream_st(int device, std::uint32_t index);
 
   // Under `mutex`, outside a capture.
-  void push(std::function<void()> work);
+  void push(std::function<void()> work, cuda_host::Flag* flag = nullptr);
   // Under `mutex`. A flag that is set when all earlier work is done.
   cuda_host::Flag& mark();
   bool is_idle() const;  // under `mutex`

@@ -104,8 +104,8 @@ CUstream_st::CUstream_st(int on_device, std::uint32_t number)
   std::thread([this] { work_off(); }).detach();
 }
 
-void CUstream_st::push(std::function<void()> work) {
-  auto* operation = new Operation{std::move(work)};
+void CUstream_st::push(std::function<void()> work, Flag* flag) {
+  auto* operation = new Operation{std::move(work), flag};
   Operation* previous = std::exchange(newest_, operation);
   previous->next.store(operation, std::memory_order_release);
   ++num_pushed_;
@@ -121,7 +121,7 @@ bool CUstream_st::is_idle() const {
 
 Flag& CUstream_st::mark() {
   Flag& flag = Flag::make();
-  push([&flag] { flag.set(); });
+  push(nullptr, &flag);
   return flag;
 }
 
@@ -139,10 +139,12 @@ void CUstream_st::work_off() {
     if (const std::int64_t longest = longest_delay_us.load(std::memory_order_relaxed); longest > 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(random()) % longest));
     }
-    if (!operation->work) return;  // the stream is destroyed
-    operation->work();
+    if (!operation->work && operation->flag == nullptr) return;
+    if (operation->work) operation->work();
     operation->work = nullptr;
+    // Before the flag: who saw it must not find the stream busy.
     num_done_.store(++num_done, std::memory_order_release);
+    if (operation->flag != nullptr) operation->flag->set();
   }
 }
 

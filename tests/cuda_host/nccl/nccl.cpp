@@ -207,6 +207,7 @@ Result ncclCommSplit(Comm parent, int color, int key, Comm* made, Config* config
 
 Result ncclCommGetAsyncError(Comm communicator, Result* state) {
   const Inside inside(*communicator, "ncclCommGetAsyncError");
+  if (!communicator->is_connecting && communicator->background.joinable()) communicator->background.join();
   if (communicator->launch && --communicator->polls_left <= 0) put_on_stream(*communicator);
   if (communicator->is_finalizing && communicator->num_leases == 0) communicator->is_finalized = true;
   *state = communicator->async_error;

@@ -185,6 +185,8 @@ def main(
     all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format for weights, "int8:256".')] = None,
     reduce_scatter: Annotated[str | None, typer.Option(help='For gradients, "int8:128/int4:128".')] = None,
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
+    micro_batches: Annotated[int, typer.Option(min=1, help="That a step accumulates gradients over.")] = 1,
+    secondary_shards: Annotated[bool, typer.Option(help="With zcomm, weights cross nodes once in a step.")] = False,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/demo"),
 ) -> None:
     """Train a small GPT over each backend and compare."""
@@ -198,8 +200,10 @@ def main(
     formats = {name: text for name, text in named.items() if text is not None}
     check_formats(formats, names)
     given = [word for name, text in formats.items() for word in ("--" + name.replace("_", "-"), text)]
+    if secondary_shards:
+        given.append("--secondary-shards")
     model = {"--steps": steps, "--batch": batch, "--sequence": sequence, "--width": width, "--layers": layers}
-    job = [str(word) for pair in model.items() for word in pair]
+    job = [str(word) for pair in {**model, "--micro-batches": micro_batches}.items() for word in pair]
 
     gradients = out / "gradients"
     shutil.rmtree(gradients, ignore_errors=True)

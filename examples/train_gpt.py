@@ -171,6 +171,8 @@ def main(
     all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format for weights, "int8:256".')] = None,
     reduce_scatter: Annotated[str | None, typer.Option(help='For gradients, "int8:128/int4:128".')] = None,
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
+    micro_batches: Annotated[int, typer.Option(help="That a step accumulates gradients over.")] = 1,
+    secondary_shards: Annotated[bool, typer.Option(help="zcomm's: weights cross nodes once in a step.")] = False,
 ) -> None:
     """Train under torchrun, or anything that sets the same environment."""
     if width % HEAD_SIZE != 0:
@@ -184,6 +186,10 @@ def main(
     model = GPT(width, layers, sequence)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     shard(model)
+    if secondary_shards:
+        import zcomm
+
+        zcomm.fsdp.enable_secondary_shards(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
     # Up, then down to nothing: a run that ends at full speed ends at a point that the last batches chose.
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -192,17 +198,21 @@ def main(
 
     dist.barrier()
     world_size = dist.get_world_size()
-    report("start", parameters=num_parameters, world_size=world_size, tokens_per_step=batch * sequence * world_size)
+    tokens_per_step = micro_batches * batch * sequence * world_size
+    report("start", parameters=num_parameters, world_size=world_size, tokens_per_step=tokens_per_step)
     start = time.perf_counter()
     for step in range(1, steps + 1):
-        loss = model(sample(train, batch, sequence, seed=(seed * steps + step) * world_size + rank))
-        loss.backward()
+        for micro_batch in range(micro_batches):
+            number = (seed * steps + step) * micro_batches + micro_batch
+            loss = model(sample(train, batch, sequence, seed=number * world_size + rank)) / micro_batches
+            model.set_requires_gradient_sync(micro_batch == micro_batches - 1)
+            loss.backward()
         if step == 1 and gradients is not None:
             np.save(gradients / f"gradient{rank}.npy", local_gradient(model))
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        mean_loss, sent = mean_and_sum(loss.detach(), sent_by_node())
+        mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # of the last micro-batch
         report("step", step=step, loss=mean_loss, seconds=time.perf_counter() - start, inter_node_bytes=sent)
 
     with torch.no_grad():

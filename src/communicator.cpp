@@ -69,15 +69,18 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
   check_argument(topology_.size() == transport_->size(), [&] {
     return "topology: got " + std::to_string(topology_.size()) + " ranks, need " + std::to_string(transport_->size());
   });
+  for (const int peer : peers_) {
+    if (topology_.same_node(rank(), peer)) node_peers_.push_back(peer);
+  }
   check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
 }
 
 template <class Body>
-CallStats Communicator::run(const std::string& call, std::chrono::milliseconds timeout, StreamView stream,
-                            Body&& body) {
+CallStats Communicator::run(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                            StreamView stream, Body&& body) {
   CallStats stats;
   try {
-    transport_->begin(call, peers_, timeout);
+    transport_->begin(call, peers, timeout);
     body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats});
   } catch (const std::exception& error) {
     // Peers wait for bytes that will not come.
@@ -88,16 +91,25 @@ CallStats Communicator::run(const std::string& call, std::chrono::milliseconds t
 }
 
 CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
-                                   std::chrono::milliseconds timeout, StreamView stream) {
+                                   std::chrono::milliseconds timeout, StreamView stream, std::byte* secondary) {
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
-  return run("all_gather " + describe(slots) + " " + format.to_string(), timeout, stream,
-             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, format); });
+  const char* keeping = secondary == nullptr ? "" : " keeping secondary shards";
+  return run("all_gather " + describe(slots) + " " + format.to_string() + keeping, peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, format, secondary); });
+}
+
+CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,
+                                         BlockFormat format, std::chrono::milliseconds timeout, StreamView stream) {
+  const TensorView& own = slots[static_cast<std::size_t>(rank())];
+  check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
+  return run("gather_secondary " + describe(slots) + " " + format.to_string(), node_peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::gather_secondary(resources, secondary, slots, format); });
 }
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
                                        float factor, std::chrono::milliseconds timeout, StreamView stream) {
   check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
-  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + exact_digits(factor),
+  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + exact_digits(factor), peers_,
              timeout, stream,
              [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, formats, factor); });
 }
@@ -105,8 +117,9 @@ CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, T
 CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,
                                    std::chrono::milliseconds timeout, StreamView stream) {
   const std::span<const TensorView> whole(&tensor, 1);
-  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor), timeout,
-             stream, [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor); });
+  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor), peers_,
+             timeout, stream,
+             [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor); });
 }
 
 }  // namespace zcomm

@@ -31,10 +31,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
+    import importlib
 
+    if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "fsdp":
+        return importlib.import_module("zcomm.fsdp")
     raise AttributeError(f"module 'zcomm' has no attribute {name!r}")
 
 

@@ -43,8 +43,24 @@ struct Resources {
 //
 // Flat: every rank sends its wire to every other. Hierarchical: first between ranks of equal local rank in different
 // nodes, then inside the node, so that each byte enters a node once.
+//
+// `secondary`, unless it is null, is filled with this rank's secondary shard: secondary_bytes() bytes, aligned to
+// kWireAlignment.
 void all_gather(const Resources& resources, ConstTensorView shard, std::span<const TensorView> slots,
-                BlockFormat format);
+                BlockFormat format, std::byte* secondary = nullptr);
+
+// Secondary shards, hpZ of ZeRO++: the ranks of a node keep among them the wires of a gather, so that a later one of
+// the same values stays inside the node. In each node the wire of rank r's shard is kept by the rank whose local rank
+// is r's, modulo the ranks of the node: where nodes are equal, each of L ranks keeps an L-th of all wires.
+
+// Bytes of `rank`'s secondary shard of a gather into `slots`, of which only lengths and dtype matter.
+std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
+                            std::span<const TensorView> slots, BlockFormat format);
+
+// The slots once more, from the secondary shards that an all_gather with slots of the same lengths and dtype, in the
+// same format, has filled on every rank of the node: the same bits, and no byte between nodes.
+void gather_secondary(const Resources& resources, const std::byte* secondary, std::span<const TensorView> slots,
+                      BlockFormat format);
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
 // be slots[own]. Sums are float32, in rank order (hierarchical: in local-rank order inside a node, then in node order).

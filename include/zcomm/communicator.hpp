@@ -32,7 +32,12 @@ class Communicator {
 
   // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`.
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
-                       std::chrono::milliseconds timeout, StreamView stream = {});
+                       std::chrono::milliseconds timeout, StreamView stream = {}, std::byte* secondary = nullptr);
+  std::size_t secondary_bytes(std::span<const TensorView> slots, BlockFormat format) const {
+    return zcomm::secondary_bytes(topology_, rank(), chunk_bytes_, slots, format);
+  }
+  CallStats gather_secondary(const std::byte* secondary, std::span<const TensorView> slots, BlockFormat format,
+                             std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats, float factor,
                            std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats all_reduce(TensorView tensor, HopFormats formats, float factor, std::chrono::milliseconds timeout,
@@ -43,13 +48,15 @@ class Communicator {
 
  private:
   template <class Body>
-  CallStats run(const std::string& call, std::chrono::milliseconds timeout, StreamView stream, Body&& body);
+  CallStats run(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                StreamView stream, Body&& body);
 
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
   Topology topology_;
-  std::vector<int> peers_;  // that this rank exchanges bytes with
+  std::vector<int> peers_;       // that this rank exchanges bytes with
+  std::vector<int> node_peers_;  // of them, those of its node
   std::size_t chunk_bytes_;
 };
 

@@ -169,6 +169,12 @@ PYBIND11_MODULE(_c10d, module) {
       // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
       // nothing that these ranks take part in.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
+      .def("secondary_shard", &ProcessGroup::secondary_shard, py::arg("output"), py::arg("input"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("all_gather_keeping", &ProcessGroup::all_gather_keeping, py::arg("output"), py::arg("input"),
+           py::arg("secondary"), py::arg("format"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def("gather_secondary", &ProcessGroup::gather_secondary, py::arg("output"), py::arg("secondary"),
+           py::arg("format"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of);
 }
 

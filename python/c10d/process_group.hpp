@@ -69,6 +69,15 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
 
+  // Secondary shards: see secondary.cpp. Of the all-gather of `input` in place, in `output`: the bytes of this rank's
+  // secondary shard and of the largest one of all ranks, and the format. No bytes if the policy leaves the call exact.
+  std::tuple<std::size_t, std::size_t, std::string> secondary_shard(const at::Tensor& output, const at::Tensor& input);
+  // That all-gather, which also fills `secondary`, a tensor of these bytes.
+  WorkPtr all_gather_keeping(at::Tensor output, at::Tensor input, at::Tensor secondary, const std::string& format,
+                             bool async);
+  // `output` once more, from the secondary shards of all ranks of the node.
+  WorkPtr gather_secondary(at::Tensor output, at::Tensor secondary, const std::string& format, bool async);
+
   // Exact, always. See exact.cpp.
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;

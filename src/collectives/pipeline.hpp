@@ -26,10 +26,10 @@ struct Chunks {
 inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{64} << 20;
 
 // `shard_elements` is that of the longest shard, so that all ranks count the same chunks.
-inline Chunks make_chunks(const Resources& r, std::int64_t shard_elements, DType dtype, BlockFormat a, BlockFormat b) {
+inline Chunks make_chunks(std::size_t chunk_bytes, int size, std::int64_t shard_elements, DType dtype, BlockFormat a,
+                          BlockFormat b) {
   if (shard_elements == 0) return {};
-  const std::size_t chunk_bytes =
-      std::min(r.chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(r.transport.size()));
+  chunk_bytes = std::min(chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(size));
   const std::int64_t granule = std::lcm(std::max(a.block_size, 1), std::max(b.block_size, 1));
   const auto round_up = [&](std::int64_t n) { return (n + granule - 1) / granule * granule; };
   const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);

@@ -34,7 +34,7 @@ class Messages {
 Chunks chunks_of(const Resources& r, std::span<const ConstTensorView> slots, HopFormats formats) {
   std::int64_t longest = 0;
   for (const ConstTensorView& slot : slots) longest = std::max(longest, slot.num_elements);
-  return make_chunks(r, longest, slots[0].dtype, formats.inside, formats.between);
+  return make_chunks(r.chunk_bytes, r.transport.size(), longest, slots[0].dtype, formats.inside, formats.between);
 }
 
 // One hop, straight to the owner. Each pair of ranks uses the format of the link between them.

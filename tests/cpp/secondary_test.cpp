@@ -1,0 +1,109 @@
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+
+#include "ranks.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using Values = std::vector<float>;
+
+std::vector<TensorView> slots_of(Values& whole, int size) {
+  const auto num_elements = static_cast<std::int64_t>(whole.size());
+  return split(TensorView{reinterpret_cast<std::byte*>(whole.data()), num_elements, DType::float32}, size,
+               num_elements / size);
+}
+
+void fill(const TensorView& shard, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < shard.num_elements; ++i) {
+    const float value = normal(generator);
+    std::memcpy(shard.data + 4 * i, &value, 4);
+  }
+}
+
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+}
+
+struct alignas(kWireAlignment) Unit {
+  std::byte bytes[kWireAlignment];
+};
+
+TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for every shape and size") {
+  const std::vector<std::vector<int>> shapes{{1}, {4}, {1, 1, 1}, {2, 2}, {3, 1}, {1, 2, 3}, {2, 2, 2}};
+  for (const std::vector<int>& shape : shapes) {
+    for (const bool interleaved : {false, true}) {
+      for (const std::int64_t shard_elements : {0, 1, 33, 1000, 4097}) {
+        const std::vector<int> ids = test::node_ids(shape, interleaved);
+        const int size = static_cast<int>(ids.size());
+        const BlockFormat format = BlockFormat::parse("int8:64");
+        const auto communicators = test::make_communicators(ids, 2048);  // several chunks
+        std::vector<std::size_t> kept(ids.size());
+        test::run_ranks(size, [&](int rank) {
+          CAPTURE(size);
+          CAPTURE(shard_elements);
+          Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
+          Values plain(static_cast<std::size_t>(size * shard_elements));
+          const auto slots = slots_of(plain, size);
+          fill(slots[static_cast<std::size_t>(rank)], static_cast<unsigned>(rank));
+          Values whole = plain;
+          const auto whole_slots = slots_of(whole, size);
+          communicator.all_gather(slots[static_cast<std::size_t>(rank)], slots, format, 20s);
+
+          kept[static_cast<std::size_t>(rank)] = communicator.secondary_bytes(whole_slots, format);
+          std::vector<Unit> secondary(kept[static_cast<std::size_t>(rank)] / kWireAlignment + 1);
+          secondary.back().bytes[0] = std::byte{0x5a};  // not its own
+          std::byte* data = secondary.data()->bytes;
+          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, format, 20s, {}, data);
+          if (!same_bits(whole, plain)) throw Error("another result with a secondary shard");
+          for (int again = 0; again < 2; ++again) {
+            Values fresh(whole.size(), -1.0f);
+            const CallStats stats = communicator.gather_secondary(data, slots_of(fresh, size), format, 20s);
+            if (!same_bits(fresh, plain)) throw Error("another result from secondary shards");
+            if (stats.between_bytes != 0) throw Error("bytes between nodes");
+          }
+          if (secondary.back().bytes[0] != std::byte{0x5a}) throw Error("written past the end");
+        });
+        // In each node all wires are kept, each once.
+        std::vector<std::size_t> of_node(shape.size());
+        for (std::size_t rank = 0; rank < ids.size(); ++rank)
+          of_node[static_cast<std::size_t>(ids[rank])] += kept[rank];
+        for (const std::size_t bytes : of_node) CHECK(bytes == of_node[0]);
+        if (shard_elements > 0) {
+          CHECK(of_node[0] >=
+                static_cast<std::size_t>(size) * WireLayout(format, DType::float32, shard_elements).num_bytes);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
+  const auto communicators = test::make_communicators({0, 0});
+  CHECK_THROWS_WITH_AS(test::run_ranks(2,
+                                       [&](int rank) {
+                                         Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
+                                         Values whole(128);
+                                         const auto slots = slots_of(whole, 2);
+                                         const BlockFormat format = BlockFormat::parse("int8:64");
+                                         std::vector<Unit> secondary(64);
+                                         std::byte* data = secondary.data()->bytes;
+                                         if (rank == 0) {
+                                           communicator.gather_secondary(data, slots, format, 20s);
+                                         } else {
+                                           communicator.all_gather(slots[1], slots, format, 20s, {}, data);
+                                         }
+                                       }),
+                       doctest::Contains("gather_secondary"), TransportError);
+}
+
+}  // namespace
+}  // namespace zcomm

@@ -52,6 +52,10 @@ $(VENV)/.ready:
 	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
 	if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV) && $(PY) -m pip install -q torch==2.13.0; fi
+	@# In a virtual environment it is not the system's: a path file leads there.
+	@$(PY) -c 'import torch' 2>/dev/null \
+	  || $(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' \
+	  >"$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch_of_python.pth"
 	$(PY) -m pip install -q 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
 	touch $@
 

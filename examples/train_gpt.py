@@ -77,11 +77,15 @@ class GPT(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         inputs, targets = text[:, :-1], text[:, 1:]
-        x = self.bytes(inputs) + self.positions.weight[: inputs.shape[1]]
+        return F.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
+
+    def logits(self, text: Tensor) -> Tensor:
+        """Of the byte after each."""
+        x = self.bytes(text) + self.positions.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return logits.float()
 
 
 def load_corpus() -> tuple[Tensor, Tensor]:

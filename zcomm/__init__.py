@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from zcomm.policy import exact, override
     from zcomm.statistics import Stats, stats
 
-__all__ = ["Communicator", "Options", "Stats", "__version__", "exact", "override", "stats", "unique_id"]
+__all__ = [
+    "Communicator",
+    "Options",
+    "Stats",
+    "__version__",
+    "exact",
+    "install_as_default",
+    "override",
+    "stats",
+    "unique_id",
+]
 
 # Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
 _HOMES = {
@@ -35,9 +45,18 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "fsdp":
-        return importlib.import_module("zcomm.fsdp")
+    if name in ("ddp", "fsdp"):
+        return importlib.import_module(f"zcomm.{name}")
     raise AttributeError(f"module 'zcomm' has no attribute {name!r}")
+
+
+def install_as_default() -> None:
+    """Make ``init_process_group()`` without a backend's name, and trainers that look the default up, use zcomm for CPU
+    and CUDA tensors. Call it before the first process group is made."""
+    import torch.distributed as dist
+
+    _autoload()
+    dist.Backend.default_device_backend_map.update(cpu="zcomm", cuda="zcomm")
 
 
 def _autoload() -> None:

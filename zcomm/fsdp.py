@@ -8,6 +8,7 @@ ranks of a node keeps an L-th of them, and what is gathered from these has the s
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class ModuleStats:
 
     gathers_between: int = 0  #: from the shards of all ranks, across nodes
     gathers_inside: int = 0  #: from secondary shards, inside the node
-    gathers_exact: int = 0  #: that the options leave exact: no secondary shard
+    gathers_plain: int = 0  #: without a secondary shard: left exact by the options, or beyond ``max_bytes``
     memory_bytes: int = 0  #: of this rank's secondary shard
 
 
@@ -68,8 +69,9 @@ class SecondaryShards:
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         self._hooks = [
             model.register_forward_pre_hook(lambda *_: self._install(), prepend=True),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
+            register_optimizer_step_post_hook(_StepHook(self)),  # torch's own: it must not keep the model
         ]
+        weakref.finalize(self, self._hooks[1].remove)
         self._install()
 
     def _install(self) -> None:
@@ -120,6 +122,15 @@ class SecondaryShards:
             return False
         self._used_bytes += num_bytes
         return True
+
+
+class _StepHook:
+    def __init__(self, shards: SecondaryShards) -> None:
+        self._shards = weakref.ref(shards)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (shards := self._shards()) is not None:
+            shards._after_step(optimizer)
 
 
 class _Gather(AllGather):
@@ -180,7 +191,7 @@ class _Gather(AllGather):
     def _gather_plainly(
         self, output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, async_op: bool
     ) -> Any:
-        self.stats.gathers_exact += 1
+        self.stats.gathers_plain += 1
         return dist.all_gather_into_tensor(output, shard, group=group, async_op=async_op)
 
     def _weights(self) -> list[Any] | None:

@@ -6,13 +6,21 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from test_trainers import make_batch, make_model, whole
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from worlds import options, run
 
@@ -228,6 +236,33 @@ def test_what_the_options_leave_exact_is_gathered_as_before() -> None:
         with zcomm.override(all_gather="int4:64"):  # another format is another shard
             assert torch.equal(model(inputs), plain(inputs))
         assert torch.equal(model(inputs), plain(inputs))
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_checkpoints_are_exact_and_training_goes_on_from_them(tmp_path: Path) -> None:
+    """Promise 7, with secondary shards on."""
+
+    def body() -> None:
+        def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model, _ = sharded(True)
+            return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        model, optimizer = start()
+        train(model, optimizer, steps=2, micro_batches=2)
+        exact = {name: whole(value) for name, value in model.state_dict().items()}
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        assert all(torch.equal(full[name], value) for name, value in exact.items())
+
+        saved_model, saved_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=tmp_path)
+        again, again_optimizer = start()
+        train(again, again_optimizer, steps=1)  # whose secondary shards must not be seen any more
+        loaded_model, loaded_optimizer = get_state_dict(again, again_optimizer)
+        dcp.load({"model": loaded_model, "optimizer": loaded_optimizer}, checkpoint_id=tmp_path)
+        set_state_dict(again, again_optimizer, model_state_dict=loaded_model, optim_state_dict=loaded_optimizer)
+        assert train(model, optimizer, steps=3) == train(again, again_optimizer, steps=3)
+        assert all(torch.equal(a, b) for a, b in zip(parameters_of(model), parameters_of(again), strict=True))
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 

@@ -28,8 +28,19 @@ gpu:
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
-test-python: install
-	$(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
+test-python: install $(NCCL_HEADERS)
+	NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
+
+# NCCL's own declarations, which ours are compared with: of the oldest release that is served and of a recent one.
+NCCL_RELEASES := 2.18.3 2.30.7
+NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include/nccl.h)
+NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
+
+build/nccl/%/include/nccl.h: $(VENV)/.ready
+	rm -rf build/nccl/$* && mkdir -p build/nccl/$*
+	$(PY) -m pip download -q --no-deps --only-binary :all: -d build/nccl/$* nvidia-nccl-cu12==$*
+	$(PY) -m zipfile -e build/nccl/$*/*.whl build/nccl/$*/wheel
+	mv build/nccl/$*/wheel/nvidia/nccl/include build/nccl/$*/ && rm -rf build/nccl/$*/wheel build/nccl/$*/*.whl
 
 # The backend on GPU tensors, over a CUDA and an NCCL that live on the host.
 test-cuda-host: install build/plain/zcomm_tests

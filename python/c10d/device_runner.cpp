@@ -8,7 +8,6 @@
 
 #include "device_work.hpp"
 #include "zcomm/cuda.hpp"
-#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -77,14 +76,14 @@ c10::intrusive_ptr<::c10d::Work> DeviceRunner::launch(Job job) {
   bool capturing = false;
   try {
     capturing = is_capturing(view_of(current));
-    check_argument(communicator_ || !capturing, [] {
-      return "a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
-             "before the capture";
-    });
-    if (!communicator_) connect(device);
+    if (!communicator_ && !capturing) connect(device);
   } catch (const std::exception& caught) {
     std::rethrow_exception(on_error_(caught));
   }
+  TORCH_CHECK(
+      communicator_,
+      "zcomm: a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
+      "before the capture");
   if (!capturing) release_finished();
 
   if (!job.async) {

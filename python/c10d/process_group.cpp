@@ -156,11 +156,15 @@ WorkPtr ProcessGroup::launch(Collective collective, ::c10d::OpType type, const c
 }
 
 WorkPtr ProcessGroup::launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
-                                        std::vector<at::Tensor> outputs, const Terms& terms) {
-  return launch(Collective::all_gather, type, "zcomm:all_gather", {input}, std::move(outputs), terms.async,
+                                        std::vector<at::Tensor> outputs, const Terms& terms,
+                                        const at::Tensor& secondary) {
+  std::vector<at::Tensor> held{input};
+  if (secondary.defined()) held.push_back(secondary);
+  std::byte* kept = secondary.defined() ? static_cast<std::byte*>(secondary.data_ptr()) : nullptr;
+  return launch(Collective::all_gather, type, "zcomm:all_gather", std::move(held), std::move(outputs), terms.async,
                 [shard = view_of(input), views = std::move(slots), format = terms.policy.all_gather,
-                 timeout = terms.timeout](Communicator& communicator, StreamView stream) {
-                  return communicator.all_gather(shard, views, format, timeout, stream);
+                 timeout = terms.timeout, kept](Communicator& communicator, StreamView stream) {
+                  return communicator.all_gather(shard, views, format, timeout, stream, kept);
                 });
 }
 

@@ -172,13 +172,15 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                  std::vector<at::Tensor> outputs, bool async, Run run);
   WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
-                            std::vector<at::Tensor> outputs, const Terms& terms);
+                            std::vector<at::Tensor> outputs, const Terms& terms, const at::Tensor& secondary = {});
   WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<TensorView> slots,
                                 std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const Terms& terms);
   WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                             const Terms& terms);
   std::unique_ptr<Communicator> connect_gloo();
   std::unique_ptr<Communicator> connect_nccl(at::Device device, const std::shared_ptr<Failure>& failure);
+  std::size_t secondary_bytes_of(int rank, const at::Tensor& output, BlockFormat format);
+  void check_secondary(const at::Tensor& secondary, const at::Tensor& output, BlockFormat format);
   void abort_compressed();
   std::string prefixed(const std::string& text) const;
   std::exception_ptr fail(const std::exception& error);

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_example import ROOT, build, needs_compiler
 
 from zcomm import _core
 
-ROOT = Path(__file__).parents[2]
-CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
-
-@pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
+@needs_compiler
 @pytest.mark.timeout(300)
 def test_it_runs_on_the_cpu(tmp_path: Path) -> None:
     program = tmp_path / "collectives"
-    folder = Path(str(_core.__file__)).parent
-    source = ROOT / "examples/cpp/collectives.cpp"
-    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{ROOT / 'include'}"]
-    library = [f"-L{folder}", "-lzcomm_core", f"-Wl,-rpath,{folder}"]
-    subprocess.run([str(CXX), *flags, str(source), "-o", str(program), *library], check=True)
+    build(program, Path(str(_core.__file__)).parent)
 
     def told(*arguments: str) -> str:
         return subprocess.run([program, *arguments], check=True, capture_output=True, text=True, timeout=60).stdout

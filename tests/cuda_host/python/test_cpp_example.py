@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_example import ROOT, build, needs_compiler
 
 from zcomm import nccl
 
-ROOT = Path(__file__).parents[3]
-CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
-
-@pytest.mark.skipif(CXX is None, reason="there is no C++ compiler")
+@needs_compiler
 @pytest.mark.timeout(300)
 def test_it_runs_on_gpus(tmp_path: Path) -> None:
     program = tmp_path / "collectives"
     library = nccl.load()[0]
-    core = Path(library).parent
-    includes = [f"-I{ROOT / 'tests/cuda_host/include'}", f"-I{ROOT / 'include'}"]
-    flags = ["-std=c++20", "-O1", "-pthread", "-DZCOMM_EXAMPLE_CUDA", *includes]
-    linked = [f"-L{core}", "-lzcomm_core", f"-Wl,-rpath,{core}"]
-    source = ROOT / "examples/cpp/collectives.cpp"
-    subprocess.run([str(CXX), *flags, str(source), "-o", str(program), *linked], check=True)
+    build(program, Path(library).parent, "-DZCOMM_EXAMPLE_CUDA", f"-isystem{ROOT / 'tests/cuda_host/include'}")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "ZCOMM_NCCL_LIB": library}

@@ -29,6 +29,41 @@ std::string describe(const Views& views) {
 }
 
 template <class Views>
+std::int64_t longest(const Views& slots) {
+  std::int64_t num_elements = 0;
+  for (const auto& slot : slots) num_elements = std::max(num_elements, slot.num_elements);
+  return num_elements;
+}
+
+// "int8:256", or the number of the segments and a hash of them.
+template <class Format>
+std::string describe(std::span<const Segment<Format>> segments) {
+  if (segments.size() == 1) return segments[0].format.to_string();
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const Segment<Format>& segment : segments) {
+    for (const char c : std::to_string(segment.num_elements) + " " + segment.format.to_string() + ",") {
+      hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
+    }
+  }
+  return std::to_string(segments.size()) + " segments #" + std::to_string(hash);
+}
+
+template <class Format, class Views>
+void check_segments(std::span<const Segment<Format>> segments, const Views& slots) {
+  std::int64_t total = 0;
+  for (const Segment<Format>& segment : segments) {
+    check_argument(segment.num_elements >= 0, [&] {
+      return "segments: got one of " + std::to_string(segment.num_elements) + " elements, need 0 or more";
+    });
+    total += segment.num_elements;
+  }
+  check_argument(total == longest(slots), [&] {
+    return "segments: got " + std::to_string(total) + " elements, need those of the longest slot, " +
+           std::to_string(longest(slots));
+  });
+}
+
+template <class Views>
 void check_slots(const Views& slots, int size, int rank, std::int64_t own_elements, DType dtype, const char* own_name) {
   check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
     return "slots: got " + std::to_string(slots.size()) + ", need one for each of " + std::to_string(size) + " ranks";
@@ -90,28 +125,45 @@ CallStats Communicator::run(const std::string& call, std::span<const int> peers,
   return stats;
 }
 
-CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
+CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
                                    std::chrono::milliseconds timeout, StreamView stream, std::byte* secondary) {
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
+  check_segments(segments, slots);
   const char* keeping = secondary == nullptr ? "" : " keeping secondary shards";
-  return run("all_gather " + describe(slots) + " " + format.to_string() + keeping, peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, format, secondary); });
+  return run("all_gather " + describe(slots) + " " + describe(segments) + keeping, peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, segments, secondary); });
+}
+
+CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
+                                   std::chrono::milliseconds timeout, StreamView stream, std::byte* secondary) {
+  const Segment<BlockFormat> whole{longest(slots), format};
+  return all_gather(shard, slots, {&whole, 1}, timeout, stream, secondary);
 }
 
 CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,
-                                         BlockFormat format, std::chrono::milliseconds timeout, StreamView stream) {
+                                         GatherSegments segments, std::chrono::milliseconds timeout,
+                                         StreamView stream) {
   const TensorView& own = slots[static_cast<std::size_t>(rank())];
   check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
-  return run("gather_secondary " + describe(slots) + " " + format.to_string(), node_peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::gather_secondary(resources, secondary, slots, format); });
+  check_segments(segments, slots);
+  return run("gather_secondary " + describe(slots) + " " + describe(segments), node_peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::gather_secondary(resources, secondary, slots, segments); });
+}
+
+CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output,
+                                       ReduceSegments segments, float factor, std::chrono::milliseconds timeout,
+                                       StreamView stream) {
+  check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
+  check_segments(segments, slots);
+  return run("reduce_scatter " + describe(slots) + " " + describe(segments) + " times " + exact_digits(factor), peers_,
+             timeout, stream,
+             [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, segments, factor); });
 }
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
                                        float factor, std::chrono::milliseconds timeout, StreamView stream) {
-  check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
-  return run("reduce_scatter " + describe(slots) + " " + formats.to_string() + " times " + exact_digits(factor), peers_,
-             timeout, stream,
-             [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, formats, factor); });
+  const Segment<HopFormats> whole{longest(slots), formats};
+  return reduce_scatter(slots, output, {&whole, 1}, factor, timeout, stream);
 }
 
 CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "zcomm/codec.hpp"
+#include "zcomm/segment.hpp"
 #include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
 #include "zcomm/workspace.hpp"
@@ -40,6 +41,7 @@ struct Resources {
 
 // Every rank's shard, decoded into slots[rank] on every rank: the same bits everywhere. slots.size() is the number of
 // ranks; slots[own].num_elements == shard.num_elements; `shard` may be slots[own] itself. Slots may differ in length.
+// `segments` have the elements of the longest slot; a shorter one is cut off.
 //
 // Flat: every rank sends its wire to every other. Hierarchical: first between ranks of equal local rank in different
 // nodes, then inside the node, so that each byte enters a node once.
@@ -47,7 +49,7 @@ struct Resources {
 // `secondary`, unless it is null, is filled with this rank's secondary shard: secondary_bytes() bytes, aligned to
 // kWireAlignment.
 void all_gather(const Resources& resources, ConstTensorView shard, std::span<const TensorView> slots,
-                BlockFormat format, std::byte* secondary = nullptr);
+                GatherSegments segments, std::byte* secondary = nullptr);
 
 // Secondary shards, hpZ of ZeRO++: the ranks of a node keep among them the wires of a gather, so that a later one of
 // the same values stays inside the node. In each node the wire of rank r's shard is kept by the rank whose local rank
@@ -55,22 +57,22 @@ void all_gather(const Resources& resources, ConstTensorView shard, std::span<con
 
 // Bytes of `rank`'s secondary shard of a gather into `slots`, of which only lengths and dtype matter.
 std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
-                            std::span<const TensorView> slots, BlockFormat format);
+                            std::span<const TensorView> slots, GatherSegments segments);
 
 // The slots once more, from the secondary shards that an all_gather with slots of the same lengths and dtype, in the
-// same format, has filled on every rank of the node: the same bits, and no byte between nodes.
+// same segments, has filled on every rank of the node: the same bits, and no byte between nodes.
 void gather_secondary(const Resources& resources, const std::byte* secondary, std::span<const TensorView> slots,
-                      BlockFormat format);
+                      GatherSegments segments);
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
-// be slots[own]. Sums are float32, in rank order (hierarchical: in local-rank order inside a node, then in node order).
-// The own contribution is added in full precision.
+// be slots[own]. `segments` are as in all_gather. Sums are float32, in rank order (hierarchical: in local-rank order
+// inside a node, then in node order). The own contribution is added in full precision.
 //
 // Hierarchical: slots go to the local rank of their owner, are summed there and encoded again, then go to the owner's
 // node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
 // the between format to others: one quantization.
 void reduce_scatter(const Resources& resources, std::span<const ConstTensorView> slots, TensorView output,
-                    HopFormats formats, float factor);
+                    ReduceSegments segments, float factor);
 
 // tensor = factor * sum over ranks of tensor, the same bits on every rank: a reduce_scatter of whole-block shards, then
 // an all_gather in the inside format.

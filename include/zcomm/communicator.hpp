@@ -30,14 +30,19 @@ class Communicator {
   int size() const { return transport_->size(); }
   const Topology& topology() const { return topology_; }
 
-  // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`.
+  // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`. With a
+  // format in place of segments, all of a slot travels in it.
+  CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
+                       std::chrono::milliseconds timeout, StreamView stream = {}, std::byte* secondary = nullptr);
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
                        std::chrono::milliseconds timeout, StreamView stream = {}, std::byte* secondary = nullptr);
-  std::size_t secondary_bytes(std::span<const TensorView> slots, BlockFormat format) const {
-    return zcomm::secondary_bytes(topology_, rank(), chunk_bytes_, slots, format);
+  std::size_t secondary_bytes(std::span<const TensorView> slots, GatherSegments segments) const {
+    return zcomm::secondary_bytes(topology_, rank(), chunk_bytes_, slots, segments);
   }
-  CallStats gather_secondary(const std::byte* secondary, std::span<const TensorView> slots, BlockFormat format,
+  CallStats gather_secondary(const std::byte* secondary, std::span<const TensorView> slots, GatherSegments segments,
                              std::chrono::milliseconds timeout, StreamView stream = {});
+  CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, ReduceSegments segments,
+                           float factor, std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats, float factor,
                            std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats all_reduce(TensorView tensor, HopFormats formats, float factor, std::chrono::milliseconds timeout,

@@ -2,7 +2,7 @@
 
 namespace zcomm {
 
-void all_gather(const Resources& r, ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
+void all_gather(const Resources& r, ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
                 std::byte* secondary) {
   constexpr int kDepth = 3;  // stages
   const int rank = r.transport.rank();
@@ -10,18 +10,15 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
   const bool hierarchical = r.topology.is_hierarchical();
   const std::span<const int> local_ranks = r.topology.ranks(r.topology.node(rank));
 
-  const GatherPlan plan(r.chunk_bytes, slots, format);
-  const Chunks& chunks = plan.chunks;
-  if (chunks.count == 0) return;
-  // Wires are equal and side by side.
-  const bool even = secondary == nullptr && std::all_of(slots.begin(), slots.end(), [&](const TensorView& slot) {
-                      return slot.num_elements == plan.longest;
-                    });
+  const GatherPlan plan(r.chunk_bytes, slots, segments);
+  if (plan.num_chunks() == 0) return;
+  const bool even = secondary == nullptr && plan.is_even();  // wires are equal and side by side
   const GatheredWires wires(r, plan, secondary, kDepth);
   Ring<std::unique_ptr<Transfer>, kDepth> first_hop;
   Ring<std::unique_ptr<Transfer>, kDepth> second_hop;
   std::vector<Send> sends;
   std::vector<Recv> recvs;
+  std::vector<Encode> encodes;
   std::vector<Decode> decodes;
 
   // Ranks in other nodes that hold what this node gets through `local`.
@@ -32,10 +29,14 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
   };
 
   const auto encode_and_send = [&](std::int64_t chunk) {
-    const Encode job{shard.slice(chunks.begin(chunk), chunks.elements), format, wires.data(rank, chunk)};
+    encodes.clear();
+    plan.for_each_piece(shard, chunk, wires.data(rank, chunk),
+                        [&](ConstTensorView values, BlockFormat format, std::byte* wire) {
+                          encodes.push_back({values, format, wire});
+                        });
     {
       const Timed timed(r.stats.codec_time);
-      r.codec.encode({&job, 1}, r.stream);
+      r.codec.encode(encodes, r.stream);
     }
     if (!hierarchical && even) {
       first_hop[chunk] = start_all_gather(r, wires.data(0, chunk), plan.slot_bytes(chunk));
@@ -77,7 +78,7 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
     wires.decode(r, chunk, decodes);
   };
 
-  run_pipeline(chunks.count, encode_and_send, forward_inside_node, decode_all);
+  run_pipeline(plan.num_chunks(), encode_and_send, forward_inside_node, decode_all);
 }
 
 }  // namespace zcomm

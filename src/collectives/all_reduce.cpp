@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "pipeline.hpp"
 
 namespace zcomm {
@@ -13,8 +15,10 @@ void all_reduce(const Resources& r, TensorView tensor, HopFormats formats, float
   const TensorView own = slots[static_cast<std::size_t>(rank)];
 
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  reduce_scatter(r, inputs, own, formats, factor);
-  all_gather(r, own, slots, formats.inside);
+  const Segment<HopFormats> reduced{slots[0].num_elements, formats};
+  const Segment<BlockFormat> gathered{slots[0].num_elements, formats.inside};
+  reduce_scatter(r, inputs, own, {&reduced, 1}, factor);
+  all_gather(r, own, slots, {&gathered, 1});
 }
 
 }  // namespace zcomm

@@ -6,33 +6,58 @@
 namespace zcomm {
 
 // The chunks of a gather into `slots`: the same on all ranks.
-struct GatherPlan {
-  GatherPlan(std::size_t chunk_bytes, std::span<const TensorView> all_slots, BlockFormat wire_format)
-      : slots(all_slots), format(wire_format) {
-    for (const TensorView& slot : slots) longest = std::max(longest, slot.num_elements);
-    chunks = make_chunks(chunk_bytes, static_cast<int>(slots.size()), longest, slots[0].dtype, format, format);
+class GatherPlan {
+ public:
+  GatherPlan(std::size_t chunk_bytes, std::span<const TensorView> slots, GatherSegments segments)
+      : slots_(slots), chunks_(chunk_bytes, static_cast<int>(slots.size()), segments, slots[0].dtype) {
+    for (const Segment<BlockFormat>& segment : segments) longest_ += segment.num_elements;
+    for (std::int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+      longest_bytes_.push_back(message_bytes(longest_, chunk));
+    }
   }
 
-  TensorView values(int rank, std::int64_t chunk) const {
-    return slots[static_cast<std::size_t>(rank)].slice(chunks.begin(chunk), chunks.elements);
-  }
-  std::size_t num_bytes(int rank, std::int64_t chunk) const {
-    const TensorView view = values(rank, chunk);
-    return WireLayout(format, view.dtype, view.num_elements).num_bytes;
-  }
-  // Of the longest slot.
-  std::size_t slot_bytes(std::int64_t chunk) const {
-    const std::int64_t elements = std::min(chunks.elements, longest - chunks.begin(chunk));
-    return WireLayout(format, slots[0].dtype, elements).num_bytes;
+  std::int64_t num_chunks() const { return chunks_.count(); }
+  int num_slots() const { return static_cast<int>(slots_.size()); }
+  bool is_even() const {
+    return std::all_of(slots_.begin(), slots_.end(),
+                       [this](const TensorView& slot) { return slot.num_elements == longest_; });
   }
 
-  std::span<const TensorView> slots;
-  BlockFormat format;
-  std::int64_t longest = 0;
-  Chunks chunks;
+  // Bytes of a chunk of one slot, and of the longest one.
+  std::size_t num_bytes(int slot, std::int64_t chunk) const {
+    const std::int64_t num_elements = slots_[static_cast<std::size_t>(slot)].num_elements;
+    return num_elements == longest_ ? slot_bytes(chunk) : message_bytes(num_elements, chunk);
+  }
+  std::size_t slot_bytes(std::int64_t chunk) const { return longest_bytes_[static_cast<std::size_t>(chunk)]; }
+
+  // Calls visit(values, format, wire) for each piece of a chunk of `slot`, whose message is at `message`.
+  template <class View, class Byte, class Visit>
+  void for_each_piece(View slot, std::int64_t chunk, Byte* message, Visit&& visit) const {
+    for (const Piece<BlockFormat>& piece : chunks_[chunk]) {
+      const View values = slot.slice(piece.begin, piece.count);
+      visit(values, piece.format, message);
+      message += wire_bytes(piece.format, values.dtype, values.num_elements);
+    }
+  }
+  TensorView slot(int rank) const { return slots_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::size_t message_bytes(std::int64_t num_elements, std::int64_t chunk) const {
+    std::size_t num_bytes = 0;
+    for (const Piece<BlockFormat>& piece : chunks_[chunk]) {
+      const std::int64_t count = std::clamp<std::int64_t>(num_elements - piece.begin, 0, piece.count);
+      num_bytes += wire_bytes(piece.format, slots_[0].dtype, count);
+    }
+    return num_bytes;
+  }
+
+  std::span<const TensorView> slots_;
+  Chunks<BlockFormat> chunks_;
+  std::int64_t longest_ = 0;
+  std::vector<std::size_t> longest_bytes_;  // of each chunk
 };
 
-// Which rank of a node keeps the wire of `slot`.
+// Which rank of a node keeps the wires of `slot`.
 inline int keeper(const Topology& topology, int node, int slot) {
   const std::span<const int> ranks = topology.ranks(node);
   return ranks[static_cast<std::size_t>(topology.local_rank(slot)) % ranks.size()];
@@ -41,9 +66,11 @@ inline int keeper(const Topology& topology, int node, int slot) {
 // Where the wires of a secondary shard lie: slot after slot in rank order, each with all of its chunks.
 class SecondaryLayout {
  public:
-  SecondaryLayout(const Topology& topology, int rank, const GatherPlan& plan) : chunk_bytes_(plan.slot_bytes(0)) {
-    const std::int64_t last = plan.chunks.count - 1;
-    slot_bytes_ = static_cast<std::size_t>(last) * chunk_bytes_ + plan.slot_bytes(last);
+  SecondaryLayout(const Topology& topology, int rank, const GatherPlan& plan) {
+    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
+      chunk_offsets_.push_back(slot_bytes_);
+      slot_bytes_ += plan.slot_bytes(chunk);
+    }
     for (int slot = 0; slot < topology.size(); ++slot) {
       const bool kept = keeper(topology, topology.node(rank), slot) == rank;
       places_.push_back(kept ? num_kept_++ : -1);
@@ -54,11 +81,11 @@ class SecondaryLayout {
   std::size_t num_bytes() const { return static_cast<std::size_t>(num_kept_) * slot_bytes_; }
   std::size_t offset(int slot, std::int64_t chunk) const {
     return static_cast<std::size_t>(places_[static_cast<std::size_t>(slot)]) * slot_bytes_ +
-           static_cast<std::size_t>(chunk) * chunk_bytes_;
+           chunk_offsets_[static_cast<std::size_t>(chunk)];
   }
 
  private:
-  std::size_t chunk_bytes_;  // of every chunk of a slot but its last
+  std::vector<std::size_t> chunk_offsets_;  // in a slot
   std::size_t slot_bytes_ = 0;
   std::vector<int> places_;  // of each rank's slot, -1 if it is not kept
   int num_kept_ = 0;
@@ -72,14 +99,14 @@ class GatheredWires {
       : plan_(plan),
         secondary_(secondary),
         depth_(depth),
-        chunk_bytes_(plan.slot_bytes(0) * plan.slots.size()),
-        scratch_(r.workspace, chunk_bytes_ * static_cast<std::size_t>(depth), r.stream) {
+        slots_bytes_(largest(plan)),
+        scratch_(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream) {
     if (secondary != nullptr) layout_.emplace(r.topology, r.transport.rank(), plan);
   }
 
   std::byte* data(int slot, std::int64_t chunk) const {
     if (layout_ && layout_->keeps(slot)) return secondary_ + layout_->offset(slot, chunk);
-    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * chunk_bytes_ +
+    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ +
            static_cast<std::size_t>(slot) * plan_.slot_bytes(chunk);
   }
   Send send(int peer, int slot, std::int64_t chunk) const {
@@ -92,19 +119,29 @@ class GatheredWires {
   // Fills all slots with the values of a chunk. `jobs` is room for it.
   void decode(const Resources& r, std::int64_t chunk, std::vector<Decode>& jobs) const {
     jobs.clear();
-    for (int slot = 0; slot < r.transport.size(); ++slot) {
-      const TensorView values = plan_.values(slot, chunk);
-      jobs.push_back({{data(slot, chunk), plan_.format, values.dtype}, values});
+    for (int slot = 0; slot < plan_.num_slots(); ++slot) {
+      plan_.for_each_piece(plan_.slot(slot), chunk, data(slot, chunk),
+                           [&](TensorView values, BlockFormat format, const std::byte* wire) {
+                             jobs.push_back({{wire, format, values.dtype}, values});
+                           });
     }
     const Timed timed(r.stats.codec_time);
     r.codec.decode(jobs, r.stream);
   }
 
  private:
+  static std::size_t largest(const GatherPlan& plan) {
+    std::size_t num_bytes = 0;
+    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
+      num_bytes = std::max(num_bytes, plan.slot_bytes(chunk));
+    }
+    return num_bytes * static_cast<std::size_t>(plan.num_slots());
+  }
+
   const GatherPlan& plan_;
   std::byte* secondary_;
   int depth_;
-  std::size_t chunk_bytes_;
+  std::size_t slots_bytes_;  // of a chunk of all slots
   Scratch scratch_;
   std::optional<SecondaryLayout> layout_;
 };

@@ -1,42 +1,17 @@
-// What the collectives share: chunks, stages, and counted codec and transport calls.
+// What the collectives share: stages, and counted codec and transport calls.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <vector>
 
+#include "chunks.hpp"
 #include "zcomm/collectives.hpp"
-#include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
-
-// Shards cut into chunks of whole blocks. Blocks never straddle chunks, so chunking does not change a bit.
-struct Chunks {
-  std::int64_t elements = 0;  // of every chunk but the last
-  std::int64_t count = 0;
-
-  std::int64_t begin(std::int64_t chunk) const { return chunk * elements; }
-};
-
-// A chunk of all ranks' shards is at most this many bytes of values, so that scratch does not grow with the world.
-inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{64} << 20;
-
-// `shard_elements` is that of the longest shard, so that all ranks count the same chunks.
-inline Chunks make_chunks(std::size_t chunk_bytes, int size, std::int64_t shard_elements, DType dtype, BlockFormat a,
-                          BlockFormat b) {
-  if (shard_elements == 0) return {};
-  chunk_bytes = std::min(chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(size));
-  const std::int64_t granule = std::lcm(std::max(a.block_size, 1), std::max(b.block_size, 1));
-  const auto round_up = [&](std::int64_t n) { return (n + granule - 1) / granule * granule; };
-  const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
-  const std::int64_t count = (shard_elements + wanted - 1) / wanted;
-  const std::int64_t elements = round_up((shard_elements + count - 1) / count);  // chunks of about the same size
-  return {elements, (shard_elements + elements - 1) / elements};
-}
 
 // Runs stage s of chunk k after stage s of chunk k-1 and stage s-1 of chunk k, later stages of earlier chunks last:
 // when a stage waits for bytes of chunk k, those of chunk k+1 are already under way.

@@ -3,10 +3,6 @@
 namespace zcomm {
 namespace {
 
-std::size_t wire_bytes(BlockFormat format, ConstTensorView values) {
-  return WireLayout(format, values.dtype, values.num_elements).num_bytes;
-}
-
 Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
 
 // Buffers for `num_peers` messages of each chunk that is under way.
@@ -31,26 +27,38 @@ class Messages {
   Scratch scratch_;
 };
 
-Chunks chunks_of(const Resources& r, std::span<const ConstTensorView> slots, HopFormats formats) {
-  std::int64_t longest = 0;
-  for (const ConstTensorView& slot : slots) longest = std::max(longest, slot.num_elements);
-  return make_chunks(r.chunk_bytes, r.transport.size(), longest, slots[0].dtype, formats.inside, formats.between);
+using Slots = std::span<const ConstTensorView>;
+using HopChunks = Chunks<HopFormats>;
+
+// The largest message of a chunk of one slot, in the formats that `format_of` picks.
+template <class FormatOf>
+std::size_t largest_message(const HopChunks& chunks, DType dtype, FormatOf&& format_of) {
+  std::size_t largest = 0;
+  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    std::size_t num_bytes = 0;
+    for (const auto& piece : chunks[chunk]) num_bytes += wire_bytes(format_of(piece.format), dtype, piece.count);
+    largest = std::max(largest, num_bytes);
+  }
+  return largest;
 }
 
+BlockFormat inside_of(const HopFormats& formats) { return formats.inside; }
+BlockFormat between_of(const HopFormats& formats) { return formats.between; }
+
 // One hop, straight to the owner. Each pair of ranks uses the format of the link between them.
-void reduce_scatter_flat(const Resources& r, std::span<const ConstTensorView> slots, TensorView output,
-                         HopFormats formats, float factor) {
+void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, const HopChunks& chunks, float factor) {
   constexpr int kDepth = 2;
   const int rank = r.transport.rank();
   const int size = r.transport.size();
-  const Chunks chunks = chunks_of(r, slots, formats);
-  if (chunks.count == 0) return;
-  const auto format_to = [&](int peer) { return r.topology.same_node(rank, peer) ? formats.inside : formats.between; };
-  const auto piece = [&](int slot, std::int64_t chunk) {
-    return slots[static_cast<std::size_t>(slot)].slice(chunks.begin(chunk), chunks.elements);
+  const DType dtype = output.dtype;
+  const auto format_to = [&](int peer, const HopFormats& formats) {
+    return r.topology.same_node(rank, peer) ? formats.inside : formats.between;
   };
-  const std::size_t message_bytes = std::max(WireLayout(formats.inside, output.dtype, chunks.elements).num_bytes,
-                                             WireLayout(formats.between, output.dtype, chunks.elements).num_bytes);
+  const auto values_of = [&](int slot, const Piece<HopFormats>& piece) {
+    return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
+  };
+  const std::size_t message_bytes =
+      std::max(largest_message(chunks, dtype, inside_of), largest_message(chunks, dtype, between_of));
   const Messages outgoing(r, size, message_bytes, kDepth);
   const Messages incoming(r, size, message_bytes, kDepth);
   Ring<std::unique_ptr<Transfer>, kDepth> transfers;
@@ -58,6 +66,8 @@ void reduce_scatter_flat(const Resources& r, std::span<const ConstTensorView> sl
   std::vector<Send> sends;
   std::vector<Recv> recvs;
   std::vector<Wire> terms;
+  std::vector<DecodeSum> sums;
+  std::vector<std::size_t> offsets(static_cast<std::size_t>(size));  // in each rank's message
 
   const auto encode_and_send = [&](std::int64_t chunk) {
     encodes.clear();
@@ -66,9 +76,16 @@ void reduce_scatter_flat(const Resources& r, std::span<const ConstTensorView> sl
     for (int shift = 1; shift < size; ++shift) {
       const int to = (rank + shift) % size;
       const int from = (rank - shift + size) % size;
-      encodes.push_back({piece(to, chunk), format_to(to), outgoing.data(to, chunk)});
-      sends.push_back({to, outgoing.data(to, chunk), wire_bytes(format_to(to), piece(to, chunk))});
-      recvs.push_back({from, incoming.data(from, chunk), wire_bytes(format_to(from), piece(rank, chunk))});
+      std::byte* wire = outgoing.data(to, chunk);
+      std::size_t expected = 0;
+      for (const auto& piece : chunks[chunk]) {
+        const ConstTensorView values = values_of(to, piece);
+        encodes.push_back({values, format_to(to, piece.format), wire});
+        wire += wire_bytes(format_to(to, piece.format), dtype, values.num_elements);
+        expected += wire_bytes(format_to(from, piece.format), dtype, values_of(rank, piece).num_elements);
+      }
+      sends.push_back({to, outgoing.data(to, chunk), static_cast<std::size_t>(wire - outgoing.data(to, chunk))});
+      recvs.push_back({from, incoming.data(from, chunk), expected});
     }
     {
       const Timed timed(r.stats.codec_time);
@@ -80,22 +97,34 @@ void reduce_scatter_flat(const Resources& r, std::span<const ConstTensorView> sl
   const auto sum = [&](std::int64_t chunk) {
     finish_transfer(r, transfers[chunk]);
     terms.clear();
-    for (int peer = 0; peer < size; ++peer) {
-      terms.push_back(peer == rank ? exact_wire(piece(rank, chunk))
-                                   : Wire{incoming.data(peer, chunk), format_to(peer), output.dtype});
+    sums.clear();
+    terms.reserve(chunks[chunk].size() * static_cast<std::size_t>(size));  // jobs hold spans of it
+    std::fill(offsets.begin(), offsets.end(), 0);
+    for (const auto& piece : chunks[chunk]) {
+      const ConstTensorView own = values_of(rank, piece);
+      const std::size_t first_term = terms.size();
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) {
+          terms.push_back(exact_wire(own));
+          continue;
+        }
+        std::size_t& offset = offsets[static_cast<std::size_t>(peer)];
+        terms.push_back({incoming.data(peer, chunk) + offset, format_to(peer, piece.format), dtype});
+        offset += wire_bytes(format_to(peer, piece.format), dtype, own.num_elements);
+      }
+      sums.push_back({std::span(terms).subspan(first_term), factor, output.slice(piece.begin, piece.count)});
     }
-    const DecodeSum job{terms, factor, output.slice(chunks.begin(chunk), chunks.elements)};
     const Timed timed(r.stats.codec_time);
-    r.codec.decode_sum({&job, 1}, r.stream);
+    r.codec.decode_sum(sums, r.stream);
   };
 
-  run_pipeline(chunks.count, encode_and_send, sum);
+  run_pipeline(chunks.count(), encode_and_send, sum);
 }
 
 // Two hops. A rank first sums, over its node, the slots of all ranks that have its local rank, one slot for each node;
 // then it sends each of these sums to the node of its owner.
-void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensorView> slots, TensorView output,
-                                 HopFormats formats, float factor) {
+void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView output, const HopChunks& chunks,
+                                 float factor) {
   constexpr int kDepth = 3;
   const int rank = r.transport.rank();
   const int num_nodes = r.topology.num_nodes();
@@ -103,18 +132,18 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
   const int own_local = r.topology.local_rank(rank);
   const std::span<const int> local_ranks = r.topology.ranks(own_node);
   const int node_size = static_cast<int>(local_ranks.size());
-  const Chunks chunks = chunks_of(r, slots, formats);
-  if (chunks.count == 0) return;
+  const DType dtype = output.dtype;
   const auto owner = [&](int node, int local) { return r.topology.ranks(node)[static_cast<std::size_t>(local)]; };
-  const auto piece = [&](int node, int local, std::int64_t chunk) {
-    return slots[static_cast<std::size_t>(owner(node, local))].slice(chunks.begin(chunk), chunks.elements);
+  const auto values_of = [&](int node, int local, const Piece<HopFormats>& piece) {
+    return slots[static_cast<std::size_t>(owner(node, local))].slice(piece.begin, piece.count);
   };
 
-  const std::size_t inside_bytes = WireLayout(formats.inside, output.dtype, chunks.elements).num_bytes;
-  const std::size_t between_bytes = WireLayout(formats.between, DType::float32, chunks.elements).num_bytes;
-  const std::size_t partial_bytes = WireLayout({}, DType::float32, chunks.elements).num_bytes;
-  const Messages first_out(r, node_size, inside_bytes * static_cast<std::size_t>(num_nodes), kDepth);
-  const Messages first_in(r, node_size, inside_bytes * static_cast<std::size_t>(num_nodes), kDepth);
+  const std::size_t inside_bytes = largest_message(chunks, dtype, inside_of) * static_cast<std::size_t>(num_nodes);
+  const std::size_t between_bytes = largest_message(chunks, DType::float32, between_of);
+  const std::size_t partial_bytes =
+      largest_message(chunks, DType::float32, [](const HopFormats&) { return BlockFormat{}; });
+  const Messages first_out(r, node_size, inside_bytes, kDepth);
+  const Messages first_in(r, node_size, inside_bytes, kDepth);
   const Messages second_out(r, num_nodes, between_bytes, kDepth);
   const Messages second_in(r, num_nodes, between_bytes, kDepth);
   const Messages partial(r, 1, partial_bytes, kDepth);  // float32 sums of the own slot over the own node
@@ -124,10 +153,11 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
   std::vector<Send> sends;
   std::vector<Recv> recvs;
   std::vector<Wire> terms;
+  std::vector<DecodeSum> sums;
   std::vector<DecodeSumEncode> forwards;
 
-  // A message between local ranks holds one wire per node, in node order, back to back. This order is the transpose
-  // that brings every slot to its owner in the second hop.
+  // A message between local ranks holds the wires of one slot per node, in node order, back to back. This order is the
+  // transpose that brings every slot to its owner in the second hop.
 
   const auto encode_and_send_inside = [&](std::int64_t chunk) {
     encodes.clear();
@@ -135,17 +165,23 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
     recvs.clear();
     std::size_t own_bytes = 0;
     for (int node = 0; node < num_nodes; ++node) {
-      own_bytes += wire_bytes(formats.inside, piece(node, own_local, chunk));
+      for (const auto& piece : chunks[chunk]) {
+        own_bytes += wire_bytes(piece.format.inside, dtype, values_of(node, own_local, piece).num_elements);
+      }
     }
     for (int shift = 1; shift < node_size; ++shift) {
       const int to = (own_local + shift) % node_size;
       const int from = (own_local - shift + node_size) % node_size;
-      std::size_t offset = 0;
+      std::byte* const message = first_out.data(to, chunk);
+      std::byte* wire = message;
       for (int node = 0; node < num_nodes; ++node) {
-        encodes.push_back({piece(node, to, chunk), formats.inside, first_out.data(to, chunk) + offset});
-        offset += wire_bytes(formats.inside, piece(node, to, chunk));
+        for (const auto& piece : chunks[chunk]) {
+          const ConstTensorView values = values_of(node, to, piece);
+          encodes.push_back({values, piece.format.inside, wire});
+          wire += wire_bytes(piece.format.inside, dtype, values.num_elements);
+        }
       }
-      sends.push_back({owner(own_node, to), first_out.data(to, chunk), offset});
+      sends.push_back({owner(own_node, to), message, static_cast<std::size_t>(wire - message)});
       recvs.push_back({owner(own_node, from), first_in.data(from, chunk), own_bytes});
     }
     {
@@ -158,30 +194,40 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
   const auto sum_and_send_between = [&](std::int64_t chunk) {
     finish_transfer(r, first_hop[chunk]);
     terms.clear();
+    sums.clear();
     forwards.clear();
     sends.clear();
     recvs.clear();
-    terms.reserve(static_cast<std::size_t>(num_nodes * node_size));  // jobs hold spans of it
-    const std::int64_t own_elements = piece(own_node, own_local, chunk).num_elements;
-    std::optional<DecodeSum> own_sum;
-    std::size_t offset = 0;
+    terms.reserve(chunks[chunk].size() * static_cast<std::size_t>(num_nodes * node_size));  // jobs hold spans of it
+    std::size_t first_offset = 0;  // in messages of the first hop
     for (int node = 0; node < num_nodes; ++node) {
-      const ConstTensorView values = piece(node, own_local, chunk);
-      const std::size_t first_term = terms.size();
-      for (int local = 0; local < node_size; ++local) {
-        terms.push_back(local == own_local ? exact_wire(values)
-                                           : Wire{first_in.data(local, chunk) + offset, formats.inside, values.dtype});
+      std::byte* const message = second_out.data(node, chunk);
+      std::byte* wire = message;
+      std::byte* sum = partial.data(0, chunk);
+      std::size_t expected = 0;
+      for (const auto& piece : chunks[chunk]) {
+        const ConstTensorView values = values_of(node, own_local, piece);
+        const std::size_t first_term = terms.size();
+        for (int local = 0; local < node_size; ++local) {
+          terms.push_back(local == own_local
+                              ? exact_wire(values)
+                              : Wire{first_in.data(local, chunk) + first_offset, piece.format.inside, dtype});
+        }
+        first_offset += wire_bytes(piece.format.inside, dtype, values.num_elements);
+        const std::span<const Wire> node_terms = std::span(terms).subspan(first_term);
+        if (node == own_node) {
+          sums.push_back({node_terms, 1.0f, {sum, values.num_elements, DType::float32}});
+          sum += wire_bytes({}, DType::float32, values.num_elements);
+        } else {
+          forwards.push_back({node_terms, values.num_elements, piece.format.between, wire});
+          wire += wire_bytes(piece.format.between, DType::float32, values.num_elements);
+          expected +=
+              wire_bytes(piece.format.between, DType::float32, values_of(own_node, own_local, piece).num_elements);
+        }
       }
-      offset += wire_bytes(formats.inside, values);
-      const std::span<const Wire> node_terms = std::span(terms).subspan(first_term);
-      if (node == own_node) {
-        own_sum = DecodeSum{node_terms, 1.0f, {partial.data(0, chunk), own_elements, DType::float32}};
-      } else {
-        const int peer = owner(node, own_local);
-        forwards.push_back({node_terms, values.num_elements, formats.between, second_out.data(node, chunk)});
-        const auto between = [&](std::int64_t n) { return WireLayout(formats.between, DType::float32, n).num_bytes; };
-        sends.push_back({peer, second_out.data(node, chunk), between(values.num_elements)});
-        recvs.push_back({peer, second_in.data(node, chunk), between(own_elements)});
+      if (node != own_node) {
+        sends.push_back({owner(node, own_local), message, static_cast<std::size_t>(wire - message)});
+        recvs.push_back({owner(node, own_local), second_in.data(node, chunk), expected});
       }
     }
     {
@@ -190,33 +236,44 @@ void reduce_scatter_hierarchical(const Resources& r, std::span<const ConstTensor
     }
     second_hop[chunk] = start_transfer(r, sends, recvs);
     const Timed timed(r.stats.codec_time);  // while the second hop is under way
-    r.codec.decode_sum({&*own_sum, 1}, r.stream);
+    r.codec.decode_sum(sums, r.stream);
   };
 
   const auto sum_nodes = [&](std::int64_t chunk) {
     finish_transfer(r, second_hop[chunk]);
-    const TensorView values = output.slice(chunks.begin(chunk), chunks.elements);
     terms.clear();
-    for (int node = 0; node < num_nodes; ++node) {
-      terms.push_back(node == own_node ? Wire{partial.data(0, chunk), {}, DType::float32}
-                                       : Wire{second_in.data(node, chunk), formats.between, DType::float32});
+    sums.clear();
+    terms.reserve(chunks[chunk].size() * static_cast<std::size_t>(num_nodes));
+    std::size_t offset = 0;
+    std::size_t partial_offset = 0;
+    for (const auto& piece : chunks[chunk]) {
+      const TensorView values = output.slice(piece.begin, piece.count);
+      const std::size_t first_term = terms.size();
+      for (int node = 0; node < num_nodes; ++node) {
+        terms.push_back(node == own_node
+                            ? Wire{partial.data(0, chunk) + partial_offset, {}, DType::float32}
+                            : Wire{second_in.data(node, chunk) + offset, piece.format.between, DType::float32});
+      }
+      offset += wire_bytes(piece.format.between, DType::float32, values.num_elements);
+      partial_offset += wire_bytes({}, DType::float32, values.num_elements);
+      sums.push_back({std::span(terms).subspan(first_term), factor, values});
     }
-    const DecodeSum job{terms, factor, values};
     const Timed timed(r.stats.codec_time);
-    r.codec.decode_sum({&job, 1}, r.stream);
+    r.codec.decode_sum(sums, r.stream);
   };
 
-  run_pipeline(chunks.count, encode_and_send_inside, sum_and_send_between, sum_nodes);
+  run_pipeline(chunks.count(), encode_and_send_inside, sum_and_send_between, sum_nodes);
 }
 
 }  // namespace
 
-void reduce_scatter(const Resources& r, std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
-                    float factor) {
+void reduce_scatter(const Resources& r, Slots slots, TensorView output, ReduceSegments segments, float factor) {
+  const HopChunks chunks(r.chunk_bytes, r.transport.size(), segments, output.dtype);
+  if (chunks.count() == 0) return;
   if (r.topology.is_hierarchical()) {
-    reduce_scatter_hierarchical(r, slots, output, formats, factor);
+    reduce_scatter_hierarchical(r, slots, output, chunks, factor);
   } else {
-    reduce_scatter_flat(r, slots, output, formats, factor);
+    reduce_scatter_flat(r, slots, output, chunks, factor);
   }
 }
 

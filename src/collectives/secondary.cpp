@@ -3,18 +3,17 @@
 namespace zcomm {
 
 std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
-                            std::span<const TensorView> slots, BlockFormat format) {
-  const GatherPlan plan(chunk_bytes, slots, format);
-  return plan.chunks.count == 0 ? 0 : SecondaryLayout(topology, rank, plan).num_bytes();
+                            std::span<const TensorView> slots, GatherSegments segments) {
+  return SecondaryLayout(topology, rank, GatherPlan(chunk_bytes, slots, segments)).num_bytes();
 }
 
 void gather_secondary(const Resources& r, const std::byte* secondary, std::span<const TensorView> slots,
-                      BlockFormat format) {
+                      GatherSegments segments) {
   constexpr int kDepth = 2;  // stages
   const int rank = r.transport.rank();
   const int node = r.topology.node(rank);
-  const GatherPlan plan(r.chunk_bytes, slots, format);
-  if (plan.chunks.count == 0) return;
+  const GatherPlan plan(r.chunk_bytes, slots, segments);
+  if (plan.num_chunks() == 0) return;
   // Wires that are kept are only read here: no rank of the node sends another what that one keeps.
   const GatheredWires wires(r, plan, const_cast<std::byte*>(secondary), kDepth);
   Ring<std::unique_ptr<Transfer>, kDepth> transfers;
@@ -42,7 +41,7 @@ void gather_secondary(const Resources& r, const std::byte* secondary, std::span<
     wires.decode(r, chunk, decodes);
   };
 
-  run_pipeline(plan.chunks.count, exchange_inside_node, decode_all);
+  run_pipeline(plan.num_chunks(), exchange_inside_node, decode_all);
 }
 
 }  // namespace zcomm

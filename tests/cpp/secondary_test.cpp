@@ -45,6 +45,8 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
         const std::vector<int> ids = test::node_ids(shape, interleaved);
         const int size = static_cast<int>(ids.size());
         const BlockFormat format = BlockFormat::parse("int8:64");
+        const std::vector<Segment<BlockFormat>> segments{{shard_elements - shard_elements / 3, format},
+                                                         {shard_elements / 3, {}}};
         const auto communicators = test::make_communicators(ids, 2048);  // several chunks
         std::vector<std::size_t> kept(ids.size());
         test::run_ranks(size, [&](int rank) {
@@ -56,17 +58,17 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
           fill(slots[static_cast<std::size_t>(rank)], static_cast<unsigned>(rank));
           Values whole = plain;
           const auto whole_slots = slots_of(whole, size);
-          communicator.all_gather(slots[static_cast<std::size_t>(rank)], slots, format, 20s);
+          communicator.all_gather(slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
 
-          kept[static_cast<std::size_t>(rank)] = communicator.secondary_bytes(whole_slots, format);
+          kept[static_cast<std::size_t>(rank)] = communicator.secondary_bytes(whole_slots, segments);
           std::vector<Unit> secondary(kept[static_cast<std::size_t>(rank)] / kWireAlignment + 1);
           secondary.back().bytes[0] = std::byte{0x5a};  // not its own
           std::byte* data = secondary.data()->bytes;
-          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, format, 20s, {}, data);
+          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, segments, 20s, {}, data);
           if (!same_bits(whole, plain)) throw Error("another result with a secondary shard");
           for (int again = 0; again < 2; ++again) {
             Values fresh(whole.size(), -1.0f);
-            const CallStats stats = communicator.gather_secondary(data, slots_of(fresh, size), format, 20s);
+            const CallStats stats = communicator.gather_secondary(data, slots_of(fresh, size), segments, 20s);
             if (!same_bits(fresh, plain)) throw Error("another result from secondary shards");
             if (stats.between_bytes != 0) throw Error("bytes between nodes");
           }
@@ -94,10 +96,11 @@ TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
                                          Values whole(128);
                                          const auto slots = slots_of(whole, 2);
                                          const BlockFormat format = BlockFormat::parse("int8:64");
+                                         const Segment<BlockFormat> segment{64, format};
                                          std::vector<Unit> secondary(64);
                                          std::byte* data = secondary.data()->bytes;
                                          if (rank == 0) {
-                                           communicator.gather_secondary(data, slots, format, 20s);
+                                           communicator.gather_secondary(data, slots, {&segment, 1}, 20s);
                                          } else {
                                            communicator.all_gather(slots[1], slots, format, 20s, {}, data);
                                          }

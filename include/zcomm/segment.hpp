@@ -1,0 +1,24 @@
+// How shards travel of which not every part travels alike.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "zcomm/block_format.hpp"
+
+namespace zcomm {
+
+// So many elements of every slot, in this format. Segments cut a slot from its first element on and together have the
+// elements of the longest slot; blocks begin anew with each, so that no scale is shared across them. All segments of a
+// slot travel in the same messages. A weight's neighbours in a flat buffer may be a norm or a bias: a few elements to
+// which a model is far more sensitive, and which cost next to nothing as they are.
+template <class Format>
+struct Segment {
+  std::int64_t num_elements = 0;
+  Format format;
+};
+
+using GatherSegments = std::span<const Segment<BlockFormat>>;
+using ReduceSegments = std::span<const Segment<HopFormats>>;
+
+}  // namespace zcomm

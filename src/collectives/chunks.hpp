@@ -1,0 +1,81 @@
+// Slots cut into chunks of whole blocks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "zcomm/segment.hpp"
+#include "zcomm/tensor_view.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+
+// A chunk of all ranks' slots is at most this many bytes of values, so that scratch does not grow with the world.
+inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{64} << 20;
+
+// Elements [begin, begin + count) of every slot, which travel in one format: one wire.
+template <class Format>
+struct Piece {
+  std::int64_t begin;
+  std::int64_t count;
+  Format format;
+};
+
+// Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot
+// travels as the wires of its pieces, back to back.
+template <class Format>
+class Chunks {
+ public:
+  // `segments` have the elements of the longest slot, so that all ranks have the same chunks.
+  Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype) {
+    std::int64_t total = 0;
+    for (const Segment<Format>& segment : segments) total += segment.num_elements;
+    if (total == 0) return;
+    chunk_bytes = std::min(chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(num_slots));
+    const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
+    const std::int64_t wanted_count = (total + wanted - 1) / wanted;
+    const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // chunks of about the same size
+    std::int64_t filled = enough;
+    std::int64_t begin = 0;
+    for (const Segment<Format>& segment : segments) {
+      const std::int64_t granule = granule_of(segment.format);
+      const std::int64_t end = begin + segment.num_elements;
+      while (begin < end) {
+        if (filled >= enough) {
+          first_pieces_.push_back(pieces_.size());
+          filled = 0;
+        }
+        const std::int64_t room = (enough - filled + granule - 1) / granule * granule;
+        pieces_.push_back({begin, std::min(room, end - begin), segment.format});
+        begin += pieces_.back().count;
+        filled += pieces_.back().count;
+      }
+    }
+  }
+
+  std::int64_t count() const { return static_cast<std::int64_t>(first_pieces_.size()); }
+
+  std::span<const Piece<Format>> operator[](std::int64_t chunk) const {
+    const auto i = static_cast<std::size_t>(chunk);
+    const std::size_t end = i + 1 < first_pieces_.size() ? first_pieces_[i + 1] : pieces_.size();
+    return std::span(pieces_).subspan(first_pieces_[i], end - first_pieces_[i]);
+  }
+
+ private:
+  static std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
+  static std::int64_t granule_of(HopFormats formats) {
+    return std::lcm(granule_of(formats.inside), granule_of(formats.between));
+  }
+
+  std::vector<Piece<Format>> pieces_;
+  std::vector<std::size_t> first_pieces_;  // of each chunk
+};
+
+inline std::size_t wire_bytes(BlockFormat format, DType dtype, std::int64_t num_elements) {
+  return WireLayout(format, dtype, num_elements).num_bytes;
+}
+
+}  // namespace zcomm

@@ -150,6 +150,13 @@ PYBIND11_MODULE(_c10d, module) {
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
 
+  py::class_<Site, SitePtr>(module, "Site")
+      .def(py::init<std::string>(), py::arg("name"))
+      .def_readonly("name", &Site::name)
+      .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
+      .def_property_readonly("inside_bytes", [](const Site& site) { return site.cost.inside_bytes.load(); })
+      .def_property_readonly("between_bytes", [](const Site& site) { return site.cost.between_bytes.load(); });
+
   intrusive_class<ProcessGroup>(module, "ProcessGroup")
       .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
                        std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
@@ -169,12 +176,20 @@ PYBIND11_MODULE(_c10d, module) {
       // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
       // nothing that these ranks take part in.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
-      .def("secondary_shard", &ProcessGroup::secondary_shard, py::arg("output"), py::arg("input"),
+      .def("gather_format", &ProcessGroup::gather_format, py::arg("output"), py::arg("input"), py::arg("format") = "",
            py::call_guard<py::gil_scoped_release>())
-      .def("all_gather_keeping", &ProcessGroup::all_gather_keeping, py::arg("output"), py::arg("input"),
-           py::arg("secondary"), py::arg("format"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def("reduce_format", &ProcessGroup::reduce_format, py::arg("output"), py::arg("input"), py::arg("op"),
+           py::arg("formats") = "", py::call_guard<py::gil_scoped_release>())
+      .def("all_gather_segments", &ProcessGroup::all_gather_segments, py::arg("output"), py::arg("input"),
+           py::arg("segments"), py::arg("secondary"), py::arg("site"), py::arg("async_op"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("reduce_scatter_segments", &ProcessGroup::reduce_scatter_segments, py::arg("output"), py::arg("input"),
+           py::arg("op"), py::arg("segments"), py::arg("site"), py::arg("async_op"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("secondary_bytes", &ProcessGroup::secondary_bytes, py::arg("output"), py::arg("segments"),
+           py::call_guard<py::gil_scoped_release>())
       .def("gather_secondary", &ProcessGroup::gather_secondary, py::arg("output"), py::arg("secondary"),
-           py::arg("format"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+           py::arg("segments"), py::arg("site"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats_of);
 }
 

@@ -140,49 +140,56 @@ std::exception_ptr ProcessGroup::fail(const std::exception& error) {
 }
 
 WorkPtr ProcessGroup::launch(Collective collective, ::c10d::OpType type, const char* title,
-                             std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, bool async, Run run) {
+                             std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, bool async, SitePtr site,
+                             Run run) {
   const bool on_cpu = outputs[0].device().is_cpu();
-  Job job{type,
-          title,
-          std::move(inputs),
-          std::move(outputs),
-          sequence_number_.load(),
-          async,
-          [this, collective, run = std::move(run)](Communicator& communicator, StreamView stream) {
-            stats_.compressed(collective).add(run(communicator, stream));
-          }};
+  Job job{
+      type,
+      title,
+      std::move(inputs),
+      std::move(outputs),
+      sequence_number_.load(),
+      async,
+      [this, collective, site = std::move(site), run = std::move(run)](Communicator& communicator, StreamView stream) {
+        const CallStats cost = run(communicator, stream);
+        stats_.compressed(collective).add(cost);
+        if (site) site->add(cost);
+      }};
   Runner& runner = on_cpu ? static_cast<Runner&>(host_runner_) : device_runner_;
   return track(runner.launch(std::move(job)));
 }
 
 WorkPtr ProcessGroup::launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
-                                        std::vector<at::Tensor> outputs, const Terms& terms,
-                                        const at::Tensor& secondary) {
+                                        std::vector<at::Tensor> outputs, const Terms& terms, GatherCall call) {
+  if (call.segments.empty()) call.segments.push_back({input.numel(), terms.policy.all_gather});
   std::vector<at::Tensor> held{input};
-  if (secondary.defined()) held.push_back(secondary);
-  std::byte* kept = secondary.defined() ? static_cast<std::byte*>(secondary.data_ptr()) : nullptr;
+  if (call.secondary.defined()) held.push_back(call.secondary);
+  std::byte* kept = call.secondary.defined() ? static_cast<std::byte*>(call.secondary.data_ptr()) : nullptr;
   return launch(Collective::all_gather, type, "zcomm:all_gather", std::move(held), std::move(outputs), terms.async,
-                [shard = view_of(input), views = std::move(slots), format = terms.policy.all_gather,
+                std::move(call.site),
+                [shard = view_of(input), views = std::move(slots), segments = std::move(call.segments),
                  timeout = terms.timeout, kept](Communicator& communicator, StreamView stream) {
-                  return communicator.all_gather(shard, views, format, timeout, stream, kept);
+                  return communicator.all_gather(shard, views, GatherSegments(segments), timeout, stream, kept);
                 });
 }
 
 WorkPtr ProcessGroup::launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output,
                                             std::vector<TensorView> slots, std::vector<at::Tensor> inputs,
-                                            const ::c10d::ReduceOp& op, const Terms& terms) {
+                                            const ::c10d::ReduceOp& op, const Terms& terms, ReduceCall call) {
+  if (call.segments.empty()) call.segments.push_back({output.numel(), terms.policy.reduce_scatter});
   return launch(Collective::reduce_scatter, type, "zcomm:reduce_scatter", std::move(inputs), {output}, terms.async,
+                std::move(call.site),
                 [result = view_of(output), views = std::vector<ConstTensorView>(slots.begin(), slots.end()),
-                 formats = terms.policy.reduce_scatter, factor = static_cast<float>(factor_of(op, getSize())),
+                 segments = std::move(call.segments), factor = static_cast<float>(factor_of(op, getSize())),
                  timeout = terms.timeout](Communicator& communicator, StreamView stream) {
-                  return communicator.reduce_scatter(views, result, formats, factor, timeout, stream);
+                  return communicator.reduce_scatter(views, result, ReduceSegments(segments), factor, timeout, stream);
                 });
 }
 
 WorkPtr ProcessGroup::launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                                         const Terms& terms) {
   return launch(
-      Collective::all_reduce, type, "zcomm:all_reduce", {tensor}, {tensor}, terms.async,
+      Collective::all_reduce, type, "zcomm:all_reduce", {tensor}, {tensor}, terms.async, nullptr,
       [view = view_of(tensor), formats = terms.policy.all_reduce, factor = static_cast<float>(factor_of(op, getSize())),
        timeout = terms.timeout](Communicator& communicator, StreamView stream) {
         return communicator.all_reduce(view, formats, factor, timeout, stream);

@@ -11,6 +11,7 @@
 #include "device_runner.hpp"
 #include "host_runner.hpp"
 #include "options.hpp"
+#include "site.hpp"
 #include "stats.hpp"
 #include "tensors.hpp"
 
@@ -69,14 +70,23 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
 
-  // Secondary shards: see secondary.cpp. Of the all-gather of `input` in place, in `output`: the bytes of this rank's
-  // secondary shard and of the largest one of all ranks, and the format. No bytes if the policy leaves the call exact.
-  std::tuple<std::size_t, std::size_t, std::string> secondary_shard(const at::Tensor& output, const at::Tensor& input);
-  // That all-gather, which also fills `secondary`, a tensor of these bytes.
-  WorkPtr all_gather_keeping(at::Tensor output, at::Tensor input, at::Tensor secondary, const std::string& format,
-                             bool async);
+  // For callers that know what their tensors hold; see segmented.cpp. Segments are pairs of a number of elements and a
+  // format's name. Of an all-gather of `input` in place in `output`, or a reduce-scatter: the format that the policy in
+  // force has it go in, "exact" if it leaves it so. `format`, unless it is empty, takes the place of the options', but
+  // not that of an override.
+  using NamedSegments = std::vector<std::pair<std::int64_t, std::string>>;
+  std::string gather_format(const at::Tensor& output, const at::Tensor& input, const std::string& format);
+  std::string reduce_format(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+                            const std::string& formats);
+  WorkPtr all_gather_segments(at::Tensor output, at::Tensor input, const NamedSegments& segments,
+                              const std::optional<at::Tensor>& secondary, const SitePtr& site, bool async);
+  WorkPtr reduce_scatter_segments(at::Tensor output, at::Tensor input, const ::c10d::ReduceOp& op,
+                                  const NamedSegments& segments, const SitePtr& site, bool async);
+  // Bytes of this rank's secondary shard of such an all-gather, and of the largest one of all ranks.
+  std::pair<std::size_t, std::size_t> secondary_bytes(const at::Tensor& output, const NamedSegments& segments);
   // `output` once more, from the secondary shards of all ranks of the node.
-  WorkPtr gather_secondary(at::Tensor output, at::Tensor secondary, const std::string& format, bool async);
+  WorkPtr gather_secondary(at::Tensor output, at::Tensor secondary, const NamedSegments& segments, const SitePtr& site,
+                           bool async);
 
   // Exact, always. See exact.cpp.
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
@@ -132,6 +142,24 @@ class ProcessGroup final : public ::c10d::Backend {
             opts.asyncOp || coalescing_};
   }
 
+  // What a caller says of its tensors. No segments: all travels as the policy has it.
+  struct GatherCall {
+    std::vector<Segment<BlockFormat>> segments;
+    at::Tensor secondary;
+    SitePtr site;
+  };
+  struct ReduceCall {
+    std::vector<Segment<HopFormats>> segments;
+    SitePtr site;
+  };
+  template <class Format>
+  static std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
+    std::vector<Segment<Format>> segments;
+    segments.reserve(named.size());
+    for (const auto& [num_elements, format] : named) segments.push_back({num_elements, Format::parse(format)});
+    return segments;
+  }
+
   // Once per group, before its first collective.
   void agree();
   // What becomes of `call`; throws if `policy` is strict about it.
@@ -170,17 +198,18 @@ class ProcessGroup final : public ::c10d::Backend {
   }
   // Starts `run` on the device of `outputs`.
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
-                 std::vector<at::Tensor> outputs, bool async, Run run);
+                 std::vector<at::Tensor> outputs, bool async, SitePtr site, Run run);
   WorkPtr launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
-                            std::vector<at::Tensor> outputs, const Terms& terms, const at::Tensor& secondary = {});
+                            std::vector<at::Tensor> outputs, const Terms& terms, GatherCall call = {});
   WorkPtr launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output, std::vector<TensorView> slots,
-                                std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const Terms& terms);
+                                std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const Terms& terms,
+                                ReduceCall call = {});
   WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                             const Terms& terms);
   std::unique_ptr<Communicator> connect_gloo();
   std::unique_ptr<Communicator> connect_nccl(at::Device device, const std::shared_ptr<Failure>& failure);
-  std::size_t secondary_bytes_of(int rank, const at::Tensor& output, BlockFormat format);
-  void check_secondary(const at::Tensor& secondary, const at::Tensor& output, BlockFormat format);
+  std::size_t secondary_bytes_of(int rank, const at::Tensor& output, GatherSegments segments);
+  void check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments);
   void abort_compressed();
   std::string prefixed(const std::string& text) const;
   std::exception_ptr fail(const std::exception& error);

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zcomm.backend import backend_of
+from zcomm.fsdp.collectives import Collectives, Segments, collectives_of
 
 _log = logging.getLogger("zcomm")
 
 
 @dataclass
 class ModuleStats:
-    """What one module of FSDP has gathered."""
+    """What one module of FSDP has gathered. Bytes were sent by this rank; they are counted when a gather is done."""
 
     gathers_between: int = 0  #: from the shards of all ranks, across nodes
     gathers_inside: int = 0  #: from secondary shards, inside the node
-    gathers_plain: int = 0  #: without a secondary shard: left exact by the options, or beyond ``max_bytes``
+    gathers_plain: int = 0  #: left exact by the options: without a secondary shard
+    gathers_beyond_limit: int = 0  #: compressed, and without a secondary shard, as ``max_bytes`` is used up
+    between_bytes: int = 0  #: sent to other nodes
+    inside_bytes: int = 0  #: sent to ranks of the node
     memory_bytes: int = 0  #: of this rank's secondary shard
 
 
@@ -64,7 +64,7 @@ class SecondaryShards:
 
     def __init__(self, model: torch.nn.Module, max_bytes: int | None) -> None:
         self._model = model
-        self._gathers: dict[Any, tuple[_Gather, Any]] = {}  # by parameter group: ours, and the one it replaced
+        self._shards: dict[Collectives, _Shard] = {}
         self.max_bytes = max_bytes
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         self._hooks = [
@@ -75,49 +75,45 @@ class SecondaryShards:
         self._install()
 
     def _install(self) -> None:
-        for name, module in self._model.named_modules():
-            if not isinstance(module, FSDPModule):
-                continue
-            for group in _param_groups(module):
-                if group not in self._gathers:
-                    gather = _Gather(self, name or type(module).__name__, group)
-                    self._gathers[group] = (gather, group._all_gather_comm)
-                    group._all_gather_comm = gather
+        for group in collectives_of(self._model):
+            if group not in self._shards:
+                group.secondary = self._shards[group] = _Shard(self, group)
 
     def disable(self) -> None:
         """Gather as before, and free the secondary shards."""
         for hook in self._hooks:
             hook.remove()
-        for group, (gather, previous) in self._gathers.items():
-            gather.forget()
-            group._all_gather_comm = previous
-        self._gathers.clear()
+        for group, shard in self._shards.items():
+            if group.secondary is shard:
+                group.secondary = None
+                group.release()
+        self._shards.clear()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version.
         changed = {id(param) for param_group in optimizer.param_groups for param in param_group["params"]}
-        for group, (gather, _) in self._gathers.items():
-            if any(id(param.sharded_param) in changed for param in group.fsdp_params):
-                gather.outdate()
+        for group, shard in self._shards.items():
+            if any(id(param.sharded_param) in changed for param in group.param_group.fsdp_params):
+                shard.outdate()
 
     def invalidate(self) -> None:
         """Gather across nodes next time: after a change that PyTorch does not count, on all ranks."""
-        for gather, _ in self._gathers.values():
-            gather.outdate()
+        for shard in self._shards.values():
+            shard.outdate()
 
     def memory_bytes(self) -> int:
         """Of all secondary shards on this rank."""
-        return sum(gather.stats.memory_bytes for gather, _ in self._gathers.values())
+        return sum(shard.memory_bytes for shard in self._shards.values())
 
     def stats(self) -> dict[str, ModuleStats]:
         """By the name of the module."""
-        return {gather.name: gather.stats for gather, _ in self._gathers.values()}
+        return {group.name: shard.stats() for group, shard in self._shards.items()}
 
-    def _admit(self, gather: _Gather, num_bytes: int) -> bool:
+    def _admit(self, name: str, num_bytes: int) -> bool:
         if self.max_bytes is not None and self._used_bytes + num_bytes > self.max_bytes:
             _log.warning(
                 "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
-                gather.name, num_bytes, self.max_bytes, self._used_bytes,
+                name, num_bytes, self.max_bytes, self._used_bytes,
             )  # fmt: skip
             return False
         self._used_bytes += num_bytes
@@ -133,71 +129,69 @@ class _StepHook:
             shards._after_step(optimizer)
 
 
-class _Gather(AllGather):
-    """The all-gather of one parameter group."""
+class _Shard:
+    """The secondary shard of one parameter group."""
 
-    def __init__(self, owner: SecondaryShards, name: str, param_group: Any) -> None:
-        self.name = name
-        self.stats = ModuleStats()
+    def __init__(self, owner: SecondaryShards, group: Collectives) -> None:
         self._owner = owner
-        self._param_group = param_group
-        self._secondary: torch.Tensor | None = None
-        self._format = ""
-        self._state: list[Any] | None = None  # of the weights that the secondary shard has
+        self._group = group
+        self._kept: torch.Tensor | None = None
+        self._state: list[Any] | None = None  # of the weights that are kept
         self._admitted: bool | None = None
+        self.gathers_between = 0
+        self.gathers_inside = 0
+        self.gathers_plain = 0
+        self.gathers_beyond_limit = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self._kept is None else self._kept.numel()
+
+    def stats(self) -> ModuleStats:
+        across, inside = self._group.gathered, self._group.gathered_inside
+        return ModuleStats(
+            gathers_between=self.gathers_between,
+            gathers_inside=self.gathers_inside,
+            gathers_plain=self.gathers_plain,
+            gathers_beyond_limit=self.gathers_beyond_limit,
+            between_bytes=across.between_bytes + inside.between_bytes,
+            inside_bytes=across.inside_bytes + inside.inside_bytes,
+            memory_bytes=self.memory_bytes,
+        )
 
     def outdate(self) -> None:
         self._state = None
 
-    def forget(self) -> None:
-        self.outdate()
-        self._secondary = None
-        self.stats.memory_bytes = 0
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    def gather(
+        self, output: torch.Tensor, shard: torch.Tensor, segments: Segments, backend: Any, async_op: bool
     ) -> Any:
+        """The work of a gather; None if it is to go without a secondary shard."""
         state = self._weights()
-        if state is None or self._admitted is False:
-            return self._gather_plainly(output_tensor, input_tensor, group, async_op)
-        backend = backend_of(group)
-        num_bytes, largest, format = backend.secondary_shard(output_tensor, input_tensor)
-        if num_bytes == 0:
-            return self._gather_plainly(output_tensor, input_tensor, group, async_op)
+        if state is None:
+            self.gathers_plain += 1
+            return None
+        num_bytes, largest = backend.secondary_bytes(output, segments)
         if self._admitted is None:
-            self._admitted = self._owner._admit(self, largest)
-            if not self._admitted:
-                return self._gather_plainly(output_tensor, input_tensor, group, async_op)
-        state += [output_tensor.dtype, output_tensor.numel(), format]
+            self._admitted = self._owner._admit(self._group.name, largest)
+        if not self._admitted:
+            self.gathers_beyond_limit += 1
+            return None
+        state += [output.dtype, output.numel(), segments]
         if state == self._state:
-            self.stats.gathers_inside += 1
-            work = backend.gather_secondary(output_tensor, self._secondary, format, async_op)
-        else:
-            if self._secondary is None or self._secondary.numel() != num_bytes:
-                self._secondary = torch.empty(num_bytes, dtype=torch.uint8, device=output_tensor.device)
-                self.stats.memory_bytes = num_bytes
-            self._state = None  # while it is being written
-            self.stats.gathers_between += 1
-            work = backend.all_gather_keeping(output_tensor, input_tensor, self._secondary, format, async_op)
-            self._state = state
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def _gather_plainly(
-        self, output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, async_op: bool
-    ) -> Any:
-        self.stats.gathers_plain += 1
-        return dist.all_gather_into_tensor(output, shard, group=group, async_op=async_op)
+            self.gathers_inside += 1
+            return backend.gather_secondary(output, self._kept, segments, self._group.gathered_inside, async_op)
+        if self._kept is None or self._kept.numel() != num_bytes:
+            self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=output.device)
+        self._state = None  # while it is being written
+        self.gathers_between += 1
+        work = backend.all_gather_segments(output, shard, segments, self._kept, self._group.gathered, async_op)
+        self._state = state
+        return work
 
     def _weights(self) -> list[Any] | None:
         """What changes when the weights do; None if they cannot be watched."""
         state: list[Any] = []
-        for param in self._param_group.fsdp_params:
+        for param in self._group.param_group.fsdp_params:
             if param.sharded_state.name != "SHARDED":
                 return None  # shards of a reshard_after_forward mesh
             local = param._sharded_local_tensor
@@ -205,11 +199,3 @@ class _Gather(AllGather):
                 return None  # PyTorch does not count their versions
             state += [param.sharded_param._version, local._version, local.data_ptr(), local.numel()]
         return state
-
-
-def _param_groups(module: FSDPModule) -> list[Any]:
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12
-    if groups is None:
-        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-    return list(groups)

@@ -95,8 +95,12 @@ def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
             if micro_batches == 1:
                 once = moved
             assert moved == once
-        for stats in secondary.stats().values():  # 15 micro-batches, forward and backward
+        modules = secondary.stats().values()
+        for stats in modules:  # 15 micro-batches, forward and backward
             assert (stats.gathers_between, stats.gathers_inside, stats.gathers_plain) == (6, 24, 0)
+        dist.barrier()
+        assert sum(stats.between_bytes for stats in modules) == between_bytes()
+        assert sum(stats.inside_bytes for stats in modules) == zcomm.stats().all_gather.inside_bytes
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
@@ -206,7 +210,9 @@ def test_a_limit_leaves_whole_modules_out_and_names_them(caplog: pytest.LogCaptu
         first = model(inputs)
         assert torch.equal(model(inputs), first)
         assert 0 < secondary.memory_bytes() <= 12_000
-        without = [name for name, stats in secondary.stats().items() if stats.memory_bytes == 0 and stats.gathers_plain]
+        without = [
+            name for name, stats in secondary.stats().items() if stats.memory_bytes == 0 and stats.gathers_beyond_limit
+        ]
         assert without and all(any(name in text for text in records) for name in without)
 
     run(body, 3, nodes=[0, 0, 1], options=options())

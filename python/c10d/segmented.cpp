@@ -1,0 +1,96 @@
+// Collectives whose caller knows what its tensors hold: parts that travel in formats of their own, gathers that keep
+// their wires inside the node (hpZ of ZeRO++, arXiv 2306.10209), and calls that are counted by themselves. Who gathers
+// from secondary shards knows that the values have not changed since they were kept, on any rank.
+#include "process_group.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+std::vector<TensorView> gathered_slots(const at::Tensor& output, int size) {
+  TORCH_CHECK_VALUE(dtype_of(output).has_value(), "zcomm: output has dtype ", output.scalar_type(),
+                    ", need Float, BFloat16 or Half");
+  return slots_of(output, size);
+}
+
+}  // namespace
+
+std::string ProcessGroup::gather_format(const at::Tensor& output, const at::Tensor& input, const std::string& format) {
+  Policy policy = options_->policy;
+  if (!format.empty()) policy.all_gather = BlockFormat::parse(format);
+  policy = effective_policy(policy);
+  Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
+  call.in_place = is_own_slot(output, input, getRank());
+  return judge(policy, call) == Verdict::compressed ? policy.all_gather.to_string() : "exact";
+}
+
+std::string ProcessGroup::reduce_format(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+                                        const std::string& formats) {
+  Policy policy = options_->policy;
+  if (!formats.empty()) policy.reduce_scatter = HopFormats::parse(formats);
+  policy = effective_policy(policy);
+  const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op);
+  return judge(policy, call) == Verdict::compressed ? policy.reduce_scatter.to_string() : "exact";
+}
+
+std::size_t ProcessGroup::secondary_bytes_of(int rank, const at::Tensor& output, GatherSegments segments) {
+  agree();
+  return zcomm::secondary_bytes(*topology_, rank, options_->chunk_bytes, gathered_slots(output, getSize()), segments);
+}
+
+std::pair<std::size_t, std::size_t> ProcessGroup::secondary_bytes(const at::Tensor& output,
+                                                                  const NamedSegments& segments) {
+  agree();
+  const auto parsed = parse_segments<BlockFormat>(segments);
+  // The first local ranks keep the most: a node's ranks take turns with the slots.
+  std::size_t largest = 0;
+  for (int node = 0; node < topology_->num_nodes(); ++node) {
+    largest = std::max(largest, secondary_bytes_of(topology_->ranks(node).front(), output, parsed));
+  }
+  return {secondary_bytes_of(getRank(), output, parsed), largest};
+}
+
+void ProcessGroup::check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments) {
+  const std::size_t num_bytes = secondary_bytes_of(getRank(), output, segments);
+  TORCH_CHECK_VALUE(secondary.scalar_type() == at::kByte && secondary.is_contiguous() &&
+                        secondary.device() == output.device() && secondary.nbytes() == num_bytes,
+                    "zcomm: secondary is ", secondary.numel(), " ", secondary.scalar_type(), " on ", secondary.device(),
+                    ", need ", num_bytes, " Byte on ", output.device(), ", contiguous");
+}
+
+WorkPtr ProcessGroup::all_gather_segments(at::Tensor output, at::Tensor input, const NamedSegments& segments,
+                                          const std::optional<at::Tensor>& secondary, const SitePtr& site, bool async) {
+  GatherCall call{parse_segments<BlockFormat>(segments), {}, site};
+  check_shapes(output, input, getSize(), "output", "input");
+  if (secondary) {
+    check_secondary(*secondary, output, call.segments);
+    call.secondary = *secondary;
+  }
+  count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
+  return launch_all_gather(::c10d::OpType::_ALLGATHER_BASE, input, gathered_slots(output, getSize()), {output},
+                           {options_->policy, options_->timeout, async}, std::move(call));
+}
+
+WorkPtr ProcessGroup::gather_secondary(at::Tensor output, at::Tensor secondary, const NamedSegments& segments,
+                                       const SitePtr& site, bool async) {
+  auto parsed = parse_segments<BlockFormat>(segments);
+  check_secondary(secondary, output, parsed);
+  count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
+  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, "zcomm:gather_secondary", {secondary},
+                {output}, async, site,
+                [slots = gathered_slots(output, getSize()), parsed = std::move(parsed),
+                 kept = static_cast<const std::byte*>(secondary.data_ptr()),
+                 timeout = options_->timeout](Communicator& communicator, StreamView stream) {
+                  return communicator.gather_secondary(kept, slots, parsed, timeout, stream);
+                });
+}
+
+WorkPtr ProcessGroup::reduce_scatter_segments(at::Tensor output, at::Tensor input, const ::c10d::ReduceOp& op,
+                                              const NamedSegments& segments, const SitePtr& site, bool async) {
+  ReduceCall call{parse_segments<HopFormats>(segments), site};
+  check_shapes(input, output, getSize(), "input", "output");
+  count(describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op), Verdict::compressed);
+  return launch_reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output, gathered_slots(input, getSize()), {input},
+                               op, {options_->policy, options_->timeout, async}, std::move(call));
+}
+
+}  // namespace zcomm::c10d_binding

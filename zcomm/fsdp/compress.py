@@ -1,0 +1,159 @@
+"""Formats for each module and parameter of FSDP2."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from zcomm.backend import _c10d
+from zcomm.fsdp.collectives import Collectives, Rule, collectives_of
+
+#: Which parameters: a pattern for their names (``"*.norm.*"``, as in fnmatch), a type of module that holds them, or a
+#: function of a name and a parameter, whose shape is that of the whole parameter.
+Selector: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Parameter], bool]"
+
+
+def one_dimensional(name: str, parameter: nn.Parameter) -> bool:
+    """Norms and biases: few elements, to which a model is sensitive."""
+    return parameter.ndim < 2
+
+
+def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
+    """Parameters of less than so many elements."""
+    return lambda name, parameter: parameter.numel() < num_elements
+
+
+@dataclass
+class ModuleTraffic:
+    """What one module of FSDP travels in, and what this rank has sent for it."""
+
+    all_gather: str  #: the format; "" is the process group's
+    reduce_scatter: str
+    elements: int  #: of all its parameters
+    exempt_elements: int  #: of them, those that travel as they are
+    gathers: int = 0
+    gathered_inside_bytes: int = 0  #: sent to ranks of the same node
+    gathered_between_bytes: int = 0  #: sent to other nodes
+    reduces: int = 0
+    reduced_inside_bytes: int = 0
+    reduced_between_bytes: int = 0
+
+
+def compress(
+    model: nn.Module,
+    *,
+    all_gather: str | None = None,
+    reduce_scatter: str | None = None,
+    exempt: Sequence[Selector] = (one_dimensional,),
+) -> Compression:
+    """Set the formats of every module in ``model`` that ``fully_shard`` was applied to.
+
+    Each parameter of a module becomes a part of the module's messages with blocks of its own, and exempt ones travel as
+    they are in the same messages: norms and biases are few elements, and a model is sensitive to them. A later call has
+    the last word on the modules that it reaches: call it for the model, then for the parts of it that are to differ.
+
+    Calls that the options leave exact for another reason (``min_bytes``, other dtypes) stay exact, and
+    ``zcomm.exact()`` and ``zcomm.override()`` have the last word. All ranks must make the same calls.
+
+    Args:
+        all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group.
+        reduce_scatter: formats of the gradients, ``"INSIDE/BETWEEN"`` nodes; default: those of the process group.
+        exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none.
+
+    Raises:
+        ValueError: a format is unknown; no module of ``model`` is sharded by FSDP2; a pattern or type selects nothing.
+        ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
+    """
+    fields = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+    _c10d.PolicyOverride(**{name: value for name, value in fields.items() if value is not None})  # checks them
+    if isinstance(exempt, str) or not isinstance(exempt, Sequence):
+        raise ValueError(f"exempt: got {exempt!r}, need a sequence of patterns, types of modules, or functions")
+    selected = _select(model, exempt)
+    groups = list(collectives_of(model))
+    if not groups:
+        raise ValueError("model: fully_shard was applied to no module of it that has parameters")
+    rules = {}
+    for group in groups:
+        params = group.param_group.fsdp_params
+        flags = [(id(param._module_info.module), param._module_info.param_name) in selected for param in params]
+        rules[group] = group.rule = Rule(all_gather, reduce_scatter, flags)
+    return Compression(rules)
+
+
+class Compression:
+    """What :func:`compress` returns: it takes the formats back, and counts."""
+
+    def __init__(self, rules: dict[Collectives, Rule]) -> None:
+        self._rules = rules
+
+    def disable(self) -> None:
+        """Formats as before, where no later call has set others."""
+        for group, rule in self._rules.items():
+            if group.rule is rule:
+                group.rule = None
+                group.release()
+        self._rules = {}
+
+    def stats(self) -> dict[str, ModuleTraffic]:
+        """By the name of the module. Bytes are counted when a call is done."""
+        return {group.name: _traffic(group, rule) for group, rule in self._rules.items()}
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name}: all_gather {one.all_gather or 'as the group'}, reduce_scatter "
+            f"{one.reduce_scatter or 'as the group'}, {one.exempt_elements} of {one.elements} elements as they are"
+            for name, one in self.stats().items()
+        ]
+        return "\n".join(rows) or "disabled"
+
+
+def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
+    numels = [param._orig_size.numel() for param in group.param_group.fsdp_params]
+    return ModuleTraffic(
+        all_gather=rule.all_gather or "",
+        reduce_scatter=rule.reduce_scatter or "",
+        elements=sum(numels),
+        exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
+        gathers=group.gathered.calls,
+        gathered_inside_bytes=group.gathered.inside_bytes,
+        gathered_between_bytes=group.gathered.between_bytes,
+        reduces=group.reduced.calls,
+        reduced_inside_bytes=group.reduced.inside_bytes,
+        reduced_between_bytes=group.reduced.between_bytes,
+    )
+
+
+def _select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, str]]:
+    """The parameters, each as the identity of its module and its name there: FSDP2 exchanges the objects."""
+    selected = set()
+    modules = dict(model.named_modules())
+    for selector in selectors:
+        found = False
+        for module_name, module in modules.items():
+            for name, parameter in module.named_parameters(recurse=False):
+                full_name = f"{module_name}.{name}" if module_name else name
+                if _selects(selector, full_name, parameter, modules):
+                    found = True
+                    selected.add((id(module), name))
+        if not found and not callable_selector(selector):
+            raise ValueError(f"exempt: {selector!r} selects no parameter of the model")
+    return selected
+
+
+def callable_selector(selector: Any) -> bool:
+    return callable(selector) and not isinstance(selector, type)
+
+
+def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: dict[str, nn.Module]) -> bool:
+    if isinstance(selector, str):
+        return fnmatch.fnmatchcase(name, selector)
+    if isinstance(selector, type) and issubclass(selector, nn.Module):
+        parts = name.split(".")[:-1]
+        return any(isinstance(modules[".".join(parts[:depth])], selector) for depth in range(len(parts) + 1))
+    if callable_selector(selector):
+        return bool(selector(name, parameter))  # type: ignore[call-arg]
+    raise ValueError(f"exempt: got {selector!r}, need a pattern, a type of module, or a function")

@@ -46,8 +46,14 @@ build/nccl/%/include/nccl.h: $(VENV)/.ready
 test-cuda-host: install build/plain/zcomm_tests
 	$(PY) -m pytest -q -n 2 tests/cuda_host/python $(ARGS)
 
-test-slow: install
-	$(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
+test-slow: $(VENV)/.trainers
+	ZCOMM_REQUIRE_TRAINERS=1 $(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
+
+# The packages of the extra "trainers", without building zcomm again.
+$(VENV)/.trainers: $(VENV)/.installed
+	$(PY) -m pip install -q $$($(PY) -c 'from importlib.metadata import requires; \
+	  print(*(line.split(";")[0] for line in requires("zcomm") if "extra == \"trainers\"" in line))')
+	touch $@
 
 install: $(VENV)/.installed
 

@@ -13,6 +13,7 @@ from zcomm import reference
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 Nodes = Sequence[int]  # the node of each rank
+HALF_STEP = 0.5 * (1 + 2**-7)  # of absmax / qmax: the scale is rounded up to 8 significant bits
 
 
 def values_of(tensor: torch.Tensor) -> reference.Values:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from expected import all_gather, all_reduce, assert_same_bits, digest, reduce_scatter
+from expected import HALF_STEP, all_gather, all_reduce, assert_same_bits, digest, reduce_scatter
 from worlds import options, run
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -135,9 +135,6 @@ def block_max(values: torch.Tensor, block: int) -> torch.Tensor:
     """The largest magnitude of each element's block (n,) -> (n,)."""
     padded = torch.nn.functional.pad(values.abs().double(), (0, -values.numel() % block))
     return padded.view(-1, block).amax(1).repeat_interleave(block)[: values.numel()]
-
-
-HALF_STEP = 0.5 * (1 + 2**-7)  # of absmax / qmax: the scale is rounded up to 8 significant bits
 
 
 @pytest.mark.parametrize(("format", "qmax", "block"), [("int8:256", 127, 256), ("int4:64", 7, 64)])

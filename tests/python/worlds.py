@@ -6,6 +6,7 @@ Ranks are forked from this process, which has imported torch but uses no threads
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import faulthandler
 import multiprocessing
@@ -68,6 +69,7 @@ class World:
     group_seconds: float = GROUP_SECONDS
     nodes: list[int] | None = None  # of each rank; None: as the host tells
     tcp: bool = False  # rank 0 serves the store, instead of a file that nobody has to serve
+    launched: bool = False  # with torchrun's variables, for a function that makes its groups by env://
 
 
 def run(function: Callable[[], Any], size: int = 2, **fields: Any) -> list[Any]:
@@ -154,6 +156,7 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
         faulthandler.register(signal.SIGUSR1, stacks)
         torch.set_num_threads(1)
         set_environment(world.env)
+        agent = serve_launcher(folder, rank, world) if world.launched else None
         if world.nodes is not None:
             os.environ.update(GROUP_RANK=str(world.nodes[rank]), LOCAL_WORLD_SIZE="1")
         result: dict[str, Any] = {}
@@ -168,6 +171,7 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
             result["value"] = function()
             if dist.is_initialized():
                 dist.destroy_process_group()
+            del agent
         except BaseException as error:
             result = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         unfinished = folder / f"unfinished{rank}"
@@ -201,6 +205,15 @@ def make_store(folder: Path, rank: int, world: World) -> dist.Store:
     while not port.exists():
         time.sleep(0.01)
     return dist.TCPStore("localhost", int(port.read_text()), is_master=False, timeout=timeout)
+
+
+def serve_launcher(folder: Path, rank: int, world: World) -> dist.Store:
+    """Sets torchrun's variables, on a port that nobody else can take: rank 0 is the agent whose store env:// joins."""
+    agent = make_store(folder, rank, dataclasses.replace(world, tcp=True))
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world.size, "LOCAL_WORLD_SIZE": world.size}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(agent.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    return agent
 
 
 def options(**fields: Any) -> Any:

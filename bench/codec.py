@@ -2,6 +2,7 @@
 
 python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
 python bench/codec.py --dtype all --isa all --threads 1,2  everything
+python bench/codec.py --format int4:128,int4:128:hadamard,int4:128:stochastic   what rotation and random bits cost
 python bench/codec.py --json codec.jsonl                   one JSON object per row as well
 python bench/codec.py --device cuda --json codec.json      the kernels on a GPU; see bench/codec_cuda.py
 
@@ -91,7 +92,7 @@ def zcomm_passes(values: np.ndarray, dtype: str, format: str, isa: str, threads:
     target = wires[0].copy() if format != "exact" else codec.encode(values, "bf16")
     sources = [(wire, format) for wire in wires]
     view, out_view = codec.view_of(values, "values"), codec.view_of(out, "out")
-    raw = [(wire.ctypes.data, format, dtype) for wire in wires]
+    raw = [(wire.ctypes.data, format, dtype, 1.0) for wire in wires]
     yield row("encode"), lambda: _core.encode(view, format, target.ctypes.data, isa)
     yield row("decode"), lambda: codec.decode(wires[0], format, out, isa=isa)
     yield row(f"decode_sum of {NUM_WIRES}"), lambda: codec.decode_sum(sources, out, factor=0.25, isa=isa)

@@ -103,14 +103,14 @@ def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass
         codec.encode(values, format, out=wire)
     out, target = torch.empty_like(values), torch.empty_like(wires[0])
     view, out_view = (values.data_ptr(), num, dtype), (out.data_ptr(), num, dtype)
-    raw = [(wire.data_ptr(), format, dtype) for wire in wires]
+    raw = [(wire.data_ptr(), format, dtype, 1.0) for wire in wires]
 
     def row(operation: str, moved: int) -> Row:
         return Row("zcomm", operation, format, dtype, num_bytes, moved)
 
     keep = (wires, out, target)  # until the last pass is measured
     yield row("encode", num_bytes + wire_bytes), lambda: _core.encode(view, format, target.data_ptr(), *place)
-    yield row("decode", num_bytes + wire_bytes), lambda: _core.decode(raw[0], out_view, *place)
+    yield row("decode", num_bytes + wire_bytes), lambda: _core.decode(raw[0][:3], out_view, *place)
     moved = NUM_WIRES * wire_bytes + num_bytes
     yield row(f"decode_sum of {NUM_WIRES}", moved), lambda: _core.decode_sum(raw, 0.25, out_view, *place)
     moved = (NUM_WIRES + 1) * wire_bytes

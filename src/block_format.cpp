@@ -1,11 +1,32 @@
 #include "zcomm/block_format.hpp"
 
 #include <charconv>
+#include <iterator>
 
 #include "zcomm/error.hpp"
 
 namespace zcomm {
 namespace {
+
+// What a format is, in the order of ElementKind.
+constexpr ElementTraits kTraits[] = {
+    {"exact", 0, 0.0f, false}, {"bf16", 16, 0.0f, false}, {"int8", 8, 127.0f, true}, {"int6", 6, 31.0f, true},
+    {"int4", 4, 7.0f, true},   {"int2", 2, 1.0f, true},   {"fp8", 8, 448.0f, false},
+};
+constexpr std::size_t kNumKinds = std::size(kTraits);
+constexpr std::string_view kHadamard = ":hadamard";
+constexpr std::string_view kStochastic = ":stochastic";
+
+// "exact, bf16, ... or fp8", with `suffix` after those that have scales.
+std::string all_kinds(std::string_view suffix) {
+  std::string text;
+  for (std::size_t i = 0; i < kNumKinds; ++i) {
+    if (i > 0) text += i + 1 == kNumKinds ? " or " : ", ";
+    text += kTraits[i].name;
+    if (kTraits[i].max_code != 0) text += suffix;
+  }
+  return text;
+}
 
 // The number that `text` is, written as to_string would write it; -1 if it is anything else.
 int parse_block_size(std::string_view text) {
@@ -15,36 +36,56 @@ int parse_block_size(std::string_view text) {
   return is_number && text.front() != '0' ? value : -1;
 }
 
+// Takes `ending` off the end of `text`, if it is there.
+bool take(std::string_view& text, std::string_view ending) {
+  if (!text.ends_with(ending)) return false;
+  text.remove_suffix(ending.size());
+  return true;
+}
+
 }  // namespace
 
+const ElementTraits& traits(ElementKind kind) {
+  const auto index = static_cast<std::size_t>(kind);
+  check_argument(index < kNumKinds, [&] {
+    return "format: got the element kind " + std::to_string(index) + ", expected " + all_kinds("");
+  });
+  return kTraits[index];
+}
+
 BlockFormat BlockFormat::parse(std::string_view text) {
-  if (text == "exact") return {ElementKind::exact, 0};
-  if (text == "bf16") return {ElementKind::bf16, 0};
-  for (const auto& [prefix, kind] : {std::pair<std::string_view, ElementKind>{"int8:", ElementKind::int8},
-                                     std::pair<std::string_view, ElementKind>{"int4:", ElementKind::int4}}) {
-    if (!text.starts_with(prefix)) continue;
-    const int block_size = parse_block_size(text.substr(prefix.size()));
-    if (block_size >= kMinBlockSize && block_size <= kMaxBlockSize && block_size % kMinBlockSize == 0) {
-      return {kind, block_size};
+  std::string_view rest = text;
+  BlockFormat format;
+  format.stochastic = take(rest, kStochastic);
+  format.hadamard = take(rest, kHadamard);
+  const std::string_view name = rest.substr(0, rest.find(':'));
+  for (std::size_t i = 0; i < kNumKinds; ++i) {
+    if (kTraits[i].name != name) continue;
+    format.kind = static_cast<ElementKind>(i);
+    if (kTraits[i].max_code == 0) {
+      if (text == name) return format;
+      break;
     }
+    if (rest == name) break;
+    const int block_size = parse_block_size(rest.substr(name.size() + 1));
+    if (block_size < kMinBlockSize || block_size > kMaxBlockSize || block_size % kMinBlockSize != 0) break;
+    format.block_size = block_size;
+    check_argument(!format.stochastic || kTraits[i].stochastic, [&] {
+      return "format: got '" + std::string(text) + "', but " + std::string(name) + " is always rounded to nearest";
+    });
+    return format;
   }
-  throw ArgumentError("format: got '" + std::string(text) +
-                      "', expected exact, bf16, int8:B or int4:B with B a multiple of 32 from 32 to 4096");
+  throw ArgumentError("format: got '" + std::string(text) + "', expected " + all_kinds(":B") +
+                      " with B a multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
 }
 
 std::string BlockFormat::to_string() const {
-  switch (kind) {
-    case ElementKind::exact:
-      return "exact";
-    case ElementKind::bf16:
-      return "bf16";
-    case ElementKind::int8:
-      return "int8:" + std::to_string(block_size);
-    case ElementKind::int4:
-      return "int4:" + std::to_string(block_size);
-  }
-  throw ArgumentError("format: got the element kind " + std::to_string(static_cast<int>(kind)) +
-                      ", expected exact, bf16, int8 or int4");
+  const ElementTraits& kind_traits = traits(kind);
+  std::string text(kind_traits.name);
+  if (kind_traits.max_code != 0) text += ":" + std::to_string(block_size);
+  if (hadamard) text += kHadamard;
+  if (stochastic) text += kStochastic;
+  return text;
 }
 
 HopFormats HopFormats::parse(std::string_view text) {

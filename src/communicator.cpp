@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 namespace {
@@ -63,6 +64,22 @@ void check_segments(std::span<const Segment<Format>> segments, const Views& slot
   });
 }
 
+std::string describe(const Feedback* feedback) {
+  std::string text;
+  if (feedback != nullptr) text.append(" with feedback in ").append(feedback->format.to_string());
+  return text;
+}
+
+void check_feedback(const Feedback* feedback) {
+  if (feedback == nullptr) return;
+  const BlockFormat format = feedback->format;
+  check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
+    return "feedback.format: got " + format.to_string() + ", need a lossy format that rounds to nearest";
+  });
+  check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f,
+                 [&] { return "feedback.decay: got " + exact_digits(feedback->decay) + ", need 0 to 1"; });
+}
+
 template <class Views>
 void check_slots(const Views& slots, int size, int rank, std::int64_t own_elements, DType dtype, const char* own_name) {
   check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
@@ -114,9 +131,11 @@ template <class Body>
 CallStats Communicator::run(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                             StreamView stream, Body&& body) {
   CallStats stats;
+  const std::uint64_t seed =
+      seed_ + 0x9e3779b97f4a7c15 * ++num_calls_;  // no two calls of one seed, nor of seeds nearby
   try {
     transport_->begin(call, peers, timeout);
-    body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats});
+    body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats, seed});
   } catch (const std::exception& error) {
     // Peers wait for bytes that will not come.
     transport_->abort("in " + call + ": " + error.what());
@@ -126,18 +145,26 @@ CallStats Communicator::run(const std::string& call, std::span<const int> peers,
 }
 
 CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
-                                   std::chrono::milliseconds timeout, StreamView stream, std::byte* secondary) {
+                                   std::chrono::milliseconds timeout, StreamView stream, GatherExtras extras) {
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
   check_segments(segments, slots);
-  const char* keeping = secondary == nullptr ? "" : " keeping secondary shards";
-  return run("all_gather " + describe(slots) + " " + describe(segments) + keeping, peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, segments, secondary); });
+  check_argument(extras.secondary == nullptr || extras.reference == nullptr,
+                 [] { return std::string("reference: got one beside a secondary shard, need one of the two"); });
+  const std::byte* const end = shard.data + shard.num_bytes();
+  check_argument(
+      extras.reference == nullptr || extras.reference >= end || extras.reference + shard.num_bytes() <= shard.data,
+      [] { return std::string("reference: got memory of the shard, need memory of its own"); });
+  const char* what = extras.secondary != nullptr   ? " keeping secondary shards"
+                     : extras.reference != nullptr ? " of differences"
+                                                   : "";
+  return run("all_gather " + describe(slots) + " " + describe(segments) + what, peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, segments, extras); });
 }
 
 CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
-                                   std::chrono::milliseconds timeout, StreamView stream, std::byte* secondary) {
+                                   std::chrono::milliseconds timeout, StreamView stream, GatherExtras extras) {
   const Segment<BlockFormat> whole{longest(slots), format};
-  return all_gather(shard, slots, {&whole, 1}, timeout, stream, secondary);
+  return all_gather(shard, slots, {&whole, 1}, timeout, stream, extras);
 }
 
 CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,
@@ -152,12 +179,15 @@ CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<c
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output,
                                        ReduceSegments segments, float factor, std::chrono::milliseconds timeout,
-                                       StreamView stream) {
+                                       StreamView stream, const Feedback* feedback) {
   check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
   check_segments(segments, slots);
-  return run("reduce_scatter " + describe(slots) + " " + describe(segments) + " times " + exact_digits(factor), peers_,
-             timeout, stream,
-             [&](const Resources& resources) { zcomm::reduce_scatter(resources, slots, output, segments, factor); });
+  check_feedback(feedback);
+  return run("reduce_scatter " + describe(slots) + " " + describe(segments) + " times " + exact_digits(factor) +
+                 describe(feedback),
+             peers_, timeout, stream, [&](const Resources& resources) {
+               zcomm::reduce_scatter(resources, slots, output, segments, factor, feedback);
+             });
 }
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
@@ -167,11 +197,25 @@ CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, T
 }
 
 CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,
-                                   std::chrono::milliseconds timeout, StreamView stream) {
+                                   std::chrono::milliseconds timeout, StreamView stream, const Feedback* feedback) {
+  check_feedback(feedback);
   const std::span<const TensorView> whole(&tensor, 1);
-  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor), peers_,
-             timeout, stream,
-             [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor); });
+  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor) +
+                 describe(feedback),
+             peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor, feedback); });
+}
+
+void Communicator::round_trip(ConstTensorView values, BlockFormat format, TensorView decoded, StreamView stream) const {
+  check_argument(decoded.num_elements == values.num_elements, [&] {
+    return "decoded: got " + std::to_string(decoded.num_elements) + " elements, need those of `values`, " +
+           std::to_string(values.num_elements);
+  });
+  const Scratch wire(*workspace_, WireLayout(format, values.dtype, values.num_elements).num_bytes, stream);
+  const Encode encode{values, format, wire.data(), {}};
+  codec_->encode({&encode, 1}, stream);
+  const Decode decode{{wire.data(), format, values.dtype}, decoded};
+  codec_->decode({&decode, 1}, stream);
 }
 
 }  // namespace zcomm

@@ -5,19 +5,11 @@
 namespace zcomm {
 namespace {
 
+// Codes follow each other without gaps: element i has bits i * code_bits and up, counted from the lowest of byte 0.
 std::size_t code_bytes(BlockFormat format, DType dtype, std::size_t num_elements) {
-  switch (format.kind) {
-    case ElementKind::exact:
-      return num_elements * element_size(dtype);
-    case ElementKind::bf16:
-      return num_elements * 2;
-    case ElementKind::int8:
-      return num_elements;
-    case ElementKind::int4:
-      return num_elements / 2 + num_elements % 2;
-  }
-  throw ArgumentError("format: got the element kind " + std::to_string(static_cast<int>(format.kind)) +
-                      ", expected exact, bf16, int8 or int4");
+  const int bits = traits(format.kind).code_bits;
+  const std::size_t code_bits = bits == 0 ? element_size(dtype) * 8 : static_cast<std::size_t>(bits);
+  return num_elements / 8 * code_bits + (num_elements % 8 * code_bits + 7) / 8;
 }
 
 }  // namespace

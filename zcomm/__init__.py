@@ -13,17 +13,23 @@ from zcomm._version import __version__
 if TYPE_CHECKING:
     from zcomm.backend import Options
     from zcomm.communicator import Communicator, unique_id
-    from zcomm.policy import exact, override
+    from zcomm.feedback import ErrorFeedback
+    from zcomm.policy import exact, override, set_step
     from zcomm.statistics import Stats, stats
+    from zcomm.telemetry import Report, report
 
 __all__ = [
     "Communicator",
+    "ErrorFeedback",
     "Options",
+    "Report",
     "Stats",
     "__version__",
     "exact",
     "install_as_default",
     "override",
+    "report",
+    "set_step",
     "stats",
     "unique_id",
 ]
@@ -33,10 +39,14 @@ _HOMES = {
     "Options": "zcomm.backend",
     "Communicator": "zcomm.communicator",
     "unique_id": "zcomm.communicator",
+    "ErrorFeedback": "zcomm.feedback",
     "exact": "zcomm.policy",
     "override": "zcomm.policy",
+    "set_step": "zcomm.policy",
     "Stats": "zcomm.statistics",
     "stats": "zcomm.statistics",
+    "Report": "zcomm.telemetry",
+    "report": "zcomm.telemetry",
 }
 
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 Values = tuple[int, int, str]  # address, number of elements, dtype
+Segments = Sequence[tuple[int, str]]  # number of elements, format
 Wire = tuple[int, str, str]  # address, format, dtype of the values
+Term = tuple[int, str, str, float]  # and the wire's factor
 
 DEFAULT_CHUNK_BYTES: int
 
@@ -40,19 +42,30 @@ class DlpackArray:
     copied: bool
 
 def read_dlpack(capsule: object) -> DlpackArray: ...
-def encode(values: Values, format: str, wire: int, isa: str = "", device: int = -1, stream: int = 0) -> None: ...
+def encode(
+    values: Values,
+    format: str,
+    wire: int,
+    isa: str = "",
+    device: int = -1,
+    stream: int = 0,
+    seed: int = 0,
+    first_element: int = 0,
+) -> None: ...
 def decode(wire: Wire, values: Values, isa: str = "", device: int = -1, stream: int = 0) -> None: ...
 def decode_sum(
-    wires: Sequence[Wire], factor: float, values: Values, isa: str = "", device: int = -1, stream: int = 0
+    wires: Sequence[Term], factor: float, values: Values, isa: str = "", device: int = -1, stream: int = 0
 ) -> None: ...
 def decode_sum_encode(
-    wires: Sequence[Wire],
+    wires: Sequence[Term],
     num_elements: int,
     format: str,
     wire: int,
     isa: str = "",
     device: int = -1,
     stream: int = 0,
+    seed: int = 0,
+    first_element: int = 0,
 ) -> None: ...
 def cpu_isas() -> list[str]: ...
 def set_num_threads(num_threads: int) -> None: ...
@@ -85,17 +98,26 @@ class Communicator:
     @property
     def is_closed(self) -> bool: ...
     def all_gather(
-        self, shard: Values, slots: Sequence[Values], format: str, timeout: timedelta, stream: int = 0
+        self,
+        shard: Values,
+        slots: Sequence[Values],
+        segments: Segments,
+        timeout: timedelta,
+        stream: int = 0,
+        reference: int = 0,
     ) -> CallStats: ...
     def reduce_scatter(
         self,
         slots: Sequence[Values],
         output: Values,
-        formats: str,
+        segments: Segments,
         factor: float,
         timeout: timedelta,
         stream: int = 0,
+        feedback: tuple[int, str, float, bool] | None = None,  # address, format, decay, whether it is empty
     ) -> CallStats: ...
+    def feedback_bytes(self, slots: Sequence[Values], segments: Segments, format: str) -> int: ...
+    def set_seed(self, seed: int) -> None: ...
     def all_reduce(
         self, tensor: Values, formats: str, factor: float, timeout: timedelta, stream: int = 0
     ) -> CallStats: ...

@@ -51,8 +51,10 @@ _FIELDS = [
     "strict",
     "node_size",
     "chunk_bytes",
+    "seed",
     "high_priority_stream",
     "blocking_wait",
+    "telemetry_every",
 ]
 
 
@@ -73,10 +75,14 @@ class Options(_c10d.Options):  # type: ignore[misc]
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             launcher or the host.
         chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB.
+        seed: of formats with ``:stochastic``; default 0. See :func:`zcomm.set_step`.
         high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default False.
         blocking_wait: ``wait()`` of asynchronous calls on a GPU blocks the host until they are done; default False.
+        telemetry_every: compressed calls of a site from one sample of what compression loses to the next, for
+            :func:`zcomm.report`; default 0, no samples. May differ between ranks.
 
-    A format is ``"exact"``, ``"bf16"``, ``"int8:B"`` or ``"int4:B"``, B a multiple of 32 from 32 to 4096 elements.
+    A format is ``"exact"``, ``"bf16"`` or ``"int8:B"``, ``"int6:B"``, ``"int4:B"``, ``"int2:B"`` or ``"fp8:B"``,
+    B a multiple of 32 from 32 to 4096 elements; ``":hadamard"`` and ``":stochastic"`` may follow B.
     Raises ValueError or TypeError that names the field, what was given and what is accepted.
     """
 
@@ -93,8 +99,10 @@ class Options(_c10d.Options):  # type: ignore[misc]
         strict: bool | None = None,
         node_size: int | None = None,
         chunk_bytes: int | None = None,
+        seed: int | None = None,
         high_priority_stream: bool | None = None,
         blocking_wait: bool | None = None,
+        telemetry_every: int | None = None,
     ) -> None:
         values = locals()
         given = {name: values[name] for name in _FIELDS if values[name] is not None}

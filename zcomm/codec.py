@@ -2,8 +2,9 @@
 
 Arrays are those of NumPy, torch and any library that speaks DLPack or ``__cuda_array_interface__``, on the CPU or on a
 GPU, of float32, float16 or bfloat16 (in NumPy: that of ml_dtypes); any shape, contiguous. Formats are "exact", "bf16",
-"int8:B" and "int4:B", B a multiple of 32 from 32 to 4096. The arrays of one call lie on one device; on every device the
-bits are the same.
+and "KIND:B", KIND one of int8, int6, int4, int2 and fp8 and B a multiple of 32 from 32 to 4096, which ":hadamard" and
+":stochastic" may follow; docs/wire_format.md says what they are. The arrays of one call lie on one device; on every
+device the bits are the same.
 
 On a GPU calls are queued on ``stream`` and return at once: keep the arrays until the stream has passed the call.
 ``stream`` is a handle as an integer or a stream of CuPy, torch, Numba or ``__cuda_stream__``; None is the current
@@ -21,6 +22,7 @@ from zcomm.arrays import HOST, VALUE_DTYPES, Call, new_bytes
 
 Array: TypeAlias = Any
 Wire: TypeAlias = Any  # an array of uint8
+Term: TypeAlias = tuple[Array, str] | tuple[Array, str, float]  # a wire or values, their format, a factor
 ArrayT = TypeVar("ArrayT")
 
 
@@ -29,10 +31,23 @@ def wire_bytes(format: str, dtype: str, num_elements: int) -> int:
     return int(_core.WireLayout(format, dtype, num_elements).num_bytes)
 
 
-def encode(array: Array, format: str, *, isa: str = "", out: Wire | None = None, stream: Any = None) -> Wire:
+def encode(
+    array: Array,
+    format: str,
+    *,
+    seed: int = 0,
+    first_element: int = 0,
+    isa: str = "",
+    out: Wire | None = None,
+    stream: Any = None,
+) -> Wire:
     """The wire of ``array``, in ``out`` if that is given, else in a new array: NumPy's on the CPU, on a GPU that of the
-    library of ``array``, if it is CuPy or torch."""
-    return encode_in(Call(stream, array, out), array, format, isa, out)
+    library of ``array``, if it is CuPy or torch.
+
+    ``seed`` (0 to 2^64 - 1) and ``first_element`` choose the random bits of stochastic formats. If ``array`` is a piece
+    of a message, ``first_element`` is the index of its first element there, a multiple of 32: pieces then have the
+    codes of the whole."""
+    return encode_in(Call(stream, array, out), array, format, isa, out, seed, first_element)
 
 
 def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
@@ -40,37 +55,36 @@ def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any =
     return decode_in(Call(stream, out, wire), wire, format, out, isa)
 
 
-def decode_sum(
-    wires: Sequence[tuple[Array, str]], out: ArrayT, *, factor: float = 1.0, isa: str = "", stream: Any = None
-) -> ArrayT:
-    """Fills ``out`` with factor * (wires[0] + wires[1] + ...), added in that order in float32 and rounded once, and
-    returns it. ``wires``: pairs of a wire and its format; beside "exact" an array of values may stand, too, even
-    ``out``."""
-    call = Call(stream, out, *(wire for wire, _ in wires))
+def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: str = "", stream: Any = None) -> ArrayT:
+    """Fills ``out`` with factor * (wires[0] + wires[1] + ...), added in float32 and rounded once, and returns it: first
+    the wires that are rotated, in the order given, then the others. ``wires``: a wire, its format and, if it is not 1,
+    a factor of its own; beside "exact" an array of values may stand, too, even ``out``."""
+    call = Call(stream, out, *(wire for wire, *_ in wires))
     values = call.values(out, "out", writable=True).raw
-    sources = [_wire_of(call, wire, format, f"wires[{i}]", values) for i, (wire, format) in enumerate(wires)]
-    _core.decode_sum(sources, factor, values, *_place(call, isa))
+    _core.decode_sum(_terms_of(call, wires, values), factor, values, *_place(call, isa))
     return out
 
 
 def decode_sum_encode(
-    wires: Sequence[tuple[Array, str]],
+    wires: Sequence[Term],
     num_elements: int,
     format: str,
     *,
     dtype: str = "float32",
+    seed: int = 0,
+    first_element: int = 0,
     isa: str = "",
     out: Wire | None = None,
     stream: Any = None,
 ) -> Wire:
-    """The wire of wires[0] + wires[1] + ...; ``dtype``: of the values in exact wires that are bytes. ``out``: as in
+    """The wire of wires[0] + wires[1] + ..., added as in decode_sum; ``dtype``: of the values in exact wires that are
+    bytes. ``out``: as in encode, or one of the wires that has the same format. ``seed``, ``first_element``: as in
     encode."""
-    call = Call(stream, out, *(wire for wire, _ in wires))
-    values = (0, num_elements, dtype)
-    sources = [_wire_of(call, wire, text, f"wires[{i}]", values) for i, (wire, text) in enumerate(wires)]
+    call = Call(stream, out, *(wire for wire, *_ in wires))
+    terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
     target, address = _target(call, out, wire_bytes(format, "float32", num_elements), like)
-    _core.decode_sum_encode(sources, num_elements, format, address, *_place(call, isa))
+    _core.decode_sum_encode(terms, num_elements, format, address, *_place(call, isa), seed, first_element)
     return target
 
 
@@ -84,11 +98,13 @@ def view_of(array: Any, name: str, *, writable: bool = False) -> tuple[int, int,
     return Call(None, device=HOST).values(array, name, writable=writable).raw
 
 
-def encode_in(call: Call, array: Array, format: str, isa: str, out: Wire | None) -> Wire:
+def encode_in(
+    call: Call, array: Array, format: str, isa: str, out: Wire | None, seed: int = 0, first_element: int = 0
+) -> Wire:
     """encode() within ``call``."""
     values = call.values(array, "array")
     target, address = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
-    _core.encode(values.raw, format, address, *_place(call, isa))
+    _core.encode(values.raw, format, address, *_place(call, isa), seed, first_element)
     return target
 
 
@@ -114,6 +130,14 @@ def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
     if view.num_elements != num_bytes:
         raise ValueError(f"out: got {view.num_elements} bytes, expected {num_bytes}")
     return target, view.address
+
+
+def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -> list[tuple[int, str, str, float]]:
+    """(address, format, dtype of the values, factor) of wires of as many values as ``values`` has."""
+    terms = []
+    for i, (wire, format, *factor) in enumerate(wires):
+        terms.append((*_wire_of(call, wire, format, f"wires[{i}]", values), *(factor or (1.0,))))
+    return terms
 
 
 def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[int, str, str]:

@@ -51,6 +51,7 @@ class Communicator:
         device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
         timeout: for a peer to come or to answer, in seconds or as a timedelta.
         chunk_bytes: values of a shard that travel as one piece, in bytes.
+        seed: of formats with ``:stochastic``.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Communicator:
         device: int | None = None,
         timeout: datetime.timedelta | float = 600.0,
         chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES,
+        seed: int = 0,
     ) -> None:
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank: got {rank} of size {size}, expected 0 to size - 1")
@@ -77,6 +79,8 @@ class Communicator:
         nccl.load()
         self.device = _device(rank, device)
         self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
+        if seed:
+            self._core.set_seed(seed)
         self.rank = rank
         self.size = size
         self.num_nodes: int = self._core.num_nodes
@@ -88,7 +92,7 @@ class Communicator:
         source, target = call.values(shard, "shard"), call.values(out, "out", writable=True)
         self._check_slots(source, "shard", target, "out")
         slots = slots_of(target, self.size, "out")
-        return self._core.all_gather(source.raw, slots, format, self._timeout, call.stream)
+        return self._core.all_gather(source.raw, slots, [(source.num_elements, format)], self._timeout, call.stream)
 
     def reduce_scatter(
         self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
@@ -100,7 +104,8 @@ class Communicator:
         source, target = call.values(array, "array"), call.values(out, "out", writable=True)
         self._check_slots(target, "out", source, "array")
         slots = slots_of(source, self.size, "array")
-        return self._core.reduce_scatter(slots, target.raw, formats, factor, self._timeout, call.stream)
+        segments = [(target.num_elements, formats)]
+        return self._core.reduce_scatter(slots, target.raw, segments, factor, self._timeout, call.stream)
 
     def all_reduce(
         self, array: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None

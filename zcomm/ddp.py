@@ -7,12 +7,14 @@ Buckets of other models, and every other all-reduce of the group, stay as the gr
 """
 
 from dataclasses import dataclass  # without postponed annotations: DDP looks at the hook's own
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from zcomm.backend import backend_of
+from zcomm.feedback import ErrorFeedback
 from zcomm.policy import override
 
 
@@ -23,10 +25,13 @@ class CompressState:
     Args:
         formats: ``"INSIDE/BETWEEN"`` nodes, or one format for both. The mean is gathered in the INSIDE format.
         process_group: that of the model; default: the world. It must have been made with the backend "zcomm".
+        error_feedback: what a bucket's reduction drops is added to its next one. DDP makes other buckets after the
+            first backward pass: residuals of the first ones stay, unused, until ``reset()``.
     """
 
     formats: str = "int8:128/int4:128"
     process_group: dist.ProcessGroup | None = None
+    error_feedback: ErrorFeedback | None = None
 
 
 def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -35,9 +40,31 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     Several buckets are under way at once. Buckets below the group's ``min_bytes`` stay exact, as do those of other
     dtypes than float32, bfloat16 and float16. Raises ValueError if the group is not zcomm's or a format is wrong.
     """
-    backend_of(state.process_group)
+    backend = backend_of(state.process_group)
     gradients = bucket.buffer()
+    if state.error_feedback is not None:
+        formats = backend.all_reduce_format(gradients, dist.ReduceOp.AVG, state.formats)
+        if formats != "exact":
+            work = _with_feedback(state.error_feedback, backend, bucket, formats)
+            return _then(work, gradients)
     with override(all_reduce=state.formats):
         work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
+    return _then(work, gradients)
+
+
+def _with_feedback(feedback: ErrorFeedback, backend: Any, bucket: GradBucket, formats: str) -> Any:
+    gradients = bucket.buffer()
+    num_bytes = backend.all_reduce_feedback_bytes(gradients, formats, feedback.format)
+    residual, empty = feedback.use(
+        f"bucket {bucket.index()} of {gradients.numel()}/rank {backend.rank()}",
+        f"{gradients.dtype} {formats}",
+        num_bytes,
+        lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
+    )
+    terms = (residual, feedback.format, feedback.decay, empty)
+    return backend.all_reduce_feedback(gradients, dist.ReduceOp.AVG, formats, terms, True)
+
+
+def _then(work: Any, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
     return future

@@ -27,8 +27,10 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "ZCOMM_STRICT": ("strict", _flag),
     "ZCOMM_NODE_SIZE": ("node_size", int),
     "ZCOMM_CHUNK_BYTES": ("chunk_bytes", int),
+    "ZCOMM_SEED": ("seed", int),
     "ZCOMM_HIGH_PRIORITY_STREAM": ("high_priority_stream", _flag),
     "ZCOMM_BLOCKING_WAIT": ("blocking_wait", _flag),
+    "ZCOMM_TELEMETRY_EVERY": ("telemetry_every", int),
 }
 
 # Variable -> what it is for.

@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from zcomm.backend import _c10d
+from zcomm.backend import _c10d, backend_of
 
 
 class override:
@@ -38,6 +39,18 @@ class override:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block: metrics, checkpoints, comparisons."""
     return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact")
+
+
+def set_step(step: int, group: dist.ProcessGroup | None = None) -> None:
+    """Formats with ``:stochastic`` draw their random bits anew from here: bits that depend on ``Options(seed=)``, this
+    step, the number of compressed calls since, and the rank. Called at the start of every training step, with its
+    number, it makes a run that is resumed draw what it would have drawn. A CUDA graph repeats the bits of its capture.
+
+    Raises ValueError if ``step`` is negative or ``group`` (default: the world) has no zcomm backend.
+    """
+    if step < 0:
+        raise ValueError(f"step: got {step}, need 0 or more")
+    backend_of(group).set_step(step)
 
 
 class _Active(_c10d.PolicyOverride):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Values: TypeAlias = NDArray[Any]  # float32, float16 or uint16
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
+WireAndFormat: TypeAlias = tuple[Bytes, str] | tuple[Bytes, str, float]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -29,28 +30,55 @@ LARGEST_FINITE = {
     "bfloat16": float.fromhex("0x1.fep127"),
     "float16": 65504.0,
 }
-MAX_CODE = {"int8": 127, "int4": 7}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """bits: of an element's code; max_code: the largest, 0 where there are no scales."""
+
+    bits: int
+    max_code: int = 0
+    stochastic: bool = False
+
+
+KINDS = {
+    "exact": Kind(0),  # as many bits as the dtype has
+    "bf16": Kind(16),
+    "int8": Kind(8, 127, stochastic=True),
+    "int6": Kind(6, 31, stochastic=True),
+    "int4": Kind(4, 7, stochastic=True),
+    "int2": Kind(2, 1, stochastic=True),
+    "fp8": Kind(8, 448),
+}
 MIN_SCALE = np.float32(2.0**-126)
 NAN_SCALE = 0x7FC0  # bfloat16 bits
 
 
 @dataclass(frozen=True)
 class Format:
-    """kind: "exact", "bf16", "int8" or "int4"; block_size: elements that share a scale, 0 if there are none."""
+    """kind: a key of KINDS; block_size: elements that share a scale, 0 if there are none; hadamard: groups of 32
+    elements are rotated; stochastic: codes are rounded up or down at random."""
 
     kind: str
     block_size: int = 0
+    hadamard: bool = False
+    stochastic: bool = False
 
 
 def parse_format(text: str) -> Format:
-    """The format that "exact", "bf16", "int8:B" or "int4:B" names; B is a multiple of 32 from 32 to 4096."""
-    if text in ("exact", "bf16"):
+    """The format that "exact", "bf16" or "KIND:B" names; B is a multiple of 32 from 32 to 4096, and ":hadamard" and
+    then ":stochastic" may follow it."""
+    if (kind := KINDS.get(text)) and not kind.max_code:
         return Format(text)
-    match = re.fullmatch(r"(int8|int4):([1-9][0-9]*)", text, re.ASCII)
-    if match and int(match[2]) <= 4096 and int(match[2]) % 32 == 0:
-        return Format(match[1], int(match[2]))
+    match = re.fullmatch(r"(\w+):([1-9][0-9]*)(:hadamard)?(:stochastic)?", text, re.ASCII)
+    if match and (kind := KINDS.get(match[1])) and kind.max_code and int(match[2]) <= 4096 and int(match[2]) % 32 == 0:
+        if match[4] and not kind.stochastic:
+            raise ValueError(f"format: got '{text}', but {match[1]} is always rounded to nearest")
+        return Format(match[1], int(match[2]), bool(match[3]), bool(match[4]))
+    names = [name + (":B" if kind.max_code else "") for name, kind in KINDS.items()]
     raise ValueError(
-        f"format: got '{text}', expected exact, bf16, int8:B or int4:B with B a multiple of 32 from 32 to 4096"
+        f"format: got '{text}', expected {', '.join(names[:-1])} or {names[-1]} with B a multiple of 32 from 32 to "
+        "4096; :hadamard and then :stochastic may follow B"
     )
 
 
@@ -68,62 +96,130 @@ def wire_layout(format: str, dtype: str, num_elements: int) -> Layout:
     """Where the parts of a wire of ``num_elements`` values of ``dtype`` lie, in bytes."""
     kind, block_size = (parsed := parse_format(format)).kind, parsed.block_size
     num_blocks = -(-num_elements // block_size) if block_size else 0
-    bits = {"exact": 8 * DTYPES[dtype].itemsize, "bf16": 16, "int8": 8, "int4": 4}[kind]
+    bits = KINDS[kind].bits or 8 * DTYPES[dtype].itemsize
     codes_offset = _align(2 * num_blocks)
     codes_bytes = -(-num_elements * bits // 8)
     return Layout(num_blocks, codes_offset, codes_bytes, codes_offset + _align(codes_bytes))
 
 
-def encode(values: Values, format: str) -> Bytes:
-    """values (n,) -> wire (wire_layout(format, dtype, n).num_bytes,)."""
-    dtype, kind = _dtype_name(values), parse_format(format).kind
+def encode(values: Values, format: str, *, seed: int = 0, first_element: int = 0) -> Bytes:
+    """values (n,) -> wire (wire_layout(format, dtype, n).num_bytes,). ``seed`` and ``first_element``, the index of
+    values[0] in a whole message, choose the random bits of stochastic formats."""
+    dtype, parsed = _dtype_name(values), parse_format(format)
     layout = wire_layout(format, dtype, values.size)
     wire = np.zeros(layout.num_bytes, np.uint8)
-    if kind == "exact" or (kind == "bf16" and dtype == "bfloat16"):
+    if parsed.kind == "exact" or (parsed.kind == "bf16" and dtype == "bfloat16"):
         wire[: layout.codes_bytes] = values.view(np.uint8)
-    elif kind == "bf16":
+    elif parsed.kind == "bf16":
         wire[: layout.codes_bytes] = narrow(widen(values), "bfloat16").view(np.uint8)
     else:
-        scales, codes = _quantize(widen(values), format)
+        floats = rotate(widen(values)) if parsed.hadamard else widen(values)
+        offsets = random_offsets(seed, first_element, values.size) if parsed.stochastic else None
+        scales, codes = _quantize(floats, parsed, offsets)
         wire[: 2 * layout.num_blocks] = scales.view(np.uint8)
-        packed = codes.view(np.uint8)
-        if kind == "int4":
-            nibbles = np.append(packed, np.zeros(packed.size % 2, np.uint8)) & np.uint8(15)
-            packed = nibbles[0::2] | nibbles[1::2] << np.uint8(4)
-        wire[layout.codes_offset :][: layout.codes_bytes] = packed
+        wire[layout.codes_offset :][: layout.codes_bytes] = _pack(codes, KINDS[parsed.kind].bits)
     return wire
 
 
 def decode(wire: Bytes, format: str, num_elements: int, dtype: str, *, wire_dtype: str | None = None) -> Values:
     """wire -> values (num_elements,) of ``dtype``; finite values saturate. ``wire_dtype``: the type that an exact wire
     holds, by default ``dtype``."""
-    kind, held = parse_format(format).kind, wire_dtype or dtype
-    if (kind == "exact" and held == dtype) or (kind == "bf16" and dtype == "bfloat16"):
+    parsed, held = parse_format(format), wire_dtype or dtype
+    if (parsed.kind == "exact" and held == dtype) or (parsed.kind == "bf16" and dtype == "bfloat16"):
         return wire[: num_elements * DTYPES[dtype].itemsize].view(DTYPES[dtype]).copy()
     terms = _terms(wire, format, held, num_elements)
+    if parsed.hadamard:
+        terms = rotate_back(terms)
     limit = np.float32(LARGEST_FINITE[dtype])
     return narrow(np.where(np.isfinite(terms), np.clip(terms, -limit, limit), terms), dtype)
 
 
 def decode_sum(
-    wires: Sequence[tuple[Bytes, str]],
+    wires: Sequence[WireAndFormat],
     num_elements: int,
     dtype: str,
     *,
     factor: float = 1.0,
     wire_dtype: str = "float32",
 ) -> Values:
-    """factor * (wires[0] + wires[1] + ...) (num_elements,) of ``dtype``. wires: pairs of a wire and its format;
-    ``wire_dtype``: the type that the exact ones hold."""
+    """factor * (wires[0] + wires[1] + ...) (num_elements,) of ``dtype``. wires: a wire, its format and, if it is not 1,
+    its own factor; ``wire_dtype``: the type that the exact ones hold."""
     with np.errstate(all="ignore"):
         return narrow(_sum(wires, num_elements, wire_dtype) * np.float32(factor), dtype)
 
 
 def decode_sum_encode(
-    wires: Sequence[tuple[Bytes, str]], num_elements: int, format: str, *, wire_dtype: str = "float32"
+    wires: Sequence[WireAndFormat],
+    num_elements: int,
+    format: str,
+    *,
+    seed: int = 0,
+    first_element: int = 0,
+    wire_dtype: str = "float32",
 ) -> Bytes:
     """The wire of the float32 sum of ``wires``, as in decode_sum."""
-    return encode(narrow(_sum(wires, num_elements, wire_dtype), "float32"), format)
+    total = narrow(_sum(wires, num_elements, wire_dtype), "float32")
+    return encode(total, format, seed=seed, first_element=first_element)
+
+
+def rotate(values: Floats) -> Floats:
+    """values (n,) -> 2^-5 H x for each whole group x of 32 of them, H the Walsh-Hadamard matrix of order 32 in its
+    natural order, (n,). The factor comes first: finite values stay finite. The last n % 32 values stay as they are."""
+    rotated = values.copy()
+    groups = rotated[: values.size // 32 * 32].reshape(-1, 32)
+    with np.errstate(all="ignore"):
+        groups[:] = _hadamard(groups * np.float32(2.0**-5))
+    return rotated
+
+
+def rotate_back(terms: Floats) -> Floats:
+    """terms (n,) -> H y for each whole group y of 32 of them (n,): the inverse. Finite values stay finite: a group with
+    magnitudes of 2^123 or more is scaled down by 2^5 before and up after, and saturates."""
+    rotated = terms.copy()
+    groups = rotated[: terms.size // 32 * 32].reshape(-1, 32)
+    limit = np.float32(LARGEST_FINITE["float32"])
+    with np.errstate(all="ignore"):
+        is_large = ~(np.abs(groups).max(axis=1, initial=0) < 2.0**123)[:, None]
+        plain, scaled = _hadamard(groups), _hadamard(groups * np.float32(2.0**-5))
+        saturated = np.where(np.isfinite(scaled), np.clip(scaled * np.float32(32), -limit, limit), scaled)
+    groups[:] = np.where(is_large, saturated, plain)
+    return rotated
+
+
+def _hadamard(groups: Floats) -> Floats:
+    """groups (m, 32) -> H x for each (m, 32): five steps of sums and differences, of elements 1, 2, 4, 8 and 16 apart,
+    in this order, each rounded to float32."""
+    for step in (1, 2, 4, 8, 16):
+        pairs = groups.reshape(-1, 16 // step, 2, step)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        groups = np.stack([first + second, first - second], axis=2).reshape(-1, 32)
+    return groups
+
+
+def random_offsets(seed: int, first_element: int, num_elements: int) -> Floats:
+    """What is added to scaled values before they are rounded to nearest (num_elements,): (k + 1/2) / 2^16, k a random
+    integer of 16 bits with a sign, so between -1/2 and 1/2. ``first_element``: a multiple of 32."""
+    groups = np.arange(first_element // 8, -(-(first_element + num_elements) // 8), dtype=np.uint64)
+    zeros = np.zeros_like(groups)
+    counter = np.stack([groups & np.uint64(0xFFFFFFFF), groups >> np.uint64(32), zeros, zeros], axis=1)
+    words = philox(counter.astype(np.uint32), seed)
+    halves = words.astype("<u4").view("<i2").reshape(-1)[:num_elements]
+    offsets: Floats = (halves.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-16)
+    return offsets
+
+
+def philox(counter: NDArray[np.uint32], seed: int) -> NDArray[np.uint32]:
+    """counter (m, 4) -> Philox4x32-10 (m, 4), the key the low and the high half of ``seed`` (Salmon, Moraes, Dror and
+    Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11)."""
+    low = np.uint64(0xFFFFFFFF)
+    c0, c1, c2, c3 = counter.astype(np.uint64).T
+    key0, key1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    for _ in range(10):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1 = (product1 >> np.uint64(32)) ^ c1 ^ np.uint64(key0), product1 & low
+        c2, c3 = (product0 >> np.uint64(32)) ^ c3 ^ np.uint64(key1), product0 & low
+        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
 
 def widen(values: Values) -> Floats:
@@ -146,52 +242,107 @@ def narrow(values: Floats, dtype: str) -> Values:
     return narrowed
 
 
-def _quantize(values: Floats, format: str) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """values (n,) -> bfloat16 bits of the scales (num_blocks,), codes (n,)."""
-    kind, block_size = (parsed := parse_format(format)).kind, parsed.block_size
-    num_blocks = -(-values.size // block_size)
-    blocks = np.zeros((num_blocks, block_size), np.float32)
+def _quantize(values: Floats, format: Format, offsets: Floats | None) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    """values (n,), random offsets (n,) or None -> bfloat16 bits of the scales (num_blocks,), codes' bits (n,)."""
+    kind = KINDS[format.kind]
+    num_blocks = -(-values.size // format.block_size)
+    blocks = np.zeros((num_blocks, format.block_size), np.float32)
     blocks.reshape(-1)[: values.size] = values
     # The largest magnitude, as bit patterns: infinities and NaNs are the largest of all.
     absmax = (blocks.view(np.uint32) & 0x7FFFFFFF).max(axis=1, initial=0).view(np.float32)
     finite = np.isfinite(absmax)
-    quotient = np.where(finite, absmax, np.float32(0)) / np.float32(MAX_CODE[kind])
+    quotient = np.where(finite, absmax, np.float32(0)) / np.float32(kind.max_code)
     rounded_up = ((quotient.view(np.uint32) + 0xFFFF) & 0xFFFF0000).view(np.float32)
-    scales = np.maximum(rounded_up, MIN_SCALE)
+    scales = np.clip(rounded_up, MIN_SCALE, np.float32(LARGEST_FINITE["bfloat16"]))
     with np.errstate(all="ignore"):
-        codes = np.rint(blocks * (np.float32(1) / scales)[:, None])
-    codes[~finite] = 0
+        scaled = blocks * (np.float32(1) / scales)[:, None]
+    scaled[~finite] = 0
+    scaled = scaled.reshape(-1)[: values.size]
+    if format.kind == "fp8":
+        codes = _to_e4m3(scaled)
+    elif offsets is None:
+        codes = np.rint(scaled).astype(np.int8).view(np.uint8)
+    else:
+        rounded = np.clip(np.rint(scaled + offsets), -kind.max_code, kind.max_code)
+        rounded[~finite.repeat(format.block_size)[: values.size]] = 0
+        codes = rounded.astype(np.int8).view(np.uint8)
     bits = np.where(finite, scales.view(np.uint32) >> 16, NAN_SCALE).astype(np.uint16)
-    return bits, codes.astype(np.int8).reshape(-1)[: values.size]
+    return bits, codes
 
 
-def _terms(wire: Bytes, format: str, dtype: str, num_elements: int) -> Floats:
-    """The float32 values (num_elements,) that a wire adds to a sum."""
+def _to_e4m3(values: Floats) -> NDArray[np.uint8]:
+    """values (n,) of magnitudes that round to 448 or less -> the nearest e4m3 (n,), ties to even."""
+    magnitude = np.abs(values).astype(np.float64)  # in which all below is exact but the rounding
+
+    def exponents(magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.floor(np.log2(np.maximum(magnitudes, 2.0**-6)))  # subnormals have that of the smallest normal number
+
+    unit = 2.0 ** (exponents(magnitude) - 3)
+    nearest = np.rint(magnitude / unit) * unit
+    exponent = exponents(nearest)
+    code = (exponent + 6) * 8 + nearest * 2.0 ** (3 - exponent)  # the leading 1 counts as one more in the exponent
+    return (code.astype(np.uint8) | np.signbit(values) * np.uint8(128)).astype(np.uint8)
+
+
+def _from_e4m3(codes: NDArray[np.uint8]) -> Floats:
+    """codes (n,) -> values (n,)."""
+    exponent, fraction = (codes >> 3 & 15).astype(np.int32), (codes & 7).astype(np.float32)
+    magnitude = np.ldexp(fraction + 8 * (exponent > 0), np.maximum(exponent, 1) - 10).astype(np.float32)
+    values: Floats = np.copysign(magnitude, np.where(codes & 128, np.float32(-1), np.float32(1)))
+    return values
+
+
+def _pack(codes: NDArray[np.uint8], bits: int) -> Bytes:
+    """The low ``bits`` of codes (n,), one after the other from the lowest bit of byte 0 on, (ceil(n * bits / 8),)."""
+    of_codes = np.unpackbits(codes, bitorder="little").reshape(-1, 8)[:, :bits]
+    return np.packbits(of_codes.reshape(-1), bitorder="little")
+
+
+def _unpack(packed: Bytes, bits: int, num_elements: int) -> NDArray[np.uint8]:
+    """The inverse, with the sign in all upper bits."""
+    of_codes = np.unpackbits(packed, bitorder="little")[: num_elements * bits].reshape(-1, bits)
+    signs = np.repeat(of_codes[:, -1:], 8 - bits, axis=1)
+    return np.packbits(np.hstack([of_codes, signs]).reshape(-1), bitorder="little")
+
+
+def _terms(wire: Bytes, format: str, dtype: str, num_elements: int, factor: float = 1.0) -> Floats:
+    """The float32 values (num_elements,), rotated if the format is, that a wire adds to a sum."""
     parsed, layout = parse_format(format), wire_layout(format, dtype, num_elements)
     packed = wire[layout.codes_offset :][: layout.codes_bytes]
-    if parsed.kind == "exact":
-        return widen(packed.view(DTYPES[dtype]))
-    if parsed.kind == "bf16":
-        return widen(packed.view(np.uint16))
-    if parsed.kind == "int4":
-        pairs = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:num_elements]
-        codes = (pairs ^ 8).astype(np.int8) - np.int8(8)
-    else:
-        codes = packed.view(np.int8)
-    scales = widen(wire[: 2 * layout.num_blocks].view(np.uint16))
     limit = np.float32(LARGEST_FINITE["float32"])
     with np.errstate(all="ignore"):
-        terms = codes.astype(np.float32) * np.repeat(scales, parsed.block_size)[:num_elements]
-    clipped: Floats = np.clip(terms, -limit, limit)  # NaN stays NaN
+        if parsed.kind == "exact":
+            return widen(packed.view(DTYPES[dtype])) * np.float32(factor)
+        if parsed.kind == "bf16":
+            return widen(packed.view(np.uint16)) * np.float32(factor)
+        patterns = _unpack(packed, KINDS[parsed.kind].bits, num_elements)
+        codes = _from_e4m3(patterns) if parsed.kind == "fp8" else patterns.view(np.int8).astype(np.float32)
+        scales = widen(wire[: 2 * layout.num_blocks].view(np.uint16)) * np.float32(factor)
+        scales = np.clip(scales, -limit, limit)  # NaN stays NaN
+        terms = codes * np.repeat(scales, parsed.block_size)[:num_elements]
+    clipped: Floats = np.clip(terms, -limit, limit)
     return clipped
 
 
-def _sum(wires: Sequence[tuple[Bytes, str]], num_elements: int, wire_dtype: str) -> Floats:
-    terms = [_terms(wire, format, wire_dtype, num_elements) for wire, format in wires]
-    total: Floats = terms[0]
+def _sum(wires: Sequence[WireAndFormat], num_elements: int, wire_dtype: str) -> Floats:
+    """The rotated wires, in order, rotated back; then the others, in order. Codes are added to 0."""
+
+    def is_rotated(wire: WireAndFormat) -> bool:
+        return parse_format(wire[1]).hadamard
+
+    total: Floats | None = None
     with np.errstate(all="ignore"):
-        for term in terms[1:]:
-            total = total + term
+        for rotated in (True, False):
+            for wire, format, *factor in (w for w in wires if is_rotated(w) == rotated):
+                term = _terms(wire, format, wire_dtype, num_elements, *factor)
+                if total is None:
+                    total = term + np.float32(0) if parse_format(format).block_size else term
+                else:
+                    total = total + term
+            if rotated and total is not None:
+                total = rotate_back(total)
+    if total is None:
+        raise ValueError("wires: got none, expected at least one")
     return total
 
 

@@ -11,13 +11,32 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from zcomm import _core
 from zcomm.arrays import HOST, Call, slots_of
+from zcomm.feedback import ErrorFeedback
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT")
+
+
+#: One format, or how many elements of a slot travel in which, from its first element on.
+Format: TypeAlias = "str | Sequence[tuple[int, str]]"
+
+
+def aligned_bytes(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeros at an address that is a multiple of 64."""
+    buffer = np.zeros(num_bytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + num_bytes]
+
+
+def _segments(format: Format, num_elements: int) -> list[tuple[int, str]]:
+    return [(num_elements, format)] if isinstance(format, str) else list(format)
 
 
 class LocalRank:
@@ -29,22 +48,49 @@ class LocalRank:
         self.rank: int = communicator.rank
         self.size: int = communicator.size
 
-    def all_gather(self, shard: Any, out: ArrayT, format: str = "int8:256") -> ArrayT:
+    def all_gather(self, shard: Any, out: ArrayT, format: Format = "int8:256", *, reference: Any = None) -> ArrayT:
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
-        be the own slot of ``out``."""
+        be the own slot of ``out``.
+
+        ``reference``: differences travel. ``out`` holds, on every rank, what an earlier gather has left in the slots of
+        other ranks, and ``reference``, as large as ``shard``, what it left in the own one; both are brought up to date.
+        """
         call = Call(None, device=HOST)
         slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
-        self._communicator.all_gather(call.values(shard, "shard").raw, slots, format, self._timeout)
+        source = call.values(shard, "shard")
+        own = 0
+        if reference is not None:
+            held = call.values(reference, "reference", writable=True)
+            if (held.dtype, held.num_elements) != (source.dtype, source.num_elements):
+                raise ValueError(
+                    f"reference: got {held.num_elements} {held.dtype}, expected {source.num_elements} {source.dtype}"
+                )
+            own = held.address
+        segments = _segments(format, source.num_elements)
+        self._communicator.all_gather(source.raw, slots, segments, self._timeout, reference=own)
         return out
 
     def reduce_scatter(
-        self, input: Any, out: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0
+        self,
+        input: Any,
+        out: ArrayT,
+        formats: Format = "int8:128/int4:128",
+        *,
+        factor: float = 1.0,
+        feedback: ErrorFeedback | None = None,
     ) -> ArrayT:
-        """Fills ``out`` with factor times the sum over ranks of their slot ``rank`` of ``input``, and returns it."""
+        """Fills ``out`` with factor times the sum over ranks of their slot ``rank`` of ``input``, and returns it.
+        ``feedback``: this rank's, of a reduction that is called again and again."""
         call = Call(None, device=HOST)
         slots = slots_of(call.values(input, "input"), self.size, "input")
         output = call.values(out, "out", writable=True).raw
-        self._communicator.reduce_scatter(slots, output, formats, factor, self._timeout)
+        segments = _segments(formats, output[1])
+        kept = None
+        if feedback is not None:
+            num_bytes = self._communicator.feedback_bytes(slots, segments, feedback.format)
+            residual, empty = feedback.use("reduce_scatter", f"{output[1:]} in {segments}", num_bytes, aligned_bytes)
+            kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
+        self._communicator.reduce_scatter(slots, output, segments, factor, self._timeout, feedback=kept)
         return out
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:
@@ -56,10 +102,15 @@ class LocalRank:
 
 class LocalWorld:
     """``nodes``: "NODESxRANKS" such as "8x8", or the node of every rank, such as [0, 0, 0, 1]. ``timeout`` in seconds;
-    ``chunk_bytes``: values of a shard that travel as one piece."""
+    ``chunk_bytes``: values of a shard that travel as one piece; ``seed``: of formats with ``:stochastic``."""
 
     def __init__(
-        self, nodes: str | Sequence[int], *, timeout: float = 60.0, chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES
+        self,
+        nodes: str | Sequence[int],
+        *,
+        timeout: float = 60.0,
+        chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES,
+        seed: int = 0,
     ) -> None:
         if isinstance(nodes, str):
             num_nodes, _, node_size = nodes.partition("x")
@@ -67,6 +118,8 @@ class LocalWorld:
                 raise ValueError(f"nodes: got {nodes!r}, expected NODESxRANKS such as '8x8'")
             nodes = [node for node in range(int(num_nodes)) for _ in range(int(node_size))]
         communicators = _core.make_local_communicators(list(nodes), chunk_bytes)
+        for communicator in communicators:
+            communicator.set_seed(seed)
         self.ranks = [LocalRank(communicator, timeout) for communicator in communicators]
         self.size = len(self.ranks)
 

@@ -7,21 +7,39 @@
 
 namespace zcomm {
 
+// In the order of the table in block_format.cpp. `traits` gives a row of it.
 enum class ElementKind : std::uint8_t {
   exact,  // the bytes of the values
   bf16,   // a cast to bfloat16, for float32 values
   int8,   // symmetric codes in [-127, 127]
-  int4,   // symmetric codes in [-7, 7], two per byte
+  int6,   // in [-31, 31], four in three bytes
+  int4,   // in [-7, 7], two per byte
+  int2,   // in [-1, 1], four per byte
+  fp8,    // floating-point codes: OCP e4m3, 448 at most
 };
+
+struct ElementTraits {
+  std::string_view name;
+  int code_bits;    // of an element in a wire; 0: as many as its type has
+  float max_code;   // the largest code; 0 where there are no scales
+  bool stochastic;  // whether codes can be rounded stochastically
+};
+
+// Throws ArgumentError on a value that is not in the enumeration.
+const ElementTraits& traits(ElementKind kind);
 
 inline constexpr int kMinBlockSize = 32;
 inline constexpr int kMaxBlockSize = 4096;
 
 struct BlockFormat {
   ElementKind kind = ElementKind::exact;
-  int block_size = 0;  // elements that share a scale; 0 where there are no scales
+  int block_size = 0;       // elements that share a scale; 0 where there are no scales
+  bool hadamard = false;    // groups of 32 elements are rotated before they are encoded
+  bool stochastic = false;  // codes are rounded up or down at random, so that their mean is right
 
-  // "exact", "bf16", "int8:B" or "int4:B", B a multiple of 32 from 32 to 4096. Throws ArgumentError on anything else.
+  // "exact", "bf16" or KIND:B, KIND one of the others and B a multiple of 32 from 32 to 4096, which ":hadamard" and
+  // then
+  // ":stochastic" (not for fp8) may follow. Throws ArgumentError on anything else.
   static BlockFormat parse(std::string_view text);
   std::string to_string() const;
 

@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "zcomm/codec.hpp"
+#include "zcomm/feedback.hpp"
 #include "zcomm/segment.hpp"
 #include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
@@ -37,6 +39,18 @@ struct Resources {
   std::size_t chunk_bytes;  // of values, per shard and chunk; rounded to whole blocks
   StreamView stream;
   CallStats& stats;
+  std::uint64_t seed = 0;  // of stochastic rounding, another one for each call
+};
+
+// What an all_gather does beside gathering; at most one of the two.
+struct GatherExtras {
+  // Filled with this rank's secondary shard: secondary_bytes() bytes, aligned to kWireAlignment.
+  std::byte* secondary = nullptr;
+  // Differences travel (SDP4Bit, arXiv 2410.15526): the slots of other ranks hold, on every rank, what an earlier
+  // gather has left there, and `reference` holds that of the own slot, on this rank alone; it has the elements and the
+  // dtype of `shard`, and must not overlap it. Both are brought up to date. Parts that travel exactly are not
+  // differences.
+  std::byte* reference = nullptr;
 };
 
 // Every rank's shard, decoded into slots[rank] on every rank: the same bits everywhere. slots.size() is the number of
@@ -45,11 +59,8 @@ struct Resources {
 //
 // Flat: every rank sends its wire to every other. Hierarchical: first between ranks of equal local rank in different
 // nodes, then inside the node, so that each byte enters a node once.
-//
-// `secondary`, unless it is null, is filled with this rank's secondary shard: secondary_bytes() bytes, aligned to
-// kWireAlignment.
 void all_gather(const Resources& resources, ConstTensorView shard, std::span<const TensorView> slots,
-                GatherSegments segments, std::byte* secondary = nullptr);
+                GatherSegments segments, GatherExtras extras = {});
 
 // Secondary shards, hpZ of ZeRO++: the ranks of a node keep among them the wires of a gather, so that a later one of
 // the same values stays inside the node. In each node the wire of rank r's shard is kept by the rank whose local rank
@@ -72,10 +83,15 @@ void gather_secondary(const Resources& resources, const std::byte* secondary, st
 // node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
 // the between format to others: one quantization.
 void reduce_scatter(const Resources& resources, std::span<const ConstTensorView> slots, TensorView output,
-                    ReduceSegments segments, float factor);
+                    ReduceSegments segments, float factor, const Feedback* feedback = nullptr);
 
-// tensor = factor * sum over ranks of tensor, the same bits on every rank: a reduce_scatter of whole-block shards, then
-// an all_gather in the inside format.
-void all_reduce(const Resources& resources, TensorView tensor, HopFormats formats, float factor);
+// The slots of a tensor of so many elements in an all_reduce among `size` ranks: whole blocks of all formats, so that
+// the last ones are short or empty and no padding is copied.
+std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats);
+
+// tensor = factor * sum over ranks of tensor, the same bits on every rank: a reduce_scatter of these slots, then an
+// all_gather in the inside format.
+void all_reduce(const Resources& resources, TensorView tensor, HopFormats formats, float factor,
+                const Feedback* feedback = nullptr);
 
 }  // namespace zcomm

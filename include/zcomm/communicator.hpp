@@ -33,20 +33,37 @@ class Communicator {
   // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`. With a
   // format in place of segments, all of a slot travels in it.
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
-                       std::chrono::milliseconds timeout, StreamView stream = {}, std::byte* secondary = nullptr);
+                       std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
-                       std::chrono::milliseconds timeout, StreamView stream = {}, std::byte* secondary = nullptr);
+                       std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   std::size_t secondary_bytes(std::span<const TensorView> slots, GatherSegments segments) const {
     return zcomm::secondary_bytes(topology_, rank(), chunk_bytes_, slots, segments);
   }
   CallStats gather_secondary(const std::byte* secondary, std::span<const TensorView> slots, GatherSegments segments,
                              std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, ReduceSegments segments,
-                           float factor, std::chrono::milliseconds timeout, StreamView stream = {});
+                           float factor, std::chrono::milliseconds timeout, StreamView stream = {},
+                           const Feedback* feedback = nullptr);
   CallStats reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats, float factor,
                            std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats all_reduce(TensorView tensor, HopFormats formats, float factor, std::chrono::milliseconds timeout,
-                       StreamView stream = {});
+                       StreamView stream = {}, const Feedback* feedback = nullptr);
+  std::size_t feedback_bytes(std::span<const ConstTensorView> slots, ReduceSegments segments,
+                             BlockFormat format) const {
+    return zcomm::feedback_bytes(topology_, rank(), chunk_bytes_, slots, segments, format);
+  }
+
+  // Stochastic rounding begins anew from here: each call draws bits of its own, which depend on this seed, the number
+  // of calls since, and the rank. 0 until it is set.
+  void set_seed(std::uint64_t seed) {
+    seed_ = seed;
+    num_calls_ = 0;
+  }
+
+  // What the receivers of `values` have of them: decoded = decode(encode(values)) in `format`, with the codec of the
+  // collectives. `decoded` has as many elements, of any value type; the numbers of the collectives are unchanged by it.
+  // Moves no byte between ranks. On a GPU it is queued on `stream`.
+  void round_trip(ConstTensorView values, BlockFormat format, TensorView decoded, StreamView stream = {}) const;
 
   // Makes the pending call and all later ones throw, on this rank and, with `reason`, on its peers. Any thread.
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
@@ -63,6 +80,8 @@ class Communicator {
   std::vector<int> peers_;       // that this rank exchanges bytes with
   std::vector<int> node_peers_;  // of them, those of its node
   std::size_t chunk_bytes_;
+  std::uint64_t seed_ = 0;
+  std::uint64_t num_calls_ = 0;  // since the seed was set
 };
 
 }  // namespace zcomm

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "zcomm/block_format.hpp"
 
@@ -17,6 +20,18 @@ struct Segment {
   std::int64_t num_elements = 0;
   Format format;
 };
+
+// As they are named outside of C++: pairs of a number of elements and a format's name.
+using NamedSegments = std::vector<std::pair<std::int64_t, std::string>>;
+
+// Throws ArgumentError on a format that is not there.
+template <class Format>
+std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
+  std::vector<Segment<Format>> segments;
+  segments.reserve(named.size());
+  for (const auto& [num_elements, format] : named) segments.push_back({num_elements, Format::parse(format)});
+  return segments;
+}
 
 using GatherSegments = std::span<const Segment<BlockFormat>>;
 using ReduceSegments = std::span<const Segment<HopFormats>>;

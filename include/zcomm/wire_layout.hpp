@@ -17,9 +17,9 @@ constexpr std::size_t align_wire(std::size_t num_bytes) {
 }
 
 // The bytes of `num_elements` encoded values: bfloat16 scales (one per block), padding to 16, packed codes, padding to
-// 16. No header. The last block may be short. An int4 byte holds element 2i in its low and 2i+1 in its high four bits.
-// Padding bytes and the unused half of a last int4 byte are zero. Formats without scales start with the values at
-// offset 0.
+// 16. No header. The last block may be short. Codes follow each other without gaps, from the lowest bit of a byte to
+// its highest: an int4 byte holds element 2i in its low and 2i+1 in its high four bits. Padding bytes and the unused
+// bits of a last byte are zero. Formats without scales start with the values at offset 0.
 struct WireLayout {
   std::int64_t num_blocks = 0;
   std::size_t codes_offset = 0;  // of the first code; the scales start at 0

@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include "measure.hpp"
 #include "process_group.hpp"
 #include "zcomm/error.hpp"
 
@@ -64,10 +65,10 @@ void set_field(Target& target, const std::string& name, const py::handle& value)
   } else if (name == "strict") {
     target.strict = flag();
   } else {
-    throw py::type_error(
-        "unknown option '" + name +
-        "'; accepted are all_gather, reduce_scatter, all_reduce, min_bytes, out_of_place, lists, "
-        "coalesced, strict (and, for Options, node_size, chunk_bytes, high_priority_stream, blocking_wait)");
+    throw py::type_error("unknown option '" + name +
+                         "'; accepted are all_gather, reduce_scatter, all_reduce, min_bytes, out_of_place, lists, "
+                         "coalesced, strict (and, for Options, node_size, chunk_bytes, seed, high_priority_stream, "
+                         "blocking_wait, telemetry_every)");
   }
 }
 
@@ -82,8 +83,12 @@ c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
         throw py::type_error(name + ": got " + py::repr(value).cast<std::string>() + ", need True or False");
       }
       (name == "blocking_wait" ? options->blocking_wait : options->high_priority_stream) = value.cast<bool>();
+    } else if (name == "telemetry_every") {
+      options->telemetry_every = integer_of(name, value, 0);
     } else if (name == "chunk_bytes") {
       options->chunk_bytes = static_cast<std::size_t>(integer_of(name, value, 1));
+    } else if (name == "seed") {
+      options->seed = static_cast<std::uint64_t>(integer_of(name, value, 0));
     } else {
       set_field(options->policy, name, value);
     }
@@ -122,6 +127,25 @@ py::dict stats_of(ProcessGroup& group) {
   return all;
 }
 
+py::list losses_of(ProcessGroup& group) {
+  std::vector<Loss> losses;
+  {
+    const py::gil_scoped_release no_gil;
+    losses = group.telemetry().read();
+  }
+  py::list all;
+  for (const Loss& loss : losses) {
+    all.append(py::dict(
+        py::arg("collective") = std::string(to_string(loss.collective)), py::arg("site") = loss.site,
+        py::arg("hop") = loss.hop, py::arg("format") = loss.format, py::arg("calls") = loss.calls,
+        py::arg("samples") = loss.samples, py::arg("elements") = loss.elements, py::arg("blocks") = loss.blocks,
+        py::arg("finite_blocks") = loss.finite_blocks, py::arg("nonzero") = loss.nonzero,
+        py::arg("zeroed") = loss.zeroed, py::arg("signal") = loss.signal, py::arg("noise") = loss.noise,
+        py::arg("block_errors") = loss.block_errors, py::arg("largest_block_error") = loss.largest_block_error));
+  }
+  return all;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_c10d, module) {
@@ -143,19 +167,27 @@ PYBIND11_MODULE(_c10d, module) {
           "node_size",
           [](const ZcommOptions& o) { return o.node_size == 0 ? std::nullopt : std::optional<int>(o.node_size); })
       .def_property_readonly("chunk_bytes", [](const ZcommOptions& o) { return o.chunk_bytes; })
+      .def_property_readonly("seed", [](const ZcommOptions& o) { return o.seed; })
       .def_property_readonly("high_priority_stream", [](const ZcommOptions& o) { return o.high_priority_stream; })
       .def_property_readonly("blocking_wait", [](const ZcommOptions& o) { return o.blocking_wait; })
+      .def_property_readonly("telemetry_every", [](const ZcommOptions& o) { return o.telemetry_every; })
       .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + o.to_string() + ")"; });
 
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
 
   py::class_<Site, SitePtr>(module, "Site")
-      .def(py::init<std::string>(), py::arg("name"))
+      .def(py::init<std::string, std::vector<std::string>>(), py::arg("name"), py::arg("parts"))
       .def_readonly("name", &Site::name)
       .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
       .def_property_readonly("inside_bytes", [](const Site& site) { return site.cost.inside_bytes.load(); })
       .def_property_readonly("between_bytes", [](const Site& site) { return site.cost.between_bytes.load(); });
+
+  // What samples on a GPU go through, for the tests: it runs on CPU tensors as well.
+  module.def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {
+    const Measured measured = measure_on_device(original, decoded);
+    return py::make_tuple(measured.totals, measured.largest);
+  });
 
   intrusive_class<ProcessGroup>(module, "ProcessGroup")
       .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
@@ -181,16 +213,26 @@ PYBIND11_MODULE(_c10d, module) {
       .def("reduce_format", &ProcessGroup::reduce_format, py::arg("output"), py::arg("input"), py::arg("op"),
            py::arg("formats") = "", py::call_guard<py::gil_scoped_release>())
       .def("all_gather_segments", &ProcessGroup::all_gather_segments, py::arg("output"), py::arg("input"),
-           py::arg("segments"), py::arg("secondary"), py::arg("site"), py::arg("async_op"),
+           py::arg("segments"), py::arg("secondary"), py::arg("reference"), py::arg("site"), py::arg("async_op"),
            py::call_guard<py::gil_scoped_release>())
       .def("reduce_scatter_segments", &ProcessGroup::reduce_scatter_segments, py::arg("output"), py::arg("input"),
-           py::arg("op"), py::arg("segments"), py::arg("site"), py::arg("async_op"),
+           py::arg("op"), py::arg("segments"), py::arg("feedback"), py::arg("site"), py::arg("async_op"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("all_reduce_feedback", &ProcessGroup::all_reduce_feedback, py::arg("tensor"), py::arg("op"),
+           py::arg("formats"), py::arg("feedback"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def("feedback_bytes", &ProcessGroup::feedback_bytes, py::arg("input"), py::arg("segments"), py::arg("format"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("all_reduce_feedback_bytes", &ProcessGroup::all_reduce_feedback_bytes, py::arg("tensor"), py::arg("formats"),
+           py::arg("format"), py::call_guard<py::gil_scoped_release>())
+      .def("all_reduce_format", &ProcessGroup::all_reduce_format, py::arg("tensor"), py::arg("op"), py::arg("formats"),
            py::call_guard<py::gil_scoped_release>())
       .def("secondary_bytes", &ProcessGroup::secondary_bytes, py::arg("output"), py::arg("segments"),
            py::call_guard<py::gil_scoped_release>())
       .def("gather_secondary", &ProcessGroup::gather_secondary, py::arg("output"), py::arg("secondary"),
            py::arg("segments"), py::arg("site"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
-      .def("stats", &stats_of);
+      .def("set_step", &ProcessGroup::set_step, py::arg("step"))
+      .def("stats", &stats_of)
+      .def("losses", &losses_of);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -12,7 +12,7 @@ std::string ZcommOptions::to_string() const {
          ", out_of_place=" + flag(policy.out_of_place) + ", lists=" + flag(policy.lists) +
          ", coalesced=" + flag(policy.coalesced) + ", strict=" + flag(policy.strict) +
          ", node_size=" + (node_size == 0 ? "None" : std::to_string(node_size)) +
-         ", chunk_bytes=" + std::to_string(chunk_bytes);
+         ", chunk_bytes=" + std::to_string(chunk_bytes) + ", seed=" + std::to_string(seed);
 }
 
 Policy PolicyOverride::apply(Policy policy) const {

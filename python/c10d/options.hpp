@@ -15,8 +15,10 @@ struct ZcommOptions : ::c10d::Backend::Options {
   Policy policy;
   int node_size = 0;  // ranks per node, in rank order; 0: found from the launcher's environment or the host
   std::size_t chunk_bytes = kDefaultChunkBytes;
+  std::uint64_t seed = 0;             // of stochastic rounding
   bool high_priority_stream = false;  // of asynchronous calls on a GPU
   bool blocking_wait = false;         // wait() on a GPU blocks the host; not compared between ranks
+  std::int64_t telemetry_every = 0;   // calls of a site from one sample to the next; 0: none; not compared
 
   // One line that ranks compare and users read.
   std::string to_string() const;

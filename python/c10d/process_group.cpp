@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "c10d_transport.hpp"
 #include "tensors.hpp"
@@ -42,6 +43,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_
       store_(std::move(store)),
       options_(std::move(options)),
       host_(std::move(host)),
+      telemetry_(options_->telemetry_every),
       host_runner_([this] { return connect_gloo(); }, [this](const std::exception& error) { return fail(error); },
                    [this] { return c10::intrusive_ptr<ProcessGroup>::unsafe_reclaim_from_nonowning(this); }),
       device_runner_(
@@ -143,57 +145,109 @@ WorkPtr ProcessGroup::launch(Collective collective, ::c10d::OpType type, const c
                              std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, bool async, SitePtr site,
                              Run run) {
   const bool on_cpu = outputs[0].device().is_cpu();
-  Job job{
-      type,
-      title,
-      std::move(inputs),
-      std::move(outputs),
-      sequence_number_.load(),
-      async,
-      [this, collective, site = std::move(site), run = std::move(run)](Communicator& communicator, StreamView stream) {
-        const CallStats cost = run(communicator, stream);
-        stats_.compressed(collective).add(cost);
-        if (site) site->add(cost);
-      }};
+  // As calls are launched, not as they run, so that a step's calls are its own. Odd factors: no two alike.
+  const std::uint64_t seed =
+      options_->seed + 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * calls_in_step_.fetch_add(1);
+  Job job{type,
+          title,
+          std::move(inputs),
+          std::move(outputs),
+          sequence_number_.load(),
+          async,
+          [this, collective, seed, site = std::move(site), run = std::move(run)](Communicator& communicator,
+                                                                                 StreamView stream) {
+            communicator.set_seed(seed);
+            const CallStats cost = run(communicator, stream);
+            stats_.compressed(collective).add(cost);
+            if (site) site->add(cost);
+          }};
   Runner& runner = on_cpu ? static_cast<Runner&>(host_runner_) : device_runner_;
   return track(runner.launch(std::move(job)));
+}
+
+template <class Format>
+void ProcessGroup::sample(Collective collective, const SitePtr& site, at::Device device,
+                          std::span<const ConstTensorView> slots, std::span<const Segment<Format>> segments,
+                          Communicator& communicator, StreamView stream) {
+  if (!telemetry_.is_on()) return;
+  const auto formats_of = [](const Format& format) {
+    if constexpr (std::is_same_v<Format, HopFormats>) {
+      return format;
+    } else {
+      return HopFormats{format, format};
+    }
+  };
+  const auto is_lossy = [&](const Segment<Format>& segment) {
+    return segment.num_elements > 0 && !formats_of(segment.format).is_exact();
+  };
+  const auto count = static_cast<std::size_t>(std::count_if(segments.begin(), segments.end(), is_lossy));
+  std::int64_t begin = 0;
+  std::size_t index = 0;
+  for (const Segment<Format>& segment : segments) {
+    if (is_lossy(segment)) {
+      std::vector<ConstTensorView> parts;
+      for (const ConstTensorView& slot : slots) parts.push_back(slot.slice(begin, segment.num_elements));
+      const std::string name = site ? site->name_of_part(index++, count) : "";
+      telemetry_.before({collective, name, device}, parts, formats_of(segment.format), communicator, stream);
+    }
+    begin += segment.num_elements;
+  }
 }
 
 WorkPtr ProcessGroup::launch_all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                                         std::vector<at::Tensor> outputs, const Terms& terms, GatherCall call) {
   if (call.segments.empty()) call.segments.push_back({input.numel(), terms.policy.all_gather});
   std::vector<at::Tensor> held{input};
-  if (call.secondary.defined()) held.push_back(call.secondary);
-  std::byte* kept = call.secondary.defined() ? static_cast<std::byte*>(call.secondary.data_ptr()) : nullptr;
-  return launch(Collective::all_gather, type, "zcomm:all_gather", std::move(held), std::move(outputs), terms.async,
-                std::move(call.site),
-                [shard = view_of(input), views = std::move(slots), segments = std::move(call.segments),
-                 timeout = terms.timeout, kept](Communicator& communicator, StreamView stream) {
-                  return communicator.all_gather(shard, views, GatherSegments(segments), timeout, stream, kept);
-                });
+  GatherExtras extras;
+  const auto use = [&](const at::Tensor& tensor) {
+    held.push_back(tensor);
+    return static_cast<std::byte*>(tensor.data_ptr());
+  };
+  if (call.secondary.defined()) extras.secondary = use(call.secondary);
+  if (call.reference.defined()) extras.reference = use(call.reference);
+  const SitePtr site = call.site;  // the lambda takes the call
+  return launch(
+      Collective::all_gather, type, "zcomm:all_gather", std::move(held), std::move(outputs), terms.async, site,
+      [this, shard = ConstTensorView(view_of(input)), views = std::move(slots), call = std::move(call),
+       timeout = terms.timeout, extras, device = input.device()](Communicator& communicator, StreamView stream) {
+        const GatherSegments segments(call.segments);
+        sample(Collective::all_gather, call.site, device, {&shard, 1}, segments, communicator, stream);
+        return communicator.all_gather(shard, views, segments, timeout, stream, extras);
+      });
 }
 
 WorkPtr ProcessGroup::launch_reduce_scatter(::c10d::OpType type, const at::Tensor& output,
                                             std::vector<TensorView> slots, std::vector<at::Tensor> inputs,
                                             const ::c10d::ReduceOp& op, const Terms& terms, ReduceCall call) {
   if (call.segments.empty()) call.segments.push_back({output.numel(), terms.policy.reduce_scatter});
+  if (call.feedback) inputs.push_back(call.residual);
+  const SitePtr site = call.site;
   return launch(Collective::reduce_scatter, type, "zcomm:reduce_scatter", std::move(inputs), {output}, terms.async,
-                std::move(call.site),
-                [result = view_of(output), views = std::vector<ConstTensorView>(slots.begin(), slots.end()),
-                 segments = std::move(call.segments), factor = static_cast<float>(factor_of(op, getSize())),
-                 timeout = terms.timeout](Communicator& communicator, StreamView stream) {
-                  return communicator.reduce_scatter(views, result, ReduceSegments(segments), factor, timeout, stream);
+                site,
+                [this, result = view_of(output), views = std::vector<ConstTensorView>(slots.begin(), slots.end()),
+                 call = std::move(call), factor = static_cast<float>(factor_of(op, getSize())), timeout = terms.timeout,
+                 device = output.device()](Communicator& communicator, StreamView stream) {
+                  const ReduceSegments segments(call.segments);
+                  sample(Collective::reduce_scatter, call.site, device, views, segments, communicator, stream);
+                  return communicator.reduce_scatter(views, result, segments, factor, timeout, stream,
+                                                     call.feedback ? &*call.feedback : nullptr);
                 });
 }
 
 WorkPtr ProcessGroup::launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
-                                        const Terms& terms) {
-  return launch(
-      Collective::all_reduce, type, "zcomm:all_reduce", {tensor}, {tensor}, terms.async, nullptr,
-      [view = view_of(tensor), formats = terms.policy.all_reduce, factor = static_cast<float>(factor_of(op, getSize())),
-       timeout = terms.timeout](Communicator& communicator, StreamView stream) {
-        return communicator.all_reduce(view, formats, factor, timeout, stream);
-      });
+                                        const Terms& terms, ReduceCall call) {
+  std::vector<at::Tensor> inputs{tensor};
+  if (call.feedback) inputs.push_back(call.residual);
+  const SitePtr site = call.site;
+  return launch(Collective::all_reduce, type, "zcomm:all_reduce", std::move(inputs), {tensor}, terms.async, site,
+                [this, view = view_of(tensor), formats = terms.policy.all_reduce, call = std::move(call),
+                 factor = static_cast<float>(factor_of(op, getSize())), timeout = terms.timeout,
+                 device = tensor.device()](Communicator& communicator, StreamView stream) {
+                  const ConstTensorView whole = view;
+                  telemetry_.before({Collective::all_reduce, "", device}, {&whole, 1}, formats, communicator, stream);
+                  return communicator.all_reduce(view, formats, factor, timeout, stream,
+                                                 call.feedback ? &*call.feedback : nullptr);
+                });
 }
 
 WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {

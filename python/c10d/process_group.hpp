@@ -13,6 +13,7 @@
 #include "options.hpp"
 #include "site.hpp"
 #include "stats.hpp"
+#include "telemetry.hpp"
 #include "tensors.hpp"
 
 namespace zcomm::c10d_binding {
@@ -41,6 +42,9 @@ struct Host {
   std::function<void()> at_shutdown;
 };
 
+// Of error feedback: the residual, its format, its decay, and whether it is empty.
+using NamedFeedback = std::tuple<at::Tensor, std::string, float, bool>;
+
 // Compresses the calls that its policy names, in order; hands every other call to an inner process group: `exact_cpu`,
 // Gloo, or one of NCCL for tensors on a GPU.
 class ProcessGroup final : public ::c10d::Backend {
@@ -53,6 +57,7 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   Stats& stats() { return stats_; }
+  Telemetry& telemetry() { return telemetry_; }
   bool is_aborted() const { return aborted_; }
 
   // Compressed where the policy says so. See process_group.cpp and coalesced.cpp.
@@ -70,23 +75,38 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
 
-  // For callers that know what their tensors hold; see segmented.cpp. Segments are pairs of a number of elements and a
-  // format's name. Of an all-gather of `input` in place in `output`, or a reduce-scatter: the format that the policy in
-  // force has it go in, "exact" if it leaves it so. `format`, unless it is empty, takes the place of the options', but
-  // not that of an override.
-  using NamedSegments = std::vector<std::pair<std::int64_t, std::string>>;
+  // For callers that know what their tensors hold; see segmented.cpp. Of an all-gather of `input` in place in `output`,
+  // or a reduce-scatter: the format that the policy in force has it go in, "exact" if it leaves it so. `format`, unless
+  // it is empty, takes the place of the options', but not that of an override.
   std::string gather_format(const at::Tensor& output, const at::Tensor& input, const std::string& format);
   std::string reduce_format(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
                             const std::string& formats);
+  // `secondary` is filled; of `reference` see GatherExtras.
   WorkPtr all_gather_segments(at::Tensor output, at::Tensor input, const NamedSegments& segments,
-                              const std::optional<at::Tensor>& secondary, const SitePtr& site, bool async);
+                              const std::optional<at::Tensor>& secondary, const std::optional<at::Tensor>& reference,
+                              const SitePtr& site, bool async);
   WorkPtr reduce_scatter_segments(at::Tensor output, at::Tensor input, const ::c10d::ReduceOp& op,
-                                  const NamedSegments& segments, const SitePtr& site, bool async);
+                                  const NamedSegments& segments, const std::optional<NamedFeedback>& feedback,
+                                  const SitePtr& site, bool async);
+  WorkPtr all_reduce_feedback(at::Tensor tensor, const ::c10d::ReduceOp& op, const std::string& formats,
+                              const NamedFeedback& feedback, bool async);
+  // Bytes of the residual of such a reduce-scatter, or all-reduce.
+  std::size_t feedback_bytes(const at::Tensor& input, const NamedSegments& segments, const std::string& format);
+  std::size_t all_reduce_feedback_bytes(const at::Tensor& tensor, const std::string& formats,
+                                        const std::string& format);
+  // "exact" as above, of an all-reduce.
+  std::string all_reduce_format(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const std::string& formats);
   // Bytes of this rank's secondary shard of such an all-gather, and of the largest one of all ranks.
   std::pair<std::size_t, std::size_t> secondary_bytes(const at::Tensor& output, const NamedSegments& segments);
   // `output` once more, from the secondary shards of all ranks of the node.
   WorkPtr gather_secondary(at::Tensor output, at::Tensor secondary, const NamedSegments& segments, const SitePtr& site,
                            bool async);
+
+  // Stochastic rounding draws from the options' seed, this step, and the number of calls since.
+  void set_step(std::uint64_t step) {
+    step_ = step;
+    calls_in_step_ = 0;
+  }
 
   // Exact, always. See exact.cpp.
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
@@ -146,20 +166,15 @@ class ProcessGroup final : public ::c10d::Backend {
   struct GatherCall {
     std::vector<Segment<BlockFormat>> segments;
     at::Tensor secondary;
+    at::Tensor reference;
     SitePtr site;
   };
   struct ReduceCall {
     std::vector<Segment<HopFormats>> segments;
+    std::optional<Feedback> feedback;
+    at::Tensor residual;  // of the feedback, held
     SitePtr site;
   };
-  template <class Format>
-  static std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
-    std::vector<Segment<Format>> segments;
-    segments.reserve(named.size());
-    for (const auto& [num_elements, format] : named) segments.push_back({num_elements, Format::parse(format)});
-    return segments;
-  }
-
   // Once per group, before its first collective.
   void agree();
   // What becomes of `call`; throws if `policy` is strict about it.
@@ -196,6 +211,10 @@ class ProcessGroup final : public ::c10d::Backend {
   static bool emulates(const ::c10d::ReduceOp& op, const at::Tensor& tensor) {
     return is_premul(op) && tensor.device().is_cpu();
   }
+  // What the telemetry is to know of a call that is about to run.
+  template <class Format>
+  void sample(Collective collective, const SitePtr& site, at::Device device, std::span<const ConstTensorView> slots,
+              std::span<const Segment<Format>> segments, Communicator& communicator, StreamView stream);
   // Starts `run` on the device of `outputs`.
   WorkPtr launch(Collective collective, ::c10d::OpType type, const char* title, std::vector<at::Tensor> inputs,
                  std::vector<at::Tensor> outputs, bool async, SitePtr site, Run run);
@@ -205,10 +224,11 @@ class ProcessGroup final : public ::c10d::Backend {
                                 std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const Terms& terms,
                                 ReduceCall call = {});
   WorkPtr launch_all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
-                            const Terms& terms);
+                            const Terms& terms, ReduceCall call = {});
   std::unique_ptr<Communicator> connect_gloo();
   std::unique_ptr<Communicator> connect_nccl(at::Device device, const std::shared_ptr<Failure>& failure);
   std::size_t secondary_bytes_of(int rank, const at::Tensor& output, GatherSegments segments);
+  ReduceCall with_feedback(const NamedFeedback& feedback, std::size_t num_bytes, const at::Tensor& like);
   void check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments);
   void abort_compressed();
   std::string prefixed(const std::string& text) const;
@@ -224,12 +244,15 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<ZcommOptions> options_;
   Host host_;
   Stats stats_;
+  Telemetry telemetry_;
 
   std::mutex agree_mutex_;
   std::atomic<bool> agreed_{false};
   std::optional<Topology> topology_;
 
   std::atomic<std::uint64_t> sequence_number_{0};
+  std::atomic<std::uint64_t> step_{0};
+  std::atomic<std::uint64_t> calls_in_step_{0};
   std::atomic<::c10d::ErrorType> error_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
   std::once_flag shutdown_once_;

@@ -58,12 +58,17 @@ void ProcessGroup::check_secondary(const at::Tensor& secondary, const at::Tensor
 }
 
 WorkPtr ProcessGroup::all_gather_segments(at::Tensor output, at::Tensor input, const NamedSegments& segments,
-                                          const std::optional<at::Tensor>& secondary, const SitePtr& site, bool async) {
-  GatherCall call{parse_segments<BlockFormat>(segments), {}, site};
+                                          const std::optional<at::Tensor>& secondary,
+                                          const std::optional<at::Tensor>& reference, const SitePtr& site, bool async) {
+  GatherCall call{parse_segments<BlockFormat>(segments), {}, {}, site};
   check_shapes(output, input, getSize(), "output", "input");
   if (secondary) {
     check_secondary(*secondary, output, call.segments);
     call.secondary = *secondary;
+  }
+  if (reference) {
+    check_shapes(output, *reference, getSize(), "output", "reference");
+    call.reference = *reference;
   }
   count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
   return launch_all_gather(::c10d::OpType::_ALLGATHER_BASE, input, gathered_slots(output, getSize()), {output},
@@ -84,13 +89,70 @@ WorkPtr ProcessGroup::gather_secondary(at::Tensor output, at::Tensor secondary, 
                 });
 }
 
+std::size_t ProcessGroup::feedback_bytes(const at::Tensor& input, const NamedSegments& segments,
+                                         const std::string& format) {
+  agree();
+  const std::vector<TensorView> slots = gathered_slots(input, getSize());
+  return zcomm::feedback_bytes(*topology_, getRank(), options_->chunk_bytes,
+                               std::vector<ConstTensorView>(slots.begin(), slots.end()),
+                               parse_segments<HopFormats>(segments), BlockFormat::parse(format));
+}
+
+std::size_t ProcessGroup::all_reduce_feedback_bytes(const at::Tensor& tensor, const std::string& formats,
+                                                    const std::string& format) {
+  agree();
+  const HopFormats parsed = HopFormats::parse(formats);
+  const std::vector<TensorView> slots = all_reduce_slots(gathered_slots(tensor, 1)[0], getSize(), parsed);
+  const Segment<HopFormats> segment{slots[0].num_elements, parsed};
+  return zcomm::feedback_bytes(*topology_, getRank(), options_->chunk_bytes,
+                               std::vector<ConstTensorView>(slots.begin(), slots.end()), {&segment, 1},
+                               BlockFormat::parse(format));
+}
+
+ProcessGroup::ReduceCall ProcessGroup::with_feedback(const NamedFeedback& feedback, std::size_t num_bytes,
+                                                     const at::Tensor& like) {
+  const auto& [residual, format, decay, empty] = feedback;
+  TORCH_CHECK_VALUE(residual.scalar_type() == at::kByte && residual.is_contiguous() &&
+                        residual.device() == like.device() && residual.nbytes() == num_bytes,
+                    "zcomm: residual is ", residual.numel(), " ", residual.scalar_type(), " on ", residual.device(),
+                    ", need ", num_bytes, " Byte on ", like.device(), ", contiguous");
+  return {{},
+          Feedback{static_cast<std::byte*>(residual.data_ptr()), BlockFormat::parse(format), decay, empty},
+          residual,
+          {}};
+}
+
 WorkPtr ProcessGroup::reduce_scatter_segments(at::Tensor output, at::Tensor input, const ::c10d::ReduceOp& op,
-                                              const NamedSegments& segments, const SitePtr& site, bool async) {
-  ReduceCall call{parse_segments<HopFormats>(segments), site};
+                                              const NamedSegments& segments,
+                                              const std::optional<NamedFeedback>& feedback, const SitePtr& site,
+                                              bool async) {
   check_shapes(input, output, getSize(), "input", "output");
+  ReduceCall call;
+  if (feedback) call = with_feedback(*feedback, feedback_bytes(input, segments, std::get<1>(*feedback)), input);
+  call.segments = parse_segments<HopFormats>(segments);
+  call.site = site;
   count(describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op), Verdict::compressed);
   return launch_reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output, gathered_slots(input, getSize()), {input},
                                op, {options_->policy, options_->timeout, async}, std::move(call));
+}
+
+std::string ProcessGroup::all_reduce_format(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                                            const std::string& formats) {
+  Policy policy = options_->policy;
+  policy.all_reduce = HopFormats::parse(formats);
+  policy = effective_policy(policy);
+  const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
+  return judge(policy, call) == Verdict::compressed ? policy.all_reduce.to_string() : "exact";
+}
+
+WorkPtr ProcessGroup::all_reduce_feedback(at::Tensor tensor, const ::c10d::ReduceOp& op, const std::string& formats,
+                                          const NamedFeedback& feedback, bool async) {
+  Terms terms{options_->policy, options_->timeout, async};
+  terms.policy.all_reduce = HopFormats::parse(formats);
+  const std::size_t num_bytes = all_reduce_feedback_bytes(tensor, formats, std::get<1>(feedback));
+  ReduceCall call = with_feedback(feedback, num_bytes, tensor);
+  count(describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op), Verdict::compressed);
+  return launch_all_reduce(::c10d::OpType::ALLREDUCE, tensor, op, terms, std::move(call));
 }
 
 }  // namespace zcomm::c10d_binding

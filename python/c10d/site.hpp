@@ -4,13 +4,20 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "stats.hpp"
 
 namespace zcomm::c10d_binding {
 
 struct Site {
-  explicit Site(std::string site_name) : name(std::move(site_name)) {}
+  Site(std::string site_name, std::vector<std::string> lossy_parts)
+      : name(std::move(site_name)), parts(std::move(lossy_parts)) {}
+
+  // In the telemetry: of the `index`-th of `count` segments that do not travel exactly.
+  std::string name_of_part(std::size_t index, std::size_t count) const {
+    return parts.size() == count ? name + "." + parts[index] : name;
+  }
 
   void add(const CallStats& stats) {
     ++calls;
@@ -18,6 +25,7 @@ struct Site {
   }
 
   const std::string name;
+  const std::vector<std::string> parts;
   Stats::Counter calls{0};
   Stats::Compressed cost;
 };

@@ -50,6 +50,15 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
   return {new BoundCommunicator(std::move(communicator), device), end};
 }
 
+// Address, format, decay, whether it is empty.
+using FeedbackTuple = std::tuple<std::uintptr_t, std::string, float, bool>;
+
+std::optional<Feedback> feedback_of(const std::optional<FeedbackTuple>& tuple) {
+  if (!tuple) return std::nullopt;
+  const auto& [address, format, decay, empty] = *tuple;
+  return Feedback{reinterpret_cast<std::byte*>(address), BlockFormat::parse(format), decay, empty};
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
@@ -72,24 +81,31 @@ void bind_communicator(py::module_& module) {
       .def(
           "all_gather",
           [](BoundCommunicator& self, const ArrayTuple& shard, const std::vector<ArrayTuple>& slots,
-             const std::string& format, milliseconds timeout, std::uintptr_t stream) {
+             const NamedSegments& segments, milliseconds timeout, std::uintptr_t stream, std::uintptr_t reference) {
             return self.run([&](Communicator& communicator) {
-              return communicator.all_gather(view_of(shard), views_of<TensorView>(slots), BlockFormat::parse(format),
-                                             timeout, stream_of(stream));
+              const auto parsed = parse_segments<BlockFormat>(segments);
+              return communicator.all_gather(view_of(shard), views_of<TensorView>(slots), GatherSegments(parsed),
+                                             timeout, stream_of(stream),
+                                             {nullptr, reinterpret_cast<std::byte*>(reference)});
             });
           },
-          py::arg("shard"), py::arg("slots"), py::arg("format"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
+          py::arg("shard"), py::arg("slots"), py::arg("segments"), py::arg("timeout"), py::arg("stream") = 0,
+          py::arg("reference") = 0, no_gil)
       .def(
           "reduce_scatter",
           [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const ArrayTuple& output,
-             const std::string& formats, float factor, milliseconds timeout, std::uintptr_t stream) {
+             const NamedSegments& segments, float factor, milliseconds timeout, std::uintptr_t stream,
+             const std::optional<FeedbackTuple>& feedback) {
             return self.run([&](Communicator& communicator) {
+              const auto parsed = parse_segments<HopFormats>(segments);
+              const std::optional<Feedback> kept = feedback_of(feedback);
               return communicator.reduce_scatter(views_of<ConstTensorView>(slots), view_of(output),
-                                                 HopFormats::parse(formats), factor, timeout, stream_of(stream));
+                                                 ReduceSegments(parsed), factor, timeout, stream_of(stream),
+                                                 kept ? &*kept : nullptr);
             });
           },
-          py::arg("slots"), py::arg("output"), py::arg("formats"), py::arg("factor"), py::arg("timeout"),
-          py::arg("stream") = 0, no_gil)
+          py::arg("slots"), py::arg("output"), py::arg("segments"), py::arg("factor"), py::arg("timeout"),
+          py::arg("stream") = 0, py::arg("feedback") = py::none(), no_gil)
       .def(
           "all_reduce",
           [](BoundCommunicator& self, const ArrayTuple& tensor, const std::string& formats, float factor,
@@ -100,6 +116,25 @@ void bind_communicator(py::module_& module) {
             });
           },
           py::arg("tensor"), py::arg("formats"), py::arg("factor"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
+      .def(
+          "feedback_bytes",
+          [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const NamedSegments& segments,
+             const std::string& format) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.feedback_bytes(views_of<ConstTensorView>(slots), parse_segments<HopFormats>(segments),
+                                                 BlockFormat::parse(format));
+            });
+          },
+          py::arg("slots"), py::arg("segments"), py::arg("format"), no_gil)
+      .def(
+          "set_seed",
+          [](BoundCommunicator& self, std::uint64_t seed) {
+            self.run([&](Communicator& communicator) {
+              communicator.set_seed(seed);
+              return 0;
+            });
+          },
+          py::arg("seed"), no_gil)
       .def("abort", &BoundCommunicator::abort, py::arg("reason"), no_gil)
       .def("close", &BoundCommunicator::close, no_gil);
 

@@ -33,7 +33,7 @@ class BoundCommunicator {
   }
 
   template <class Call>
-  CallStats run(Call&& call) {
+  auto run(Call&& call) {
     const std::lock_guard one_at_a_time(calls_);
     const Guard guard(device_);
     const std::shared_ptr<Communicator> communicator = living();

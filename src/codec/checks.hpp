@@ -1,6 +1,7 @@
 // What every codec checks before it runs a job of a batch.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -43,6 +44,15 @@ inline void check_wire(const Wire& wire, std::int64_t num_elements) {
   check_format(wire.format);
   const bool exact = wire.format.kind == ElementKind::exact;
   check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
+  check_argument(std::isfinite(wire.factor),
+                 [&] { return "wire: got a factor of " + std::to_string(wire.factor) + ", expected a finite number"; });
+}
+
+inline void check_rounding(const Rounding& rounding) {
+  check_argument(rounding.first_element >= 0 && rounding.first_element % kMinBlockSize == 0, [&] {
+    return "first_element: got " + std::to_string(rounding.first_element) + ", expected a multiple of " +
+           std::to_string(kMinBlockSize) + ", 0 or more";
+  });
 }
 
 inline void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
@@ -54,11 +64,16 @@ inline void check(const Encode& job) {
   check_values(job.values);
   check_format(job.format);
   check_aligned("wire", job.wire, kWireAlignment, job.values.num_elements);
+  check_rounding(job.rounding);
 }
 
 inline void check(const Decode& job) {
   check_values(job.values);
   check_wire(job.wire, job.values.num_elements);
+  check_argument(job.wire.factor == 1.0f, [&] {
+    return "wire: got a factor of " + std::to_string(job.wire.factor) +
+           " to decode, expected 1: decode_sum takes others";
+  });
 }
 
 inline void check(const DecodeSum& job) {
@@ -72,6 +87,7 @@ inline void check(const DecodeSumEncode& job) {
   check_wires(job.wires, job.num_elements);
   check_format(job.format);
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
+  check_rounding(job.rounding);
 }
 
 // The type of the values that a wire without scales holds.

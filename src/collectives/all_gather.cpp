@@ -3,7 +3,7 @@
 namespace zcomm {
 
 void all_gather(const Resources& r, ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
-                std::byte* secondary) {
+                GatherExtras extras) {
   constexpr int kDepth = 3;  // stages
   const int rank = r.transport.rank();
   const int size = r.transport.size();
@@ -12,14 +12,17 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
 
   const GatherPlan plan(r.chunk_bytes, slots, segments);
   if (plan.num_chunks() == 0) return;
-  const bool even = secondary == nullptr && plan.is_even();  // wires are equal and side by side
-  const GatheredWires wires(r, plan, secondary, kDepth);
+  const bool even = extras.secondary == nullptr && plan.is_even();  // wires are equal and side by side
+  const GatheredWires wires(r, plan, extras.secondary, kDepth);
   Ring<std::unique_ptr<Transfer>, kDepth> first_hop;
   Ring<std::unique_ptr<Transfer>, kDepth> second_hop;
   std::vector<Send> sends;
   std::vector<Recv> recvs;
   std::vector<Encode> encodes;
-  std::vector<Decode> decodes;
+  std::vector<DecodeSumEncode> differences;
+  std::vector<Wire> terms;
+  GatheredWires::Jobs decodes;
+  const TensorView reference{extras.reference, shard.num_elements, shard.dtype};
 
   // Ranks in other nodes that hold what this node gets through `local`.
   const auto for_each_counterpart = [&](int local, auto&& visit) {
@@ -30,13 +33,25 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
 
   const auto encode_and_send = [&](std::int64_t chunk) {
     encodes.clear();
-    plan.for_each_piece(shard, chunk, wires.data(rank, chunk),
-                        [&](ConstTensorView values, BlockFormat format, std::byte* wire) {
-                          encodes.push_back({values, format, wire});
-                        });
+    differences.clear();
+    terms.clear();
+    terms.reserve(2 * plan.num_pieces(chunk));  // jobs hold spans of it
+    plan.for_each_piece(
+        shard, chunk, wires.data(rank, chunk),
+        [&](ConstTensorView values, const Piece<BlockFormat>& piece, std::byte* wire) {
+          const Rounding rounding = rounding_of(r, rank, piece, piece.format);
+          if (extras.reference == nullptr || piece.format.kind == ElementKind::exact) {
+            encodes.push_back({values, piece.format, wire, rounding});
+            return;
+          }
+          terms.push_back({values.data, {}, values.dtype});
+          terms.push_back({reference.slice(piece.begin, piece.count).data, {}, values.dtype, -1.0f});
+          differences.push_back({std::span(terms).last(2), values.num_elements, piece.format, wire, rounding});
+        });
     {
       const Timed timed(r.stats.codec_time);
       r.codec.encode(encodes, r.stream);
+      r.codec.decode_sum_encode(differences, r.stream);
     }
     if (!hierarchical && even) {
       first_hop[chunk] = start_all_gather(r, wires.data(0, chunk), plan.slot_bytes(chunk));
@@ -75,7 +90,11 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
 
   const auto decode_all = [&](std::int64_t chunk) {
     if (hierarchical) finish_transfer(r, second_hop[chunk]);
-    wires.decode(r, chunk, decodes);
+    if (extras.reference == nullptr) {
+      wires.decode(r, chunk, decodes);
+    } else {
+      wires.add(r, chunk, reference, decodes);
+    }
   };
 
   run_pipeline(plan.num_chunks(), encode_and_send, forward_inside_node, decode_all);

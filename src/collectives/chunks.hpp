@@ -22,6 +22,8 @@ struct Piece {
   std::int64_t begin;
   std::int64_t count;
   Format format;
+  std::size_t segment;      // that it is of,
+  std::int64_t in_segment;  // from this element on
 };
 
 // Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot
@@ -29,8 +31,10 @@ struct Piece {
 template <class Format>
 class Chunks {
  public:
-  // `segments` have the elements of the longest slot, so that all ranks have the same chunks.
-  Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype) {
+  // `segments` have the elements of the longest slot, so that all ranks have the same chunks. Pieces that do not end
+  // their segment are a multiple of `granule` elements long.
+  Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype,
+         std::int64_t granule = 1) {
     std::int64_t total = 0;
     for (const Segment<Format>& segment : segments) total += segment.num_elements;
     if (total == 0) return;
@@ -40,16 +44,18 @@ class Chunks {
     const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // chunks of about the same size
     std::int64_t filled = enough;
     std::int64_t begin = 0;
-    for (const Segment<Format>& segment : segments) {
-      const std::int64_t granule = granule_of(segment.format);
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const Segment<Format>& segment = segments[i];
+      const std::int64_t blocks = std::lcm(granule, granule_of(segment.format));
+      const std::int64_t first = begin;
       const std::int64_t end = begin + segment.num_elements;
       while (begin < end) {
         if (filled >= enough) {
           first_pieces_.push_back(pieces_.size());
           filled = 0;
         }
-        const std::int64_t room = (enough - filled + granule - 1) / granule * granule;
-        pieces_.push_back({begin, std::min(room, end - begin), segment.format});
+        const std::int64_t room = (enough - filled + blocks - 1) / blocks * blocks;
+        pieces_.push_back({begin, std::min(room, end - begin), segment.format, i, begin - first});
         begin += pieces_.back().count;
         filled += pieces_.back().count;
       }

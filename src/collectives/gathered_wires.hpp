@@ -17,6 +17,7 @@ class GatherPlan {
   }
 
   std::int64_t num_chunks() const { return chunks_.count(); }
+  std::size_t num_pieces(std::int64_t chunk) const { return chunks_[chunk].size(); }
   int num_slots() const { return static_cast<int>(slots_.size()); }
   bool is_even() const {
     return std::all_of(slots_.begin(), slots_.end(),
@@ -30,12 +31,12 @@ class GatherPlan {
   }
   std::size_t slot_bytes(std::int64_t chunk) const { return longest_bytes_[static_cast<std::size_t>(chunk)]; }
 
-  // Calls visit(values, format, wire) for each piece of a chunk of `slot`, whose message is at `message`.
+  // Calls visit(values, piece, wire) for each piece of a chunk of `slot`, whose message is at `message`.
   template <class View, class Byte, class Visit>
   void for_each_piece(View slot, std::int64_t chunk, Byte* message, Visit&& visit) const {
     for (const Piece<BlockFormat>& piece : chunks_[chunk]) {
       const View values = slot.slice(piece.begin, piece.count);
-      visit(values, piece.format, message);
+      visit(values, piece, message);
       message += wire_bytes(piece.format, values.dtype, values.num_elements);
     }
   }
@@ -116,20 +117,63 @@ class GatheredWires {
     return {peer, data(slot, chunk), plan_.num_bytes(slot, chunk)};
   }
 
-  // Fills all slots with the values of a chunk. `jobs` is room for it.
-  void decode(const Resources& r, std::int64_t chunk, std::vector<Decode>& jobs) const {
-    jobs.clear();
-    for (int slot = 0; slot < plan_.num_slots(); ++slot) {
-      plan_.for_each_piece(plan_.slot(slot), chunk, data(slot, chunk),
-                           [&](TensorView values, BlockFormat format, const std::byte* wire) {
-                             jobs.push_back({{wire, format, values.dtype}, values});
-                           });
-    }
+  struct Jobs {  // kept from chunk to chunk, for their memory
+    std::vector<Decode> decodes;
+    std::vector<DecodeSum> sums;
+    std::vector<Wire> terms;
+  };
+
+  // Fills all slots with the values of a chunk.
+  void decode(const Resources& r, std::int64_t chunk, Jobs& jobs) const {
+    jobs.decodes.clear();
+    for_each_wire(chunk, [&](int, TensorView values, const Piece<BlockFormat>& piece, const std::byte* wire) {
+      jobs.decodes.push_back({{wire, piece.format, values.dtype}, values});
+    });
     const Timed timed(r.stats.codec_time);
-    r.codec.decode(jobs, r.stream);
+    r.codec.decode(jobs.decodes, r.stream);
+  }
+
+  // Adds the differences of a chunk to what all slots hold, and the own slot to `reference`, which has what it held.
+  void add(const Resources& r, std::int64_t chunk, TensorView reference, Jobs& jobs) const {
+    const int rank = r.transport.rank();
+    jobs.decodes.clear();
+    jobs.sums.clear();
+    jobs.terms.clear();
+    jobs.terms.reserve(2 * plan_.num_pieces(chunk) * static_cast<std::size_t>(plan_.num_slots()));
+    for_each_wire(chunk, [&](int slot, TensorView values, const Piece<BlockFormat>& piece, const std::byte* data) {
+      const Wire wire{data, piece.format, values.dtype};
+      const TensorView target = slot == rank ? reference.slice(piece.begin, piece.count) : values;
+      if (piece.format.kind == ElementKind::exact) {
+        jobs.decodes.push_back({wire, target});
+        return;
+      }
+      jobs.terms.push_back({target.data, {}, target.dtype});
+      jobs.terms.push_back(wire);
+      jobs.sums.push_back({std::span(jobs.terms).last(2), 1.0f, target});
+    });
+    const Timed timed(r.stats.codec_time);
+    r.codec.decode(jobs.decodes, r.stream);
+    r.codec.decode_sum(jobs.sums, r.stream);
+    jobs.decodes.clear();
+    plan_.for_each_piece(plan_.slot(rank), chunk, data(rank, chunk),
+                         [&](TensorView values, const Piece<BlockFormat>& piece, const std::byte*) {
+                           const ConstTensorView held = reference.slice(piece.begin, piece.count);
+                           jobs.decodes.push_back({{held.data, {}, held.dtype}, values});
+                         });
+    r.codec.decode(jobs.decodes, r.stream);
   }
 
  private:
+  template <class Visit>
+  void for_each_wire(std::int64_t chunk, Visit&& visit) const {
+    for (int slot = 0; slot < plan_.num_slots(); ++slot) {
+      plan_.for_each_piece(plan_.slot(slot), chunk, data(slot, chunk),
+                           [&](TensorView values, const Piece<BlockFormat>& piece, const std::byte* wire) {
+                             visit(slot, values, piece, wire);
+                           });
+    }
+  }
+
   static std::size_t largest(const GatherPlan& plan) {
     std::size_t num_bytes = 0;
     for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {

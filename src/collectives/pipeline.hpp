@@ -51,6 +51,23 @@ class Timed {
   std::chrono::steady_clock::time_point start_;
 };
 
+// The random bits of a piece of the slot of `owner`: others for each call, rank, slot and segment. (splitmix64, Steele
+// et al., OOPSLA 2014.)
+template <class Format>
+Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, BlockFormat format) {
+  if (!format.stochastic) return {};
+  const auto mix = [](std::uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  };
+  std::uint64_t seed = mix(r.seed);
+  seed = mix(seed ^ static_cast<std::uint64_t>(r.transport.rank()));
+  seed = mix(seed ^ static_cast<std::uint64_t>(owner));
+  return {mix(seed ^ piece.segment), piece.in_segment};
+}
+
 inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<const Send> sends,
                                                 std::span<const Recv> recvs) {
   const int rank = r.transport.rank();

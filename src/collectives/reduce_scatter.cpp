@@ -1,4 +1,5 @@
 #include "pipeline.hpp"
+#include "residuals.hpp"
 
 namespace zcomm {
 namespace {
@@ -46,7 +47,8 @@ BlockFormat inside_of(const HopFormats& formats) { return formats.inside; }
 BlockFormat between_of(const HopFormats& formats) { return formats.between; }
 
 // One hop, straight to the owner. Each pair of ranks uses the format of the link between them.
-void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, const HopChunks& chunks, float factor) {
+void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, const HopChunks& chunks, float factor,
+                         Residuals& residuals) {
   constexpr int kDepth = 2;
   const int rank = r.transport.rank();
   const int size = r.transport.size();
@@ -66,11 +68,17 @@ void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, con
   std::vector<Send> sends;
   std::vector<Recv> recvs;
   std::vector<Wire> terms;
+  std::vector<Wire> fed_back;
+  std::vector<DecodeSumEncode> encodes_with_residual;
   std::vector<DecodeSum> sums;
   std::vector<std::size_t> offsets(static_cast<std::size_t>(size));  // in each rank's message
 
   const auto encode_and_send = [&](std::int64_t chunk) {
     encodes.clear();
+    encodes_with_residual.clear();
+    fed_back.clear();
+    fed_back.reserve((1 + Residuals::kExtraTerms) * chunks[chunk].size() * static_cast<std::size_t>(size));
+    residuals.begin_chunk();
     sends.clear();
     recvs.clear();
     for (int shift = 1; shift < size; ++shift) {
@@ -78,10 +86,19 @@ void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, con
       const int from = (rank - shift + size) % size;
       std::byte* wire = outgoing.data(to, chunk);
       std::size_t expected = 0;
-      for (const auto& piece : chunks[chunk]) {
+      for (std::size_t i = 0; i < chunks[chunk].size(); ++i) {
+        const auto& piece = chunks[chunk][i];
         const ConstTensorView values = values_of(to, piece);
-        encodes.push_back({values, format_to(to, piece.format), wire});
-        wire += wire_bytes(format_to(to, piece.format), dtype, values.num_elements);
+        const BlockFormat format = format_to(to, piece.format);
+        const Rounding rounding = rounding_of(r, to, piece, format);
+        if (residuals.covers(to, format)) {
+          fed_back.push_back(exact_wire(values));
+          residuals.encode(to, chunk, i, fed_back, fed_back.size() - 1,
+                           {{}, values.num_elements, format, wire, rounding}, encodes_with_residual);
+        } else {
+          encodes.push_back({values, format, wire, rounding});
+        }
+        wire += wire_bytes(format, dtype, values.num_elements);
         expected += wire_bytes(format_to(from, piece.format), dtype, values_of(rank, piece).num_elements);
       }
       sends.push_back({to, outgoing.data(to, chunk), static_cast<std::size_t>(wire - outgoing.data(to, chunk))});
@@ -90,8 +107,11 @@ void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, con
     {
       const Timed timed(r.stats.codec_time);
       r.codec.encode(encodes, r.stream);
+      r.codec.decode_sum_encode(encodes_with_residual, r.stream);
     }
     transfers[chunk] = start_transfer(r, sends, recvs);
+    const Timed timed(r.stats.codec_time);  // while they are under way
+    r.codec.decode_sum_encode(residuals.updates(), r.stream);
   };
 
   const auto sum = [&](std::int64_t chunk) {
@@ -124,7 +144,7 @@ void reduce_scatter_flat(const Resources& r, Slots slots, TensorView output, con
 // Two hops. A rank first sums, over its node, the slots of all ranks that have its local rank, one slot for each node;
 // then it sends each of these sums to the node of its owner.
 void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView output, const HopChunks& chunks,
-                                 float factor) {
+                                 float factor, Residuals& residuals) {
   constexpr int kDepth = 3;
   const int rank = r.transport.rank();
   const int num_nodes = r.topology.num_nodes();
@@ -177,7 +197,8 @@ void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView out
       for (int node = 0; node < num_nodes; ++node) {
         for (const auto& piece : chunks[chunk]) {
           const ConstTensorView values = values_of(node, to, piece);
-          encodes.push_back({values, piece.format.inside, wire});
+          encodes.push_back(
+              {values, piece.format.inside, wire, rounding_of(r, owner(node, to), piece, piece.format.inside)});
           wire += wire_bytes(piece.format.inside, dtype, values.num_elements);
         }
       }
@@ -198,14 +219,17 @@ void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView out
     forwards.clear();
     sends.clear();
     recvs.clear();
-    terms.reserve(chunks[chunk].size() * static_cast<std::size_t>(num_nodes * node_size));  // jobs hold spans of it
+    terms.reserve(chunks[chunk].size() * static_cast<std::size_t>(num_nodes) *  // jobs hold spans of it
+                  (static_cast<std::size_t>(node_size) + Residuals::kExtraTerms));
+    residuals.begin_chunk();
     std::size_t first_offset = 0;  // in messages of the first hop
     for (int node = 0; node < num_nodes; ++node) {
       std::byte* const message = second_out.data(node, chunk);
       std::byte* wire = message;
       std::byte* sum = partial.data(0, chunk);
       std::size_t expected = 0;
-      for (const auto& piece : chunks[chunk]) {
+      for (std::size_t i = 0; i < chunks[chunk].size(); ++i) {
+        const auto& piece = chunks[chunk][i];
         const ConstTensorView values = values_of(node, own_local, piece);
         const std::size_t first_term = terms.size();
         for (int local = 0; local < node_size; ++local) {
@@ -214,12 +238,18 @@ void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView out
                               : Wire{first_in.data(local, chunk) + first_offset, piece.format.inside, dtype});
         }
         first_offset += wire_bytes(piece.format.inside, dtype, values.num_elements);
-        const std::span<const Wire> node_terms = std::span(terms).subspan(first_term);
         if (node == own_node) {
-          sums.push_back({node_terms, 1.0f, {sum, values.num_elements, DType::float32}});
+          sums.push_back({std::span(terms).subspan(first_term), 1.0f, {sum, values.num_elements, DType::float32}});
           sum += wire_bytes({}, DType::float32, values.num_elements);
         } else {
-          forwards.push_back({node_terms, values.num_elements, piece.format.between, wire});
+          const int to = owner(node, own_local);
+          const DecodeSumEncode forward{std::span(terms).subspan(first_term), values.num_elements, piece.format.between,
+                                        wire, rounding_of(r, to, piece, piece.format.between)};
+          if (residuals.covers(to, forward.format)) {
+            residuals.encode(to, chunk, i, terms, first_term, forward, forwards);
+          } else {
+            forwards.push_back(forward);
+          }
           wire += wire_bytes(piece.format.between, DType::float32, values.num_elements);
           expected +=
               wire_bytes(piece.format.between, DType::float32, values_of(own_node, own_local, piece).num_elements);
@@ -237,6 +267,7 @@ void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView out
     second_hop[chunk] = start_transfer(r, sends, recvs);
     const Timed timed(r.stats.codec_time);  // while the second hop is under way
     r.codec.decode_sum(sums, r.stream);
+    r.codec.decode_sum_encode(residuals.updates(), r.stream);
   };
 
   const auto sum_nodes = [&](std::int64_t chunk) {
@@ -267,13 +298,15 @@ void reduce_scatter_hierarchical(const Resources& r, Slots slots, TensorView out
 
 }  // namespace
 
-void reduce_scatter(const Resources& r, Slots slots, TensorView output, ReduceSegments segments, float factor) {
-  const HopChunks chunks(r.chunk_bytes, r.transport.size(), segments, output.dtype);
+void reduce_scatter(const Resources& r, Slots slots, TensorView output, ReduceSegments segments, float factor,
+                    const Feedback* feedback) {
+  const HopChunks chunks(r.chunk_bytes, r.transport.size(), segments, output.dtype, Residuals::granule(feedback));
   if (chunks.count() == 0) return;
+  Residuals residuals(r.topology, r.transport.rank(), slots, chunks, feedback);
   if (r.topology.is_hierarchical()) {
-    reduce_scatter_hierarchical(r, slots, output, chunks, factor);
+    reduce_scatter_hierarchical(r, slots, output, chunks, factor, residuals);
   } else {
-    reduce_scatter_flat(r, slots, output, chunks, factor);
+    reduce_scatter_flat(r, slots, output, chunks, factor, residuals);
   }
 }
 

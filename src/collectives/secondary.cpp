@@ -19,7 +19,7 @@ void gather_secondary(const Resources& r, const std::byte* secondary, std::span<
   Ring<std::unique_ptr<Transfer>, kDepth> transfers;
   std::vector<Send> sends;
   std::vector<Recv> recvs;
-  std::vector<Decode> decodes;
+  GatheredWires::Jobs decodes;
 
   const auto exchange_inside_node = [&](std::int64_t chunk) {
     sends.clear();

@@ -11,20 +11,53 @@ TEST_CASE("formats print and parse") {
   CHECK(BlockFormat::parse("bf16") == BlockFormat{ElementKind::bf16, 0});
   CHECK(BlockFormat::parse("int8:32") == BlockFormat{ElementKind::int8, 32});
   CHECK(BlockFormat::parse("int4:4096") == BlockFormat{ElementKind::int4, 4096});
-  for (const char* text : {"exact", "bf16", "int8:256", "int4:96"}) CHECK(BlockFormat::parse(text).to_string() == text);
+  CHECK(BlockFormat::parse("fp8:64:hadamard") == BlockFormat{ElementKind::fp8, 64, true, false});
+  CHECK(BlockFormat::parse("int6:64:stochastic") == BlockFormat{ElementKind::int6, 64, false, true});
+  CHECK(BlockFormat::parse("int2:64") != BlockFormat::parse("int2:64:hadamard"));
+  for (const char* text : {"exact", "bf16", "int8:256", "int6:32", "int4:96", "int2:4096", "fp8:128", "fp8:32:hadamard",
+                           "int8:32:stochastic", "int4:128:hadamard:stochastic"}) {
+    CHECK(BlockFormat::parse(text).to_string() == text);
+  }
   CHECK(BlockFormat::parse("int8:64").has_scales());
   CHECK_FALSE(BlockFormat::parse("bf16").has_scales());
 }
 
 TEST_CASE("anything else is refused by name") {
-  for (const char* text : {"", "int8", "int8:", "int8:0", "int8:16", "int8:33", "int8:4128", "int8:-32", "int8:+32",
-                           "int8:032", "int8: 32", "int8:32 ", "int8:99999999999", "int4:32x", "INT8:32", "fp8:32"}) {
+  for (const char* text : {"",
+                           "int8",
+                           "int8:",
+                           "int8:0",
+                           "int8:16",
+                           "int8:33",
+                           "int8:4128",
+                           "int8:-32",
+                           "int8:+32",
+                           "int8:032",
+                           "int8: 32",
+                           "int8:32 ",
+                           "int8:99999999999",
+                           "int4:32x",
+                           "INT8:32",
+                           "fp4:32",
+                           "exact:hadamard",
+                           "bf16:32",
+                           "bf16:stochastic",
+                           "int8:hadamard",
+                           "int8:32:hadamard:",
+                           "int8:32:stochastic:hadamard",
+                           "int8:32:hadamard:hadamard",
+                           ":hadamard",
+                           "fp8:32:stochastic"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(BlockFormat::parse(text), ArgumentError);
   }
   CHECK_THROWS_WITH(BlockFormat::parse("int8:33"),
-                    "format: got 'int8:33', expected exact, bf16, int8:B or int4:B with B a multiple of 32 from 32 to "
-                    "4096");
+                    "format: got 'int8:33', expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B with B a "
+                    "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
+  CHECK_THROWS_WITH(BlockFormat::parse("fp8:32:hadamard:stochastic"),
+                    "format: got 'fp8:32:hadamard:stochastic', but fp8 is always rounded to nearest");
+  CHECK_THROWS_WITH(traits(static_cast<ElementKind>(7)),
+                    "format: got the element kind 7, expected exact, bf16, int8, int6, int4, int2 or fp8");
 }
 
 TEST_CASE("hop formats print and parse") {

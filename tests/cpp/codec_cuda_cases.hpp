@@ -22,6 +22,7 @@ namespace zcomm::test {
 
 constexpr std::byte kUntouched{0xAB};
 constexpr std::size_t kGuard = 64;
+constexpr Rounding kRounding{0x123456789abcdef0u, (std::int64_t{1} << 35) - 64};
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
 
 using Bytes = std::vector<std::byte>;
@@ -131,7 +132,7 @@ inline Bytes encoded(const Codecs& codecs, const Bytes& values, DType dtype, Blo
   HostBuffer host(values);
   const std::int64_t n = view(values, dtype).num_elements;
   HostBuffer wire(WireLayout(format, dtype, n).num_bytes);
-  const Encode job{{host.data(), n, dtype}, format, wire.data()};
+  const Encode job{{host.data(), n, dtype}, format, wire.data(), kRounding};
   codecs.host->encode({&job, 1}, {});
   return wire.bytes();
 }
@@ -143,6 +144,11 @@ inline std::vector<BlockFormat> block_formats() {
       formats.push_back({kind, size});
     }
   }
+  for (const char* text : {"int6:32", "int6:96", "int6:4096", "int6:64:stochastic", "int2:32", "int2:1056", "fp8:64",
+                           "fp8:480:hadamard", "int8:32:hadamard", "int4:32:stochastic", "int4:96:hadamard",
+                           "int4:2048:hadamard:stochastic", "int2:256:hadamard"}) {
+    formats.push_back(BlockFormat::parse(text));
+  }
   return formats;
 }
 
@@ -153,7 +159,7 @@ inline void check_encode(const Codecs& codecs, const Bytes& values, DType dtype,
                          std::size_t offset) {
   const std::int64_t n = view(values, dtype).num_elements;
   const DeviceBuffer source(values, offset), wire(WireLayout(format, dtype, n).num_bytes);
-  const Encode job{{source.data(), n, dtype}, format, wire.data()};
+  const Encode job{{source.data(), n, dtype}, format, wire.data(), kRounding};
   codecs.device->encode({&job, 1}, {});
   CHECK(wire.bytes() == encoded(codecs, values, dtype, format));
 }
@@ -174,11 +180,13 @@ struct Wires {
   struct Kind {
     BlockFormat format;
     DType dtype = DType::float32;
+    float factor = 1.0f;
+    bool nan_is_zero = false;
   };
 
   Wires(const Codecs& codecs, std::int64_t n, const std::vector<Kind>& kinds, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      const auto [format, dtype] = kinds[i % kinds.size()];
+      const auto [format, dtype, factor, nan_is_zero] = kinds[i % kinds.size()];
       const Bytes values = make_values(dtype, n, static_cast<std::uint32_t>(i + 7), static_cast<std::uint32_t>(count));
       const bool exact = format.kind == ElementKind::exact;
       Bytes wire = exact ? values : encoded(codecs, values, dtype, format);
@@ -189,8 +197,8 @@ struct Wires {
       }
       host_memory.emplace_back(wire);
       device_memory.emplace_back(wire, exact && i % 2 == 0 ? (i + 1) * 4 % 16 : 0);
-      host.push_back({nullptr, format, dtype});
-      device.push_back({device_memory.back().data(), format, dtype});
+      host.push_back({nullptr, format, dtype, factor, nan_is_zero});
+      device.push_back({device_memory.back().data(), format, dtype, factor, nan_is_zero});
     }
     for (std::size_t i = 0; i < count; ++i) host[i].data = host_memory[i].data();
   }
@@ -206,6 +214,19 @@ const std::vector<std::vector<Wires::Kind>> kMixes = {
     {{{}, DType::float32}, {{ElementKind::int8, 96}}, {{ElementKind::int8, 4096}}},
     {{{ElementKind::int4, 480}}, {{}, DType::float16}, {{ElementKind::bf16}}, {{}, DType::bfloat16}},
     {{{}, DType::bfloat16}},
+    {{{}, DType::float32, -0.5f},
+     {{ElementKind::int4, 64, true}},
+     {{ElementKind::int8, 96}, DType::float32, 0.9f},
+     {{ElementKind::int6, 160, true, true}},
+     {{ElementKind::int4, 64, true}},
+     {{ElementKind::fp8, 32}},
+     {{ElementKind::int2, 96}, DType::bfloat16, -3e30f},
+     {{ElementKind::int4, 32}}},
+    {{{ElementKind::int4, 128, true}}},
+    {{{ElementKind::bf16}, DType::float32, 0.5f, true},
+     {{ElementKind::int8, 64}, DType::float32, 1.0f, true},
+     {{ElementKind::int4, 32, true}, DType::float32, 0.75f, true},
+     {{}, DType::float16, 1.0f, true}},
 };
 
 inline void check_sum(const Codecs& codecs, Wires& wires, std::int64_t n, float factor, DType dtype,
@@ -221,10 +242,10 @@ inline void check_sum(const Codecs& codecs, Wires& wires, std::int64_t n, float 
 
 inline void check_sum_encode(const Codecs& codecs, Wires& wires, std::int64_t n, BlockFormat format) {
   HostBuffer expected(WireLayout(format, DType::float32, n).num_bytes);
-  const DecodeSumEncode host_job{wires.host, n, format, expected.data()};
+  const DecodeSumEncode host_job{wires.host, n, format, expected.data(), kRounding};
   codecs.host->decode_sum_encode({&host_job, 1}, {});
   const DeviceBuffer wire(expected.size);
-  const DecodeSumEncode job{wires.device, n, format, wire.data()};
+  const DecodeSumEncode job{wires.device, n, format, wire.data(), kRounding};
   codecs.device->decode_sum_encode({&job, 1}, {});
   CHECK(wire.bytes() == expected.bytes());
 }

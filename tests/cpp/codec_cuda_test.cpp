@@ -23,7 +23,7 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("encodes values at any address, and to formats without scales") {
     const Codecs codecs;
     for (DType dtype : kDTypes) {
-      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int8:1024"}) {
+      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int8:1024", "int6:32:hadamard"}) {
         for (std::int64_t n : {1, 47, 1030, 20000}) {
           for (std::size_t offset = 0; offset < 16; offset += element_size(dtype)) {
             CAPTURE(to_string(dtype));
@@ -55,7 +55,7 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("decodes to any address, and from formats without scales") {
     const Codecs codecs;
     for (DType wire_dtype : kDTypes) {
-      for (const char* text : {"exact", "bf16", "int8:64", "int4:96"}) {
+      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int4:32:hadamard"}) {
         const BlockFormat format = BlockFormat::parse(text);
         for (std::int64_t n : {1, 47, 1030, 20000}) {
           const Bytes wire = encoded(codecs, make_values(wire_dtype, n, 11), wire_dtype, format);
@@ -77,13 +77,15 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("decodes what no codec wrote") {
     const Codecs codecs;
     const std::int64_t n = 32 * 4096;
-    for (const char* text : {"int8:32", "int4:32"}) {
+    for (const char* text : {"int8:32", "int4:32", "int6:32", "int2:32:hadamard", "fp8:32"}) {
       const BlockFormat format = BlockFormat::parse(text);
-      Bytes wire(WireLayout(format, DType::float32, n).num_bytes);
-      std::minstd_rand random(1);
-      for (std::byte& byte : wire) {
-        byte = static_cast<std::byte>(random() >> 8);
-        if (byte == std::byte{0x80}) byte = std::byte{0x81};
+      Bytes wire = encoded(codecs, make_values(DType::float32, n, 1), DType::float32, format);
+      if (format.kind == ElementKind::int8 || format.kind == ElementKind::int4 || format.kind == ElementKind::fp8) {
+        std::minstd_rand random(1);
+        for (std::byte& byte : wire) {
+          byte = static_cast<std::byte>(random() >> 8);
+          if (byte == std::byte{0x80}) byte = std::byte{0x81};
+        }
       }
       for (std::size_t i = 0; i < 4096; ++i) {  // every scale above 0 and some others
         const std::uint16_t scale = static_cast<std::uint16_t>(i < 4090 ? i * 8 + 1 : (i - 4090) * 0x2000);
@@ -111,7 +113,8 @@ TEST_SUITE("codec on a GPU") {
             check_sum(codecs, wires, n, 1.0f, dtype, 0);
             check_sum(codecs, wires, n, 0.3f, dtype, element_size(dtype));
           }
-          for (const char* text : {"exact", "bf16", "int8:32", "int4:256", "int8:96", "int4:4096", "int8:1056"}) {
+          for (const char* text : {"exact", "bf16", "int8:32", "int4:256", "int8:96", "int4:4096", "int8:1056",
+                                   "int6:64", "int4:128:hadamard:stochastic", "fp8:4064"}) {
             CAPTURE(text);
             check_sum_encode(codecs, wires, n, BlockFormat::parse(text));
           }
@@ -123,7 +126,7 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("sums more wires than fit a launch") {
     const Codecs codecs;
     for (const auto& mix : kMixes) {
-      for (std::size_t num_wires : {120, 121, 128, 129, 300}) {
+      for (std::size_t num_wires : {84, 85, 88, 89, 300}) {
         CAPTURE(&mix - kMixes.data());
         CAPTURE(num_wires);
         const std::int64_t n = 200;
@@ -132,6 +135,29 @@ TEST_SUITE("codec on a GPU") {
         check_sum(codecs, wires, n, 1.0f, DType::float32, 4);
         check_sum_encode(codecs, wires, n, BlockFormat::parse("int8:64"));
         check_sum_encode(codecs, wires, n, BlockFormat::parse("exact"));
+        check_sum_encode(codecs, wires, n, BlockFormat::parse("int4:32:hadamard"));
+      }
+    }
+  }
+
+  TEST_CASE("encodes a sum in the place of one of its wires") {
+    const Codecs codecs;
+    for (const char* text : {"int8:64", "int4:32", "int8:2048", "int6:32", "int2:64", "int4:4096:hadamard:stochastic",
+                             "fp8:96", "exact", "bf16"}) {
+      const BlockFormat format = BlockFormat::parse(text);
+      for (std::int64_t n : {21, 100, 20001}) {
+        CAPTURE(text);
+        CAPTURE(n);
+        Wires wires(codecs, n, {{{}, DType::bfloat16}, {format, DType::float32, 0.5f}, {{ElementKind::int4, 64}}}, 3);
+        HostBuffer expected(WireLayout(format, DType::float32, n).num_bytes);
+        const DecodeSumEncode host_job{wires.host, n, format, expected.data(), kRounding};
+        codecs.host->decode_sum_encode({&host_job, 1}, {});
+        DeviceBuffer residual(expected.size);
+        residual.set(wires.device_memory[1].bytes());
+        wires.device[1].data = residual.data();
+        const DecodeSumEncode job{wires.device, n, format, residual.data(), kRounding};
+        codecs.device->decode_sum_encode({&job, 1}, {});
+        CHECK(residual.bytes() == expected.bytes());
       }
     }
   }
@@ -183,7 +209,7 @@ TEST_SUITE("codec on a GPU") {
 
   TEST_CASE("batches of unlike jobs, more than fit a launch") {
     const Codecs codecs;
-    const char* texts[] = {"int8:128", "int4:64", "int8:2048", "exact", "bf16"};
+    const char* texts[] = {"int8:128", "int4:64", "int8:2048:stochastic", "exact", "bf16", "int6:96:hadamard"};
     std::vector<Bytes> inputs, wires_expected;
     std::vector<DeviceBuffer> values, wires, decoded, sums, recoded;
     std::vector<Encode> encodes;
@@ -194,8 +220,8 @@ TEST_SUITE("codec on a GPU") {
     constexpr std::size_t kJobs = 700;
     sources.reserve(kJobs);
     for (std::size_t i = 0; i < kJobs; ++i) {
-      const DType dtype = kDTypes[i / 5 % 3];
-      const BlockFormat format = BlockFormat::parse(texts[i % 5]);
+      const DType dtype = kDTypes[i / 6 % 3];
+      const BlockFormat format = BlockFormat::parse(texts[i % 6]);
       const std::int64_t n = i % 11 == 0 ? 0 : static_cast<std::int64_t>(i * i % 613);
       inputs.push_back(make_values(dtype, n, static_cast<std::uint32_t>(i)));
       wires_expected.push_back(encoded(codecs, inputs[i], dtype, format));
@@ -204,7 +230,7 @@ TEST_SUITE("codec on a GPU") {
       decoded.emplace_back(inputs[i].size());
       sums.emplace_back(inputs[i].size());
       recoded.emplace_back(WireLayout(format, DType::float32, n).num_bytes);
-      encodes.push_back({{values[i].data(), n, dtype}, format, wires[i].data()});
+      encodes.push_back({{values[i].data(), n, dtype}, format, wires[i].data(), kRounding});
       sources.push_back({wires[i].data(), format, dtype});
       decodes.push_back({sources[i], {decoded[i].data(), n, dtype}});
       decode_sums.push_back({{&sources[i], 1}, 2.0f, {sums[i].data(), n, dtype}});

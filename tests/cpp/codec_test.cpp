@@ -61,7 +61,7 @@ Buffer wire_buffer(BlockFormat format, DType dtype, std::int64_t n) {
 
 std::vector<std::byte> encoded(const Codec& codec, const std::vector<float>& values, BlockFormat format) {
   Buffer wire = wire_buffer(format, DType::float32, view(values).num_elements);
-  const Encode job{view(values), format, wire.data()};
+  const Encode job{view(values), format, wire.data(), {17, 64}};
   codec.encode({&job, 1}, {});
   CHECK(wire.guards_are_intact());
   return wire.bytes();
@@ -73,9 +73,11 @@ TEST_CASE("every instruction set gives the same bytes and touches no others") {
   const auto baseline = make_cpu_codec("baseline");
   for (const std::string& isa : cpu_isas()) {
     const auto codec = make_cpu_codec(isa);
-    for (const char* text : {"exact", "bf16", "int8:32", "int8:96", "int8:4096", "int4:32", "int4:128"}) {
+    for (const char* text : {"exact", "bf16", "int8:32", "int8:96", "int8:4096", "int4:32", "int4:128", "int6:32",
+                             "int6:96:stochastic", "int2:64", "int2:4096:hadamard", "fp8:32", "fp8:96:hadamard",
+                             "int4:128:hadamard", "int8:64:hadamard:stochastic"}) {
       const BlockFormat format = BlockFormat::parse(text);
-      for (std::int64_t n : {0, 1, 31, 32, 33, 127, 128, 129, 4095, 4096, 4097, 70001}) {
+      for (std::int64_t n : {0, 1, 21, 31, 32, 33, 63, 64, 127, 128, 129, 4095, 4096, 4097, 70001}) {
         CAPTURE(isa);
         CAPTURE(text);
         CAPTURE(n);
@@ -94,7 +96,7 @@ TEST_CASE("every instruction set gives the same bytes and touches no others") {
           CHECK(one.bytes() == other.bytes());
           CHECK(one.guards_are_intact());
 
-          const Wire sources[] = {source, source, source};
+          const Wire sources[] = {source, source, {wire.data(), format, DType::float32, -0.9f}, source};
           const DecodeSum sums[] = {{sources, 0.3f, {one.data(), n, dtype}}, {sources, 0.3f, {other.data(), n, dtype}}};
           codec->decode_sum({&sums[0], 1}, {});
           baseline->decode_sum({&sums[1], 1}, {});
@@ -144,6 +146,31 @@ TEST_CASE("the sum that is encoded is the sum") {
   const DecodeSum in_place{wires, 1.0f, view(values)};
   codec->decode_sum({&in_place, 1}, {});
   CHECK(values == total);
+}
+
+TEST_CASE("a sum that is encoded may overwrite one of its wires") {
+  const auto codec = make_cpu_codec();
+  const std::int64_t n = 100001;
+  std::vector<float> values = ramp(n);
+  for (const char* text : {"exact", "bf16", "int8:96", "int6:32", "int4:4096:hadamard:stochastic", "fp8:1056"}) {
+    CAPTURE(text);
+    const BlockFormat format = BlockFormat::parse(text);
+    Buffer residual = wire_buffer(format, DType::float32, n), expected(residual),
+           sent = wire_buffer(format, DType::float32, n);
+    const Encode jobs[] = {{view(values), format, residual.data()}, {view(values), format, sent.data(), {1, 0}}};
+    codec->encode(jobs, {});
+    const Wire wires[] = {{residual.data(), format, DType::float32, 0.5f},
+                          {reinterpret_cast<std::byte*>(values.data()), {}, DType::float32},
+                          {sent.data(), format, DType::float32, -1.0f}};
+    const DecodeSumEncode apart{wires, n, format, expected.data(), {3, 0}};
+    codec->decode_sum_encode({&apart, 1}, {});
+    const DecodeSumEncode in_place{wires, n, format, residual.data(), {3, 0}};
+    set_num_threads(3);
+    codec->decode_sum_encode({&in_place, 1}, {});
+    set_num_threads(1);
+    CHECK(residual.bytes() == expected.bytes());
+    CHECK(residual.guards_are_intact());
+  }
 }
 
 TEST_CASE("a batch of jobs, on any number of threads") {
@@ -202,13 +229,20 @@ TEST_CASE("wrong arguments are refused before any job runs") {
                 "values: got -1 elements, expected 0 or more");
   check_refused({{good.values.data + 2, 1, DType::float32}, format, wire.data()},
                 "values: got an address 2 bytes past a multiple of 4, expected a multiple of 4");
-  check_refused(
-      {view(values), {ElementKind::int8, 48}, wire.data()},
-      "format: got 'int8:48', expected exact, bf16, int8:B or int4:B with B a multiple of 32 from 32 to 4096");
+  check_refused({view(values), {ElementKind::int8, 48}, wire.data()},
+                "format: got 'int8:48', expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B with B a "
+                "multiple of 32 from 32 "
+                "to 4096; :hadamard and then :stochastic may follow B");
   check_refused({view(values), {ElementKind::exact, 32}, wire.data()},
                 "format: got a block size of 32 with exact, expected 0");
 
+  check_refused({view(values), format, wire.data(), {0, 48}},
+                "first_element: got 48, expected a multiple of 32, 0 or more");
+
   std::vector<float> out(64);
+  const Decode twice{{wire.data(), format, DType::float32, 2.0f}, view(out)};
+  CHECK_THROWS_WITH_AS(codec->decode({&twice, 1}, {}),
+                       "wire: got a factor of 2.000000 to decode, expected 1: decode_sum takes others", ArgumentError);
   const DecodeSum no_wires{{}, 1.0f, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: got none, expected at least one", ArgumentError);
   CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);

@@ -364,6 +364,71 @@ TEST_CASE("segments: ranks that disagree on them say so") {
                        doctest::Contains("2 segments #"), TransportError);
 }
 
+TEST_CASE("all_gather of differences: replicas agree, an error is that of one difference, and does not add up") {
+  const BlockFormat format = BlockFormat::parse("int4:64");
+  constexpr std::int64_t kLossy = 1000;
+  const std::vector<Segment<BlockFormat>> segments{{kLossy, format}, {33, {}}};
+  for (const Shape& shape : kShapes) {
+    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+    const int size = static_cast<int>(ids.size());
+    const std::int64_t n = kLossy + 33;
+    const auto weights = random_tensors(size, n, 7);
+    for (const std::size_t chunk_bytes : {std::size_t{400}, kDefaultChunkBytes}) {
+      const auto communicators = test::make_communicators(ids, chunk_bytes);
+      constexpr int kCalls = 5;
+      std::vector<std::vector<Values>> held(ids.size(), std::vector<Values>(kCalls));
+      test::run_ranks(size, [&](int rank) {
+        const auto r = static_cast<std::size_t>(rank);
+        Values whole(static_cast<std::size_t>(n * size));
+        Values reference(static_cast<std::size_t>(n));
+        const auto slots = split(view(whole), size, n);
+        for (int call = 0; call < kCalls; ++call) {
+          Values shard = weights[r];
+          for (float& value : shard) value += 0.001f * static_cast<float>(std::max(call - 3, 0));
+          const bool in_place = call % 2 == 0;  // as FSDP2 calls
+          if (in_place) std::copy(shard.begin(), shard.end(), reinterpret_cast<float*>(slots[r].data));
+          communicators[r]->all_gather(in_place ? slots[r] : view(shard), slots, segments, 20s, {},
+                                       {nullptr, reinterpret_cast<std::byte*>(reference.data())});
+          if (std::memcmp(reference.data(), slots[r].data, reference.size() * 4) != 0) throw Error("another reference");
+          held[r][static_cast<std::size_t>(call)] = whole;
+        }
+      });
+      for (std::size_t call = 0; call < kCalls; ++call) {
+        for (std::size_t rank = 1; rank < ids.size(); ++rank) CHECK(same_bits(held[rank][call], held[0][call]));
+        for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+          std::vector<double> difference;
+          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+            const std::size_t at = rank * static_cast<std::size_t>(n) + i;
+            const double before = call == 0 ? 0 : held[0][call - 1][at];
+            const float step = 0.001f * static_cast<float>(std::max(static_cast<int>(call) - 3, 0));
+            difference.push_back(static_cast<double>(weights[rank][i] + step) - before);
+          }
+          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+            const double after = held[0][call][rank * static_cast<std::size_t>(n) + i];
+            const double before = call == 0 ? 0 : held[0][call - 1][rank * static_cast<std::size_t>(n) + i];
+            const std::vector<double> lossy(difference.begin(), difference.begin() + kLossy);
+            const double bound = i < kLossy ? half_scale(lossy, i, format) + 0x1p-20 * std::abs(after) : 0;
+            REQUIRE(std::abs(after - before - difference[i]) <= bound);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("all_gather of differences: a reference of its own, and no secondary shard beside it") {
+  const auto communicators = test::make_communicators({0});
+  Values values(64);
+  const TensorView slot = view(values);
+  const auto gather = [&](GatherExtras extras) {
+    communicators[0]->all_gather(slot, {&slot, 1}, BlockFormat::parse("int8:32"), 1s, {}, extras);
+  };
+  CHECK_THROWS_WITH_AS(gather({nullptr, slot.data + 4}), doctest::Contains("reference: got memory of the shard"),
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(gather({slot.data, slot.data + 256}), doctest::Contains("reference: got one beside a secondary"),
+                       ArgumentError);
+}
+
 TEST_CASE("promise 6: a NaN or infinity reaches every receiver of its block") {
   const float bad[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()};
   for (const float value : bad) {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "codec/cuda/codes.cuh"
+#include "codec/cuda/any_codes.cuh"
 
 namespace zcomm {
 
@@ -16,9 +16,13 @@ TEST_SUITE("numbers on a GPU") {
       return __float_as_uint(std::max(rounded_up, 0x1p-126f));
     };
     std::int64_t num_wrong = 0;
+    const auto check_one = [&](std::uint32_t absmax, float max_code) {
+      num_wrong += gpu::make_scale(__uint_as_float(absmax), max_code, 1.0f / max_code) != expected(absmax, max_code);
+    };
     const auto check = [&](std::uint32_t absmax) {
-      for (float max_code : {127.0f, 7.0f}) {
-        num_wrong += gpu::make_scale(__uint_as_float(absmax), max_code) != expected(absmax, max_code);
+      for (float max_code : {127.0f, 7.0f}) check_one(absmax, max_code);
+      if (absmax % 64 == 0) {
+        for (float max_code : {31.0f, 1.0f, 448.0f}) check_one(absmax, max_code);
       }
     };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -45,6 +49,10 @@ TEST_SUITE("numbers on a GPU") {
         const float approximation = __uint_as_float(__float_as_uint(reciprocal) + static_cast<std::uint32_t>(ulp));
         num_wrong += gpu::refine_reciprocal(scale, approximation) != reciprocal;
       }
+    }
+    for (std::uint32_t scale_bits = 0x0080u; scale_bits < 0x7f80u; ++scale_bits) {  // every one that is finite
+      const float scale = __uint_as_float(scale_bits << 16);
+      num_wrong += gpu::any_reciprocal(scale) != 1.0f / scale;
     }
     CHECK(num_wrong == 0);
   }

@@ -64,7 +64,7 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
           std::vector<Unit> secondary(kept[static_cast<std::size_t>(rank)] / kWireAlignment + 1);
           secondary.back().bytes[0] = std::byte{0x5a};  // not its own
           std::byte* data = secondary.data()->bytes;
-          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, segments, 20s, {}, data);
+          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, segments, 20s, {}, {data});
           if (!same_bits(whole, plain)) throw Error("another result with a secondary shard");
           for (int again = 0; again < 2; ++again) {
             Values fresh(whole.size(), -1.0f);
@@ -102,7 +102,7 @@ TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
                                          if (rank == 0) {
                                            communicator.gather_secondary(data, slots, {&segment, 1}, 20s);
                                          } else {
-                                           communicator.all_gather(slots[1], slots, format, 20s, {}, data);
+                                           communicator.all_gather(slots[1], slots, format, 20s, {}, {data});
                                          }
                                        }),
                        doctest::Contains("gather_secondary"), TransportError);

@@ -31,6 +31,10 @@ TEST_CASE("the parts of a wire") {
   check("int8:128", DType::bfloat16, 1024, 8, 16, 1024, 1040);
   check("int8:128", DType::bfloat16, 1025, 9, 32, 1025, 1072);
   check("int4:32", DType::float32, 33, 2, 16, 17, 48);
+  check("int6:32", DType::float32, 21, 1, 16, 16, 32);
+  check("int6:32", DType::float32, 22, 1, 16, 17, 48);
+  check("int2:32:hadamard:stochastic", DType::float32, 65, 3, 16, 17, 48);
+  check("fp8:32", DType::float32, 33, 2, 16, 33, 64);
 }
 
 TEST_CASE("sizes beyond 32 bits") {

@@ -32,18 +32,20 @@ import zcomm
         ({"node_size": "2"}, TypeError),
         ({"chunk_bytes": 0}, ValueError),
         ({"chunk_bytes": 1e6}, TypeError),
+        ({"telemetry_every": -1}, ValueError),
+        ({"telemetry_every": True}, TypeError),
         ({"no_such_field": 1}, TypeError),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[Exception]) -> None:
     expect(error, next(iter(fields)), lambda: zcomm.Options(**fields))
-    if not fields.keys() & {"node_size", "chunk_bytes"}:
+    if not fields.keys() & {"node_size", "chunk_bytes", "telemetry_every"}:
         expect(error, next(iter(fields)), lambda: zcomm.override(**fields))
 
 
 def test_override_refuses_what_cannot_change() -> None:
-    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}):
+    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"telemetry_every": 1}):
         expect(TypeError, next(iter(fields)), lambda fields=fields: zcomm.override(**fields))
 
 
@@ -67,6 +69,7 @@ VARIABLES = {
     "ZCOMM_STRICT": ("0", "strict", False),
     "ZCOMM_NODE_SIZE": ("2", "node_size", 2),
     "ZCOMM_CHUNK_BYTES": ("4096", "chunk_bytes", 4096),
+    "ZCOMM_TELEMETRY_EVERY": ("100", "telemetry_every", 100),
 }
 
 

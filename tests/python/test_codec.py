@@ -18,7 +18,14 @@ from zcomm import reference as ref
 ISAS = codec.cpu_isas()
 DTYPES = sorted(ref.DTYPES)
 BLOCK_SIZES = [32, 64, 96, 128, 256, 1056, 4096]
-FORMATS = ["exact", "bf16"] + [f"{kind}:{size}" for kind in ("int8", "int4") for size in BLOCK_SIZES]
+PLAIN = ["exact", "bf16"] + [f"{kind}:{size}" for kind in ("int8", "int4") for size in BLOCK_SIZES]
+OTHER_KINDS = [f"{kind}:{size}" for kind in ("int6", "int2", "fp8") for size in (32, 96, 256, 4096)]
+MODIFIED = [f"{kind}:{size}:hadamard" for kind in ("int8", "int6", "int4", "int2", "fp8") for size in (32, 96, 4096)]
+MODIFIED += [f"{kind}:{size}:stochastic" for kind in ("int8", "int6", "int4", "int2") for size in (32, 96, 4096)]
+MODIFIED += ["int8:64:hadamard:stochastic", "int4:128:hadamard:stochastic"]
+FORMATS = PLAIN + OTHER_KINDS + MODIFIED
+SEEDS = st.sampled_from([0, 1, 2**32, 2**64 - 1])
+FIRST_ELEMENTS = st.sampled_from([0, 32, 2**35 - 64, 2**36 + 96])
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, 2.0**-126, 2.0**-149, -(2.0**-130), 65504.0, 65520.0]
 SPECIAL += [ref.LARGEST_FINITE["float32"], -ref.LARGEST_FINITE["float32"], ref.LARGEST_FINITE["bfloat16"], 6e-8, 1e-40]
 
@@ -66,12 +73,20 @@ def value_arrays(draw, dtype, size):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), format=st.sampled_from(FORMATS), dtype=st.sampled_from(DTYPES), out=st.sampled_from(DTYPES))
-def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out):
+@given(
+    data=st.data(),
+    format=st.sampled_from(PLAIN) | st.sampled_from(OTHER_KINDS) | st.sampled_from(MODIFIED),
+    dtype=st.sampled_from(DTYPES),
+    out=st.sampled_from(DTYPES),
+    seed=SEEDS,
+    first=FIRST_ELEMENTS,
+)
+def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out, seed, first):
     size = data.draw(sizes(format))
     x = data.draw(value_arrays(dtype, size))
-    wire = ref.encode(x, format)
-    assert_same_bits(codec.encode(typed(x), format, isa=isa), wire, f"wire of {format} from {dtype}")
+    wire = ref.encode(x, format, seed=seed, first_element=first)
+    actual = codec.encode(typed(x), format, seed=seed, first_element=first, isa=isa)
+    assert_same_bits(actual, wire, f"wire of {format} from {dtype}")
     decoded = empty(out, size)
     view = codec.view_of(typed(decoded), "out")
     _core.decode((wire.ctypes.data, format, dtype), view, isa)
@@ -82,22 +97,29 @@ def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
-    formats=st.lists(st.sampled_from(FORMATS), min_size=1, max_size=4),
+    formats=st.lists(st.sampled_from(PLAIN) | st.sampled_from(FORMATS), min_size=1, max_size=5),
     dtype=st.sampled_from(DTYPES),
     out=st.sampled_from(DTYPES),
     target=st.sampled_from(FORMATS),
     factor=st.sampled_from([1.0, 0.25, 1 / 3, -0.0, 1e-38, 3e38]),
+    factors=st.sampled_from([[1.0], [1.0, 0.9, -1.0, 1e-30, -3e20]]),
+    seed=SEEDS,
+    first=FIRST_ELEMENTS,
 )
-def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, factor):
+def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, factor, factors, seed, first):
     size = data.draw(sizes(target))
-    wires = [(ref.encode(data.draw(value_arrays(dtype, size)), format), format) for format in formats]
-    sources = [(wire.ctypes.data, format, dtype) for wire, format in wires]
+    wires = [
+        (ref.encode(data.draw(value_arrays(dtype, size)), format), format, data.draw(st.sampled_from(factors)))
+        for format in formats
+    ]
+    sources = [(wire.ctypes.data, format, dtype, of_wire) for wire, format, of_wire in wires]
     total = empty(out, size)
     _core.decode_sum(sources, factor, codec.view_of(typed(total), "out"), isa)
     expected = ref.decode_sum(wires, size, out, factor=factor, wire_dtype=dtype)
     assert_same_bits(total, expected, f"sum of {formats} of {dtype} as {out}")
-    encoded = codec.decode_sum_encode(wires, size, target, dtype=dtype, isa=isa)
-    expected = ref.decode_sum_encode(wires, size, target, wire_dtype=dtype)
+    rounding = {"seed": seed, "first_element": first}
+    encoded = codec.decode_sum_encode(wires, size, target, dtype=dtype, isa=isa, **rounding)
+    expected = ref.decode_sum_encode(wires, size, target, wire_dtype=dtype, **rounding)
     assert_same_bits(encoded, expected, f"sum of {formats} of {dtype} as {target}")
 
 
@@ -133,11 +155,14 @@ def test_rounding_of_every_float32_exponent_and_tie(isa):
 def test_golden_wires(isa):
     for case in json.loads((Path(__file__).parents[1] / "golden/wires.json").read_text()):
         x = np.frombuffer(bytes.fromhex(case["values"]), ref.DTYPES[case["dtype"]])
-        wire = codec.encode(typed(x), case["format"], isa=isa)
+        rounding = {name: case[name] for name in ("seed", "first_element")}
+        wire = codec.encode(typed(x), case["format"], isa=isa, **rounding)
         assert wire.tobytes().hex() == case["wire"], case["format"]
 
 
-@pytest.mark.parametrize("format", ["exact", "bf16", "int8:32", "int8:4096", "int4:96"])
+@pytest.mark.parametrize(
+    "format", ["exact", "bf16", "int8:32", "int8:4096", "int4:96", "int6:96:stochastic", "int4:128:hadamard", "fp8:32"]
+)
 def test_threads_do_not_change_bits(format):
     x = np.random.default_rng(3).standard_normal(300_001).astype(np.float32)
 
@@ -214,6 +239,38 @@ def test_a_sum_may_overwrite_its_exact_wire():
     assert_same_bits(out, expected, "in place")
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["exact", "bf16", "int8:4096", "int6:96", "int4:128:hadamard:stochastic", "fp8:32"])
+def test_a_residual_is_updated_in_place(isa, format):
+    """The wire that is written is one of the wires of the sum; on two threads, of several tasks, with an odd length."""
+    size = 100_003
+    rng = np.random.default_rng(6)
+    x, residual = (rng.standard_normal(size).astype(np.float32) for _ in range(2))
+    wire, sent = codec.encode(residual, format), codec.encode(x, "int4:64")
+    wires = [(x, "exact"), (sent, "int4:64", -1.0), (wire, format, 0.5)]
+    if format == "exact":
+        wires[2] = (wire[: 4 * size].view(np.float32), format, 0.5)
+    expected = codec.decode_sum_encode(wires, size, format, seed=9)
+    try:
+        _core.set_num_threads(2)
+        assert codec.decode_sum_encode(wires, size, format, out=wire, isa=isa, seed=9) is wire
+    finally:
+        _core.set_num_threads(1)
+    assert_same_bits(wire, expected, "in place")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_pieces_of_a_message_have_the_bits_of_the_whole(isa):
+    x = np.random.default_rng(7).standard_normal(70_000).astype(np.float32)
+    format = "int8:64:hadamard:stochastic"
+    whole = codec.encode(x, format, seed=5, isa=isa)
+    layout = ref.wire_layout(format, "float32", x.size)
+    for begin, end in ((0, 64), (64, 40_000), (40_000, 70_000)):
+        piece = codec.encode(x[begin:end], format, seed=5, first_element=begin, isa=isa)
+        at = ref.wire_layout(format, "float32", end - begin).codes_offset
+        assert_same_bits(piece[at:][: end - begin], whole[layout.codes_offset + begin :][: end - begin], "codes")
+
+
 def test_torch_tensors():
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -252,6 +309,16 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
         (ValueError, "num_elements: got -1, expected 0", lambda: codec.wire_bytes("exact", "float32", -1)),
         (ValueError, "dtype: got 'float64', expected float32", lambda: codec.wire_bytes("exact", "float64", 1)),
         (ValueError, "num_threads: got 0, expected 1", lambda: _core.set_num_threads(0)),
+        (
+            ValueError,
+            "first_element: got 48, expected a multiple of 32",
+            lambda: codec.encode(x, "int8:32:stochastic", first_element=48),
+        ),
+        (
+            ValueError,
+            "wire: got a factor of inf, expected a finite number",
+            lambda: codec.decode_sum([(wire, "int8:32", float("inf"))], x),
+        ),
     ]:
         with pytest.raises(error, match=message):
             call()

@@ -101,8 +101,8 @@ def test_calls_arrive(comm: Any) -> None:
     comm.all_reduce(whole, formats="int8:64", stream=2)
     comm.abort("enough")
     assert comm._core.calls == [
-        ("all_gather", own, slots, "int8:64", limit, 0x70),
-        ("reduce_scatter", slots, own, "int8:128/int4:128", 0.25, limit, 0),
+        ("all_gather", own, slots, [(3, "int8:64")], limit, 0x70),
+        ("reduce_scatter", slots, own, [(3, "int8:128/int4:128")], 0.25, limit, 0),
         ("all_reduce", (address, 12, "float32"), "int8:64", 1.0, limit, 2),
         ("abort", "enough"),
     ]

@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 from worlds import options, run
 
 import zcomm
+from zcomm.backend import backend_of
 from zcomm.fsdp import compress, enable_secondary_shards, one_dimensional, smaller_than
+from zcomm.telemetry import report_of
 
 NODES = [0, 0, 1, 1]
 WIDTH = 35  # no number of ranks divides it: FSDP pads
@@ -210,6 +212,19 @@ def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
         assert "0: all_gather as the group, reduce_scatter as the group, 175 of 5075 elements" in str(compression)
 
     run(body, 4, nodes=NODES, options=options())
+
+
+def test_the_report_names_parameters() -> None:
+    def body() -> None:
+        model = sharded()
+        compress(model, exempt=[one_dimensional, "0.up.weight"])
+        model(batch()).square().sum().backward()
+        dist.barrier()
+        made = report_of(backend_of(None))
+        wanted = {"0.down.weight", "1.up.weight", "1.down.weight", "2.weight"}
+        assert {site.site for site in made.all_gather} == {site.site for site in made.reduce_scatter} == wanted
+
+    run(body, 2, options=options(telemetry_every=1))
 
 
 def test_frozen_parameters_and_accumulated_gradients() -> None:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from zcomm.backend import _c10d, backend_of
+from zcomm.feedback import ErrorFeedback
 from zcomm.policy import override
 
 _log = logging.getLogger("zcomm")
@@ -20,18 +21,29 @@ _log = logging.getLogger("zcomm")
 #: How many elements of a shard travel in which format, from its first element on.
 Segments = list[tuple[int, str]]
 
+#: After the format of an all-gather: what travels is the difference to what an earlier gather has left.
+DIFFERENCE = ":difference"
+
 
 class Rule:
     """The formats of one parameter group. ``exempt`` says of each of its parameters if it travels as it is. Formats
     are those of the process group where None."""
 
-    def __init__(self, all_gather: str | None, reduce_scatter: str | None, exempt: Sequence[bool]) -> None:
-        self.all_gather = all_gather
+    def __init__(
+        self,
+        all_gather: str | None,
+        reduce_scatter: str | None,
+        exempt: Sequence[bool],
+        error_feedback: ErrorFeedback | None,
+    ) -> None:
+        self.difference = all_gather is not None and all_gather.endswith(DIFFERENCE)
+        self.all_gather = all_gather.removesuffix(DIFFERENCE) if all_gather is not None else None
         self.reduce_scatter = reduce_scatter
         self.exempt = exempt
+        self.error_feedback = error_feedback
 
-    def segments(self, format: str, numels: Sequence[int], which: Sequence[int]) -> Segments:
-        """Of a shard that holds the parameters ``which``, so many elements of each."""
+    def segments(self, format: str, numels: Sequence[int], which: Sequence[int]) -> Segments | None:
+        """Of a shard that holds the parameters ``which``, so many elements of each. None: all are exempt."""
         segments: Segments = []
         for index, numel in zip(which, numels, strict=True):
             if not self.exempt[index]:
@@ -40,7 +52,7 @@ class Rule:
                 segments[-1] = (segments[-1][0] + numel, "exact")
             else:
                 segments.append((numel, "exact"))
-        return segments
+        return None if all(part == "exact" for _, part in segments) else segments
 
 
 class Collectives:
@@ -51,13 +63,41 @@ class Collectives:
         self.param_group = param_group
         self.rule: Rule | None = None
         self.secondary: Any = None
-        self.gathered = _c10d.Site(name)
-        self.gathered_inside = _c10d.Site(name)  # from secondary shards
-        self.reduced = _c10d.Site(name)
+        self.resident: Resident | None = None  # where differences travel
+        self.gathered = _c10d.Site(name, [])
+        self.gathered_inside = _c10d.Site(name, [])  # from secondary shards
+        self.reduced = _c10d.Site(name, [])
         self._previous = (param_group._all_gather_comm, param_group._reduce_scatter_comm)
         self._warned = False
         param_group._all_gather_comm = _Gather(self, self._previous[0])
         param_group._reduce_scatter_comm = _Reduce(self, self._previous[1])
+
+    def set_rule(self, rule: Rule) -> None:
+        """Counts anew: what travels differently is not added up."""
+        self.check(rule.difference, self.secondary is not None)
+        self.rule = rule
+        self.resident = Resident() if rule.difference else None
+        params = self.param_group.fsdp_params
+        lossy = [param for param, exempt in zip(params, rule.exempt, strict=True) if not exempt]
+        names = {id(param): self._name_of(param) for param in lossy}
+        self.gathered = _c10d.Site(self.name, [names[id(param)] for param in lossy])
+        with_gradient = [param for param in lossy if param.sharded_param.requires_grad]
+        self.reduced = _c10d.Site(self.name, [names[id(param)] for param in with_gradient])
+
+    def _name_of(self, param: Any) -> str:
+        info = param._module_info
+        for module in self.param_group.modules:
+            for prefix, inner in module.named_modules():
+                if inner is info.module:
+                    return f"{prefix}.{info.param_name}" if prefix else str(info.param_name)
+        return str(info.param_name)
+
+    def check(self, difference: bool, secondary: bool) -> None:
+        if difference and secondary:
+            raise ValueError(
+                f"all_gather: {self.name} has a secondary shard, which keeps whole weights: '{DIFFERENCE}' needs "
+                "one of the two"
+            )
 
     def release(self) -> None:
         """Gives FSDP2 its own collectives back once nothing is set any more."""
@@ -97,10 +137,45 @@ class Collectives:
             return None
         return rule.segments(formats, numels, which)
 
+    def feedback_of(self, whole: torch.Tensor, segments: Segments, op: Any, backend: Any) -> Any:
+        feedback = self.rule.error_feedback if self.rule else None
+        if feedback is None:
+            return None
+        residual, empty = feedback.use(
+            f"{self.name}/rank {backend.rank()}",
+            f"{whole.numel()} {whole.dtype} in {segments} by {op}",
+            backend.feedback_bytes(whole, segments, feedback.format),
+            lambda size: torch.empty(size, dtype=torch.uint8, device=whole.device),
+        )
+        return residual, feedback.format, feedback.decay, empty
+
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
             _log.warning("%s %s: left exact", self.name, what)
+
+
+class Resident:
+    """What the gathers of a module leave on this rank, for the next one to send differences to."""
+
+    def __init__(self) -> None:
+        self._whole: torch.Tensor | None = None
+        self.own: torch.Tensor | None = None  # what other ranks hold of this rank's shard
+
+    def whole(self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self._whole is None or (self._whole.shape, self._whole.dtype, self._whole.device) != (size, dtype, device):
+            self._whole = torch.empty(size, dtype=dtype, device=device)
+            self.own = None
+        return self._whole
+
+    def is_filled(self, shard: torch.Tensor) -> bool:
+        return self.own is not None and self.own.shape == shard.shape
+
+    def fill(self, shard: torch.Tensor) -> None:
+        self.own = shard.clone()
+
+    def memory_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self._whole, self.own) if tensor is not None)
 
 
 class _Gather(AllGather):
@@ -109,6 +184,8 @@ class _Gather(AllGather):
         self._previous = previous
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self._owner.resident is not None:
+            return self._owner.resident.whole(tuple(size), dtype, device)
         return self._previous.allocate(size, dtype=dtype, device=device)
 
     def __call__(
@@ -117,6 +194,17 @@ class _Gather(AllGather):
         owner = self._owner
         backend = backend_of(group)
         segments = owner.gather_segments(output_tensor, input_tensor, backend)
+        resident = owner.resident
+        if resident is not None and (segments is None or not resident.is_filled(input_tensor)):
+            with override(all_gather="exact"):
+                work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
+            resident.fill(input_tensor)
+            return _finished(work, async_op)
+        if resident is not None:
+            work = backend.all_gather_segments(
+                output_tensor, input_tensor, segments, None, resident.own, owner.gathered, async_op
+            )
+            return _finished(work, async_op)
         if segments is None:
             if owner.secondary is not None:
                 owner.secondary.gathers_plain += 1
@@ -126,7 +214,9 @@ class _Gather(AllGather):
         if owner.secondary is not None:
             work = owner.secondary.gather(output_tensor, input_tensor, segments, backend, async_op)
         if work is None:
-            work = backend.all_gather_segments(output_tensor, input_tensor, segments, None, owner.gathered, async_op)
+            work = backend.all_gather_segments(
+                output_tensor, input_tensor, segments, None, None, owner.gathered, async_op
+            )
         return _finished(work, async_op)
 
 
@@ -154,7 +244,10 @@ class _Reduce(ReduceScatter):
         if segments is None:
             with _left_exact(True, "reduce_scatter"):
                 return self._previous(output_tensor, input_tensor, group, op, async_op)
-        work = backend.reduce_scatter_segments(output_tensor, input_tensor, op, segments, owner.reduced, async_op)
+        feedback = owner.feedback_of(input_tensor, segments, op, backend)
+        work = backend.reduce_scatter_segments(
+            output_tensor, input_tensor, op, segments, feedback, owner.reduced, async_op
+        )
         return _finished(work, async_op)
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from zcomm.backend import _c10d
-from zcomm.fsdp.collectives import Collectives, Rule, collectives_of
+from zcomm.feedback import ErrorFeedback
+from zcomm.fsdp.collectives import DIFFERENCE, Collectives, Rule, collectives_of
 
 #: Which parameters: a pattern for their names (``"*.norm.*"``, as in fnmatch), a type of module that holds them, or a
 #: function of a name and a parameter, whose shape is that of the whole parameter.
@@ -41,6 +42,7 @@ class ModuleTraffic:
     reduces: int = 0
     reduced_inside_bytes: int = 0
     reduced_between_bytes: int = 0
+    resident_bytes: int = 0  #: kept for ":difference"
 
 
 def compress(
@@ -49,6 +51,7 @@ def compress(
     all_gather: str | None = None,
     reduce_scatter: str | None = None,
     exempt: Sequence[Selector] = (one_dimensional,),
+    error_feedback: ErrorFeedback | None = None,
 ) -> Compression:
     """Set the formats of every module in ``model`` that ``fully_shard`` was applied to.
 
@@ -60,15 +63,18 @@ def compress(
     ``zcomm.exact()`` and ``zcomm.override()`` have the last word. All ranks must make the same calls.
 
     Args:
-        all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group.
+        all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group. With
+            ``":difference"`` after it what travels is the change since the last gather, and each rank keeps what that
+            has left, whole: for modules that do not reshard after the forward pass. The first gather is exact.
         reduce_scatter: formats of the gradients, ``"INSIDE/BETWEEN"`` nodes; default: those of the process group.
         exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none.
+        error_feedback: what a reduction drops is added to the next one of the same parameters.
 
     Raises:
         ValueError: a format is unknown; no module of ``model`` is sharded by FSDP2; a pattern or type selects nothing.
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
-    fields = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+    fields = {"all_gather": all_gather and all_gather.removesuffix(DIFFERENCE), "reduce_scatter": reduce_scatter}
     _c10d.PolicyOverride(**{name: value for name, value in fields.items() if value is not None})  # checks them
     if isinstance(exempt, str) or not isinstance(exempt, Sequence):
         raise ValueError(f"exempt: got {exempt!r}, need a sequence of patterns, types of modules, or functions")
@@ -80,7 +86,8 @@ def compress(
     for group in groups:
         params = group.param_group.fsdp_params
         flags = [(id(param._module_info.module), param._module_info.param_name) in selected for param in params]
-        rules[group] = group.rule = Rule(all_gather, reduce_scatter, flags)
+        rules[group] = Rule(all_gather, reduce_scatter, flags, error_feedback)
+        group.set_rule(rules[group])
     return Compression(rules)
 
 
@@ -95,11 +102,12 @@ class Compression:
         for group, rule in self._rules.items():
             if group.rule is rule:
                 group.rule = None
+                group.resident = None
                 group.release()
         self._rules = {}
 
     def stats(self) -> dict[str, ModuleTraffic]:
-        """By the name of the module. Bytes are counted when a call is done."""
+        """By the name of the module, since it has its formats. Bytes are counted when a call is done."""
         return {group.name: _traffic(group, rule) for group, rule in self._rules.items()}
 
     def __str__(self) -> str:
@@ -114,7 +122,7 @@ class Compression:
 def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
     numels = [param._orig_size.numel() for param in group.param_group.fsdp_params]
     return ModuleTraffic(
-        all_gather=rule.all_gather or "",
+        all_gather=(rule.all_gather or "") + (DIFFERENCE if rule.difference else ""),
         reduce_scatter=rule.reduce_scatter or "",
         elements=sum(numels),
         exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
@@ -124,6 +132,7 @@ def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
         reduces=group.reduced.calls,
         reduced_inside_bytes=group.reduced.inside_bytes,
         reduced_between_bytes=group.reduced.between_bytes,
+        resident_bytes=group.resident.memory_bytes() if group.resident else 0,
     )
 
 

@@ -77,6 +77,7 @@ class SecondaryShards:
     def _install(self) -> None:
         for group in collectives_of(self._model):
             if group not in self._shards:
+                group.check(group.resident is not None, True)
                 group.secondary = self._shards[group] = _Shard(self, group)
 
     def disable(self) -> None:
@@ -184,7 +185,7 @@ class _Shard:
             self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=output.device)
         self._state = None  # while it is being written
         self.gathers_between += 1
-        work = backend.all_gather_segments(output, shard, segments, self._kept, self._group.gathered, async_op)
+        work = backend.all_gather_segments(output, shard, segments, self._kept, None, self._group.gathered, async_op)
         self._state = state
         return work
 

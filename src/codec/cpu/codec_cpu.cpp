@@ -1,6 +1,7 @@
 // The codec for host memory: checks every job, cuts them all into tasks and joins the kernels.
 #include <algorithm>
 #include <cfenv>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -25,7 +26,6 @@ constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
 constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
 
 std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
-std::size_t index_of(ElementKind kind) { return kind == ElementKind::int8 ? 0 : 1; }
 
 // Kernels count on rounding to nearest even and on subnormals; the caller's thread may have been set to something else
 // (torch.set_flush_denormal).
@@ -82,9 +82,18 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
 
 // --- Steps
 
+CodedBlocks coded_blocks(BlockFormat format) {
+  const auto kind = static_cast<CodeKind>(static_cast<int>(format.kind) - static_cast<int>(ElementKind::int8));
+  return {nullptr, nullptr, format.block_size, kind, traits(format.kind).max_code, 1.0f};
+}
+
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
   const WireLayout layout(wire.format, wire.dtype, num_elements);
-  return {wire.data, wire.data + layout.codes_offset, wire.format.block_size};
+  CodedBlocks blocks = coded_blocks(wire.format);
+  blocks.scales = wire.data;
+  blocks.codes = wire.data + layout.codes_offset;
+  blocks.factor = wire.factor;
+  return blocks;
 }
 
 const std::byte* value_at(const Wire& wire, std::int64_t i) {
@@ -95,40 +104,90 @@ const std::byte* value_at(const Wire& wire, std::int64_t i) {
 void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
                  TensorView values) {
   const std::size_t dtype = index_of(values.dtype);
-  if (wire.format.has_scales()) {
-    kernels.decode[index_of(wire.format.kind)][dtype](coded_blocks(wire, num_elements), begin, values.num_elements,
-                                                      kLargestFinite[dtype], values.data);
+  if (wire.format.has_scales() && !wire.format.hadamard) {
+    kernels.decode[dtype](coded_blocks(wire, num_elements), begin, values.num_elements, kLargestFinite[dtype],
+                          values.data);
     return;
   }
   alignas(64) float terms[kTileElements];
-  kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
+  if (wire.format.hadamard) {
+    kernels.decode[index_of(DType::float32)](coded_blocks(wire, num_elements), begin, values.num_elements, kMaxFloat32,
+                                             reinterpret_cast<std::byte*>(terms));
+    if (values.dtype == DType::float32) {
+      kernels.rotate_back(terms, values.num_elements, reinterpret_cast<float*>(values.data));
+      return;
+    }
+    kernels.rotate_back(terms, values.num_elements, terms);
+  } else {
+    kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
+  }
   kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data);
+}
+
+// Whether wires of this kind can be added to a sum without a term of their own in memory.
+bool is_plain(const Wire& wire) {
+  return wire.format.has_scales() && wire.format.kind != ElementKind::fp8 && wire.factor == 1.0f && !wire.nan_is_zero;
+}
+
+// terms = elements [begin, begin + count) of a wire of `num_elements`, times its factor. Up to a tile.
+void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
+                std::int64_t count, float* terms) {
+  constexpr std::size_t kFloat32 = static_cast<std::size_t>(DType::float32);
+  std::byte* bytes = reinterpret_cast<std::byte*>(terms);
+  if (wire.format.has_scales()) {
+    kernels.decode[kFloat32](coded_blocks(wire, num_elements), begin, count, kMaxFloat32, bytes);
+  } else {
+    kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
+    if (wire.factor != 1.0f) kernels.store_values[kFloat32](terms, count, wire.factor, bytes);
+  }
+  if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
+}
+
+// terms += elements [begin, begin + count) of wires[0] and of those after it that are added with it; returns how many.
+std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements,
+                      std::int64_t begin, std::int64_t count, float* terms) {
+  const Wire& wire = wires[0];
+  if (is_plain(wire)) {
+    CodedBlocks blocks[kMaxWires];
+    std::size_t num_wires = 0;
+    for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()); ++num_wires) {
+      if (!is_plain(wires[num_wires]) || wires[num_wires].format != wire.format) break;
+      blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
+    }
+    kernels.add_codes(blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
+    return num_wires;
+  }
+  if (!wire.format.has_scales() && wire.factor == 1.0f && !wire.nan_is_zero) {
+    kernels.add_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
+    return 1;
+  }
+  alignas(64) float others[kTileElements];
+  load_terms(kernels, wire, num_elements, begin, count, others);
+  kernels.add_values[index_of(DType::float32)](reinterpret_cast<const std::byte*>(others), count, terms);
+  return 1;
 }
 
 // terms = the sum of elements [begin, begin + count) of wires of `num_elements`. Up to a tile.
 void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements, std::int64_t begin,
               std::int64_t count, float* terms) {
-  if (!wires[0].format.has_scales()) {
-    kernels.load_values[index_of(value_dtype(wires[0]))](value_at(wires[0], begin), count, terms);
-    wires = wires.subspan(1);
-  } else {
-    std::fill_n(terms, count, 0.0f);  // a term of a wire with scales is never -0
-  }
-  while (!wires.empty()) {
-    const BlockFormat format = wires[0].format;
-    std::size_t num_wires = 1;
-    if (format.has_scales()) {
-      CodedBlocks blocks[kMaxWires] = {coded_blocks(wires[0], num_elements)};
-      for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()) && wires[num_wires].format == format;
-           ++num_wires) {
-        blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
+  bool is_empty = true;
+  for (const bool rotated : {true, false}) {
+    for (std::size_t i = 0; i < wires.size();) {
+      if (wires[i].format.hadamard != rotated) {
+        ++i;
+        continue;
       }
-      kernels.add_codes[index_of(format.kind)](blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
-    } else {
-      kernels.add_values[index_of(value_dtype(wires[0]))](value_at(wires[0], begin), count, terms);
+      if (is_empty && !wires[i].format.has_scales()) {
+        load_terms(kernels, wires[i], num_elements, begin, count, terms);
+        ++i;
+      } else {
+        if (is_empty) std::fill_n(terms, count, 0.0f);
+        i += add_terms(kernels, wires.subspan(i), num_elements, begin, count, terms);
+      }
+      is_empty = false;
     }
-    wires = wires.subspan(num_wires);
+    if (rotated && !is_empty) kernels.rotate_back(terms, count, terms);
   }
 }
 
@@ -155,17 +214,44 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
   if (stream) kernels.end_stream();
 }
 
+// Encodes tiles of `values`, the first of them element `begin` of a wire. With scales.
+void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
+                  std::int64_t begin, std::byte* scales, std::byte* codes) {
+  const CodedBlocks blocks = coded_blocks(format);
+  const std::int64_t tile_elements = kTileElements / format.block_size * format.block_size;
+  alignas(64) float widened[kTileElements], rotated[kTileElements];
+  for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
+    const ConstTensorView tile = values.slice(i, tile_elements);
+    const float* floats = reinterpret_cast<const float*>(tile.data);
+    if (values.dtype != DType::float32) {
+      kernels.load_values[index_of(values.dtype)](tile.data, tile.num_elements, widened);
+      floats = widened;
+    }
+    if (format.hadamard) {
+      kernels.rotate(floats, tile.num_elements, rotated);
+      floats = rotated;
+    }
+    const Random random{rounding.seed, rounding.first_element + begin + i};
+    const WireLayout before(format, values.dtype, i);
+    kernels.encode_tile(floats, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
+                        floats != reinterpret_cast<const float*>(tile.data), scales + before.num_blocks * 2,
+                        codes + before.codes_bytes);
+  }
+}
+
 // Encodes elements [begin, begin + values.num_elements) of a wire of `num_elements`, the first of a block on, and with
 // the last of them the padding.
-void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, std::int64_t num_elements,
-                  std::int64_t begin, std::byte* wire) {
+void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
+                  std::int64_t num_elements, std::int64_t begin, std::byte* wire) {
   const WireLayout layout(format, values.dtype, num_elements);
   const WireLayout before(format, values.dtype, begin);  // blocks are whole bytes: its sizes are this range's offsets
+  std::byte* scales = wire + static_cast<std::size_t>(before.num_blocks) * 2;
   std::byte* codes = wire + layout.codes_offset + before.codes_bytes;
   const std::size_t dtype = index_of(values.dtype);
-  if (format.has_scales()) {
-    kernels.encode[index_of(format.kind)][dtype](values.data, values.num_elements, format.block_size,
-                                                 wire + static_cast<std::size_t>(before.num_blocks) * 2, codes);
+  if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
+    encode_tiles(kernels, values, format, rounding, begin, scales, codes);
+  } else if (format.has_scales()) {
+    kernels.encode[dtype](values.data, values.num_elements, coded_blocks(format), scales, codes);
   } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
     std::memcpy(codes, values.data, values.num_bytes());
   } else if (values.dtype == DType::float32) {
@@ -195,7 +281,8 @@ class CpuCodec final : public Codec {
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     run_jobs(jobs, [this](const Encode& job, std::int64_t begin, std::int64_t count) {
-      encode_range(kernels_, job.values.slice(begin, count), job.format, job.values.num_elements, begin, job.wire);
+      encode_range(kernels_, job.values.slice(begin, count), job.format, job.rounding, job.values.num_elements, begin,
+                   job.wire);
     });
   }
 
@@ -238,7 +325,7 @@ class CpuCodec final : public Codec {
           kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums);
           tile.data = sums;
         }
-        encode_range(kernels_, tile, job.format, job.num_elements, begin + i, job.wire);
+        encode_range(kernels_, tile, job.format, job.rounding, job.num_elements, begin + i, job.wire);
       }
     });
   }

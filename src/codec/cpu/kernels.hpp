@@ -17,13 +17,24 @@ inline constexpr std::int64_t kTileElements = 4096;
 inline constexpr int kMaxWires = 4;  // that are added in one pass
 
 inline constexpr int kNumDTypes = 3;  // in the order of DType
-inline constexpr int kNumCodes = 2;   // int8, int4
+// The kinds of ElementKind that have scales, in its order.
+enum class CodeKind : std::uint8_t { int8, int6, int4, int2, fp8 };
+inline constexpr int kNumCodes = 5;
 
 // The two parts of a wire with scales.
 struct CodedBlocks {
   const std::byte* scales;
   const std::byte* codes;
   std::int64_t block_size;
+  CodeKind kind;
+  float max_code;
+  float factor;
+};
+
+// Where random bits come from: see Rounding in codec.hpp.
+struct Random {
+  std::uint64_t seed;
+  std::int64_t first_element;
 };
 
 // Arithmetic is float32, rounded to nearest even; the caller sees to the floating-point environment.
@@ -32,13 +43,13 @@ struct Kernels {
   void (*load_values[kNumDTypes])(const std::byte* values, std::int64_t count, float* terms);
   void (*add_values[kNumDTypes])(const std::byte* values, std::int64_t count, float* terms);
 
-  // values[i] = code * scale of element begin + i, saturated at +-limit, the largest finite value of the dtype or less.
-  // A NaN scale gives the dtype's canonical NaN.
-  void (*decode[kNumCodes][kNumDTypes])(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit,
-                                        std::byte* values);
-  // terms[i] += the float32 value of each of up to kMaxWires wires with the same block size, one after the other.
-  void (*add_codes[kNumCodes])(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count,
-                               float limit, float* terms);
+  // values[i] = code * (scale * factor) of element begin + i, saturated at +-limit, the largest finite value of the
+  // dtype or less. A NaN scale gives the dtype's canonical NaN.
+  void (*decode[kNumDTypes])(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* values);
+  // terms[i] += the float32 value of each of up to kMaxWires wires, one after the other: integers of the same kind and
+  // block size, with a factor of 1.
+  void (*add_codes)(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+                    float* terms);
 
   // Finite terms beyond +-limit become +-limit.
   void (*saturate)(float* terms, std::int64_t count, float limit);
@@ -46,13 +57,22 @@ struct Kernels {
   // values[i] = round(terms[i] * factor), too large ones to infinity, NaNs canonical. Any count.
   void (*store_values[kNumDTypes])(const float* terms, std::int64_t count, float factor, std::byte* values);
 
+  // The rotation of whole groups of 32, NaNs with any bits; and back, NaNs canonical, in place or not.
+  void (*rotate)(const float* values, std::int64_t count, float* rotated);
+  void (*rotate_back)(const float* terms, std::int64_t count, float* rotated);
+
   // Copies past the caches: see kStreamBytes. end_stream() orders the copies before what the thread writes next.
   void (*stream)(const std::byte* source, std::int64_t num_bytes, std::byte* destination);
   void (*end_stream)();
 
-  // Encodes blocks; the last one may be short. Writes nothing but scales and codes. Any count.
-  void (*encode[kNumCodes][kNumDTypes])(const std::byte* values, std::int64_t count, std::int64_t block_size,
-                                        std::byte* scales, std::byte* codes);
+  // Encodes blocks of integers, rounded to nearest; the last one may be short. Writes nothing but scales and codes. Any
+  // count. `blocks` says how; its addresses and its factor are not used.
+  void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
+                             std::byte* codes);
+  // The same for integers that are rounded stochastically, if `random` is not null, and for all other codes.
+  // `is_scratch`: what comes after `values` is not encoded next.
+  void (*encode_tile)(const float* values, std::int64_t count, CodedBlocks blocks, const Random* random,
+                      bool is_scratch, std::byte* scales, std::byte* codes);
 };
 
 extern const Kernels kBaselineKernels;

@@ -13,6 +13,8 @@ namespace {
 #include "codec/cpu/convert.inl"
 
 constexpr float kMinScale = 0x1p-126f;
+constexpr float kMaxScale = 0x1.fep127f;
+constexpr float kLargestFinite = 0x1.fffffep127f;
 constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_even(x) in its low bits, |x| <= 2^22
 
 // The hardware does not look ahead across the pages that a tile ends on. Past the end of a buffer this does nothing.
@@ -24,47 +26,8 @@ ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t n
   }
 }
 
-// --- Codes. `pack` and `unpack` go between one code per byte and the wire.
-
-struct Int8 {
-  static constexpr float kMaxCode = 127.0f;
-  static constexpr std::int64_t kCodesPerByte = 1;
-  static constexpr std::int64_t kScratch = 1;  // codes that `unpack` needs room for
-  ZCOMM_INLINE const std::int8_t* unpack(const std::byte* codes, std::int64_t, std::int8_t*) {
-    return reinterpret_cast<const std::int8_t*>(codes);
-  }
-};
-
-struct Int4 {
-  static constexpr float kMaxCode = 7.0f;
-  static constexpr std::int64_t kCodesPerByte = 2;
-  static constexpr std::int64_t kScratch = kTileElements;
-
-  // A pair of codes is handled as one little-endian 16-bit word.
-  ZCOMM_INLINE const std::int8_t* unpack(const std::byte* codes, std::int64_t count, std::int8_t* unpacked) {
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(codes);
-    Word16* pairs = reinterpret_cast<Word16*>(unpacked);
-    const std::int64_t num_bytes = (count + 1) / 2;
-#pragma omp simd
-    for (std::int64_t i = 0; i < num_bytes; ++i) {
-      const unsigned byte = bytes[i];
-      pairs[i] = static_cast<std::uint16_t>((byte | (byte << 4)) & 0x0f0fu);
-    }
-#pragma omp simd
-    for (std::int64_t i = 0; i < 2 * num_bytes; ++i) unpacked[i] = static_cast<std::int8_t>((unpacked[i] ^ 8) - 8);
-    return unpacked;
-  }
-
-  ZCOMM_INLINE void pack(const std::uint8_t* unpacked, std::int64_t num_bytes, std::byte* codes) {
-    const Word16* pairs = reinterpret_cast<const Word16*>(unpacked);
-    unsigned char* bytes = reinterpret_cast<unsigned char*>(codes);
-#pragma omp simd
-    for (std::int64_t i = 0; i < num_bytes; ++i) {
-      const unsigned pair = pairs[i];
-      bytes[i] = static_cast<unsigned char>((pair & 0x0fu) | ((pair >> 4) & 0xf0u));
-    }
-  }
-};
+#include "codec/cpu/codes.inl"
+#include "codec/cpu/philox.inl"
 
 // --- Encode
 
@@ -79,8 +42,11 @@ ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_
   return Type::widen(static_cast<std::uint32_t>(largest));
 }
 
+#include "codec/cpu/rotate.inl"
+
 // Scales of blocks whose largest magnitudes have the float32 bits `largest`, and their reciprocals: 0 where a block has
-// a NaN or infinity. A reciprocal is never 0 otherwise: scales are below 2^126.
+// a NaN or infinity. A reciprocal is never 0 otherwise: a scale is finite, if need be (of int2) less than 2^-7 too
+// small.
 //
 // No code needs a clamp: with e = 2^-24, the scale is at least (absmax / max_code) * (1 - e) and its reciprocal at most
 // (1 / scale) * (1 + e), so |x * reciprocal|, rounded, is at most max_code * (1 + e)^2 / (1 - e) < max_code + 0.5.
@@ -92,7 +58,8 @@ ZCOMM_INLINE void make_scales(const std::uint32_t* largest, std::int64_t num_blo
     const bool finite = largest[i] < kInfinity32;
     const float quotient = float_of(finite ? largest[i] : 0u) / max_code;
     const float rounded_up = float_of((bits_of(quotient) + 0xffffu) & 0xffff0000u);
-    const float scale = rounded_up > kMinScale ? rounded_up : kMinScale;
+    const float at_least = rounded_up > kMinScale ? rounded_up : kMinScale;
+    const float scale = at_least < kMaxScale ? at_least : kMaxScale;
     const float reciprocal = 1.0f / scale;
     scales[i] = finite ? static_cast<std::uint16_t>(bits_of(scale) >> 16) : Bfloat16::kNan;
     reciprocals[i] = finite ? reciprocal : 0.0f;
@@ -130,53 +97,108 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   }
 }
 
-template <class Type, class Codes>
-void encode(const std::byte* value_bytes, std::int64_t count, std::int64_t block_size, std::byte* scale_bytes,
-            std::byte* codes) {
+// `is_scratch`: what comes after `values` is not what is encoded next, so it is not prefetched.
+// Calls quantize(values, count, first, reciprocal, codes) for each block, `first` being the index of its first element
+// in a tile, and before each tile start_tile(its first element, its elements).
+template <class Type, class StartTile, class Quantize>
+ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t count, CodedBlocks blocks,
+                                bool is_scratch, std::byte* scale_bytes, std::byte* codes, const StartTile& start_tile,
+                                const Quantize& quantize_block) {
   constexpr std::int64_t kMaxBlocks = kTileElements / 32;
   constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
   std::uint32_t largest[kMaxBlocks];
   float reciprocals[kMaxBlocks];
   alignas(64) std::uint8_t unpacked[kTileElements];
-  const typename Type::Bits* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
   Word16* scales = reinterpret_cast<Word16*>(scale_bytes);
+  const std::int64_t block_size = blocks.block_size;
   const std::int64_t tile = kTileElements / block_size * block_size;
-  while (count > 0) {
-    const std::int64_t tile_count = min_of(tile, count);
+  for (std::int64_t begin = 0; begin < count; begin += tile) {
+    const std::int64_t tile_count = min_of(tile, count - begin);
     const std::int64_t num_blocks = (tile_count + block_size - 1) / block_size;
     for (std::int64_t i = 0; i < num_blocks; ++i) {
       largest[i] = absmax<Type>(values + i * block_size, min_of(block_size, tile_count - i * block_size));
     }
-    make_scales(largest, num_blocks, Codes::kMaxCode, scales, reciprocals);
-    const std::int64_t num_bytes = (tile_count + Codes::kCodesPerByte - 1) / Codes::kCodesPerByte;
-    std::uint8_t* bytes = Codes::kCodesPerByte == 1 ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
+    make_scales(largest, num_blocks, blocks.max_code, scales, reciprocals);
+    std::uint8_t* bytes = is_bytes(blocks.kind) ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
+    start_tile(begin, tile_count);
     for (std::int64_t i = 0; i < num_blocks; ++i) {
-      prefetch(values + i * block_size, tile_count * kBytes, block_size * kBytes);
-      quantize<Type>(values + i * block_size, min_of(block_size, tile_count - i * block_size), reciprocals[i],
-                     bytes + i * block_size);
+      if (!is_scratch) prefetch(values + i * block_size, tile_count * kBytes, block_size * kBytes);
+      quantize_block(values + i * block_size, min_of(block_size, tile_count - i * block_size), i * block_size,
+                     reciprocals[i], bytes + i * block_size);
     }
-    if constexpr (Codes::kCodesPerByte == 2) {
-      if (tile_count % 2 != 0) unpacked[tile_count] = 0;
-      Codes::pack(unpacked, num_bytes, codes);
-    }
+    if (!is_bytes(blocks.kind)) pack(blocks.kind, unpacked, tile_count, codes);
     values += tile_count;
     scales += num_blocks;
-    codes += num_bytes;
-    count -= tile_count;
+    codes += packed_bytes(blocks.kind, tile_count);
   }
 }
 
-template <class Codes>
-void encode_float16(const std::byte* values, std::int64_t count, std::int64_t block_size, std::byte* scales,
+template <class Type>
+ZCOMM_INLINE void encode_nearest(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
+                                 bool is_scratch, std::byte* scales, std::byte* codes) {
+  encode_blocks<Type>(
+      values, count, blocks, is_scratch, scales, codes, [](std::int64_t, std::int64_t) {},
+      [](const typename Type::Bits* block, std::int64_t block_count, std::int64_t, float reciprocal,
+         std::uint8_t* block_codes) { quantize<Type>(block, block_count, reciprocal, block_codes); });
+}
+
+template <class Type>
+void encode(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes) {
+  encode_nearest<Type>(reinterpret_cast<const typename Type::Bits*>(values), count, blocks, false, scales, codes);
+}
+
+void encode_float16(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                     std::byte* codes) {
   alignas(64) float widened[kTileElements];
-  const std::int64_t tile = kTileElements / block_size * block_size;
+  const std::int64_t tile = kTileElements / blocks.block_size * blocks.block_size;
   for (std::int64_t i = 0; i < count; i += tile) {
     const std::int64_t tile_count = min_of(tile, count - i);
     Float16::widen_row(reinterpret_cast<const Word16*>(values) + i, tile_count, widened);
-    encode<Float32, Codes>(reinterpret_cast<const std::byte*>(widened), tile_count, block_size,
-                           scales + i / block_size * 2, codes + i / Codes::kCodesPerByte);
+    encode_nearest<Float32>(reinterpret_cast<const Word32*>(widened), tile_count, blocks, true,
+                            scales + i / blocks.block_size * 2, codes + packed_bytes(blocks.kind, i));
   }
+}
+
+// `bits`: 16 random ones for each value. The sum with a value needs a clamp: see make_scales.
+ZCOMM_INLINE void quantize_stochastic(const Word32* values, const Word16* bits, std::int64_t count, float reciprocal,
+                                      float max_code, std::uint8_t* codes) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float offset = (static_cast<float>(static_cast<std::int16_t>(bits[i])) + 0.5f) * 0x1p-16f;
+    float scaled = float_of(values[i]) * reciprocal + offset;
+    scaled = scaled < max_code ? scaled : max_code;
+    scaled = scaled > -max_code ? scaled : -max_code;
+    codes[i] = static_cast<std::uint8_t>(bits_of(scaled + kRoundToInteger));
+  }
+}
+
+ZCOMM_INLINE void quantize_e4m3(const Word32* values, std::int64_t count, float reciprocal, std::uint8_t* codes) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) codes[i] = to_e4m3(float_of(values[i]) * reciprocal);
+}
+
+void encode_tile(const float* values, std::int64_t count, CodedBlocks blocks, const Random* random, bool is_scratch,
+                 std::byte* scales, std::byte* codes) {
+  if (random == nullptr && blocks.kind != CodeKind::fp8) {
+    encode_nearest<Float32>(reinterpret_cast<const Word32*>(values), count, blocks, is_scratch, scales, codes);
+    return;
+  }
+  alignas(64) Word16 bits[kTileElements + sizeof(Calls)];
+  encode_blocks<Float32>(
+      reinterpret_cast<const Word32*>(values), count, blocks, is_scratch, scales, codes,
+      [&](std::int64_t begin, std::int64_t tile_count) {
+        if (random != nullptr) random_bits({random->seed, random->first_element + begin}, tile_count, bits);
+      },
+      [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
+          std::uint8_t* block_codes) {
+        if (reciprocal == 0.0f) {
+          __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
+        } else if (random != nullptr) {
+          quantize_stochastic(block, bits + first, block_count, reciprocal, blocks.max_code, block_codes);
+        } else {
+          quantize_e4m3(block, block_count, reciprocal, block_codes);
+        }
+      });
 }
 
 // --- Decode
@@ -221,13 +243,20 @@ ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float
 
 ZCOMM_INLINE float scale_of(Word16 bits) { return float_of(static_cast<std::uint32_t>(bits) << 16); }
 
-// Codes and scales of up to a tile of a wire, from element `begin` on.
-template <class Codes>
+ZCOMM_INLINE float scale_of(Word16 bits, float factor) {
+  if (factor == 1.0f) return scale_of(bits);
+  float scale = scale_of(bits) * factor;
+  scale = scale > kLargestFinite ? kLargestFinite : scale;
+  return scale < -kLargestFinite ? -kLargestFinite : scale;
+}
+
+// Codes, one per byte, and scales of up to a tile of a wire, from element `begin` on. `room`: a tile.
 struct Tile {
-  ZCOMM_INLINE Tile of(CodedBlocks wire, std::int64_t begin, std::int64_t count, std::int8_t* unpacked) {
-    const std::byte* packed = wire.codes + begin / Codes::kCodesPerByte;
-    prefetch(packed, count / Codes::kCodesPerByte, count / Codes::kCodesPerByte);
-    return {Codes::unpack(packed, count, unpacked),
+  ZCOMM_INLINE Tile of(const CodedBlocks& wire, std::int64_t begin, std::int64_t count, std::int8_t* room) {
+    const std::byte* packed = wire.codes + packed_bytes(wire.kind, begin);
+    const std::int64_t num_bytes = packed_bytes(wire.kind, count);
+    prefetch(packed, num_bytes, num_bytes);
+    return {unpack(wire.kind, packed, count, room),
             reinterpret_cast<const Word16*>(wire.scales) + begin / wire.block_size};
   }
 
@@ -235,27 +264,54 @@ struct Tile {
   const Word16* scales;
 };
 
-template <class Type, class Codes>
-void decode(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* value_bytes) {
-  alignas(64) std::int8_t unpacked[Codes::kScratch];
-  const auto tile = Tile<Codes>::of(wire, begin, count, unpacked);
-  const Word16* scales = tile.scales;
-  typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
-  std::int64_t block_end = min_of(wire.block_size - begin % wire.block_size, count);
-  for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + wire.block_size, count)) {
-    const float scale = scale_of(*scales++);
-    if (scale * Codes::kMaxCode <= limit) {
-      dequantize(tile.codes + i, block_end - i, scale, values + i);
-    } else {
-      dequantize_special<Type>(tile.codes + i, block_end - i, scale, limit, values + i);
-    }
+// Calls run(scale, i, count) for the part of each block that lies in a tile, elements i and up of it.
+template <class Run>
+ZCOMM_INLINE void for_blocks(const CodedBlocks& wire, const Word16* scales, std::int64_t begin, std::int64_t count,
+                             const Run& run) {
+  const std::int64_t block_size = wire.block_size;  // copies: what is written may be anything, to a compiler
+  const float factor = wire.factor;
+  std::int64_t block_end = min_of(block_size - begin % block_size, count);
+  for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
+    run(scale_of(*scales++, factor), i, block_end - i);
   }
 }
 
-template <class Codes>
+template <class Type>
+__attribute__((noinline)) void decode_fp8(const CodedBlocks& wire, std::int64_t begin, std::int64_t count, float limit,
+                                          typename Type::Bits* values) {
+  alignas(64) float terms[kTileElements];
+  const Tile tile = Tile::of(wire, begin, count, nullptr);
+  from_e4m3(tile.codes, count, terms);
+  for_blocks(wire, tile.scales, begin, count, [&](float scale, std::int64_t first, std::int64_t block_count) {
+#pragma omp simd
+    for (std::int64_t i = first; i < first + block_count; ++i) {
+      float term = terms[i] * scale;
+      term = term > limit ? limit : term;
+      term = term < -limit ? -limit : term;
+      values[i] = Type::narrow(scale != scale ? float_of(kNan32) : term);
+    }
+  });
+}
+
+template <class Type>
+void decode(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* value_bytes) {
+  typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
+  if (wire.kind == CodeKind::fp8) return decode_fp8<Type>(wire, begin, count, limit, values);
+  alignas(64) std::int8_t room[kTileElements];
+  const Tile tile = Tile::of(wire, begin, count, room);
+  const float max_code = wire.max_code;
+  for_blocks(wire, tile.scales, begin, count, [=](float scale, std::int64_t i, std::int64_t block_count) {
+    if (__builtin_fabsf(scale) * max_code <= limit) {
+      dequantize(tile.codes + i, block_count, scale, values + i);
+    } else {
+      dequantize_special<Type>(tile.codes + i, block_count, scale, limit, values + i);
+    }
+  });
+}
+
 void decode_float16(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* values) {
   alignas(64) float terms[kTileElements];
-  decode<Float32, Codes>(wire, begin, count, limit, reinterpret_cast<std::byte*>(terms));
+  decode<Float32>(wire, begin, count, limit, reinterpret_cast<std::byte*>(terms));
   Float16::narrow_row(terms, count, 1.0f, reinterpret_cast<Word16*>(values));
 }
 
@@ -284,11 +340,11 @@ void add_float16(const std::byte* values, std::int64_t count, float* terms) {
 
 // kWires at once, so that terms are loaded and stored once for all of them. A product of code and scale is exact: it
 // does not matter whether it is fused with the addition.
-template <class Codes, int kWires>
+template <int kWires>
 void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit, float* terms) {
-  alignas(64) std::int8_t unpacked[kWires][Codes::kScratch];
-  Tile<Codes> tiles[kWires];
-  for (int w = 0; w < kWires; ++w) tiles[w] = Tile<Codes>::of(wires[w], begin, count, unpacked[w]);
+  alignas(64) std::int8_t room[kWires][kTileElements];
+  Tile tiles[kWires];
+  for (int w = 0; w < kWires; ++w) tiles[w] = Tile::of(wires[w], begin, count, room[w]);
   const std::int64_t block_size = wires[0].block_size;
   std::int64_t block_end = min_of(block_size - begin % block_size, count);
   for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
@@ -296,7 +352,7 @@ void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count,
     bool special = false;
     for (int w = 0; w < kWires; ++w) {
       scale[w] = scale_of(*tiles[w].scales++);
-      special |= !(scale[w] * Codes::kMaxCode <= limit);
+      special |= !(scale[w] * wires[0].max_code <= limit);
     }
     if (special) {
       for (int w = 0; w < kWires; ++w) {
@@ -322,12 +378,10 @@ void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count,
   }
 }
 
-template <class Codes>
 void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
                float* terms) {
   static_assert(kMaxWires == 4);
-  constexpr decltype(&add_wires<Codes, 1>) kAdd[] = {add_wires<Codes, 1>, add_wires<Codes, 2>, add_wires<Codes, 3>,
-                                                     add_wires<Codes, 4>};
+  constexpr decltype(&add_wires<1>) kAdd[] = {add_wires<1>, add_wires<2>, add_wires<3>, add_wires<4>};
   kAdd[num_wires - 1](wires, begin, count, limit, terms);
 }
 
@@ -383,15 +437,16 @@ extern const Kernels ZCOMM_KERNELS;
 const Kernels ZCOMM_KERNELS = {
     .load_values = {load_values<Float32, false>, load_values<Bfloat16, false>, load_float16},
     .add_values = {load_values<Float32, true>, load_values<Bfloat16, true>, add_float16},
-    .decode = {{decode<Float32, Int8>, decode<Bfloat16, Int8>, decode_float16<Int8>},
-               {decode<Float32, Int4>, decode<Bfloat16, Int4>, decode_float16<Int4>}},
-    .add_codes = {add_codes<Int8>, add_codes<Int4>},
+    .decode = {decode<Float32>, decode<Bfloat16>, decode_float16},
+    .add_codes = add_codes,
     .saturate = saturate,
     .store_values = {store_values<Float32>, store_values<Bfloat16>, store_float16},
+    .rotate = rotate,
+    .rotate_back = rotate_back,
     .stream = stream,
     .end_stream = end_stream,
-    .encode = {{encode<Float32, Int8>, encode<Bfloat16, Int8>, encode_float16<Int8>},
-               {encode<Float32, Int4>, encode<Bfloat16, Int4>, encode_float16<Int4>}},
+    .encode = {encode<Float32>, encode<Bfloat16>, encode_float16},
+    .encode_tile = encode_tile,
 };
 
 }  // namespace zcomm::cpu

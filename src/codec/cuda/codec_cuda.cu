@@ -1,10 +1,10 @@
 // The codec for the memory of NVIDIA GPUs. Calls check all jobs, then go through them once for each kernel, so that
 // jobs of one kind share a launch.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
-#include "codec/cuda/decode.cuh"
-#include "codec/cuda/encode.cuh"
+#include "codec/cuda/any_codes.cuh"
 #include "codec/cuda/launcher.hpp"
 #include "codec/cuda/reduce.cuh"
 #include "zcomm/cuda.hpp"
@@ -16,9 +16,25 @@ namespace {
 // --- Kernels, by DType and kind of codes
 
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
-constexpr ElementKind kCodeKinds[] = {ElementKind::int8, ElementKind::int4};
 std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
-std::size_t index_of(ElementKind kind) { return kind == ElementKind::int8 ? 0 : 1; }
+
+// The kernels that take codes: two kinds, rounded to nearest and not rotated, have their own, and the others share one.
+enum class Coding { int8, int4, any, none };
+constexpr Coding kOwnKernels[] = {Coding::int8, Coding::int4};
+std::size_t index_of(Coding coding) { return static_cast<std::size_t>(coding); }
+
+Coding coding_of(BlockFormat format) {
+  if (!format.has_scales()) return Coding::none;
+  if (format.hadamard || format.stochastic) return Coding::any;
+  if (format.kind == ElementKind::int8) return Coding::int8;
+  return format.kind == ElementKind::int4 ? Coding::int4 : Coding::any;
+}
+
+// Decoding is the same however codes were rounded.
+Coding decoding_of(BlockFormat format) {
+  format.stochastic = false;
+  return coding_of(format);
+}
 
 constexpr Kernel<EncodeTable> kEncode[3][2] = {
     {{"encode float32 to int8", encode_kernel<Float32, Int8>},
@@ -28,6 +44,7 @@ constexpr Kernel<EncodeTable> kEncode[3][2] = {
     {{"encode float16 to int8", encode_kernel<Float16, Int8>},
      {"encode float16 to int4", encode_kernel<Float16, Int4>}},
 };
+constexpr Kernel<EncodeAnyTable> kEncodeAny = {"encode to any codes", encode_any_kernel<>};
 constexpr std::uint32_t kEncodeUnrolls[3] = {kEncodeUnroll<Float32>, kEncodeUnroll<Bfloat16>, kEncodeUnroll<Float16>};
 
 constexpr Kernel<DecodeTable> kDecode[3][2] = {
@@ -38,14 +55,16 @@ constexpr Kernel<DecodeTable> kDecode[3][2] = {
     {{"decode int8 to float16", decode_kernel<Float16, Int8>},
      {"decode int4 to float16", decode_kernel<Float16, Int4>}},
 };
+constexpr Kernel<DecodeTable> kDecodeAny = {"decode any codes", decode_any_kernel<>};
 constexpr Kernel<SumTable> kSum[3] = {
     {"sum to float32", sum_kernel<Float32>, kSumThreads},
     {"sum to bfloat16", sum_kernel<Bfloat16>, kSumThreads},
     {"sum to float16", sum_kernel<Float16>, kSumThreads},
 };
-constexpr Kernel<SumEncodeTable> kSumEncode[2] = {
+constexpr Kernel<SumEncodeTable> kSumEncode[3] = {
     {"sum to int8", sum_encode_kernel<Int8>, kSumThreads},
     {"sum to int4", sum_encode_kernel<Int4>, kSumThreads},
+    {"sum to any codes", sum_encode_any_kernel<>, kSumThreads},
 };
 
 constexpr float kLargestFinite[3] = {Float32::kLargestFinite, Bfloat16::kLargestFinite, Float16::kLargestFinite};
@@ -79,29 +98,45 @@ void add(Launcher<EncodeTable>& launcher, const Encode& job) {
   });
 }
 
+void add(Launcher<EncodeAnyTable>& launcher, const Encode& job) {
+  const std::int64_t n = job.values.num_elements;
+  for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
+    const EncodeAnyPiece piece{job.values.slice(begin, count).data,
+                               blocks_out(job.wire, job.format, n, begin, count, kGroup),
+                               any_out(job.format, job.rounding, n, begin, count), job.values.dtype};
+    launcher.add(piece, divide_up(num_lanes(piece.out), kThreads));
+  });
+}
+
 void add(Launcher<DecodeTable>& launcher, const Decode& job) {
   const std::int64_t n = job.values.num_elements;
+  const std::uint32_t groups = decoding_of(job.wire.format) == Coding::any ? 1 : kDecodeUnroll;  // of a thread
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     const TensorView values = job.values.slice(begin, count);
-    launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count)},
-                 divide_up(count, kThreads * kDecodeUnroll * kGroup));
+    launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count),
+                  job.wire.format.hadamard, values.dtype},
+                 divide_up(count, kThreads * groups * kGroup));
   });
 }
 
 // `limit`: finite sums beyond it are set to it.
-void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, float limit, TensorView values) {
+void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, float limit, TensorView values,
+             bool stay_rotated = false) {
   const std::int64_t n = values.num_elements;
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
-    launcher.add({values.slice(begin, count).data, static_cast<std::uint32_t>(count), {}, factor, limit},
-                 divide_up(count, kSumThreads * kSumElements), wires,
-                 [&](const Wire& wire) { return wire_part(wire, n, begin); });
+    launcher.add(
+        {values.slice(begin, count).data, static_cast<std::uint32_t>(count), {}, factor, limit},
+        divide_up(count, kSumThreads * kSumElements), wires,
+        [&](const Wire& wire) { return wire_part(wire, n, begin); }, stay_rotated);
   });
 }
 
 void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wires, const DecodeSumEncode& job) {
   const std::int64_t n = job.num_elements;
   for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
-    const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements), {}};
+    const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements),
+                               {},
+                               any_out(job.format, job.rounding, n, begin, count)};
     launcher.add(piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
                  [&](const Wire& wire) { return wire_part(wire, n, begin); });
   });
@@ -117,14 +152,20 @@ class CudaCodec final : public Codec {
     for (const Encode& job : jobs) check(job);
     Launcher<EncodeTable> launcher(stream);
     for (DType dtype : kDTypes) {
-      for (ElementKind kind : kCodeKinds) {
-        launcher.use(kEncode[index_of(dtype)][index_of(kind)]);
+      for (Coding coding : kOwnKernels) {
+        launcher.use(kEncode[index_of(dtype)][index_of(coding)]);
         for (const Encode& job : jobs) {
-          if (job.values.dtype == dtype && job.format.kind == kind) add(launcher, job);
+          if (job.values.dtype == dtype && coding_of(job.format) == coding) add(launcher, job);
         }
       }
     }
     launcher.launch();
+    Launcher<EncodeAnyTable> any_launcher(stream);
+    any_launcher.use(kEncodeAny);
+    for (const Encode& job : jobs) {
+      if (coding_of(job.format) == Coding::any) add(any_launcher, job);
+    }
+    any_launcher.launch();
     Launcher<SumTable> casts(stream);
     casts.use(kSum[index_of(DType::bfloat16)]);
     for (const Encode& job : jobs) {
@@ -146,10 +187,10 @@ class CudaCodec final : public Codec {
     Launcher<DecodeTable> launcher(stream);
     Launcher<SumTable> casts(stream);
     for (DType dtype : kDTypes) {
-      for (ElementKind kind : kCodeKinds) {
-        launcher.use(kDecode[index_of(dtype)][index_of(kind)]);
+      for (Coding coding : kOwnKernels) {
+        launcher.use(kDecode[index_of(dtype)][index_of(coding)]);
         for (const Decode& job : jobs) {
-          if (job.values.dtype == dtype && job.wire.format.kind == kind) add(launcher, job);
+          if (job.values.dtype == dtype && decoding_of(job.wire.format) == coding) add(launcher, job);
         }
       }
       casts.use(kSum[index_of(dtype)]);
@@ -161,6 +202,10 @@ class CudaCodec final : public Codec {
           add_sum(casts, {&job.wire, 1}, 1.0f, kLargestFinite[index_of(dtype)], job.values);
         }
       }
+    }
+    launcher.use(kDecodeAny);
+    for (const Decode& job : jobs) {
+      if (decoding_of(job.wire.format) == Coding::any) add(launcher, job);
     }
     launcher.launch();
     casts.launch();
@@ -181,10 +226,10 @@ class CudaCodec final : public Codec {
   void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
     for (const DecodeSumEncode& job : jobs) check(job);
     Launcher<SumEncodeTable> launcher(stream);
-    for (ElementKind kind : kCodeKinds) {
-      launcher.use(kSumEncode[index_of(kind)]);
+    for (Coding coding : {Coding::int8, Coding::int4, Coding::any}) {
+      launcher.use(kSumEncode[index_of(coding)]);
       for (const DecodeSumEncode& job : jobs) {
-        if (job.format.kind != kind) continue;
+        if (coding_of(job.format) != coding) continue;
         with_few_wires(launcher, job.wires, job.num_elements, stream,
                        [&](std::span<const Wire> wires) { add_sum_encode(launcher, wires, job); });
       }
@@ -223,18 +268,22 @@ class CudaCodec final : public Codec {
     const TensorView so_far{nullptr, num_elements, DType::float32};
     const Scratch scratch(workspace_, so_far.num_bytes(), stream);
     const TensorView sums{scratch.data(), num_elements, DType::float32};
+    std::vector<Wire> rest(wires.begin(), wires.end());
+    const auto is_rotated = [](const Wire& wire) { return wire.format.hadamard; };
+    std::stable_partition(rest.begin(), rest.end(), is_rotated);
     std::vector<Wire> few;
-    while (few.size() + wires.size() > kCapacity) {
-      const std::size_t count = kCapacity - few.size();
-      few.insert(few.end(), wires.begin(), wires.begin() + static_cast<std::ptrdiff_t>(count));
-      wires = wires.subspan(count);
+    while (few.size() + rest.size() > kCapacity) {
+      const auto count = static_cast<std::ptrdiff_t>(kCapacity - few.size());
+      few.insert(few.end(), rest.begin(), rest.begin() + count);
+      rest.erase(rest.begin(), rest.begin() + count);
+      const bool stay_rotated = is_rotated(rest[0]);
       Launcher<SumTable> first(stream);
       first.use(kSum[index_of(DType::float32)]);
-      add_sum(first, few, 1.0f, kNoLimit, sums);
+      add_sum(first, few, 1.0f, kNoLimit, sums, stay_rotated);
       first.launch();
-      few = {{sums.data, {}, DType::float32}};
+      few = {{sums.data, {ElementKind::exact, 0, stay_rotated}, DType::float32}};
     }
-    few.insert(few.end(), wires.begin(), wires.end());
+    few.insert(few.end(), rest.begin(), rest.end());
     add_job(few);
     launcher.launch();  // before the scratch is released
   }

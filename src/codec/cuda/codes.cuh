@@ -9,9 +9,8 @@ namespace zcomm::gpu {
 
 // x / max_code, rounded to nearest, for finite x >= 0 whose quotient is at least 2^-126; less than 2^-126 for others. A
 // product with the reciprocal is within one unit of the quotient, and its remainder is exact: adding the remainder's
-// part rounds right (Markstein).
-ZCOMM_DEVICE float divide_by_max_code(float x, float max_code) {
-  const float reciprocal = 1.0f / max_code;  // a constant
+// part rounds right (Markstein). `reciprocal`: 1 / max_code.
+ZCOMM_DEVICE float divide_by_max_code(float x, float max_code, float reciprocal) {
   const float quotient = __fmul_rn(x, reciprocal);
   return __fmaf_rn(__fmaf_rn(-quotient, max_code, x), reciprocal, quotient);
 }
@@ -32,9 +31,10 @@ ZCOMM_DEVICE float approximate_reciprocal(float x) {
 #endif
 }
 
-// The float32 bits of the scale of a block of finite values.
-ZCOMM_DEVICE std::uint32_t make_scale(float absmax, float max_code) {
-  const std::uint32_t rounded_up = (__float_as_uint(divide_by_max_code(absmax, max_code)) + 0xffffu) & 0xffff0000u;
+// The float32 bits of the scale of a block of finite values; those of infinity where it is beyond the largest bfloat16.
+ZCOMM_DEVICE std::uint32_t make_scale(float absmax, float max_code, float reciprocal) {
+  const float quotient = divide_by_max_code(absmax, max_code, reciprocal);
+  const std::uint32_t rounded_up = (__float_as_uint(quotient) + 0xffffu) & 0xffff0000u;
   constexpr std::uint32_t kMinScale = 0x00800000u;  // 2^-126
   return larger_of(rounded_up, kMinScale);
 }

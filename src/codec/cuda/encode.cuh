@@ -64,7 +64,7 @@ template <class Codes>
 struct Scaling {
   ZCOMM_DEVICE explicit Scaling(std::uint32_t largest) {
     is_finite = largest < kInfinity32;
-    scale = make_scale(__uint_as_float(largest), Codes::kMaxCode);
+    scale = make_scale(__uint_as_float(largest), Codes::kMaxCode, 1.0f / Codes::kMaxCode);
     reciprocal = refine_reciprocal(__uint_as_float(scale), approximate_reciprocal(__uint_as_float(scale)));
   }
 

@@ -39,17 +39,27 @@ class Launcher {
     num_ctas_ += static_cast<std::uint32_t>(num_ctas);
   }
 
-  // A piece whose wires are part(wire) of each of `wires`: no more than fit a table.
+  // A piece whose wires are part(wire) of each of `wires`, the rotated ones first: no more than fit a table. The sum of
+  // these is rotated back unless it is to `stay_rotated`.
   template <class Part>
-  void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part) {
+  void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
+           bool stay_rotated = false) {
     if (table_.num_pieces == Table::kCapacity || num_wires_ + wires.size() > Table::kWireCapacity) launch();
     WirePart* parts = table_.wires + num_wires_;
-    for (std::size_t i = wires.size(); i-- > 0;) {
-      parts[i] = part(wires[i]);
-      const bool is_last = i + 1 == wires.size() || parts[i + 1].source != parts[i].source;
+    std::size_t num_rotated = 0, num_parts = 0;
+    for (const bool rotated : {true, false}) {
+      for (const Wire& wire : wires) {
+        if (wire.format.hadamard == rotated) parts[num_parts++] = part(wire);
+      }
+      if (rotated) num_rotated = num_parts;
+    }
+    for (std::size_t i = num_parts; i-- > 0;) {
+      const bool is_last = i + 1 == num_parts || i + 1 == num_rotated || parts[i + 1].source != parts[i].source;
       parts[i].run = static_cast<std::uint8_t>(is_last ? 1 : parts[i + 1].run + 1);
     }
     piece.wires.begin = static_cast<std::uint16_t>(num_wires_);
+    piece.wires.rotated_end =
+        stay_rotated ? kStaysRotated : static_cast<std::uint16_t>(piece.wires.begin + num_rotated);
     num_wires_ += wires.size();
     piece.wires.end = static_cast<std::uint16_t>(num_wires_);
     add(piece, num_ctas);
@@ -84,23 +94,33 @@ void for_pieces(std::int64_t num_elements, std::int64_t block_size, const Run& r
   for (std::int64_t begin = 0; begin < num_elements; begin += step) run(begin, std::min(step, num_elements - begin));
 }
 
+inline CodeKind code_kind(BlockFormat format) {
+  return static_cast<CodeKind>(static_cast<int>(format.kind) - static_cast<int>(ElementKind::int8));
+}
+
 // A wire of num_elements elements from element `begin`, a multiple of 32, on.
 inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int64_t begin) {
   static_assert(static_cast<Source>(DType::float16) == Source::float16);
   WirePart part{};
+  part.factor = wire.factor;
+  part.nan_is_zero = wire.nan_is_zero;
   if (!wire.format.has_scales()) {
     part.data = wire.data + static_cast<std::size_t>(begin) * element_size(value_dtype(wire));
     part.source = static_cast<Source>(value_dtype(wire));
     return part;
   }
   const std::int64_t block_size = wire.format.block_size;
-  const bool is_int8 = wire.format.kind == ElementKind::int8;
   const WireLayout layout(wire.format, wire.dtype, num_elements);
-  part.data = wire.data + layout.codes_offset + (is_int8 ? begin : begin / 2);
+  part.kind = code_kind(wire.format);
+  part.bits = static_cast<std::uint8_t>(traits(wire.format.kind).code_bits);
+  part.data = wire.data + layout.codes_offset + begin / 8 * part.bits;
   part.scales = wire.data + begin / block_size * 2;
   part.magic = static_cast<std::uint32_t>(divide_up(std::int64_t{1} << 32, block_size / kGroup));
   part.phase = static_cast<std::uint16_t>(begin % block_size / kGroup);
-  part.source = is_int8 ? Source::int8 : Source::int4;
+  part.source = Source::any;
+  const bool is_plain = wire.factor == 1.0f && !wire.nan_is_zero;
+  if (is_plain && part.kind == CodeKind::int8) part.source = Source::int8;
+  if (is_plain && part.kind == CodeKind::int4) part.source = Source::int4;
   return part;
 }
 
@@ -121,6 +141,27 @@ inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t nu
         static_cast<std::uint8_t>(layout.codes_offset / 2 - static_cast<std::size_t>(layout.num_blocks));
   }
   return out;
+}
+
+// The same elements, for a kernel for any codes.
+inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t num_elements, std::int64_t begin,
+                      std::int64_t count) {
+  const WireLayout layout(format, DType::float32, num_elements);
+  const ElementTraits& kind = traits(format.kind);
+  AnyOut any{};
+  any.seed = rounding.seed;
+  any.first_element = static_cast<std::uint64_t>(rounding.first_element + begin);
+  any.max_code = kind.max_code;
+  any.max_code_reciprocal = 1.0f / kind.max_code;
+  any.kind = code_kind(format);
+  any.bits = static_cast<std::uint8_t>(kind.code_bits);
+  any.hadamard = format.hadamard;
+  any.stochastic = format.stochastic;
+  if (begin + count == num_elements) {
+    any.code_padding =
+        static_cast<std::uint8_t>((layout.num_bytes - layout.codes_offset) / 4 - (layout.codes_bytes + 3) / 4);
+  }
+  return any;
 }
 
 // Threads that blocks are shared out to, idle ones included.

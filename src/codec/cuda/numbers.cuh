@@ -21,6 +21,7 @@ inline constexpr std::uint32_t kInfinity32 = 0x7f800000u;
 inline constexpr std::uint32_t kNan32 = 0x7fc00000u;
 
 ZCOMM_DEVICE std::uint32_t larger_of(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
+ZCOMM_DEVICE std::uint32_t smaller_of(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
 
 // The larger of two magnitudes, NaN if one of the two is, with any sign and payload. `type` is a PTX type of 32 bits.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860

@@ -1,8 +1,7 @@
 // Sums of wires, to values or to blocks.
 #pragma once
 
-#include "codec/cuda/decode.cuh"
-#include "codec/cuda/encode.cuh"
+#include "codec/cuda/any_codes.cuh"
 
 namespace zcomm::gpu {
 
@@ -16,7 +15,7 @@ inline constexpr std::uint32_t kSumCtas = 4;
 #else
 inline constexpr std::uint32_t kSumCtas = 5;
 #endif
-using Sum = float[kSumGroups][kGroup];
+using Sum = Halves32<kSumGroups>;
 
 // The codes and the scale of a thread's elements in one wire.
 template <class Codes>
@@ -87,6 +86,21 @@ ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint32_
   for (; run > 0; --run, ++wires) add_codes<Codes, 1>(wires, begin, num_elements, sum);
 }
 
+// Codes of any kind and factor.
+ZCOMM_DEVICE void add_any(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
+                          Sum& sum) {
+#pragma unroll 1
+  for (; run > 0; --run, ++wires) {
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) {
+      float terms[kGroup];
+      load_terms(*wires, begin + g * kGroup, num_elements, terms);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
+    }
+  }
+}
+
 template <class Type>
 ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
                              Sum& sum) {
@@ -101,13 +115,22 @@ ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
       float terms[kGroup];
       Type::widen(words[g], terms);
+      float factor = wires->factor;
+      if (wires->nan_is_zero) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
+        for (int i = 0; i < 16; ++i) {
+          const float term = __fmul_rn(terms[i], factor);
+          terms[i] = term == term ? term : 0.0f;
+        }
+        factor = 1.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], __fmul_rn(terms[i], factor));
     }
   }
 }
 
-// The sum of a piece's wires from element `begin` on. Past the end it is anything.
+// The sum of a piece's wires from element `begin`, a multiple of 32, on. Past the end it is anything.
 template <class Table>
 ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t begin, std::uint32_t num_elements,
                             Sum& sum) {
@@ -138,8 +161,12 @@ ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t b
       case Source::int4:
         add_run<Int4>(wires, run, begin, num_elements, sum);
         break;
+      case Source::any:
+        add_any(wires, run, begin, num_elements, sum);
+        break;
     }
     w += run;
+    if (w == range.rotated_end && begin + kRotated <= num_elements) rotate_back<kSumGroups>(sum);
   } while (w < range.end);
 }
 
@@ -172,6 +199,15 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
   }
 }
 
+// Zeros in the place of the sum past the end.
+ZCOMM_DEVICE void cut_off(Sum& sum, std::uint32_t begin, std::uint32_t num_elements) {
+  if (begin + kSumElements <= num_elements) return;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kSumElements; ++i) {
+    if (begin + i >= num_elements) sum[i / kGroup][i % kGroup] = 0.0f;
+  }
+}
+
 template <class Codes>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_kernel(const __grid_constant__ SumEncodeTable table) {
@@ -184,16 +220,27 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   if (place.is_in_block && place.begin < num_elements) {
     Sum sum;
     sum_wires(table, piece.wires, place.begin, num_elements, sum);
+    cut_off(sum, place.begin, num_elements);
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) Float32::narrow(sum[g], words[g]);
-    if (place.begin + kSumElements > num_elements) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < kSumElements; ++i) {
-        if (place.begin + i >= num_elements) words[i / kGroup][i % kGroup] = 0;
-      }
-    }
   }
   encode_any<Float32, Codes>(words, place, piece.out, maxima);
+}
+
+template <class = void>  // as of encode_any_kernel
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
+    sum_encode_any_kernel(const __grid_constant__ SumEncodeTable table) {
+  __shared__ WarpMaxima maxima;
+  const std::uint32_t index = table.find();
+  const SumEncodePiece& piece = table.pieces[index];
+  const std::uint32_t num_elements = piece.out.num_elements;
+  const Place<kSumGroups> place(piece.out, (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x);
+  Sum sum = {};
+  if (place.is_in_block && place.begin < num_elements) {
+    sum_wires(table, piece.wires, place.begin, num_elements, sum);
+    cut_off(sum, place.begin, num_elements);
+  }
+  encode_any_codes<kSumGroups>(sum, place, piece.out, piece.any, maxima);
 }
 
 }  // namespace zcomm::gpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codec/cuda/numbers.cuh"
+#include "zcomm/dtype.hpp"
 
 namespace zcomm::gpu {
 
@@ -16,16 +17,24 @@ inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 26;
 #endif
 static_assert(kPieceElements % 4096 == 0 && kPieceElements <= std::int64_t{1} << 26);
 
-enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4 };
+// What a wire adds to a sum: values, codes whose factor is 1, or codes of any kind.
+enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4, any };
+
+// The kinds of ElementKind that have scales, in its order.
+enum class CodeKind : std::uint8_t { int8, int6, int4, int2, fp8 };
 
 // The part of a wire that belongs to a piece.
 struct WirePart {
   const std::byte* data;    // values or codes
   const std::byte* scales;  // of the block that holds the first element
   std::uint32_t magic;      // ceil(2^32 / groups in a block)
-  std::uint16_t phase;      // groups of the first block that lie before the piece
+  float factor;
+  std::uint16_t phase;  // groups of the first block that lie before the piece
   Source source;
-  std::uint8_t run;  // wires from this one on that have the same source
+  std::uint8_t run;  // wires from this one on that have the same source, and are rotated or not as it is
+  CodeKind kind;
+  std::uint8_t bits;  // of a code
+  bool nan_is_zero;
 
   // Scale of the block that holds group `group`. Groups are less than 2^22 + 256, blocks are 256 groups at most, and
   // magic * groups in a block is less than 256 above 2^32: group * magic / 2^32 exceeds the true quotient by less than
@@ -48,16 +57,40 @@ struct EncodePiece {
   BlocksOut out;
 };
 
+// How codes of any kind are written.
+struct AnyOut {
+  std::uint64_t seed;
+  std::uint64_t first_element;  // of the piece, in the whole message
+  float max_code;
+  float max_code_reciprocal;
+  CodeKind kind;
+  std::uint8_t bits;  // of a code
+  bool hadamard;
+  bool stochastic;
+  std::uint8_t code_padding;  // words after the last one that holds codes
+};
+
+struct EncodeAnyPiece {
+  const std::byte* values;
+  BlocksOut out;
+  AnyOut any;
+  DType dtype;
+};
+
 struct DecodePiece {
   WirePart wire;
   std::byte* values;
   std::uint32_t num_elements;
+  bool hadamard;  // this and the type are for the kernel for any codes
+  DType dtype;
 };
 
 struct WireRange {
   std::uint16_t begin;
+  std::uint16_t rotated_end;  // after the last one that is rotated, where the sum is rotated back
   std::uint16_t end;
 };
+inline constexpr std::uint16_t kStaysRotated = 0xffffu;  // a rotated_end: the sum of rotated wires as it is
 
 struct SumPiece {
   std::byte* values;
@@ -70,6 +103,7 @@ struct SumPiece {
 struct SumEncodePiece {
   BlocksOut out;
   WireRange wires;
+  AnyOut any;  // of the kernel for any codes
 };
 
 template <class PieceType, int kMaxPieces>
@@ -103,10 +137,12 @@ struct PiecesOfWires : Pieces<PieceType, kMaxPieces> {
 };
 
 using EncodeTable = Pieces<EncodePiece, 112>;
-using DecodeTable = Pieces<DecodePiece, 92>;
-using SumTable = PiecesOfWires<SumPiece, 32, 128>;
-using SumEncodeTable = PiecesOfWires<SumEncodePiece, 32, 120>;
+using EncodeAnyTable = Pieces<EncodeAnyPiece, 52>;
+using DecodeTable = Pieces<DecodePiece, 76>;
+using SumTable = PiecesOfWires<SumPiece, 32, 88>;
+using SumEncodeTable = PiecesOfWires<SumEncodePiece, 20, 84>;
 static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
+static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes);
 static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);
 
 }  // namespace zcomm::gpu

@@ -1,0 +1,144 @@
+#include "telemetry.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "measure.hpp"
+#include "zcomm/cuda.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+constexpr std::int64_t kSampleElements = 16384;
+constexpr std::int64_t kBlockWithoutScales = 256;
+
+std::int64_t block_of(BlockFormat format) { return format.has_scales() ? format.block_size : kBlockWithoutScales; }
+
+at::ScalarType type_of(DType dtype) {
+  return dtype == DType::float32 ? at::kFloat : dtype == DType::bfloat16 ? at::kBFloat16 : at::kHalf;
+}
+
+std::string name_of(const SampledCall& site, std::span<const ConstTensorView> slots, int size) {
+  if (!site.name.empty()) return site.name;
+  std::int64_t elements = 0;
+  for (const ConstTensorView& slot : slots) elements += slot.num_elements;
+  if (site.collective == Collective::all_gather) elements *= size;
+  return std::string(to_string(site.collective)) + " of " + std::to_string(elements) + " " +
+         std::string(to_string(slots[0].dtype));
+}
+
+struct Hop {
+  const char* name;
+  BlockFormat format;
+  std::vector<ConstTensorView> sent;  // the slots of this rank that take it
+};
+
+// What this rank encodes, as the collectives do: see src/collectives.
+std::vector<Hop> hops_of(Collective collective, std::span<const ConstTensorView> slots, HopFormats formats,
+                         const Communicator& communicator) {
+  if (collective == Collective::all_gather) return {{"all", formats.inside, {slots[0]}}};
+  const Topology& topology = communicator.topology();
+  const int rank = communicator.rank();
+  Hop inside{"inside", formats.inside, {}};
+  Hop between{"between", formats.between, {}};
+  for (int peer = 0; peer < topology.size(); ++peer) {
+    if (peer == rank) continue;
+    // The whole tensor of an all-reduce: its shards are made of whole blocks.
+    const ConstTensorView& slot = slots.size() == 1 ? slots[0] : slots[static_cast<std::size_t>(peer)];
+    // In two hops a slot first meets the others of its node at the rank that has its owner's local rank.
+    const bool crosses = !topology.same_node(rank, peer);
+    const bool moves_inside =
+        topology.is_hierarchical() ? topology.local_rank(peer) != topology.local_rank(rank) : !crosses;
+    if (moves_inside) inside.sent.push_back(slot);
+    if (crosses && !(topology.is_hierarchical() && moves_inside)) between.sent.push_back(slot);
+  }
+  return {inside, between};
+}
+
+// The `number`-th sample of `slots`: in turn the first piece of each, the second of each, ...
+ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_t number, std::int64_t block) {
+  const ConstTensorView& slot = slots[number % slots.size()];
+  const std::int64_t length = kSampleElements / block * block;
+  const std::int64_t num_pieces = std::max<std::int64_t>((slot.num_elements + length - 1) / length, 1);
+  return slot.slice(static_cast<std::int64_t>(number / slots.size()) % num_pieces * length, length);
+}
+
+}  // namespace
+
+void Telemetry::count(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
+                      Communicator& communicator, StreamView stream) {
+  // A replay would add to the sums, and to nothing else.
+  if (!site.device.is_cpu() && is_capturing(stream)) return;
+  const c10::InferenceMode plain_tensors;
+  const std::lock_guard lock(mutex_);
+  Calls& calls = sites_[{site.collective, name_of(site, slots, communicator.size())}];
+  if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
+  for (const Hop& hop : hops_of(site.collective, slots, formats, communicator)) {
+    if (hop.sent.empty() || hop.format.kind == ElementKind::exact) continue;
+    Row& row = calls.rows[{hop.name, hop.format.to_string()}];
+    const ConstTensorView values = piece_of(hop.sent, row.samples, block_of(hop.format));
+    // A gathered value is rounded to its type again; the terms of a sum are float32.
+    const DType decoded = site.collective == Collective::all_gather ? values.dtype : DType::float32;
+    sample(row, values, hop.format, decoded, site.device, communicator, stream);
+  }
+}
+
+void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
+                       Communicator& communicator, StreamView stream) {
+  const std::int64_t block = block_of(format);
+  const std::int64_t num_blocks = (values.num_elements + block - 1) / block;
+  // Zeros fill the last block: they are exact, and change none of the sums.
+  const auto through = [&](BlockFormat wire_format, DType dtype) {
+    at::Tensor result = at::zeros({num_blocks, block}, at::device(device).dtype(type_of(dtype)));
+    communicator.round_trip(values, wire_format,
+                            {static_cast<std::byte*>(result.data_ptr()), values.num_elements, dtype}, stream);
+    return result;
+  };
+  const auto measure = device.is_cpu() ? measure_on_host : measure_on_device;
+  const Measured measured = measure(through({}, DType::float32), through(format, decoded_dtype).to(at::kFloat));
+  ++row.samples;
+  row.elements += static_cast<double>(values.num_elements);
+  row.blocks += static_cast<double>(num_blocks);
+  const auto [found, is_new] =
+      row.by_stream.try_emplace(stream.handle, Sums{device, measured.totals, measured.largest});
+  if (is_new) return;
+  found->second.totals.add_(measured.totals);
+  found->second.largest = at::maximum(found->second.largest, measured.largest);
+}
+
+std::vector<Loss> Telemetry::read() {
+  const c10::InferenceMode plain_tensors;
+  const std::lock_guard lock(mutex_);
+  std::vector<Loss> losses;
+  for (const auto& [site, calls] : sites_) {
+    for (const auto& [hop_and_format, row] : calls.rows) {
+      Loss loss{site.first, site.second, hop_and_format.first, hop_and_format.second};
+      loss.calls = calls.calls;
+      loss.samples = row.samples;
+      loss.elements = row.elements;
+      loss.blocks = row.blocks;
+      for (const auto& [stream, sums] : row.by_stream) {
+        // The copy below is on the current stream, which need not be the one of the sums.
+        if (!sums.device.is_cpu()) {
+          c10::impl::VirtualGuardImpl(sums.device.type()).synchronizeDevice(sums.device.index());
+        }
+        const at::Tensor totals = sums.totals.cpu();
+        const double* values = totals.const_data_ptr<double>();
+        loss.finite_blocks += values[0];
+        loss.nonzero += values[1];
+        loss.zeroed += values[2];
+        loss.signal += values[3];
+        loss.noise += values[4];
+        loss.block_errors += values[5];
+        loss.largest_block_error = std::max(loss.largest_block_error, sums.largest.item<double>());
+      }
+      losses.push_back(std::move(loss));
+    }
+  }
+  return losses;
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,159 @@
+// Codes: the part of kernels.inl between the wire and one code per byte, two's complement or e4m3.
+
+// Codes of 6 bits go as four in a little-endian word of 24 bits, at any address.
+ZCOMM_INLINE std::uint32_t spread_int6(std::uint32_t word) {
+  return (word & 0x3fu) | ((word << 2) & 0x3f00u) | ((word << 4) & 0x3f0000u) | ((word << 6) & 0x3f000000u);
+}
+ZCOMM_INLINE std::uint32_t gather_int6(std::uint32_t codes) {
+  return (codes & 0x3fu) | ((codes >> 2) & 0xfc0u) | ((codes >> 4) & 0x3f000u) | ((codes >> 6) & 0xfc0000u);
+}
+
+// All codes between the wire and bytes with zeros in their upper bits. Reads and writes no byte of a wire but those
+// that hold codes; the other side is a tile, of which up to three bytes past `count` are read and written.
+
+ZCOMM_INLINE void spread_int6(const unsigned char* codes, std::int64_t count, Word32* quads) {
+  std::int64_t done = 0;  // codes
+#ifdef __SSSE3__
+  const __m128i to_words = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+  for (; done + 22 <= count; done += 16) {  // 16 bytes are read, for 12
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + done / 4 * 3));
+    const __m128i words = _mm_shuffle_epi8(bytes, to_words);
+    const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
+    const __m128i low = _mm_or_si128(field(words, 0x3f), field(_mm_slli_epi32(words, 2), 0x3f00));
+    const __m128i high =
+        _mm_or_si128(field(_mm_slli_epi32(words, 4), 0x3f0000), field(_mm_slli_epi32(words, 6), 0x3f000000));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(quads + done / 4), _mm_or_si128(low, high));
+  }
+#endif
+  const std::int64_t num_bytes = (count * 6 + 7) / 8;
+  for (std::int64_t byte = done / 4 * 3; done < count; done += 4, byte += 3) {
+    std::uint32_t word = 0;
+    for (std::int64_t i = 0; i < min_of(3, num_bytes - byte); ++i) {
+      word |= static_cast<std::uint32_t>(codes[byte + i]) << (8 * i);
+    }
+    quads[done / 4] = spread_int6(word);
+  }
+}
+
+ZCOMM_INLINE void gather_int6(const Word32* quads, std::int64_t count, unsigned char* codes) {
+  std::int64_t done = 0;
+#ifdef __SSSE3__
+  const __m128i to_bytes = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+  for (; done + 22 <= count; done += 16) {  // 16 bytes are written, of which the next round writes 4 again
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(quads + done / 4));
+    const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
+    const __m128i low = _mm_or_si128(field(words, 0x3f), field(_mm_srli_epi32(words, 2), 0xfc0));
+    const __m128i high =
+        _mm_or_si128(field(_mm_srli_epi32(words, 4), 0x3f000), field(_mm_srli_epi32(words, 6), 0xfc0000));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + done / 4 * 3),
+                     _mm_shuffle_epi8(_mm_or_si128(low, high), to_bytes));
+  }
+#endif
+  const std::int64_t num_bytes = (count * 6 + 7) / 8;
+  for (std::int64_t byte = done / 4 * 3; done < count; done += 4, byte += 3) {
+    const std::uint32_t word = gather_int6(quads[done / 4]);
+    for (std::int64_t i = 0; i < min_of(3, num_bytes - byte); ++i) {
+      codes[byte + i] = static_cast<unsigned char>(word >> (8 * i));
+    }
+  }
+}
+
+// A pair of int4 codes is handled as one little-endian 16-bit word.
+ZCOMM_INLINE void spread_int4(const unsigned char* codes, std::int64_t count, Word16* pairs) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < (count + 1) / 2; ++i) {
+    const unsigned byte = codes[i];
+    pairs[i] = static_cast<std::uint16_t>((byte | (byte << 4)) & 0x0f0fu);
+  }
+}
+ZCOMM_INLINE void gather_int4(const Word16* pairs, std::int64_t count, unsigned char* codes) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < (count + 1) / 2; ++i) {
+    const unsigned pair = pairs[i];
+    codes[i] = static_cast<unsigned char>((pair & 0x0fu) | ((pair >> 4) & 0xf0u));
+  }
+}
+
+// Four int2 codes are one 32-bit word.
+ZCOMM_INLINE void spread_int2(const unsigned char* codes, std::int64_t count, Word32* quads) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < (count + 3) / 4; ++i) {
+    const std::uint32_t byte = codes[i];
+    quads[i] = (byte | (byte << 6) | (byte << 12) | (byte << 18)) & 0x03030303u;
+  }
+}
+ZCOMM_INLINE void gather_int2(const Word32* quads, std::int64_t count, unsigned char* codes) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < (count + 3) / 4; ++i) {
+    const std::uint32_t quad = quads[i] & 0x03030303u;
+    codes[i] = static_cast<unsigned char>(quad | (quad >> 6) | (quad >> 12) | (quad >> 18));
+  }
+}
+
+// One code per byte, in `room` (a tile) where the wire has them otherwise.
+ZCOMM_INLINE const std::int8_t* unpack(CodeKind kind, const std::byte* codes, std::int64_t count, std::int8_t* room) {
+  const unsigned char* packed = reinterpret_cast<const unsigned char*>(codes);
+  std::int8_t sign = 0;
+  switch (kind) {
+    case CodeKind::int8:
+    case CodeKind::fp8:
+      return reinterpret_cast<const std::int8_t*>(codes);
+    case CodeKind::int6:
+      spread_int6(packed, count, reinterpret_cast<Word32*>(room));
+      sign = 32;
+      break;
+    case CodeKind::int4:
+      spread_int4(packed, count, reinterpret_cast<Word16*>(room));
+      sign = 8;
+      break;
+    case CodeKind::int2:
+      spread_int2(packed, count, reinterpret_cast<Word32*>(room));
+      sign = 2;
+      break;
+  }
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) room[i] = static_cast<std::int8_t>((room[i] ^ sign) - sign);
+  return room;
+}
+
+// Whether the wire has one code per byte, so that `pack` is not needed.
+ZCOMM_INLINE bool is_bytes(CodeKind kind) { return kind == CodeKind::int8 || kind == CodeKind::fp8; }
+
+// From a tile of one code per byte to the wire.
+ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, std::byte* codes) {
+  unsigned char* packed = reinterpret_cast<unsigned char*>(codes);
+  for (std::int64_t i = count; i % 4 != 0; ++i) tile[i] = 0;
+  if (kind == CodeKind::int6) gather_int6(reinterpret_cast<const Word32*>(tile), count, packed);
+  if (kind == CodeKind::int4) gather_int4(reinterpret_cast<const Word16*>(tile), count, packed);
+  if (kind == CodeKind::int2) gather_int2(reinterpret_cast<const Word32*>(tile), count, packed);
+}
+
+// Bytes of `count` codes, a multiple of 32.
+ZCOMM_INLINE std::int64_t packed_bytes(CodeKind kind, std::int64_t count) {
+  constexpr std::int64_t kBits[kNumCodes] = {8, 6, 4, 2, 8};
+  return count / 8 * kBits[static_cast<int>(kind)];
+}
+
+// --- e4m3
+
+// Magnitudes that round to 448 or less; ties to even. The sum of a subnormal one rounds at 2^-9.
+ZCOMM_INLINE std::uint8_t to_e4m3(float value) {
+  const std::uint32_t magnitude = bits_of(value) & kAbs32;
+  const std::uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - (141u << 23);
+  const std::uint32_t code = magnitude < (121u << 23) ? subnormal : normal;
+  return static_cast<std::uint8_t>(code | ((bits_of(value) >> 24) & 0x80u));
+}
+
+// A float16 has one exponent bit more, and the same subnormal numbers: its value is 2^-8 times that of the code.
+ZCOMM_INLINE void from_e4m3(const std::int8_t* codes, std::int64_t count, float* values) {
+  alignas(64) Word16 halves[kTileElements];
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const unsigned code = static_cast<std::uint8_t>(codes[i]);
+    halves[i] = static_cast<std::uint16_t>(((code & 0x80u) << 8) | ((code & 0x7fu) << 7));
+  }
+  Float16::widen_row(halves, count, values);
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) values[i] *= 256.0f;
+}

@@ -1,0 +1,113 @@
+// The Walsh-Hadamard transform of groups of 32: the part of kernels.inl between values and what is encoded.
+
+constexpr std::int64_t kRotated = 32;
+
+#if defined(__AVX512F__)
+// Lanes kStep apart change places.
+template <int kStep>
+ZCOMM_INLINE Floats swapped(Floats floats) {
+  if constexpr (kStep == 1) return _mm512_maskz_permute_ps(kAllLanes, floats, 0xb1);
+  if constexpr (kStep == 2) return _mm512_maskz_permute_ps(kAllLanes, floats, 0x4e);
+  if constexpr (kStep == 4) return _mm512_maskz_shuffle_f32x4(kAllLanes, floats, floats, 0xb1);
+  if constexpr (kStep == 8) return _mm512_maskz_shuffle_f32x4(kAllLanes, floats, floats, 0x4e);
+}
+#elif defined(__AVX2__)
+template <int kStep>
+ZCOMM_INLINE Floats swapped(Floats floats) {
+  if constexpr (kStep == 1) return _mm256_permute_ps(floats, 0xb1);
+  if constexpr (kStep == 2) return _mm256_permute_ps(floats, 0x4e);
+  if constexpr (kStep == 4) return _mm256_permute2f128_ps(floats, floats, 0x01);
+}
+#endif
+
+#ifdef ZCOMM_LANES
+using Group = Floats[kRotated / ZCOMM_LANES];
+
+// a, b become a + b, a - b, where b is kStep elements after a.
+template <int kStep>
+ZCOMM_INLINE void rotate_step(Group& group) {
+  constexpr int kRegisters = kRotated / ZCOMM_LANES;
+  if constexpr (kStep < ZCOMM_LANES) {
+    alignas(64) float signs[ZCOMM_LANES];
+    for (int i = 0; i < ZCOMM_LANES; ++i) signs[i] = (i & kStep) != 0 ? -1.0f : 1.0f;
+    for (Floats& floats : group) floats = multiply_add(floats, load(signs), swapped<kStep>(floats));  // exact product
+  } else {
+    constexpr int kDistance = kStep / ZCOMM_LANES;
+    for (int i = 0; i < kRegisters; ++i) {
+      if ((i & kDistance) != 0) continue;
+      const Floats first = group[i], second = group[i + kDistance];
+      group[i] = first + second;
+      group[i + kDistance] = first - second;
+    }
+  }
+}
+
+ZCOMM_INLINE void rotate_group(const float* values, float factor, float* rotated) {
+  Group group;
+  for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) group[i] = load(values + i * ZCOMM_LANES) * broadcast(factor);
+  rotate_step<1>(group);
+  rotate_step<2>(group);
+  rotate_step<4>(group);
+  rotate_step<8>(group);
+  rotate_step<16>(group);
+  for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) store(rotated + i * ZCOMM_LANES, group[i]);
+}
+#else
+template <int kStep>
+ZCOMM_INLINE void rotate_step(float* group) {
+  for (int i = 0; i < kRotated; i += 2 * kStep) {
+    for (int k = i; k < i + kStep; ++k) {
+      const float first = group[k], second = group[k + kStep];
+      group[k] = first + second;
+      group[k + kStep] = first - second;
+    }
+  }
+}
+
+ZCOMM_INLINE void rotate_group(const float* values, float factor, float* rotated) {
+  float group[kRotated];
+  for (int i = 0; i < kRotated; ++i) group[i] = values[i] * factor;
+  rotate_step<1>(group);
+  rotate_step<2>(group);
+  rotate_step<4>(group);
+  rotate_step<8>(group);
+  rotate_step<16>(group);
+  for (int i = 0; i < kRotated; ++i) rotated[i] = group[i];
+}
+#endif
+
+void rotate(const float* values, std::int64_t count, float* rotated) {
+  std::int64_t i = 0;
+  for (; i + kRotated <= count; i += kRotated) {
+    prefetch(values + i, count * 4, kRotated * 4);
+    rotate_group(values + i, 0x1p-5f, rotated + i);
+  }
+  for (; i < count; ++i) rotated[i] = values[i];
+}
+
+// A group that may overflow, or that has a NaN, which is rare: scaled down before and up after.
+__attribute__((noinline)) void rotate_back_large(const float* terms, float* rotated) {
+  float group[kRotated];
+  rotate_group(terms, 0x1p-5f, group);
+  for (std::int64_t i = 0; i < kRotated; ++i) {
+    const bool is_finite = (bits_of(group[i]) & kAbs32) < kInfinity32;
+    float value = group[i] * 32.0f;
+    value = is_finite && value > kLargestFinite ? kLargestFinite : value;
+    value = is_finite && value < -kLargestFinite ? -kLargestFinite : value;
+    rotated[i] = float_of(Float32::narrow(value));
+  }
+}
+
+void rotate_back(const float* terms, std::int64_t count, float* rotated) {
+  constexpr std::uint32_t kLarge = 250u << 23;  // 2^123
+  const bool none_is_large = absmax<Float32>(reinterpret_cast<const Word32*>(terms), count) < kLarge;
+  std::int64_t i = 0;
+  for (; i + kRotated <= count; i += kRotated) {
+    if (none_is_large || absmax<Float32>(reinterpret_cast<const Word32*>(terms + i), kRotated) < kLarge) {
+      rotate_group(terms + i, 1.0f, rotated + i);
+    } else {
+      rotate_back_large(terms + i, rotated + i);
+    }
+  }
+  for (; i < count; ++i) rotated[i] = float_of(Float32::narrow(terms[i]));
+}

@@ -1,0 +1,265 @@
+// Codes of every kind, rotated and rounded as the format says, in one kernel each to encode, decode and sum. The kinds
+// that are used most, as they are, have kernels of their own, with the types of codes.cuh.
+#pragma once
+
+#include "codec/cuda/codes.cuh"
+#include "codec/cuda/decode.cuh"
+#include "codec/cuda/encode.cuh"
+#include "codec/cuda/philox.cuh"
+#include "codec/cuda/rotate.cuh"
+
+namespace zcomm::gpu {
+
+using CodeWords = std::uint32_t[4];  // of a group; kinds of fewer bits have fewer words, and zeros after them
+
+// --- Between codes and words
+
+template <std::uint32_t kBits>
+ZCOMM_DEVICE void pack_bits(const std::uint32_t (&codes)[kGroup], CodeWords& words) {
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroup; ++i) {
+    const std::uint32_t code = codes[i] & ((1u << kBits) - 1), word = i * kBits / 32, shift = i * kBits % 32;
+    words[word] |= code << shift;
+    if (shift + kBits > 32) words[word + 1] |= code >> (32 - shift);
+  }
+}
+
+ZCOMM_DEVICE void pack_any(CodeKind kind, const std::uint32_t (&codes)[kGroup], CodeWords& words) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = 0;
+  switch (kind) {
+    case CodeKind::int8:
+    case CodeKind::fp8:
+      return pack_bits<8>(codes, words);
+    case CodeKind::int6:
+      return pack_bits<6>(codes, words);
+    case CodeKind::int4:
+      return pack_bits<4>(codes, words);
+    case CodeKind::int2:
+      return pack_bits<2>(codes, words);
+  }
+}
+
+// The group's words are a queue of bits that gives out one code after the other: one loop for all numbers of bits.
+ZCOMM_DEVICE void unpack_any(CodeKind kind, std::uint32_t bits, CodeWords& words, float (&codes)[kGroup]) {
+  const std::uint32_t mask = (1u << bits) - 1, sign = kind == CodeKind::fp8 ? 0 : 1u << (bits - 1);
+  std::uint32_t patterns[kGroup];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroup; ++i) {
+    patterns[i] = (words[0] & mask) ^ sign;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) words[k] = __funnelshift_r(words[k], words[k + 1], bits);
+    words[3] >>= bits;
+  }
+  if (kind == CodeKind::fp8) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroup; ++i) {
+      const std::uint32_t pattern = patterns[i];
+      codes[i] = __fmul_rn(__uint_as_float((pattern & 0x80u) << 24 | (pattern & 0x7fu) << 20), 0x1p120f);
+    }
+  } else {
+    const float bias = __fadd_rn(0x1p23f, static_cast<float>(sign));
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroup; ++i) {
+      codes[i] = __fadd_rn(__uint_as_float(0x4b000000u | patterns[i]), -bias);
+    }
+  }
+}
+
+// Of the group that begins with element `begin`, the words that hold codes; zeros for the others.
+ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::uint32_t begin,
+                             std::uint32_t num_elements, CodeWords& words) {
+  const std::uint32_t* data = reinterpret_cast<const std::uint32_t*>(codes + begin / 8 * bits);
+  const std::uint32_t num_bits = begin < num_elements ? smaller_of(num_elements - begin, kGroup) * bits : 0;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) words[i] = i * 32 < num_bits ? data[i] : 0;
+}
+
+// --- Terms
+
+// The terms of the group that begins with element `begin`, times the wire's factor, kept within +-kLargestFinite.
+ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements,
+                             float (&terms)[kGroup]) {
+  constexpr float kLimit = Float32::kLargestFinite;
+  CodeWords words;
+  load_codes(wire.data, wire.bits, begin, num_elements, words);
+  unpack_any(wire.kind, wire.bits, words, terms);
+  float scale = begin < num_elements ? scale_value(load_scale(wire.scale(begin / kGroup))) : 0.0f;
+  if (wire.factor != 1.0f) {
+    scale = __fmul_rn(scale, wire.factor);
+    if (scale > kLimit) scale = kLimit;
+    if (scale < -kLimit) scale = -kLimit;
+  }
+  if (wire.nan_is_zero && scale != scale) scale = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float term = __fmul_rn(terms[i], scale);
+    if (term > kLimit) term = kLimit;
+    if (term < -kLimit) term = -kLimit;
+    terms[i] = term;
+  }
+}
+
+// --- Codes
+
+// Magnitudes that round to 448 or less; ties to even. The sum of a subnormal one rounds at 2^-9.
+ZCOMM_DEVICE std::uint32_t to_e4m3(float value) {
+  const std::uint32_t bits = __float_as_uint(value), magnitude = bits & kAbs32;
+  const std::uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  const std::uint32_t subnormal = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - (141u << 23);
+  return (magnitude < (121u << 23) ? subnormal : normal) | ((bits >> 24) & 0x80u);
+}
+
+// 1 / scale, rounded to nearest, for every finite scale: that of a scale of 2^126 or more is subnormal.
+ZCOMM_DEVICE float any_reciprocal(float scale) {
+  const float down = scale < 0x1p126f ? 1.0f : 0x1p-4f;
+  return refine_reciprocal(scale, __fmul_rn(approximate_reciprocal(__fmul_rn(scale, down)), down));
+}
+
+ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, const AnyOut& any, std::uint32_t begin,
+                               std::uint32_t (&codes)[kGroup]) {
+  if (any.kind == CodeKind::fp8) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) codes[i] = to_e4m3(__fmul_rn(values[i], reciprocal));
+  } else if (any.stochastic) {
+    std::uint32_t bits[kGroup / 2];
+    random_bits(any.seed, any.first_element + begin, bits);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const std::int32_t half = static_cast<std::int32_t>(bits[i / 2] << (i % 2 == 0 ? 16 : 0)) >> 16;
+      const float offset = __fmaf_rn(static_cast<float>(half), 0x1p-16f, 0x1p-17f);  // exact
+      float scaled = __fadd_rn(__fmul_rn(values[i], reciprocal), offset);
+      if (scaled > any.max_code) scaled = any.max_code;
+      if (scaled < -any.max_code) scaled = -any.max_code;
+      codes[i] = __float_as_uint(__fadd_rn(scaled, 0x1.8p23f));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) codes[i] = quantize(values[i], reciprocal);
+  }
+}
+
+// Encodes a thread's groups, as encode_any does. Values past the end are zeros, and so are those of idle threads. All
+// threads of a CTA come here.
+template <std::uint32_t kGroups>
+ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroups>& place, const BlocksOut& out,
+                                   const AnyOut& any, WarpMaxima& maxima) {
+  if (any.hadamard) {
+    Halves32<kGroups> rotated;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroups * kGroup; ++i)
+      rotated[i / kGroup][i % kGroup] = values[i / kGroup][i % kGroup];
+    rotate<kGroups>(rotated);
+    if (place.begin / kRotated * kRotated + kRotated <= out.num_elements) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) {
+        values[i / kGroup][i % kGroup] = rotated[i / kGroup][i % kGroup];
+      }
+    }
+  }
+  std::uint32_t largest[1] = {largest_magnitude<kGroups>(values)};
+  reduce_blocks(largest, 1u << out.log2_lanes, &maxima);
+  if (!place.is_in_block || place.begin >= out.num_elements) return;
+  const bool is_finite = largest[0] < kInfinity32;
+  std::uint32_t scale = make_scale(__uint_as_float(is_finite ? largest[0] : 0), any.max_code, any.max_code_reciprocal);
+  scale = smaller_of(scale, 0x7f7f0000u);
+  const float reciprocal = any_reciprocal(__uint_as_float(scale));
+#pragma unroll
+  for (std::uint32_t g = 0; g < kGroups; ++g) {
+    const std::uint32_t begin = place.begin + g * kGroup;
+    if (begin >= out.num_elements) break;
+    std::uint32_t codes[kGroup];
+    quantize_any(values[g], reciprocal, any, begin, codes);
+    CodeWords words;
+    pack_any(any.kind, codes, words);
+    std::uint32_t* data = reinterpret_cast<std::uint32_t*>(out.codes + begin / 8 * any.bits);
+    const std::uint32_t num_bits = smaller_of(out.num_elements - begin, kGroup) * any.bits;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      if (i * 32 < num_bits) data[i] = is_finite ? words[i] : 0;
+    }
+  }
+  if (place.lane != 0) return;
+  std::uint16_t* scales = reinterpret_cast<std::uint16_t*>(out.scales) + place.block;
+  *scales = static_cast<std::uint16_t>((is_finite ? scale : kNan32) >> 16);
+  if ((place.block + 1) * out.block_size < out.num_elements) return;
+  for (std::uint32_t i = 1; i <= out.scale_padding; ++i) scales[i] = 0;
+  std::uint32_t* codes_end = reinterpret_cast<std::uint32_t*>(out.codes) + (out.num_elements * any.bits + 31) / 32;
+  for (std::uint32_t i = 0; i < any.code_padding; ++i) codes_end[i] = 0;
+}
+
+// --- Kernels, for values of every type. A thread has one group.
+
+template <class Type>
+ZCOMM_DEVICE void load_floats(const std::byte* values, std::uint32_t begin, std::uint32_t count,
+                              float (&floats)[kGroup]) {
+  std::uint32_t words[Type::kWords];
+  load_group<Type>(values, begin, count, words);
+  Type::widen(words, floats);
+}
+
+template <class Type>
+ZCOMM_DEVICE void store_floats(float (&floats)[kGroup], std::uint32_t begin, std::uint32_t count, std::byte* values) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (floats[i] > Type::kLargestFinite) floats[i] = Type::kLargestFinite;
+    if (floats[i] < -Type::kLargestFinite) floats[i] = -Type::kLargestFinite;
+  }
+  std::uint32_t words[Type::kWords];
+  Type::narrow(floats, words);
+  make_nans_canonical<Type>(words);
+  store_group<Type>(words, begin, count, values);
+}
+
+template <class = void>  // a template, so that headers can hold it
+__global__ void __launch_bounds__(kThreads) encode_any_kernel(const __grid_constant__ EncodeAnyTable table) {
+  __shared__ WarpMaxima maxima;
+  const std::uint32_t index = table.find();
+  const EncodeAnyPiece& piece = table.pieces[index];
+  const Place<1> place(piece.out, (blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x);
+  Halves32<1> values = {};
+  if (place.is_in_block) {
+    switch (piece.dtype) {
+      case DType::float32:
+        load_floats<Float32>(piece.values, place.begin, piece.out.num_elements, values[0]);
+        break;
+      case DType::bfloat16:
+        load_floats<Bfloat16>(piece.values, place.begin, piece.out.num_elements, values[0]);
+        break;
+      case DType::float16:
+        load_floats<Float16>(piece.values, place.begin, piece.out.num_elements, values[0]);
+        break;
+    }
+  }
+  encode_any_codes<1>(values, place, piece.out, piece.any, maxima);
+}
+
+template <class = void>
+__global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_constant__ DecodeTable table) {
+  const std::uint32_t index = table.find();
+  const DecodePiece& piece = table.pieces[index];
+  const std::uint32_t begin = ((blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x) * kGroup;
+  Halves32<1> terms;
+  load_terms(piece.wire, begin, piece.num_elements, terms[0]);
+  if (piece.hadamard) {
+    Halves32<1> rotated;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) rotated[0][i] = terms[0][i];
+    rotate_back<1>(rotated);
+    if (begin / kRotated * kRotated + kRotated <= piece.num_elements) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) terms[0][i] = rotated[0][i];
+    }
+  }
+  if (begin >= piece.num_elements) return;
+  switch (piece.dtype) {
+    case DType::float32:
+      return store_floats<Float32>(terms[0], begin, piece.num_elements, piece.values);
+    case DType::bfloat16:
+      return store_floats<Bfloat16>(terms[0], begin, piece.num_elements, piece.values);
+    case DType::float16:
+      return store_floats<Float16>(terms[0], begin, piece.num_elements, piece.values);
+  }
+}
+
+}  // namespace zcomm::gpu

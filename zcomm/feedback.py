@@ -1,0 +1,110 @@
+"""Error feedback: what a lossy reduction drops is added to the next one of the same tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from zcomm import _core
+
+
+@dataclass
+class _Residual:
+    data: Any  # an array of uint8
+    layout: str  # of the reduction that it belongs to
+    calls: int = 0  # since it was last empty
+
+
+class ErrorFeedback:
+    """The residuals of one model on this rank.
+
+    For :func:`zcomm.fsdp.compress` and :class:`zcomm.ddp.CompressState`. A residual covers what this rank encodes for
+    other nodes: with several ranks per node its sums over the node, an L-th of the gradients; else its own gradients.
+    In a single node it covers what the rank sends. Parts that travel exactly have none. (Karimireddy et al.,
+    https://arxiv.org/abs/1901.09847; with compressed residuals LoCo, https://arxiv.org/abs/2407.04480.)
+
+    A residual belongs to gradients of one scale: after a change of a gradient scaler's factor or of the learning rate's
+    order of magnitude, ``reset()``. A block that was not finite starts over.
+
+    Args:
+        format: of the residuals, ``"int8:B"`` or another lossy one, or ``"bf16"``.
+        decay: the residual is multiplied by it in each call, 0 to 1.
+        reset_every: calls after which a residual starts over; None: never.
+    """
+
+    def __init__(self, format: str = "int8:128", *, decay: float = 1.0, reset_every: int | None = None) -> None:
+        if format == "exact" or ":stochastic" in format:
+            raise ValueError(f"format: got {format!r}, need a lossy one that rounds to nearest")
+        _core.BlockFormat(format)  # raises on an unknown one
+        if not (math.isfinite(decay) and 0 <= decay <= 1):
+            raise ValueError(f"decay: got {decay}, need 0 to 1")
+        if reset_every is not None and reset_every < 1:
+            raise ValueError(f"reset_every: got {reset_every}, need at least 1, or None")
+        self.format = format
+        self.decay = decay
+        self.reset_every = reset_every
+        self._residuals: dict[str, _Residual] = {}
+        self._loaded: dict[str, _Residual] = {}
+
+    def memory_bytes(self) -> int:
+        """Of all residuals on this rank."""
+        return sum(self.residual_bytes().values())
+
+    def residual_bytes(self) -> dict[str, int]:
+        """Of each module or bucket."""
+        return {key: residual.data.nbytes for key, residual in self._residuals.items()}
+
+    def reset(self) -> None:
+        """Forget all residuals, on all ranks, and free them."""
+        self._residuals.clear()
+        self._loaded.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals: with them a run goes on bit for bit on the same ranks and nodes."""
+        residuals = {**self._loaded, **self._residuals}
+        return {
+            "format": self.format,
+            "residuals": {
+                key: {"data": _copy(one.data), "layout": one.layout, "calls": one.calls}
+                for key, one in residuals.items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What ``state_dict`` of the same rank gave.
+
+        Raises ValueError for another format; and, at the reduction, if that is of another layout: other ranks or nodes,
+        another model, other formats.
+        """
+        if state["format"] != self.format:
+            raise ValueError(f"state: its residuals are in {state['format']!r}, need {self.format!r}")
+        self._residuals.clear()
+        self._loaded = {
+            key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()
+        }
+
+    def use(self, key: str, layout: str, num_bytes: int, allocate: Callable[[int], Any]) -> tuple[Any, bool]:
+        """For one reduction: the residual, and whether it is empty. ``allocate(num_bytes)`` makes a new one."""
+        if (loaded := self._loaded.pop(key, None)) is not None:
+            if loaded.layout != layout or loaded.data.nbytes != num_bytes:
+                raise ValueError(
+                    f"error feedback: the state that was loaded for {key!r} is of {loaded.layout}, this reduction is "
+                    f"{layout}: reset() starts over"
+                )
+            fresh = allocate(num_bytes)
+            fresh[:] = loaded.data  # where the gradients are
+            self._residuals[key] = _Residual(fresh, layout, loaded.calls)
+        residual = self._residuals.get(key)
+        if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:
+            residual = self._residuals[key] = _Residual(allocate(num_bytes), layout)
+        if residual.calls == self.reset_every:
+            residual.calls = 0
+        empty = residual.calls == 0
+        residual.calls += 1
+        return residual.data, empty
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else array.copy()

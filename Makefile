@@ -1,5 +1,5 @@
 # Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
-#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make lint
+#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -9,7 +9,7 @@ CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host -type f -not -name "*.py*")
 
-.PHONY: demo test test-cpp test-python test-cuda-host test-slow bench gpu lint install clean
+.PHONY: demo test test-cpp test-python test-cuda-host test-slow bench study gpu lint install clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -20,6 +20,10 @@ bench: install
 	rm -f bench/results/codec.jsonl
 	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --json bench/results/codec.jsonl
 	$(PY) bench/collectives.py $(ARGS)
+
+# What compression costs in loss. Runs that are in bench/results/study.jsonl are not repeated.
+study: install
+	$(PY) bench/study.py --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
 # less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).

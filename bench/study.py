@@ -1,0 +1,379 @@
+"""What compression costs in loss: the same small GPT, trained with exact and with compressed collectives, seed by seed.
+
+python bench/study.py                       every run that is not in the results yet, then the table and the plots
+python bench/study.py --only hadamard       the configurations whose names contain "hadamard", and the exact ones
+python bench/study.py --report              no runs: the table and the plots of the results that are there
+python bench/study.py --docs docs/numerics.md     writes the table into that page as well
+python bench/study.py --steps 21 --seeds 1 --results out/noise.jsonl      the signal-to-noise ratios at the start
+python bench/study.py --quick --results out/quick.jsonl      two steps per run, for a look
+
+8 ranks in 2 nodes train on the sources of the Python standard library, as FSDP2 would: weights are gathered from the
+ranks' float32 shards, every rank computes the gradient of its own sequences with the gathered weights, the mean
+gradient is scattered to the shards, and AdamW steps them. Both collectives are those of zcomm.testing.LocalWorld: the
+real codecs and the real steps, with threads for ranks. The gradients are computed one rank after another, in float32
+and in one thread, so that a run is deterministic and a pair of runs differs by its formats alone.
+
+A finished run is one line of JSON in the results; what is there is not run again.
+"""
+
+import functools
+import json
+import math
+import multiprocessing
+import platform
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+
+from zcomm import ErrorFeedback, _core
+from zcomm.codec import wire_bytes
+from zcomm.testing import LocalRank, LocalWorld
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+import study_report
+from train_gpt import GPT, load_corpus, sample
+
+NUM_NODES, NODE_SIZE = 2, 4
+WORLD_SIZE = NUM_NODES * NODE_SIZE
+VALIDATION_BATCH = 64
+SNR_EVERY = 10  # steps
+RESULTS = Path(__file__).with_name("results") / "study.jsonl"
+
+corpus = functools.cache(load_corpus)
+
+app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained. The runs that are compared share it. The learning rate is the one of those tried with the lowest
+    loss of the exact run, as anyone would tune it; docs/numerics.md has the others."""
+
+    width: int = 64
+    layers: int = 2
+    sequence: int = 64
+    batch: int = 4  # sequences per rank and step
+    steps: int = 300
+    learning_rate: float = 5e-3
+    warmup_steps: int = 100
+    beta2: float = 0.99
+    outliers: float = 1.0  # what the embeddings' first OUTLIER_CHANNELS channels are multiplied with at the start
+    validation_sequences: int = 2048
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the collectives of a run send. Fields that come later need a default, for the results that are there."""
+
+    weights: str = "exact"
+    gradients: str = "exact"  # inside a node / between nodes
+    case: str = "usual"  # one of CASES
+    flat: bool = False  # blocks run across parameters, and norms are not exempt
+    difference: bool = False  # weights: what they differ by from those gathered last travels
+    feedback: bool = False  # gradients: zcomm.ErrorFeedback(), what an encoding loses is added to the next one
+
+    @property
+    def words(self) -> str:
+        """What is in none of the formats."""
+        return " ".join(word for word in ("flat", "difference", "feedback") if getattr(self, word))
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (f"{self.case}:", self.weights, self.gradients, self.words) if part)
+
+
+# Large language models grow such channels by themselves (Dettmers et al., arXiv 2208.07339); ours are put there. The
+# gradients of the matrices that read them have columns as much larger.
+OUTLIER_CHANNELS = 2
+CASES = {"usual": Setting(), "outliers": Setting(outliers=20.0)}
+
+DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
+# Of rows that cost the same the plainest comes first: where both will do, the rule takes it.
+CONFIGURATIONS = (
+    Configuration(),
+    Configuration(gradients="bf16"),  # the least that differs from exact: what a harmless change does
+    # Fewer bits; words that cost no bytes.
+    Configuration(gradients="int8:128"),
+    Configuration(gradients=DEFAULT_GRADIENTS),
+    Configuration(gradients=f"{DEFAULT_GRADIENTS}:stochastic"),
+    Configuration(gradients=f"{DEFAULT_GRADIENTS}:hadamard"),
+    Configuration(gradients=f"{DEFAULT_GRADIENTS}:hadamard:stochastic"),
+    Configuration(gradients=DEFAULT_GRADIENTS, feedback=True),
+    Configuration(gradients="int4:128"),
+    # Blocks.
+    Configuration(gradients="int8:128/int4:64"),
+    Configuration(gradients="int8:128/int4:2048"),
+    # Weights.
+    Configuration(weights="int8:256"),
+    Configuration(weights="int6:256"),
+    Configuration(weights="int4:256"),
+    Configuration(weights="int4:256", difference=True),
+    Configuration(weights="int8:256", flat=True),
+    # Both: with zcomm.fsdp.compress, and what init_process_group("zcomm") alone does.
+    Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS),
+    Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS, flat=True),
+    # Where int4 rounds most of a gradient to zero, unless it is rotated.
+    *(
+        Configuration(gradients=formats, case="outliers")
+        for formats in ("exact", "int4:128", DEFAULT_GRADIENTS, f"{DEFAULT_GRADIENTS}:hadamard")
+    ),
+)
+
+Segments = list[tuple[int, str]]  # elements of a shard, and what they travel in
+
+
+def segments(formats: str, parameters: Sequence[nn.Parameter], flat: bool) -> Segments:
+    """How zcomm.fsdp.compress cuts a shard: each parameter has blocks of its own, norms travel as they are."""
+    if flat or formats == "exact":
+        return [(sum(parameter.numel() for parameter in parameters) // WORLD_SIZE, formats)]
+    return [(p.numel() // WORLD_SIZE, formats if p.dim() > 1 else "exact") for p in parameters]
+
+
+def bytes_per_step(weights: Segments, gradients: Segments) -> dict[str, int]:
+    """What one rank sends to ranks of its node and to other nodes, one gather of the weights and one reduction of the
+    gradients. A step of FSDP2 gathers twice, if nothing keeps the weights."""
+    inside = between = 0
+    for elements, format in weights:
+        inside += wire_bytes(format, "float32", elements)
+        between += wire_bytes(format, "float32", elements)
+    for elements, format in gradients:
+        hops = _core.HopFormats(format)
+        inside += wire_bytes(str(hops.inside), "float32", elements)
+        between += wire_bytes(str(hops.between), "float32", elements)
+    return {"bytes_inside": (NODE_SIZE - 1) * NUM_NODES * inside, "bytes_between": (NUM_NODES - 1) * between}
+
+
+class Collectives:
+    """The two collectives of a step, for all ranks. What a rank remembers from one step to the next belongs here."""
+
+    def __init__(self, configuration: Configuration, parameters: Sequence[nn.Parameter], seed: int) -> None:
+        self.weight_segments = segments(configuration.weights, parameters, configuration.flat)
+        self.gradient_segments = segments(configuration.gradients, parameters, configuration.flat)
+        self._difference = configuration.difference
+        self._world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
+        self._feedback = [ErrorFeedback() if configuration.feedback else None for _ in range(WORLD_SIZE)]
+        shard_elements = sum(parameter.numel() for parameter in parameters) // WORLD_SIZE
+        self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements)  # one replica per rank
+        self._means = torch.empty(WORLD_SIZE, shard_elements)
+        self._references: Tensor | None = None  # every rank's own slot of what was gathered last
+
+    def all_gather(self, shards: Tensor) -> Tensor:
+        """The gathered weights, (ranks, elements of a shard), of ``shards``, the same shape. Valid until the next
+        call."""
+        if self._difference and self._references is None:  # nothing to refer to: as they are
+            self._received[:] = shards
+            self._references = shards.clone()
+            return self._received[0]
+
+        def body(rank: LocalRank) -> None:
+            own = rank.rank
+            reference = None if self._references is None else self._references[own]
+            rank.all_gather(shards[own], self._received[own], self.weight_segments, reference=reference)
+
+        self._world.run(body)
+        return self._received[0]  # replicas agree to the bit: promise 1
+
+    def reduce_scatter(self, gradients: Tensor) -> Tensor:
+        """Every rank's shard of the mean gradient, (ranks, elements of a shard), of ``gradients``, (ranks, ranks,
+        elements of a shard). Valid until the next call."""
+
+        def body(rank: LocalRank) -> None:
+            own, mean = gradients[rank.rank], self._means[rank.rank]
+            feedback = self._feedback[rank.rank]
+            rank.reduce_scatter(own, mean, self.gradient_segments, factor=1 / WORLD_SIZE, feedback=feedback)
+
+        self._world.run(body)
+        return self._means
+
+
+def pack(tensors: Iterable[Tensor]) -> Tensor:
+    """Shards of parameters or their gradients as FSDP2 lays them out, (ranks, elements of a shard): a rank has its
+    part of the first dimension of every parameter, end to end."""
+    return torch.cat([tensor.detach().reshape(WORLD_SIZE, -1) for tensor in tensors], dim=1)
+
+
+def unpack(shards: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """The inverse: fills ``parameters``."""
+    sizes = [parameter.numel() // WORLD_SIZE for parameter in parameters]
+    with torch.no_grad():
+        for parameter, part in zip(parameters, shards.split(sizes, dim=1), strict=True):
+            parameter.copy_(part.reshape(parameter.shape))
+
+
+def snr_db(exact: Tensor, received: Tensor) -> float | None:
+    """Power of the values over the power of the error, in decibels; None if one of them is nothing."""
+    noise = (received.double() - exact).square().sum().item()
+    power = exact.double().square().sum().item()
+    return round(10 * math.log10(power / noise), 2) if noise and power else None
+
+
+def snr_of_parameters(exact: Tensor, received: Tensor, cut: Sequence[int]) -> list[float | None]:
+    """snr_db of every parameter, from shards whose columns ``cut`` divides."""
+    pairs = zip(exact.split(list(cut), dim=1), received.split(list(cut), dim=1), strict=True)
+    return [snr_db(one, other) for one, other in pairs]
+
+
+def validate(model: GPT, held_out: Tensor, setting: Setting) -> float:
+    """The mean loss over the same held-out sequences in every run."""
+    sequences = sample(held_out, setting.validation_sequences, setting.sequence, seed=0)
+    with torch.no_grad():
+        losses = [model(batch).item() * len(batch) for batch in sequences.split(VALIDATION_BATCH)]
+    return sum(losses) / len(sequences)
+
+
+def new_model(setting: Setting, seed: int) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(setting.width, setting.layers, setting.sequence)
+    with torch.no_grad():
+        for table in (model.bytes, model.positions):
+            table.weight[:, :OUTLIER_CHANNELS] *= setting.outliers
+    return model
+
+
+def learning_rate(setting: Setting, step: int) -> float:
+    """Up, then down to nothing."""
+    return setting.learning_rate * min((step + 1) / setting.warmup_steps, 1.0) * (1 - step / setting.steps)
+
+
+def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, Any]:
+    """One run, and its line in the results."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    text, held_out = corpus()
+    model = new_model(setting, seed)
+    parameters = list(model.parameters())
+    cut = [parameter.numel() // WORLD_SIZE for parameter in parameters]
+    # AdamW treats each element alone: one optimizer over all shards makes the steps of one per rank.
+    shards = nn.Parameter(pack(parameters))
+    optimizer = torch.optim.AdamW([shards], betas=(0.9, setting.beta2))
+    collectives = Collectives(configuration, parameters, seed)
+    gradients = torch.empty(WORLD_SIZE, *shards.shape)
+    losses: list[float] = []
+    gradient_snr: list[list[float | None]] = []
+    weight_snr: list[list[float | None]] = []
+    for step in range(setting.steps):
+        weights = collectives.all_gather(shards.detach())
+        unpack(weights, parameters)
+        loss_of_step = 0.0
+        for rank in range(WORLD_SIZE):
+            number = (seed * setting.steps + step) * WORLD_SIZE + rank
+            loss = model(sample(text, setting.batch, setting.sequence, seed=number))
+            gradients[rank] = pack(torch.autograd.grad(loss, parameters))
+            loss_of_step += loss.item() / WORLD_SIZE
+        losses.append(loss_of_step)
+        shards.grad = collectives.reduce_scatter(gradients)
+        if step % SNR_EVERY == 0:
+            gradient_snr.append(snr_of_parameters(gradients.double().mean(dim=0), shards.grad, cut))
+            weight_snr.append(snr_of_parameters(shards.detach(), weights, cut))
+        optimizer.param_groups[0]["lr"] = learning_rate(setting, step)
+        optimizer.step()
+    unpack(shards.detach(), parameters)
+    loss_of_shards = validate(model, held_out, setting)
+    gathered_loss = loss_of_shards
+    if configuration.weights != "exact":
+        unpack(collectives.all_gather(shards.detach()), parameters)
+        gathered_loss = validate(model, held_out, setting)
+    return {
+        "configuration": asdict(configuration),
+        "setting": asdict(setting),
+        "seed": seed,
+        "python": platform.python_version(),  # whose sources are the text
+        "parameters": {name: parameter.numel() for name, parameter in model.named_parameters()},
+        **bytes_per_step(collectives.weight_segments, collectives.gradient_segments),
+        "validation_loss": loss_of_shards,  # of what a checkpoint holds
+        "gathered_validation_loss": gathered_loss,  # of the weights that the ranks see
+        "losses": [round(loss, 5) for loss in losses],
+        "gradient_snr_db": gradient_snr,  # per parameter, every SNR_EVERY steps; None where nothing is lost
+        "weight_snr_db": weight_snr,
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - cpu_start, 1),
+    }
+
+
+Key = tuple[Configuration, Setting, int]
+
+
+def read(path: Path) -> dict[Key, dict[str, Any]]:
+    """The results that hold for this Python, by what was run."""
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {
+        (Configuration(**record["configuration"]), Setting(**record["setting"]), record["seed"]): record
+        for record in records
+        if record["python"] == platform.python_version()
+    }
+
+
+def use_one_thread() -> None:
+    torch.set_num_threads(1)
+    _core.set_num_threads(1)
+
+
+def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Console) -> None:
+    """Runs what is not in ``path`` and appends it there, as each run ends."""
+    done = read(path)
+    missing = [key for key in keys if key not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with (
+        Progress(*columns, console=console) as progress,
+        ProcessPoolExecutor(processes, spawn, initializer=use_one_thread) as pool,
+        path.open("a") as file,
+    ):
+        task = progress.add_task("", total=len(keys), completed=len(keys) - len(missing))
+        for future in as_completed([pool.submit(train, *key) for key in missing]):
+            record = future.result()
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            names = f"{Configuration(**record['configuration'])}, seed {record['seed']}"
+            text = f"{names}: {record['validation_loss']:.4f} in {record['cpu_seconds']:.0f} s of CPU time"
+            progress.update(task, advance=1, description=text)
+            if not console.is_terminal:
+                console.print(text)
+
+
+@app.command()
+def main(
+    only: Annotated[str, typer.Option(help="Configurations whose names contain one of these, by commas.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs of each configuration.")] = 4,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 2,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Of each run. A few suffice for a look at the noise.")
+    ] = Setting.steps,
+    quick: Annotated[bool, typer.Option(help="Two steps per run.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing.")] = False,
+    results: Annotated[Path, typer.Option(help="One JSON object per run.")] = RESULTS,
+    docs: Annotated[Path | None, typer.Option(help="A page whose table of the study is replaced.")] = None,
+) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, study_report.WIDTH)
+    chosen = [one for one in CONFIGURATIONS if any(part in str(one) for part in only.split(","))]
+    exact = [Configuration(case=case) for case in dict.fromkeys(one.case for one in chosen)]  # what they compare with
+    chosen = [one for one in CONFIGURATIONS if one in chosen or one in exact]
+    changed: dict[str, Any] = {"steps": 2, "batch": 1, "validation_sequences": 16} if quick else {"steps": steps}
+    settings = {case: replace(setting, **changed) for case, setting in CASES.items()}
+    # Seed by seed, so that what is there at any time can be compared.
+    keys = [(configuration, settings[configuration.case], seed) for seed in range(seeds) for configuration in chosen]
+    if not report:
+        run_missing(keys, results, processes, console)
+    done = read(results)
+    rows = study_report.summarize([done[key] for key in keys if key in done])
+    study_report.show(rows, console)
+    picture = results.with_suffix(".png")
+    study_report.plot(rows, picture)
+    console.print(f"wrote {picture}")
+    if docs is not None:
+        study_report.write_markdown(rows, docs)
+        console.print(f"wrote {docs}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,247 @@
+"""What the runs of bench/study.py say: gaps with their confidence, the rule that picks a default, table and plots."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Record = Mapping[str, Any]
+
+WIDTH = 210  # columns of the table
+LIMIT = 0.2  # percent: what a mean gap of a default stays below
+# Two-sided 95 % quantiles of Student's t distribution by degrees of freedom.
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
+
+
+# Decibels, along training and per parameter; None where nothing is lost.
+SNR = Sequence[Sequence[float | None]]
+
+
+@dataclass
+class Row:
+    """One configuration over its seeds. Losses are of held-out text, gaps in percent of the exact run's loss."""
+
+    case: str
+    weights: str
+    gradients: str
+    words: str  # what is in neither: "flat", "difference", "feedback"
+    bytes_inside: int  # per rank and step
+    bytes_between: int
+    losses: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # to the exact run of the same seed
+    gathered_gaps: list[float] = field(default_factory=list)  # the same for the weights that the ranks see
+    gradient_snr: list[SNR] = field(default_factory=list)  # per seed
+    weight_snr: list[SNR] = field(default_factory=list)
+    is_choice: bool = False
+
+    @property
+    def family(self) -> tuple[bool, bool]:
+        """Configurations that the rule chooses among: what is compressed in them."""
+        return self.weights != "exact", self.gradients != "exact"
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it may be a default: blocks as zcomm.fsdp.compress lays them, and no memory of earlier steps."""
+        return self.case == "usual" and any(self.family) and not self.words
+
+    @property
+    def name(self) -> str:
+        named = {"weights": self.weights, "gradients": self.gradients}
+        name = ", ".join(f"{what} {formats}" for what, formats in named.items() if formats != "exact") or "exact"
+        return f"{name}, {self.words}" if self.words else name
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the gap; None of fewer than two seeds."""
+        if len(self.gaps) < 2:
+            return None
+        half = T95[len(self.gaps) - 1] * statistics.stdev(self.gaps) / len(self.gaps) ** 0.5
+        mean = statistics.fmean(self.gaps)
+        return mean - half, mean + half
+
+    @property
+    def passes(self) -> bool:
+        return len(self.gaps) > 1 and statistics.fmean(self.gaps) < LIMIT
+
+
+def summarize(records: Sequence[Record]) -> list[Row]:
+    """One row per configuration, in the order of ``records``, without the seeds that have no exact run."""
+
+    def key(record: Record) -> tuple[str, str, str, str]:
+        configuration = record["configuration"]
+        words = " ".join(name for name, value in configuration.items() if value is True)
+        return configuration["case"], configuration["weights"], configuration["gradients"], words
+
+    exact = {
+        (record["configuration"]["case"], record["seed"]): record["validation_loss"]
+        for record in records
+        if key(record)[1:] == ("exact", "exact", "")
+    }
+    rows: dict[tuple[str, str, str, str], Row] = {}
+    for record in records:
+        reference = exact.get((record["configuration"]["case"], record["seed"]))
+        if reference is None:
+            continue
+        row = rows.setdefault(key(record), Row(*key(record), record["bytes_inside"], record["bytes_between"]))
+        row.losses.append(record["validation_loss"])
+        row.gaps.append(100 * (record["validation_loss"] / reference - 1))
+        row.gathered_gaps.append(100 * (record["gathered_validation_loss"] / reference - 1))
+        row.gradient_snr.append(record["gradient_snr_db"])
+        row.weight_snr.append(record["weight_snr_db"])
+    choose(list(rows.values()))
+    return list(rows.values())
+
+
+def choose(rows: Sequence[Row]) -> None:
+    """Marks, in each family, the candidate that passes with the fewest bytes between nodes, then inside, then the
+    first."""
+    for family in {row.family for row in rows}:
+        passing = [row for row in rows if row.family == family and row.is_candidate and row.passes]
+        if passing:
+            min(passing, key=lambda row: (row.bytes_between, row.bytes_inside)).is_choice = True
+
+
+def median_and_worst(runs: Sequence[SNR]) -> tuple[float, float] | None:
+    """Of the parameters that lose something, each by its median over training and seeds."""
+    of_parameters = zip(*(step for run in runs for step in run), strict=True)
+    lossy = [[value for value in values if value is not None] for values in of_parameters]
+    medians = [statistics.median(values) for values in lossy if values]
+    return (statistics.median(medians), min(medians)) if medians else None
+
+
+def noise(rows: Sequence[Row]) -> str:
+    """How far runs drift apart by themselves: the least that differs from exact, and all rows, in a sentence. "" of
+    fewer than two seeds."""
+    drifting = [row for row in rows if row.name != "exact" and len(row.gaps) > 1]
+    harmless = next((row for row in drifting if row.name == "gradients bf16"), None)
+    if harmless is None or harmless.interval is None:
+        return ""
+    seeds = ", ".join(f"{gap:+.2f}" for gap in harmless.gaps)
+    half = (harmless.interval[1] - harmless.interval[0]) / 2
+    pooled = statistics.fmean(statistics.variance(row.gaps) for row in drifting) ** 0.5
+    return (
+        f"Noise floor: gradients in bf16 have gaps of {seeds} %, a standard deviation of "
+        f"{statistics.stdev(harmless.gaps):.2f} % and a mean known to ±{half:.2f} % (95 %). Within the {len(drifting)} "
+        f"compressed rows the standard deviation over seeds is {pooled:.2f} % (root mean square)."
+    )
+
+
+HEADERS = (
+    *(
+        "weights",
+        "gradients",
+        "",
+        "KB between",
+        "KB inside",
+        "seeds",
+        "loss",
+        "spread",
+        "gap %",
+        "95 % interval",
+        "as gathered %",
+    ),
+    *("gradient SNR dB", "weight SNR dB", "verdict"),
+)
+
+
+def cells(row: Row) -> list[str]:
+    def snr(formats: str, runs: list[SNR]) -> str:
+        found = None if formats == "exact" else median_and_worst(runs)
+        return "{:.0f}, {:.0f}".format(*found) if found else ""
+
+    exact = row.name == "exact"
+    spread = f"{statistics.stdev(row.losses):.4f}" if len(row.losses) > 1 else ""
+    interval = "" if exact or row.interval is None else "{:+.2f} .. {:+.2f}".format(*row.interval)
+    verdict = "" if exact or row.interval is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
+    return [
+        *(row.weights, row.gradients, row.words, f"{row.bytes_between / 1e3:.0f}", f"{row.bytes_inside / 1e3:.0f}"),
+        *(str(len(row.gaps)), f"{statistics.fmean(row.losses):.4f}", spread),
+        "" if exact else f"{statistics.fmean(row.gaps):+.2f}",
+        interval,
+        "" if row.weights == "exact" else f"{statistics.fmean(row.gathered_gaps):+.2f}",
+        *(snr(row.gradients, row.gradient_snr), snr(row.weights, row.weight_snr)),
+        verdict,
+    ]
+
+
+def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {case: [row for row in rows if row.case == case] for case in dict.fromkeys(row.case for row in rows)}
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    for case, of_case in _cases(rows).items():
+        table = Table(title=case, caption=noise(of_case), title_justify="left", caption_justify="left")
+        for header in HEADERS:
+            left = header in ("weights", "gradients", "", "verdict")
+            table.add_column(header, justify="left" if left else "right", no_wrap=True)
+        for row in of_case:
+            table.add_row(*cells(row), style="bold" if row.is_choice else None)
+        console.print(table)
+
+
+def write_markdown(rows: Sequence[Row], page: Path) -> None:
+    """Replaces what stands between the two marks in ``page``."""
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page}: expected the lines '{BEGIN}' and '{END}'")
+    lines = []
+    for case, of_case in _cases(rows).items():
+        lines += [f'Case "{case}":', ""]
+        lines += [f"| {' | '.join(HEADERS)} |", "|" + "---|" * len(HEADERS)]
+        lines += [f"| {' | '.join(cells(row))} |" for row in of_case]
+        lines += ["", *([text_of_noise, ""] if (text_of_noise := noise(of_case)) else [])]
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text("\n".join([before + BEGIN, *lines, END + after]))
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Every configuration's gap with its interval, and the gradients' signal-to-noise ratio along training; a line of
+    plots for each case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = _cases(rows)
+    if not cases:
+        return
+    heights = [max(4.0, 0.3 * len(of_case)) for of_case in cases.values()]
+    figure, lines = pyplot.subplots(
+        len(cases), 2, figsize=(14, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
+    for (case, of_case), (gaps, snrs) in zip(cases.items(), lines, strict=True):
+        compressed = [row for row in of_case if row.name != "exact"]
+        for place, row in enumerate(compressed):
+            color = "C7" if row.interval is None else "C2" if row.passes else "C3"
+            gaps.plot(row.gaps, [place] * len(row.gaps), ".", color=color, alpha=0.4)
+            if row.interval is not None:
+                mean = statistics.fmean(row.gaps)
+                low, high = row.interval
+                style: dict[str, Any] = {"fmt": "D" if row.is_choice else "o", "color": color, "capsize": 3}
+                gaps.errorbar(mean, place, xerr=[[mean - low], [high - mean]], **style)
+        gaps.axvline(0, color="gray", linewidth=1)
+        gaps.axvline(LIMIT, color="gray", linewidth=1, linestyle=":", label=f"{LIMIT} %")
+        gaps.set_yticks(range(len(compressed)), [row.name for row in compressed], fontsize=8)
+        gaps.invert_yaxis()
+        gaps.set_xscale("symlog", linthresh=1.0)
+        gaps.set(xlabel="validation loss over that of the exact run (%), 95 % interval", title=case)
+        gaps.legend(fontsize=8)
+        for number, row in enumerate(row for row in compressed if row.weights == "exact" and row.gradients != "exact"):
+            along = [median_and_worst([[step] for step in steps]) for steps in zip(*row.gradient_snr, strict=True)]
+            points = [(i / max(1, len(along) - 1), point[0]) for i, point in enumerate(along) if point]
+            label = f"{row.gradients} {row.words}"
+            snrs.plot(
+                *zip(*points, strict=True), label=label, linestyle=("-", "--", ":")[number // 10 % 3], linewidth=1.3
+            )
+        snrs.set(xlabel="part of the training", ylabel="gradient SNR (dB), median parameter", title=case)
+        if snrs.lines:
+            snrs.legend(fontsize=7)
+        for axes in (gaps, snrs):
+            axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -125,7 +125,10 @@ JOBS = {
 }
 TWINS = [name for name, job in JOBS.items() if job.twin]
 OTHERS = [name for name, job in JOBS.items() if not job.twin]
-SLOW = ("FSDP2, float16", "FSDP2, weights kept by 2", "FSDP1, bfloat16", "FSDP1, hybrid")
+SLOW = (
+    "FSDP2 on two nodes", "FSDP2, float16", "FSDP2, weights kept by 2", "FSDP2, tensor parallel", "FSDP1, bfloat16",
+    "FSDP1, hybrid",
+)  # fmt: skip
 
 
 @functools.cache

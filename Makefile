@@ -91,8 +91,7 @@ $(DOCTEST)/doctest/doctest.h:
 
 test-cpp: build/plain/zcomm_tests build/asan/zcomm_tests build/tsan/zcomm_tests
 	build/plain/zcomm_tests
-	build/asan/zcomm_tests
-	build/tsan/zcomm_tests
+	build/asan/zcomm_tests & asan=$$!; build/tsan/zcomm_tests && wait $$asan
 
 build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) $(TEST_SOURCES)
 	$(CMAKE) -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON \

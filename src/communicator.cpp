@@ -76,6 +76,9 @@ void check_feedback(const Feedback* feedback) {
   check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
     return "feedback.format: got " + format.to_string() + ", need a lossy format that rounds to nearest";
   });
+  check_argument(reinterpret_cast<std::uintptr_t>(feedback->residual) % kWireAlignment == 0, [] {
+    return "feedback.residual: need an address that is a multiple of " + std::to_string(kWireAlignment);
+  });
   check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f,
                  [&] { return "feedback.decay: got " + exact_digits(feedback->decay) + ", need 0 to 1"; });
 }

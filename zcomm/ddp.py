@@ -38,18 +38,19 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     """A communication hook of DistributedDataParallel: the mean of each bucket by a compressed all-reduce.
 
     Several buckets are under way at once. Buckets below the group's ``min_bytes`` stay exact, as do those of other
-    dtypes than float32, bfloat16 and float16. Raises ValueError if the group is not zcomm's or a format is wrong.
+    dtypes than float32, bfloat16 and float16, and all inside ``zcomm.exact()``. Raises ValueError if the group is not
+    zcomm's or a format is wrong.
     """
     backend = backend_of(state.process_group)
     gradients = bucket.buffer()
-    if state.error_feedback is not None:
-        formats = backend.all_reduce_format(gradients, dist.ReduceOp.AVG, state.formats)
-        if formats != "exact":
-            work = _with_feedback(state.error_feedback, backend, bucket, formats)
-            return _then(work, gradients)
-    with override(all_reduce=state.formats):
-        work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
-    return _then(work, gradients)
+    formats = backend.all_reduce_format(gradients, dist.ReduceOp.AVG, state.formats)
+    if formats != "exact" and state.error_feedback is not None:
+        work = _with_feedback(state.error_feedback, backend, bucket, formats)
+    else:
+        with override(all_reduce=formats):
+            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
+    return future
 
 
 def _with_feedback(feedback: ErrorFeedback, backend: Any, bucket: GradBucket, formats: str) -> Any:
@@ -63,8 +64,3 @@ def _with_feedback(feedback: ErrorFeedback, backend: Any, bucket: GradBucket, fo
     )
     terms = (residual, feedback.format, feedback.decay, empty)
     return backend.all_reduce_feedback(gradients, dist.ReduceOp.AVG, formats, terms, True)
-
-
-def _then(work: Any, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
-    return future

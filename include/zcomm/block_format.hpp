@@ -38,8 +38,7 @@ struct BlockFormat {
   bool stochastic = false;  // codes are rounded up or down at random, so that their mean is right
 
   // "exact", "bf16" or KIND:B, KIND one of the others and B a multiple of 32 from 32 to 4096, which ":hadamard" and
-  // then
-  // ":stochastic" (not for fp8) may follow. Throws ArgumentError on anything else.
+  // then ":stochastic" (not for fp8) may follow. Throws ArgumentError on anything else.
   static BlockFormat parse(std::string_view text);
   std::string to_string() const;
 

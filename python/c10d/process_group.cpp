@@ -211,7 +211,10 @@ WorkPtr ProcessGroup::launch_all_gather(::c10d::OpType type, const at::Tensor& i
       [this, shard = ConstTensorView(view_of(input)), views = std::move(slots), call = std::move(call),
        timeout = terms.timeout, extras, device = input.device()](Communicator& communicator, StreamView stream) {
         const GatherSegments segments(call.segments);
-        sample(Collective::all_gather, call.site, device, {&shard, 1}, segments, communicator, stream);
+        // Of differences it would measure the weights.
+        if (extras.reference == nullptr) {
+          sample(Collective::all_gather, call.site, device, {&shard, 1}, segments, communicator, stream);
+        }
         return communicator.all_gather(shard, views, segments, timeout, stream, extras);
       });
 }

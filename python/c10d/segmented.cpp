@@ -41,12 +41,13 @@ std::pair<std::size_t, std::size_t> ProcessGroup::secondary_bytes(const at::Tens
                                                                   const NamedSegments& segments) {
   agree();
   const auto parsed = parse_segments<BlockFormat>(segments);
-  // The first local ranks keep the most: a node's ranks take turns with the slots.
-  std::size_t largest = 0;
-  for (int node = 0; node < topology_->num_nodes(); ++node) {
-    largest = std::max(largest, secondary_bytes_of(topology_->ranks(node).front(), output, parsed));
+  // A node's ranks take turns with the slots: the first rank of the smallest node keeps the most.
+  int smallest = 0;
+  for (int node = 1; node < topology_->num_nodes(); ++node) {
+    if (topology_->ranks(node).size() < topology_->ranks(smallest).size()) smallest = node;
   }
-  return {secondary_bytes_of(getRank(), output, parsed), largest};
+  return {secondary_bytes_of(getRank(), output, parsed),
+          secondary_bytes_of(topology_->ranks(smallest).front(), output, parsed)};
 }
 
 void ProcessGroup::check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments) {

@@ -74,6 +74,8 @@ inline void check(const Decode& job) {
     return "wire: got a factor of " + std::to_string(job.wire.factor) +
            " to decode, expected 1: decode_sum takes others";
   });
+  check_argument(!job.wire.nan_is_zero,
+                 [] { return std::string("wire: got nan_is_zero to decode, expected false: decode_sum takes it"); });
 }
 
 inline void check(const DecodeSum& job) {

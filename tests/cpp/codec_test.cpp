@@ -243,6 +243,9 @@ TEST_CASE("wrong arguments are refused before any job runs") {
   const Decode twice{{wire.data(), format, DType::float32, 2.0f}, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode({&twice, 1}, {}),
                        "wire: got a factor of 2.000000 to decode, expected 1: decode_sum takes others", ArgumentError);
+  const Decode residual{{wire.data(), format, DType::float32, 1.0f, true}, view(out)};
+  CHECK_THROWS_WITH_AS(codec->decode({&residual, 1}, {}),
+                       "wire: got nan_is_zero to decode, expected false: decode_sum takes it", ArgumentError);
   const DecodeSum no_wires{{}, 1.0f, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: got none, expected at least one", ArgumentError);
   CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "ranks.hpp"
+#include "values.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -17,57 +18,9 @@ namespace zcomm {
 namespace {
 
 using namespace std::chrono_literals;
-using Values = std::vector<float>;
+using namespace test;
 
-struct Shape {
-  std::vector<int> nodes;
-  bool interleaved = false;
-};
-const std::vector<Shape> kShapes{{{1}},    {{4}},          {{1, 1, 1, 1}}, {{2, 2}},
-                                 {{3, 1}}, {{2, 2}, true}, {{3, 3}},       {{2, 2, 2}, true}};
 const std::vector<std::int64_t> kShardElements{0, 1, 31, 32, 33, 127, 128, 1000, 4097};
-
-TensorView view(Values& values) {
-  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::float32};
-}
-ConstTensorView view(const Values& values) { return view(const_cast<Values&>(values)); }
-
-std::vector<ConstTensorView> const_split(const Values& values, int size) {
-  const auto slots = split(view(values), size, static_cast<std::int64_t>(values.size()) / size);
-  return {slots.begin(), slots.end()};
-}
-
-bool same_bits(const Values& a, const Values& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-// One tensor per rank; magnitudes spread over blocks.
-std::vector<Values> random_tensors(int size, std::int64_t num_elements, unsigned seed) {
-  std::vector<Values> tensors;
-  for (int rank = 0; rank < size; ++rank) {
-    std::mt19937 generator(seed * 1000 + static_cast<unsigned>(rank));
-    std::normal_distribution<float> normal;
-    Values values(static_cast<std::size_t>(num_elements));
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = std::ldexp(normal(generator), static_cast<int>(i / 64 % 5));
-    tensors.push_back(std::move(values));
-  }
-  return tensors;
-}
-
-// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3).
-double half_scale(const std::vector<double>& values, std::size_t i, BlockFormat format, double error = 0) {
-  if (format.kind == ElementKind::exact) return 0;
-  if (format.kind == ElementKind::bf16) return (std::abs(values[i]) + error) * 0x1p-8;
-  const auto block = static_cast<std::size_t>(format.block_size);
-  const std::size_t begin = i / block * block;
-  const std::size_t end = std::min(begin + block, values.size());
-  double absmax = 0;
-  for (std::size_t j = begin; j < end; ++j) absmax = std::max(absmax, std::abs(values[j]));
-  const double qmax = format.kind == ElementKind::int8 ? 127 : 7;
-  // Rounding the scale up to bfloat16 adds at most 2^-7 of it; 2^-20 covers the float32 steps.
-  return 0.5 * (absmax + error) / qmax * (1 + 0x1p-7) * (1 + 0x1p-20);
-}
 
 std::vector<double> to_double(const Values& values) { return {values.begin(), values.end()}; }
 
@@ -279,89 +232,6 @@ TEST_CASE("promise 2: same inputs, same bits, whatever the chunks") {
       CHECK(same_bits(regathered.per_rank[rank], gathered.per_rank[rank]));
     }
   }
-}
-
-TEST_CASE("segments: each gives the bits that it would give alone, whatever the chunks") {
-  struct Part {
-    std::int64_t num_elements;
-    const char* gather;
-    const char* reduce;
-  };
-  const std::vector<Part> parts{
-      {0, "int8:64", "int8:64"},        {1000, "int8:64", "int8:64/int4:32"}, {7, "exact", "exact"},
-      {33, "exact", "exact"},           {257, "int4:32", "int4:32"},          {64, "bf16", "int8:32/bf16"},
-      {500, "int8:64", "exact/int4:64"}};
-  std::vector<Segment<BlockFormat>> gathered;
-  std::vector<Segment<HopFormats>> reduced;
-  std::int64_t n = 0;
-  for (const Part& part : parts) {
-    gathered.push_back({part.num_elements, BlockFormat::parse(part.gather)});
-    reduced.push_back({part.num_elements, HopFormats::parse(part.reduce)});
-    n += part.num_elements;
-  }
-  for (const Shape& shape : kShapes) {
-    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
-    const int size = static_cast<int>(ids.size());
-    const auto inputs = random_tensors(size, n * size, 6);
-    for (const std::size_t chunk_bytes : {std::size_t{400}, std::size_t{1} << 20}) {
-      const auto communicators = test::make_communicators(ids, chunk_bytes);
-      test::run_ranks(size, [&](int rank) {
-        Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
-        Values input = inputs[static_cast<std::size_t>(rank)];
-        const auto slots = split(view(input), size, n);
-        Values sum(static_cast<std::size_t>(n));
-        communicator.reduce_scatter(const_split(input, size), view(sum), reduced, 0.5f, 20s);
-        Values whole = input;
-        const auto whole_slots = split(view(whole), size, n);
-        communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, gathered, 20s);
-        std::int64_t begin = 0;
-        for (std::size_t i = 0; i < parts.size(); ++i) {
-          const std::int64_t count = parts[i].num_elements;
-          std::vector<ConstTensorView> inputs_alone;
-          std::vector<TensorView> slots_alone;
-          for (const TensorView& slot : slots) {
-            slots_alone.push_back(slot.slice(begin, count));
-            inputs_alone.push_back(slots_alone.back());
-          }
-          Values sum_alone(static_cast<std::size_t>(count));
-          communicator.reduce_scatter(inputs_alone, view(sum_alone), reduced[i].format, 0.5f, 20s);
-          if (count != 0 && std::memcmp(sum_alone.data(), sum.data() + begin, sum_alone.size() * 4) != 0)
-            throw Error(std::string("reduce_scatter: other bits than alone in ") + parts[i].reduce);
-          communicator.all_gather(slots_alone[static_cast<std::size_t>(rank)], slots_alone, gathered[i].format, 20s);
-          begin += count;
-        }
-        if (!same_bits(whole, input)) throw Error("all_gather: other bits than alone");
-      });
-    }
-  }
-}
-
-TEST_CASE("segments: elements that no segment has, or that no slot has, are refused") {
-  const auto communicators = test::make_communicators({0});
-  Values values(64);
-  const TensorView slot = view(values);
-  const ConstTensorView input = slot;
-  const Segment<BlockFormat> gathered{63, BlockFormat::parse("int8:32")};
-  const Segment<HopFormats> reduced[] = {{65, {}}, {-1, {}}};
-  CHECK_THROWS_WITH_AS(communicators[0]->all_gather(input, {&slot, 1}, {&gathered, 1}, 1s),
-                       doctest::Contains("segments: got 63 elements, need those of the longest slot, 64"),
-                       ArgumentError);
-  CHECK_THROWS_WITH_AS(communicators[0]->reduce_scatter({&input, 1}, slot, reduced, 1.0f, 1s),
-                       doctest::Contains("segments: got one of -1 elements"), ArgumentError);
-}
-
-TEST_CASE("segments: ranks that disagree on them say so") {
-  const auto communicators = test::make_communicators({0, 0});
-  CHECK_THROWS_WITH_AS(test::run_ranks(2,
-                                       [&](int rank) {
-                                         Values values(128);
-                                         const auto slots = split(view(values), 2, 64);
-                                         const BlockFormat format = BlockFormat::parse("int8:32");
-                                         const Segment<BlockFormat> segments[] = {{32 - rank, format}, {32 + rank, {}}};
-                                         communicators[static_cast<std::size_t>(rank)]->all_gather(
-                                             slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
-                                       }),
-                       doctest::Contains("2 segments #"), TransportError);
 }
 
 TEST_CASE("all_gather of differences: replicas agree, an error is that of one difference, and does not add up") {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "ranks.hpp"
+#include "values.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -15,17 +16,9 @@ namespace zcomm {
 namespace {
 
 using namespace std::chrono_literals;
-using Values = std::vector<float>;
+using namespace test;
 
-const std::vector<std::vector<int>> kShapes{{2}, {1, 1}, {2, 2}, {2, 1}, {3, 3}, {1, 1, 1}};
-
-TensorView view(Values& values) {
-  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::float32};
-}
-
-bool same_bits(const Values& a, const Values& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
+const std::vector<std::vector<int>> kNodes{{2}, {1, 1}, {2, 2}, {2, 1}, {3, 3}, {1, 1, 1}};
 
 struct alignas(kWireAlignment) Unit {
   std::byte bytes[kWireAlignment];
@@ -92,7 +85,7 @@ TEST_CASE("error feedback: what was sent is the sum of the inputs but for half a
   // but the codes is exact.
   constexpr std::size_t kElements = 96;
   constexpr int kCalls = 50;
-  for (const std::vector<int>& shape : kShapes) {
+  for (const std::vector<int>& shape : kNodes) {
     for (const char* residual_format : {"bf16", "int8:32"}) {
       const bool exact_residual = residual_format == std::string("bf16");
       const std::vector<int> ids = test::node_ids(shape);
@@ -145,7 +138,7 @@ TEST_CASE("error feedback: what was sent is the sum of the inputs but for half a
 TEST_CASE("error feedback: an empty residual, or one that decays at once, changes no bit") {
   const std::vector<Segment<HopFormats>> segments{
       {1000, HopFormats::parse("int8:64/int4:32")}, {7, {}}, {300, HopFormats::parse("int4:32/bf16")}};
-  for (const std::vector<int>& shape : kShapes) {
+  for (const std::vector<int>& shape : kNodes) {
     run(shape, segments, {nullptr, BlockFormat::parse("int8:64"), 0.0f}, [&](int rank, Reduction& reduction) {
       for (unsigned call = 0; call < 3; ++call) {
         const Values input =
@@ -158,7 +151,7 @@ TEST_CASE("error feedback: an empty residual, or one that decays at once, change
 
 TEST_CASE("error feedback: the same bits whatever the chunks; exact parts have no residual") {
   const std::vector<Segment<HopFormats>> segments{{1000, HopFormats::parse("int8:64/int4:32")}, {500, {}}};
-  for (const std::vector<int>& shape : kShapes) {
+  for (const std::vector<int>& shape : kNodes) {
     const std::size_t size = test::node_ids(shape).size();
     std::vector<std::vector<Values>> results(size);
     for (const std::size_t chunk_bytes : {kDefaultChunkBytes, std::size_t{300}}) {
@@ -185,7 +178,7 @@ TEST_CASE("error feedback: the same bits whatever the chunks; exact parts have n
 }
 
 TEST_CASE("error feedback: a block that was not finite starts over") {
-  for (const std::vector<int>& shape : kShapes) {
+  for (const std::vector<int>& shape : kNodes) {
     run(shape, {{128, HopFormats::parse("int8:32/int4:32")}}, {nullptr, BlockFormat::parse("int8:32")},
         [&](int rank, Reduction& reduction) {
           const std::size_t size = test::node_ids(shape).size();
@@ -214,6 +207,9 @@ TEST_CASE("error feedback: wrong arguments") {
                        doctest::Contains("feedback.format: got int8:32:stochastic"), ArgumentError);
   CHECK_THROWS_WITH_AS(reduce({nullptr, BlockFormat::parse("int8:32"), 1.5f}),
                        doctest::Contains("feedback.decay: got 1.5, need 0 to 1"), ArgumentError);
+  Unit residual[8];
+  CHECK_THROWS_WITH_AS(reduce({residual->bytes + 8, BlockFormat::parse("int8:32")}),
+                       "feedback.residual: need an address that is a multiple of 16", ArgumentError);
 }
 
 }  // namespace zcomm

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "ranks.hpp"
+#include "values.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -12,12 +13,10 @@ namespace zcomm {
 namespace {
 
 using namespace std::chrono_literals;
-using Values = std::vector<float>;
+using namespace test;
 
 std::vector<TensorView> slots_of(Values& whole, int size) {
-  const auto num_elements = static_cast<std::int64_t>(whole.size());
-  return split(TensorView{reinterpret_cast<std::byte*>(whole.data()), num_elements, DType::float32}, size,
-               num_elements / size);
+  return split(view(whole), size, static_cast<std::int64_t>(whole.size()) / size);
 }
 
 void fill(const TensorView& shard, unsigned seed) {
@@ -27,10 +26,6 @@ void fill(const TensorView& shard, unsigned seed) {
     const float value = normal(generator);
     std::memcpy(shard.data + 4 * i, &value, 4);
   }
-}
-
-bool same_bits(const Values& a, const Values& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
 }
 
 struct alignas(kWireAlignment) Unit {

@@ -89,6 +89,25 @@ def test_only_the_model_with_the_hook_is_compressed() -> None:
     run(body, 2, options=options())
 
 
+@pytest.mark.parametrize("feedback", [False, True])
+def test_the_formats_around_a_step_have_the_last_word(feedback: bool) -> None:
+    def body() -> None:
+        want = gradients_of(DistributedDataParallel(make_model()))
+        model = DistributedDataParallel(make_model())
+        state = zcomm.ddp.CompressState("int4:128", error_feedback=zcomm.ErrorFeedback() if feedback else None)
+        model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        with zcomm.exact():
+            assert torch.equal(gradients_of(model), want)
+        model.zero_grad()
+        with zcomm.override(all_reduce="bf16"):
+            error = (gradients_of(model) - want).abs().max()
+        assert 0 < error <= want.abs().max() * 2**-6
+        model.zero_grad()
+        assert (gradients_of(model) - want).abs().max() > want.abs().max() * 2**-5
+
+    run(body, 2, options=options())
+
+
 def test_another_backend_is_refused() -> None:
     def body() -> None:
         model = DistributedDataParallel(make_model())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zcomm import reference as ref
@@ -244,20 +244,38 @@ def test_a_factor_makes_no_codes_infinite():
     assert not np.signbit(ref.decode_sum([(wire, "int8:32", -1.0)], 3, "float32")[1])
 
 
+SCALES = st.integers(0x0080, 0x7BFF)  # the float32 bits of normal bfloat16 numbers, shifted
+POWERS_OF_TWO = st.integers(1, 246).map(lambda exponent: exponent << 7)
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from(INTEGERS),
-    stochastic=st.booleans(),
-    scale=st.integers(0x0080, 0x7BFF).map(lambda bits: np.uint16(bits)),
+    format=st.one_of(
+        st.tuples(st.sampled_from(INTEGERS).map("{}:32".format), SCALES),
+        st.tuples(
+            st.sampled_from([kind for kind in INTEGERS if kind != "int8"]).map("{}:32:stochastic".format), SCALES
+        ),
+        st.tuples(st.just("int8:32:stochastic"), POWERS_OF_TWO),
+    ),
 )
-def test_multiples_of_a_bfloat16_scale_are_exact(seed, kind, scale, stochastic):
-    limit = ref.KINDS[kind].max_code
+@example(seed=0, format=("int8:32:stochastic", 246 << 7))
+def test_multiples_of_a_bfloat16_scale_are_exact(seed, format):
+    format, scale = format
+    limit = ref.KINDS[format.split(":")[0]].max_code
     codes = np.random.default_rng(seed).integers(-limit, limit + 1, 64)
     codes[[0, 63]] = limit
-    x = codes.astype(np.float32) * ref.widen(np.array([scale]))
-    format = f"{kind}:32" + ":stochastic" * stochastic
+    x = codes.astype(np.float32) * ref.widen(np.array([scale], np.uint16))
     decoded = ref.decode(ref.encode(x, format, seed=seed), format, 64, "float32")
     assert np.array_equal(decoded, x)
+
+
+def test_a_multiple_of_a_scale_may_be_one_code_off_as_stochastic_int8():
+    # 1 / scale is not exact: a code of 7 bits is not always an integer again.
+    x = np.random.default_rng(23011).integers(-127, 128, 64).astype(np.float32)
+    x[[0, 63]] = 127
+    scale = ref.widen(np.array([227], np.uint16))
+    decoded = ref.decode(ref.encode(x * scale, "int8:32:stochastic", seed=23011), "int8:32:stochastic", 64, "float32")
+    assert sorted(set(np.abs(decoded / scale - x))) == [0, 1]
 
 
 @pytest.mark.parametrize("dtype", sorted(ref.DTYPES))

@@ -26,7 +26,7 @@ class ModuleStats:
 
     gathers_between: int = 0  #: from the shards of all ranks, across nodes
     gathers_inside: int = 0  #: from secondary shards, inside the node
-    gathers_plain: int = 0  #: left exact by the options: without a secondary shard
+    gathers_plain: int = 0  #: left exact by the options, or of weights that cannot be watched
     gathers_beyond_limit: int = 0  #: compressed, and without a secondary shard, as ``max_bytes`` is used up
     between_bytes: int = 0  #: sent to other nodes
     inside_bytes: int = 0  #: sent to ranks of the node
@@ -171,16 +171,16 @@ class _Shard:
         if state is None:
             self.gathers_plain += 1
             return None
+        state += [output.dtype, output.numel(), segments]
+        if state == self._state:
+            self.gathers_inside += 1
+            return backend.gather_secondary(output, self._kept, segments, self._group.gathered_inside, async_op)
         num_bytes, largest = backend.secondary_bytes(output, segments)
         if self._admitted is None:
             self._admitted = self._owner._admit(self._group.name, largest)
         if not self._admitted:
             self.gathers_beyond_limit += 1
             return None
-        state += [output.dtype, output.numel(), segments]
-        if state == self._state:
-            self.gathers_inside += 1
-            return backend.gather_secondary(output, self._kept, segments, self._group.gathered_inside, async_op)
         if self._kept is None or self._kept.numel() != num_bytes:
             self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=output.device)
         self._state = None  # while it is being written

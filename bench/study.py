@@ -94,7 +94,7 @@ class Configuration:
 # Large language models grow such channels by themselves (Dettmers et al., arXiv 2208.07339); ours are put there. The
 # gradients of the matrices that read them have columns as much larger.
 OUTLIER_CHANNELS = 2
-CASES = {"usual": Setting(), "outliers": Setting(outliers=20.0)}
+CASES = {"usual": Setting(), "outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
 
 DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
 # Of rows that cost the same the plainest comes first: where both will do, the rule takes it.
@@ -123,8 +123,15 @@ CONFIGURATIONS = (
     Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS, flat=True),
     # Where int4 rounds most of a gradient to zero, unless it is rotated.
     *(
-        Configuration(gradients=formats, case="outliers")
-        for formats in ("exact", "int4:128", DEFAULT_GRADIENTS, f"{DEFAULT_GRADIENTS}:hadamard")
+        Configuration(gradients=formats, case=case)
+        for case in tuple(CASES)[1:]
+        for formats in (
+            "exact",
+            "int4:128",
+            "int4:128:hadamard",
+            DEFAULT_GRADIENTS,
+            f"{DEFAULT_GRADIENTS}:hadamard",
+        )
     ),
 )
 

@@ -1,5 +1,6 @@
 // The codec for host memory: checks every job, cuts them all into tasks and joins the kernels.
 #include <algorithm>
+#include <bit>
 #include <cfenv>
 #include <cmath>
 #include <cstring>
@@ -84,7 +85,7 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
 
 CodedBlocks coded_blocks(BlockFormat format) {
   const auto kind = static_cast<CodeKind>(static_cast<int>(format.kind) - static_cast<int>(ElementKind::int8));
-  return {nullptr, nullptr, format.block_size, kind, traits(format.kind).max_code, 1.0f};
+  return {nullptr, nullptr, format.block_size, kind, traits(format.kind).max_code, 1.0f, format.hadamard};
 }
 
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
@@ -100,6 +101,17 @@ const std::byte* value_at(const Wire& wire, std::int64_t i) {
   return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));
 }
 
+// Whether terms are all less than kLargeTerm: the scales of their blocks say so.
+bool has_small_terms(const CodedBlocks& blocks, std::int64_t begin, std::int64_t count) {
+  std::uint16_t largest = 0;  // magnitude, whose order is that of its bits; a wire that no codec wrote may have a sign
+  for (std::int64_t i = begin / blocks.block_size; i * blocks.block_size < begin + count; ++i) {
+    std::uint16_t scale;
+    std::memcpy(&scale, blocks.scales + 2 * i, 2);
+    largest = std::max(largest, static_cast<std::uint16_t>(scale & 0x7fffu));
+  }
+  return std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.max_code < kLargeTerm;  // false of a NaN
+}
+
 // values = elements [begin, begin + values.num_elements) of a wire of `num_elements`, saturated. Up to a tile.
 void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
                  TensorView values) {
@@ -111,13 +123,15 @@ void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elem
   }
   alignas(64) float terms[kTileElements];
   if (wire.format.hadamard) {
-    kernels.decode[index_of(DType::float32)](coded_blocks(wire, num_elements), begin, values.num_elements, kMaxFloat32,
+    const CodedBlocks blocks = coded_blocks(wire, num_elements);
+    kernels.decode[index_of(DType::float32)](blocks, begin, values.num_elements, kMaxFloat32,
                                              reinterpret_cast<std::byte*>(terms));
+    const bool small = has_small_terms(blocks, begin, values.num_elements);
     if (values.dtype == DType::float32) {
-      kernels.rotate_back(terms, values.num_elements, reinterpret_cast<float*>(values.data));
+      kernels.rotate_back(terms, values.num_elements, small, reinterpret_cast<float*>(values.data));
       return;
     }
-    kernels.rotate_back(terms, values.num_elements, terms);
+    kernels.rotate_back(terms, values.num_elements, small, terms);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
   }
@@ -187,7 +201,7 @@ void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t 
       }
       is_empty = false;
     }
-    if (rotated && !is_empty) kernels.rotate_back(terms, count, terms);
+    if (rotated && !is_empty) kernels.rotate_back(terms, count, false, terms);
   }
 }
 
@@ -218,24 +232,15 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
 void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
                   std::int64_t begin, std::byte* scales, std::byte* codes) {
   const CodedBlocks blocks = coded_blocks(format);
-  const std::int64_t tile_elements = kTileElements / format.block_size * format.block_size;
-  alignas(64) float widened[kTileElements], rotated[kTileElements];
+  constexpr std::int64_t kElements = kEncodeTile / 2;  // of which there is a copy
+  const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
-    const float* floats = reinterpret_cast<const float*>(tile.data);
-    if (values.dtype != DType::float32) {
-      kernels.load_values[index_of(values.dtype)](tile.data, tile.num_elements, widened);
-      floats = widened;
-    }
-    if (format.hadamard) {
-      kernels.rotate(floats, tile.num_elements, rotated);
-      floats = rotated;
-    }
     const Random random{rounding.seed, rounding.first_element + begin + i};
     const WireLayout before(format, values.dtype, i);
-    kernels.encode_tile(floats, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
-                        floats != reinterpret_cast<const float*>(tile.data), scales + before.num_blocks * 2,
-                        codes + before.codes_bytes);
+    kernels.encode_tile[index_of(values.dtype)](tile.data, tile.num_elements, blocks,
+                                                format.stochastic ? &random : nullptr, scales + before.num_blocks * 2,
+                                                codes + before.codes_bytes);
   }
 }
 

@@ -153,7 +153,7 @@ ZCOMM_INLINE void from_e4m3(const std::int8_t* codes, std::int64_t count, float*
     const unsigned code = static_cast<std::uint8_t>(codes[i]);
     halves[i] = static_cast<std::uint16_t>(((code & 0x80u) << 8) | ((code & 0x7fu) << 7));
   }
-  Float16::widen_row(halves, count, values);
+  widen_row<Float16>(halves, count, values);
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) values[i] *= 256.0f;
 }

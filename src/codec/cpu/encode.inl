@@ -15,6 +15,8 @@ ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_
 
 #include "codec/cpu/rotate.inl"
 
+constexpr std::int64_t kMaxBlocks = kTileElements / 32;  // of a tile
+
 // Scales of blocks whose largest magnitudes have the float32 bits `largest`, and their reciprocals: 0 where a block has
 // a NaN or infinity. A reciprocal is never 0 otherwise: a scale is finite, if need be (of int2) less than 2^-7 too
 // small.
@@ -68,64 +70,76 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   }
 }
 
-// `is_scratch`: what comes after `values` is not what is encoded next, so it is not prefetched.
-// Calls quantize(values, count, first, reciprocal, codes) for each block, `first` being the index of its first element
-// in a tile, and before each tile start_tile(its first element, its elements).
-template <class Type, class StartTile, class Quantize>
-ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t count, CodedBlocks blocks,
-                                bool is_scratch, std::byte* scale_bytes, std::byte* codes, const StartTile& start_tile,
+// One tile, of whose blocks `largest` has the largest magnitudes as float32 bits. Calls
+// quantize_block(values, count, first, reciprocal, codes) for each block, `first` being the index of its first element.
+template <class Type, class Quantize>
+ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
+                                const std::uint32_t* largest, bool is_scratch, std::byte* scales, std::byte* codes,
                                 const Quantize& quantize_block) {
-  constexpr std::int64_t kMaxBlocks = kTileElements / 32;
   constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
-  std::uint32_t largest[kMaxBlocks];
   float reciprocals[kMaxBlocks];
   alignas(64) std::uint8_t unpacked[kTileElements];
-  Word16* scales = reinterpret_cast<Word16*>(scale_bytes);
   const std::int64_t block_size = blocks.block_size;
-  const std::int64_t tile = kTileElements / block_size * block_size;
-  for (std::int64_t begin = 0; begin < count; begin += tile) {
-    const std::int64_t tile_count = min_of(tile, count - begin);
-    const std::int64_t num_blocks = (tile_count + block_size - 1) / block_size;
-    for (std::int64_t i = 0; i < num_blocks; ++i) {
-      largest[i] = absmax<Type>(values + i * block_size, min_of(block_size, tile_count - i * block_size));
-    }
-    make_scales(largest, num_blocks, blocks.max_code, scales, reciprocals);
-    std::uint8_t* bytes = is_bytes(blocks.kind) ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
-    start_tile(begin, tile_count);
-    for (std::int64_t i = 0; i < num_blocks; ++i) {
-      if (!is_scratch) prefetch(values + i * block_size, tile_count * kBytes, block_size * kBytes);
-      quantize_block(values + i * block_size, min_of(block_size, tile_count - i * block_size), i * block_size,
-                     reciprocals[i], bytes + i * block_size);
-    }
-    if (!is_bytes(blocks.kind)) pack(blocks.kind, unpacked, tile_count, codes);
-    values += tile_count;
-    scales += num_blocks;
-    codes += packed_bytes(blocks.kind, tile_count);
+  const std::int64_t num_blocks = (count + block_size - 1) / block_size;
+  make_scales(largest, num_blocks, blocks.max_code, reinterpret_cast<Word16*>(scales), reciprocals);
+  std::uint8_t* bytes = is_bytes(blocks.kind) ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
+  for (std::int64_t i = 0; i < num_blocks; ++i) {
+    const std::int64_t first = i * block_size;
+    if (!is_scratch) prefetch(values + first, count * kBytes, block_size * kBytes);
+    quantize_block(values + first, min_of(block_size, count - first), first, reciprocals[i], bytes + first);
   }
+  if (!is_bytes(blocks.kind)) pack(blocks.kind, unpacked, count, codes);
+}
+
+// `largest` gets the largest magnitudes of the blocks, as float32 bits.
+template <class Type>
+ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* widened,
+                        std::uint32_t* largest) {
+  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
+  for (std::int64_t i = 0; i < count; i += block_size) {
+    const std::int64_t block_count = min_of(block_size, count - i);
+    prefetch(values + i, count * kBytes, block_count * kBytes);
+    widen_row<Type>(values + i, block_count, widened + i);
+    *largest++ = absmax<Type>(values + i, block_count);
+  }
+}
+
+ZCOMM_INLINE std::int64_t encode_tile_elements(std::int64_t block_size) {
+  return block_size < kEncodeTile ? kEncodeTile / block_size * block_size : block_size;
 }
 
 template <class Type>
 ZCOMM_INLINE void encode_nearest(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
-                                 bool is_scratch, std::byte* scales, std::byte* codes) {
-  encode_blocks<Type>(
-      values, count, blocks, is_scratch, scales, codes, [](std::int64_t, std::int64_t) {},
-      [](const typename Type::Bits* block, std::int64_t block_count, std::int64_t, float reciprocal,
-         std::uint8_t* block_codes) { quantize<Type>(block, block_count, reciprocal, block_codes); });
+                                 const std::uint32_t* largest, bool is_scratch, std::byte* scales, std::byte* codes) {
+  encode_blocks<Type>(values, count, blocks, largest, is_scratch, scales, codes,
+                      [](const typename Type::Bits* block, std::int64_t block_count, std::int64_t, float reciprocal,
+                         std::uint8_t* block_codes) { quantize<Type>(block, block_count, reciprocal, block_codes); });
 }
 
 template <class Type>
-void encode(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes) {
-  encode_nearest<Type>(reinterpret_cast<const typename Type::Bits*>(values), count, blocks, false, scales, codes);
+void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes) {
+  const auto* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
+  std::uint32_t largest[kMaxBlocks];
+  const std::int64_t tile = encode_tile_elements(blocks.block_size);
+  for (std::int64_t i = 0; i < count; i += tile) {
+    const std::int64_t tile_count = min_of(tile, count - i);
+    for (std::int64_t block = 0, first = 0; first < tile_count; ++block, first += blocks.block_size) {
+      largest[block] = absmax<Type>(values + i + first, min_of(blocks.block_size, tile_count - first));
+    }
+    encode_nearest<Type>(values + i, tile_count, blocks, largest, false, scales + i / blocks.block_size * 2,
+                         codes + packed_bytes(blocks.kind, i));
+  }
 }
 
 void encode_float16(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                     std::byte* codes) {
   alignas(64) float widened[kTileElements];
-  const std::int64_t tile = kTileElements / blocks.block_size * blocks.block_size;
+  std::uint32_t largest[kMaxBlocks];
+  const std::int64_t tile = encode_tile_elements(blocks.block_size);
   for (std::int64_t i = 0; i < count; i += tile) {
     const std::int64_t tile_count = min_of(tile, count - i);
-    Float16::widen_row(reinterpret_cast<const Word16*>(values) + i, tile_count, widened);
-    encode_nearest<Float32>(reinterpret_cast<const Word32*>(widened), tile_count, blocks, true,
+    widen<Float16>(reinterpret_cast<const Word16*>(values) + i, tile_count, blocks.block_size, widened, largest);
+    encode_nearest<Float32>(reinterpret_cast<const Word32*>(widened), tile_count, blocks, largest, true,
                             scales + i / blocks.block_size * 2, codes + packed_bytes(blocks.kind, i));
   }
 }
@@ -148,26 +162,34 @@ ZCOMM_INLINE void quantize_e4m3(const Word32* values, std::int64_t count, float 
   for (std::int64_t i = 0; i < count; ++i) codes[i] = to_e4m3(float_of(values[i]) * reciprocal);
 }
 
-void encode_tile(const float* values, std::int64_t count, CodedBlocks blocks, const Random* random, bool is_scratch,
+template <class Type>
+void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, const Random* random,
                  std::byte* scales, std::byte* codes) {
+  const auto* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
+  std::uint32_t largest[kMaxBlocks];
+  alignas(64) float widened[kTileElements];
+  const Word32* bits = reinterpret_cast<const Word32*>(widened);
+  if (blocks.hadamard) {
+    rotate<Type>(values, count, blocks.block_size, widened, largest);
+  } else {
+    widen<Type>(values, count, blocks.block_size, widened, largest);
+  }
   if (random == nullptr && blocks.kind != CodeKind::fp8) {
-    encode_nearest<Float32>(reinterpret_cast<const Word32*>(values), count, blocks, is_scratch, scales, codes);
+    encode_nearest<Float32>(bits, count, blocks, largest, true, scales, codes);
     return;
   }
-  alignas(64) Word16 bits[kTileElements + sizeof(Calls)];
-  encode_blocks<Float32>(
-      reinterpret_cast<const Word32*>(values), count, blocks, is_scratch, scales, codes,
-      [&](std::int64_t begin, std::int64_t tile_count) {
-        if (random != nullptr) random_bits({random->seed, random->first_element + begin}, tile_count, bits);
-      },
-      [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
-          std::uint8_t* block_codes) {
-        if (reciprocal == 0.0f) {
-          __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
-        } else if (random != nullptr) {
-          quantize_stochastic(block, bits + first, block_count, reciprocal, blocks.max_code, block_codes);
-        } else {
-          quantize_e4m3(block, block_count, reciprocal, block_codes);
-        }
-      });
+  alignas(64) Word16 numbers[kTileElements + sizeof(Calls)];
+  if (random != nullptr) random_bits(*random, count, numbers);
+  encode_blocks<Float32>(bits, count, blocks, largest, true, scales, codes,
+                         [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
+                             std::uint8_t* block_codes) {
+                           if (reciprocal == 0.0f) {
+                             __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
+                           } else if (random != nullptr) {
+                             quantize_stochastic(block, numbers + first, block_count, reciprocal, blocks.max_code,
+                                                 block_codes);
+                           } else {
+                             quantize_e4m3(block, block_count, reciprocal, block_codes);
+                           }
+                         });
 }

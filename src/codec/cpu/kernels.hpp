@@ -14,6 +14,13 @@ namespace zcomm::cpu {
 // largest block). Tiles begin at multiples of 32 elements, so at a whole byte of int4 codes.
 inline constexpr std::int64_t kTileElements = 4096;
 
+// Elements, or one block, that are encoded at a time, while as many that follow are prefetched: a page of float32. All
+// this, and copies of it, should stay in an L1 cache. Four times as many cost a quarter of the speed.
+inline constexpr std::int64_t kEncodeTile = 1024;
+
+// Groups with a term of this magnitude or more are rotated back scaled down: the sum of 32 of them may overflow.
+inline constexpr float kLargeTerm = 0x1p123f;
+
 inline constexpr int kMaxWires = 4;  // that are added in one pass
 
 inline constexpr int kNumDTypes = 3;  // in the order of DType
@@ -29,6 +36,7 @@ struct CodedBlocks {
   CodeKind kind;
   float max_code;
   float factor;
+  bool hadamard;  // codes are those of rotated values: encode_tile rotates them, and rotate_back what decode gives
 };
 
 // Where random bits come from: see Rounding in codec.hpp.
@@ -57,22 +65,22 @@ struct Kernels {
   // values[i] = round(terms[i] * factor), too large ones to infinity, NaNs canonical. Any count.
   void (*store_values[kNumDTypes])(const float* terms, std::int64_t count, float factor, std::byte* values);
 
-  // The rotation of whole groups of 32, NaNs with any bits; and back, NaNs canonical, in place or not.
-  void (*rotate)(const float* values, std::int64_t count, float* rotated);
-  void (*rotate_back)(const float* terms, std::int64_t count, float* rotated);
+  // Rotates whole groups of 32 back, in place or not; NaNs are canonical. `none_is_large`: all terms are known to be
+  // numbers of less than kLargeTerm, which need not be looked for.
+  void (*rotate_back)(const float* terms, std::int64_t count, bool none_is_large, float* rotated);
 
   // Copies past the caches: see kStreamBytes. end_stream() orders the copies before what the thread writes next.
   void (*stream)(const std::byte* source, std::int64_t num_bytes, std::byte* destination);
   void (*end_stream)();
 
-  // Encodes blocks of integers, rounded to nearest; the last one may be short. Writes nothing but scales and codes. Any
-  // count. `blocks` says how; its addresses and its factor are not used.
+  // Encodes blocks of integers, rounded to nearest, not rotated; the last one may be short. Writes nothing but scales
+  // and codes. Any count. `blocks` says how; its addresses and its factor are not used.
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                              std::byte* codes);
-  // The same for integers that are rounded stochastically, if `random` is not null, and for all other codes.
-  // `is_scratch`: what comes after `values` is not encoded next.
-  void (*encode_tile)(const float* values, std::int64_t count, CodedBlocks blocks, const Random* random,
-                      bool is_scratch, std::byte* scales, std::byte* codes);
+  // The same for all codes, rotated or not; integers are rounded stochastically if `random` is not null. Up to a
+  // tile.
+  void (*encode_tile[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, const Random* random,
+                                  std::byte* scales, std::byte* codes);
 };
 
 extern const Kernels kBaselineKernels;

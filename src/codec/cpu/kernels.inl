@@ -156,7 +156,7 @@ void load_values(const std::byte* value_bytes, std::int64_t count, float* terms)
 }
 
 void load_float16(const std::byte* values, std::int64_t count, float* terms) {
-  Float16::widen_row(reinterpret_cast<const Word16*>(values), count, terms);
+  widen_row<Float16>(reinterpret_cast<const Word16*>(values), count, terms);
 }
 
 void add_float16(const std::byte* values, std::int64_t count, float* terms) {
@@ -269,12 +269,11 @@ const Kernels ZCOMM_KERNELS = {
     .add_codes = add_codes,
     .saturate = saturate,
     .store_values = {store_values<Float32>, store_values<Bfloat16>, store_float16},
-    .rotate = rotate,
     .rotate_back = rotate_back,
     .stream = stream,
     .end_stream = end_stream,
     .encode = {encode<Float32>, encode<Bfloat16>, encode_float16},
-    .encode_tile = encode_tile,
+    .encode_tile = {encode_tile<Float32>, encode_tile<Bfloat16>, encode_tile<Float16>},
 };
 
 }  // namespace zcomm::cpu

@@ -42,15 +42,39 @@ ZCOMM_INLINE void rotate_step(Group& group) {
   }
 }
 
-ZCOMM_INLINE void rotate_group(const float* values, float factor, float* rotated) {
-  Group group;
-  for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) group[i] = load(values + i * ZCOMM_LANES) * broadcast(factor);
+template <class Type>
+ZCOMM_INLINE void rotate_group(const typename Type::Bits* values, float factor, Group& group) {
+  for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) {
+    group[i] = Type::widen_lanes(values + i * ZCOMM_LANES) * broadcast(factor);
+  }
   rotate_step<1>(group);
   rotate_step<2>(group);
   rotate_step<4>(group);
   rotate_step<8>(group);
   rotate_step<16>(group);
+}
+
+ZCOMM_INLINE void rotate_group(const float* terms, float factor, float* rotated) {
+  Group group;
+  rotate_group<Float32>(reinterpret_cast<const Word32*>(terms), factor, group);
   for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) store(rotated + i * ZCOMM_LANES, group[i]);
+}
+
+// Whole groups. Returns the largest magnitude of what is written, as float32 bits.
+template <class Type>
+ZCOMM_INLINE std::uint32_t rotate_groups(const typename Type::Bits* values, std::int64_t count, float* rotated) {
+  Floats largest = broadcast(0.0f);
+  for (std::int64_t i = 0; i < count; i += kRotated) {
+    Group group;
+    rotate_group<Type>(values + i, 0x1p-5f, group);
+    for (int k = 0; k < kRotated / ZCOMM_LANES; ++k) {
+      store(rotated + i + k * ZCOMM_LANES, group[k]);
+      largest = larger_magnitude(largest, group[k]);
+    }
+  }
+  alignas(64) float lanes[ZCOMM_LANES];
+  store(lanes, largest);
+  return absmax<Float32>(reinterpret_cast<const Word32*>(lanes), ZCOMM_LANES);
 }
 #else
 template <int kStep>
@@ -64,9 +88,9 @@ ZCOMM_INLINE void rotate_step(float* group) {
   }
 }
 
-ZCOMM_INLINE void rotate_group(const float* values, float factor, float* rotated) {
+ZCOMM_INLINE void rotate_group(const float* terms, float factor, float* rotated) {
   float group[kRotated];
-  for (int i = 0; i < kRotated; ++i) group[i] = values[i] * factor;
+  for (int i = 0; i < kRotated; ++i) group[i] = terms[i] * factor;
   rotate_step<1>(group);
   rotate_step<2>(group);
   rotate_step<4>(group);
@@ -74,15 +98,33 @@ ZCOMM_INLINE void rotate_group(const float* values, float factor, float* rotated
   rotate_step<16>(group);
   for (int i = 0; i < kRotated; ++i) rotated[i] = group[i];
 }
+
+template <class Type>
+ZCOMM_INLINE std::uint32_t rotate_groups(const typename Type::Bits* values, std::int64_t count, float* rotated) {
+  widen_row<Type>(values, count, rotated);
+  for (std::int64_t i = 0; i < count; i += kRotated) rotate_group(rotated + i, 0x1p-5f, rotated + i);
+  return absmax<Float32>(reinterpret_cast<const Word32*>(rotated), count);
+}
 #endif
 
-void rotate(const float* values, std::int64_t count, float* rotated) {
-  std::int64_t i = 0;
-  for (; i + kRotated <= count; i += kRotated) {
-    prefetch(values + i, count * 4, kRotated * 4);
-    rotate_group(values + i, 0x1p-5f, rotated + i);
+// Blocks, of which `largest` gets the largest magnitudes of what is written, as float32 bits.
+template <class Type>
+ZCOMM_INLINE void rotate(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* rotated,
+                         std::uint32_t* largest) {
+  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
+  for (std::int64_t begin = 0; begin < count; begin += block_size) {
+    const std::int64_t block_count = min_of(block_size, count - begin);
+    const std::int64_t groups = block_count / kRotated * kRotated;
+    prefetch(values + begin, count * kBytes, block_count * kBytes);
+    *largest = rotate_groups<Type>(values + begin, groups, rotated + begin);
+    if (groups != block_count) {
+      const std::int64_t rest = block_count - groups;
+      widen_row<Type>(values + begin + groups, rest, rotated + begin + groups);
+      const std::uint32_t largest_rest = absmax<Type>(values + begin + groups, rest);
+      if (largest_rest > *largest) *largest = largest_rest;
+    }
+    ++largest;
   }
-  for (; i < count; ++i) rotated[i] = values[i];
 }
 
 // A group that may overflow, or that has a NaN, which is rare: scaled down before and up after.
@@ -98,12 +140,15 @@ __attribute__((noinline)) void rotate_back_large(const float* terms, float* rota
   }
 }
 
-void rotate_back(const float* terms, std::int64_t count, float* rotated) {
-  constexpr std::uint32_t kLarge = 250u << 23;  // 2^123
-  const bool none_is_large = absmax<Float32>(reinterpret_cast<const Word32*>(terms), count) < kLarge;
+void rotate_back(const float* terms, std::int64_t count, bool none_is_large, float* rotated) {
+  constexpr std::uint32_t kLarge = __builtin_bit_cast(std::uint32_t, kLargeTerm);
+  const auto largest = [terms](std::int64_t begin, std::int64_t n) {
+    return absmax<Float32>(reinterpret_cast<const Word32*>(terms + begin), n);
+  };
+  none_is_large = none_is_large || largest(0, count) < kLarge;
   std::int64_t i = 0;
   for (; i + kRotated <= count; i += kRotated) {
-    if (none_is_large || absmax<Float32>(reinterpret_cast<const Word32*>(terms + i), kRotated) < kLarge) {
+    if (none_is_large || largest(i, kRotated) < kLarge) {
       rotate_group(terms + i, 1.0f, rotated + i);
     } else {
       rotate_back_large(terms + i, rotated + i);

@@ -24,7 +24,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -336,8 +336,17 @@ def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Consol
         path.open("a") as file,
     ):
         task = progress.add_task("", total=len(keys), completed=len(keys) - len(missing))
-        for future in as_completed([pool.submit(train, *key) for key in missing]):
-            record = future.result()
+        runs = [pool.submit(train, *key) for key in missing]
+        failed: Future[dict[str, Any]] | None = None
+        for run in as_completed(runs):
+            if run.cancelled():
+                continue
+            if run.exception() is not None:  # those under way end, and are kept
+                failed = failed or run
+                for other in runs:
+                    other.cancel()
+                continue
+            record = run.result()
             file.write(json.dumps(record) + "\n")
             file.flush()
             names = f"{Configuration(**record['configuration'])}, seed {record['seed']}"
@@ -345,6 +354,8 @@ def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Consol
             progress.update(task, advance=1, description=text)
             if not console.is_terminal:
                 console.print(text)
+    if failed is not None:
+        failed.result()
 
 
 @app.command()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
@@ -210,6 +215,36 @@ def record_of(weights: str, gradients: str, seed: int, loss: float, between: int
         "gradient_snr_db": [[20.0, None, 30.0], [22.0, None, 30.0]],  # two steps, three parameters
         "weight_snr_db": [[None, None, None]],
     }
+
+
+def test_a_run_that_fails_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were under way are kept, those that were not begun are not."""
+    failed = threading.Event()
+
+    def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, object]:
+        if seed == 1:
+            raise ValueError("a bad run")
+        assert seed == 0 or failed.wait(60)
+        return {"configuration": asdict(configuration), "seed": seed, "validation_loss": 1.0, "cpu_seconds": 1.0}
+
+    def cancel(run: Future) -> bool:
+        failed.set()
+        return Future.cancel(run)
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *args: Any) -> Future:
+            run = super().submit(*args)
+            run.cancel = partial(cancel, run)
+            return run
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda processes, *_, **__: Pool(processes))
+    results = tmp_path / "results.jsonl"
+    keys = [(Configuration(), TINY, seed) for seed in range(100)]
+    with pytest.raises(ValueError, match="a bad run"):
+        study.run_missing(keys, results, 1, Console(file=io.StringIO()))
+    seeds = [json.loads(line)["seed"] for line in results.read_text().splitlines()]
+    assert {0, 2} <= set(seeds) and len(seeds) < 99
 
 
 def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:

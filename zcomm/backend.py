@@ -185,13 +185,17 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     def prefixed(name: str) -> PrefixStore:
         return PrefixStore(f"zcomm/{name}", store)
 
+    splits: dict[str, int] = {}
+
     def split(child_store: Any, ranks: list[int], child_options: Any) -> Any:
         resolved = _resolve(child_options if isinstance(child_options, Options) else options)
         if child_options is not None:
             resolved.group_name = child_options.group_name
             resolved._timeout = child_options._timeout
             resolved.global_ranks_in_group = child_options.global_ranks_in_group
-        return _make(child_store, ranks.index(rank), len(ranks), resolved)
+        # A name may come again once its group has ended, and the store keeps what that has left.
+        number = splits[resolved.group_name] = splits.get(resolved.group_name, 0) + 1
+        return _make(PrefixStore(f"split{number}", child_store), ranks.index(rank), len(ranks), resolved)
 
     def meet(name: str, purpose: str) -> list[str]:
         return _meet(prefixed(name), size, options._timeout.total_seconds(), purpose, lambda: _is_over(key))
@@ -272,6 +276,13 @@ def _agree(introductions: list[str], rank: int, options: Any) -> list[int]:
     nodes = [theirs["node"] for theirs in everyone]
     first_of = {node: number for number, node in reversed(list(enumerate(nodes)))}
     return [first_of[node] for node in nodes]
+
+
+def living_backends() -> list[Any]:
+    """Of all groups that this process has not ended. Raises ValueError if there is none."""
+    if not _living:
+        raise ValueError("group: no process group has the backend 'zcomm'")
+    return list(_living.values())
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ class ErrorFeedback:
         self.reset_every = reset_every
         self._residuals: dict[str, _Residual] = {}
         self._loaded: dict[str, _Residual] = {}
+        self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def memory_bytes(self) -> int:
         """Of all residuals on this rank."""
@@ -62,7 +64,7 @@ class ErrorFeedback:
         self._loaded.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals: with them a run goes on bit for bit on the same ranks and nodes."""
+        """This rank's residuals: with them a run of FSDP2 goes on bit for bit on the same ranks and nodes."""
         residuals = {**self._loaded, **self._residuals}
         return {
             "format": self.format,
@@ -85,6 +87,17 @@ class ErrorFeedback:
             key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()
         }
 
+    def claim(self, owner: object, name: str) -> str:
+        """A key for the residuals of ``owner``: its name, numbered where another owner has that already."""
+        key, number = name, 2
+        while self._owners.setdefault(key, owner) is not owner:
+            key, number = f"{name}#{number}", number + 1
+        return key
+
+    def has(self, key: str) -> bool:
+        """Whether there is a residual, in use or loaded."""
+        return key in self._residuals or key in self._loaded
+
     def use(self, key: str, layout: str, num_bytes: int, allocate: Callable[[int], Any]) -> tuple[Any, bool]:
         """For one reduction: the residual, and whether it is empty. ``allocate(num_bytes)`` makes a new one."""
         if (loaded := self._loaded.pop(key, None)) is not None:
@@ -99,7 +112,7 @@ class ErrorFeedback:
         residual = self._residuals.get(key)
         if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:
             residual = self._residuals[key] = _Residual(allocate(num_bytes), layout)
-        if residual.calls == self.reset_every:
+        if self.reset_every is not None and residual.calls >= self.reset_every:
             residual.calls = 0
         empty = residual.calls == 0
         residual.calls += 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zcomm.backend import _c10d, backend_of
+from zcomm.backend import _c10d, backend_of, living_backends
 
 
 class override:
@@ -46,11 +46,12 @@ def set_step(step: int, group: dist.ProcessGroup | None = None) -> None:
     step, the number of compressed calls since, and the rank. Called at the start of every training step, with its
     number, it makes a run that is resumed draw what it would have drawn. A CUDA graph repeats the bits of its capture.
 
-    Raises ValueError if ``step`` is negative or ``group`` (default: the world) has no zcomm backend.
+    Raises ValueError if ``step`` is negative or ``group`` (default: all groups of this process) has no zcomm backend.
     """
     if step < 0:
         raise ValueError(f"step: got {step}, need 0 or more")
-    backend_of(group).set_step(step)
+    for backend in [backend_of(group)] if group is not None else living_backends():
+        backend.set_step(step)
 
 
 class _Active(_c10d.PolicyOverride):  # type: ignore[misc]

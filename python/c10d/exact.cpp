@@ -140,8 +140,10 @@ WorkPtr ProcessGroup::endCoalescing() {
 
 BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ranks,
                                const c10::intrusive_ptr<::c10d::Backend::Options>& opts) {
-  // torch asks once for each device type and means the same child.
-  if (last_split_ && opts && opts->group_name == last_split_name_) return last_split_;
+  // torch asks once for each device type and means the same child. A child that has ended had a name that is free
+  // again.
+  const auto* last = dynamic_cast<const ProcessGroup*>(last_split_.get());
+  if (last != nullptr && !last->has_ended() && opts && opts->group_name == last_split_name_) return last_split_;
   BackendPtr child = host_.split(store, ranks, opts);
   last_split_ = child;
   last_split_name_ = opts ? opts->group_name : "";
@@ -215,6 +217,7 @@ void ProcessGroup::shutdown() {
   });
   host_runner_.stop();
   last_split_.reset();
+  ended_ = true;
   std::call_once(shutdown_once_, [this] {
     if (host_.at_shutdown) host_.at_shutdown();
     without_gil([this] { for_each_exact([](::c10d::Backend& inner) { inner.shutdown(); }); });

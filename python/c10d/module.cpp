@@ -205,6 +205,7 @@ PYBIND11_MODULE(_c10d, module) {
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
+      .def_property_readonly("is_strict", &ProcessGroup::is_strict)
       // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
       // nothing that these ranks take part in.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})

@@ -72,6 +72,8 @@ Verdict ProcessGroup::judge(const Policy& policy, const Call& call) {
   return verdict;
 }
 
+bool ProcessGroup::is_strict() const { return effective_policy(options_->policy).strict; }
+
 void ProcessGroup::count(const Call& call, Verdict verdict) {
   stats_.calls(call.collective, verdict).add(call.num_bytes);
   ++sequence_number_;

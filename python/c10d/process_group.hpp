@@ -59,6 +59,9 @@ class ProcessGroup final : public ::c10d::Backend {
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
   bool is_aborted() const { return aborted_; }
+  bool has_ended() const { return ended_; }
+  // By the options, or the override in force.
+  bool is_strict() const;
 
   // Compressed where the policy says so. See process_group.cpp and coalesced.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -255,6 +258,7 @@ class ProcessGroup final : public ::c10d::Backend {
   std::atomic<std::uint64_t> calls_in_step_{0};
   std::atomic<::c10d::ErrorType> error_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> ended_{false};
   std::once_flag shutdown_once_;
   bool coalescing_ = false;
   bool coalescing_cuda_ = false;  // the inner group has been told

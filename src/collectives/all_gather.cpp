@@ -45,7 +45,8 @@ void all_gather(const Resources& r, ConstTensorView shard, std::span<const Tenso
             return;
           }
           terms.push_back({values.data, {}, values.dtype});
-          terms.push_back({reference.slice(piece.begin, piece.count).data, {}, values.dtype, -1.0f});
+          // As add() takes it: values that are finite again arrive whole.
+          terms.push_back({reference.slice(piece.begin, piece.count).data, {}, values.dtype, -1.0f, true});
           differences.push_back({std::span(terms).last(2), values.num_elements, piece.format, wire, rounding});
         });
     {

@@ -133,7 +133,8 @@ class GatheredWires {
     r.codec.decode(jobs.decodes, r.stream);
   }
 
-  // Adds the differences of a chunk to what all slots hold, and the own slot to `reference`, which has what it held.
+  // Adds the differences of a chunk to what all slots hold, and the own slot to `reference`, which has what it held. A
+  // NaN is held as 0, or it would stay.
   void add(const Resources& r, std::int64_t chunk, TensorView reference, Jobs& jobs) const {
     const int rank = r.transport.rank();
     jobs.decodes.clear();
@@ -147,7 +148,7 @@ class GatheredWires {
         jobs.decodes.push_back({wire, target});
         return;
       }
-      jobs.terms.push_back({target.data, {}, target.dtype});
+      jobs.terms.push_back({target.data, {}, target.dtype, 1.0f, true});
       jobs.terms.push_back(wire);
       jobs.sums.push_back({std::span(jobs.terms).last(2), 1.0f, target});
     });

@@ -283,6 +283,9 @@ def test_split() -> None:
         assert changed._get_backend(CPU).options.all_gather == "int8:64"
         for part in (changed, child):
             part.shutdown()
+        again = world.split_group(members, group_name=f"other{rank % 2}")  # the name of one that has ended
+        assert again._get_backend(CPU) is not changed._get_backend(CPU)
+        again.shutdown()
 
     run(body, 4, options=options(all_gather="int4:64"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_a_state_of_another_layout_is_refused() -> None:
     other.load_state_dict(feedback[0].state_dict())
     with pytest.raises(ValueError, match=r"the state that was loaded for 'reduce_scatter' is of .*int4:32.*int4:64"):
         world.ranks[0].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:64", feedback=other)
+    # Loaded in the middle of a longer period, a residual starts over all the same.
+    eager = zcomm.ErrorFeedback(reset_every=2)
+    state = feedback[0].state_dict()
+    residual = state["residuals"]["reduce_scatter"]
+    residual["calls"] = 5
+    eager.load_state_dict(state)
+    allocate = functools.partial(np.empty, dtype=np.uint8)
+    assert eager.use("reduce_scatter", residual["layout"], residual["data"].nbytes, allocate)[1]
     with pytest.raises(ValueError, match="state: its residuals are in 'int8:128', need 'bf16'"):
         zcomm.ErrorFeedback("bf16").load_state_dict(feedback[0].state_dict())
 
@@ -123,6 +132,61 @@ def test_fsdp2_resumes_bit_for_bit() -> None:
             assert_same_bits(whole(ours), whole(theirs))
 
     run(body, 4, nodes=NODES, options=options())
+
+
+def test_modules_of_the_same_name_have_residuals_of_their_own() -> None:
+    def body() -> None:
+        totals = []
+        for formats, feedback in [("exact", None), ("int4:32", None), ("int4:32", zcomm.ErrorFeedback())]:
+            model = sharded()
+            for block in (model[0], model[1]):
+                compress(block, all_gather="exact", reduce_scatter=formats, error_feedback=feedback)
+                block.set_gradient_divide_factor(4.0)  # each call has a ReduceOp of its own
+            for _ in range(20):
+                model(batch()).square().sum().backward()
+            totals.append(
+                torch.cat([p.grad.to_local().flatten() for p in (*model[0].parameters(), *model[1].parameters())])
+            )
+        residuals = feedback.state_dict()["residuals"]
+        assert {key.split("/")[0]: one["calls"] for key, one in residuals.items()} == {
+            "FSDPBlock": 20,
+            "FSDPBlock#2": 20,
+        }
+        errors = [float((total - totals[0]).norm() / totals[0].norm()) for total in totals]
+        assert errors[2] < errors[1] / 5
+
+    run(body, 2, nodes=[0, 1], options=options(all_gather="exact", reduce_scatter="exact"))
+
+
+def test_residuals_of_ddp_belong_to_parameters_in_their_order() -> None:
+    """DDP's second backward pass may have a bucket of the same size, in another order."""
+
+    def body() -> None:
+        def start() -> tuple[nn.Module, zcomm.ErrorFeedback]:
+            model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(2))))
+            feedback = zcomm.ErrorFeedback()
+            state = zcomm.ddp.CompressState("int4:32", error_feedback=feedback)
+            model.register_comm_hook(state, zcomm.ddp.compress_hook)
+            return model, feedback
+
+        def steps(model: nn.Module, count: int) -> None:
+            for _ in range(count):
+                model(torch.ones(1, 64)).sum().backward()
+
+        def calls(feedback: zcomm.ErrorFeedback) -> list[int]:
+            return [one["calls"] for one in feedback.state_dict()["residuals"].values()]
+
+        model, feedback = start()
+        steps(model, 2)  # the first buckets, and the first of those that stay
+        assert calls(feedback) == []
+        steps(model, 3)
+        assert calls(feedback) == [3]
+        again, resumed = start()
+        resumed.load_state_dict(feedback.state_dict())
+        steps(again, 3)
+        assert calls(resumed) == [3 + 2]
+
+    run(body, 2, nodes=[0, 1], options=options())
 
 
 def test_ddp_with_error_feedback_follows_the_exact_sum() -> None:
@@ -177,6 +241,28 @@ def test_differences_arrive_and_come_ever_closer() -> None:
         assert stats.all_gather == "int4:32:difference"
         elements = sum(parameter.numel() for parameter in model[0].parameters())
         assert 4 * elements < stats.resident_bytes < 4 * elements * 1.6
+
+    run(body, 4, nodes=NODES, options=options())
+
+
+def test_weights_that_were_not_finite_arrive_again_once_they_are() -> None:
+    def body() -> None:
+        model = sharded()
+        compress(model, all_gather="int8:32:difference")
+        good = gathered(model)
+        kept = [parameter.to_local().clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for bad in (float("nan"), float("inf")):
+                for parameter in model.parameters():
+                    parameter.to_local().fill_(bad)
+                lost = gathered(model)
+                assert not any(value.isfinite().any() for value in lost.values())
+                for parameter, value in zip(model.parameters(), kept, strict=True):
+                    parameter.to_local().copy_(value)
+                for _ in range(3):
+                    found = gathered(model)
+                for name, value in found.items():
+                    assert float((value - good[name]).abs().max()) <= 1e-5 * float(good[name].abs().max())
 
     run(body, 4, nodes=NODES, options=options())
 
@@ -250,6 +336,11 @@ def test_random_bits_depend_on_seed_step_call_and_rank() -> None:
         own.copy_(shard)
         dist.all_gather_into_tensor(whole, own, group=other)
         assert not torch.equal(whole, first)  # seeds
+        once = whole.clone()
+        zcomm.set_step(0)  # of all groups
+        own.copy_(shard)
+        dist.all_gather_into_tensor(whole, own, group=other)
+        assert torch.equal(whole, once) and torch.equal(gather(), first)
 
     run(body, 2, options=options(all_gather="int4:32:stochastic"))
 

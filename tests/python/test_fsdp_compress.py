@@ -214,6 +214,30 @@ def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
     run(body, 4, nodes=NODES, options=options())
 
 
+def test_a_shared_parameter_is_chosen_by_any_of_its_names() -> None:
+    def body() -> None:
+        for selector in ("head.*", nn.Linear, "embedding.*"):
+            model = nn.Sequential()
+            model.embedding, model.other = nn.Embedding(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
+            model.head = nn.Linear(WIDTH, WIDTH, bias=False)
+            model.head.weight = model.embedding.weight
+            (traffic,) = compress(fully_shard(model), exempt=[selector]).stats().values()
+            assert (traffic.elements, traffic.exempt_elements) == (2 * WIDTH**2, WIDTH**2)
+
+    run(body, 2, options=options())
+
+
+def test_modules_have_their_names_in_the_largest_model_that_was_seen() -> None:
+    def body() -> None:
+        model = sharded()
+        parts = [compress(block) for block in (model[0], model[1])]
+        assert [list(part.stats()) for part in parts] == [["FSDPBlock"], ["FSDPBlock"]]
+        assert list(compress(model).stats()) == ["0", "1", "2"]
+        assert list(compress(model[0]).stats()) == ["0"]
+
+    run(body, 2, options=options())
+
+
 def test_the_report_names_parameters() -> None:
     def body() -> None:
         model = sharded()
@@ -286,6 +310,11 @@ def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
             gradients.append(model.used.weight.grad.to_local())
         assert_same_bits(*gradients)
         assert len(records) == 1 and "Unused has gradients for some of its parameters only" in records[0]
+        with (
+            zcomm.override(strict=True),
+            pytest.raises(RuntimeError, match=r"strict=True forbids .*Unused has gradients for some"),
+        ):
+            model(batch()).square().sum().backward()
 
     run(body, 2, options=options(all_gather="exact"))
 
@@ -296,6 +325,8 @@ def test_shards_of_a_smaller_mesh_after_the_forward_pass() -> None:
         compression = compress(model, all_gather="int8:32", reduce_scatter="exact")
         model(batch()).square().sum().backward()
         assert [one.gathers for one in compression.stats().values()] == [2, 2, 2]  # the second among two ranks
+        with pytest.raises(ValueError, match="all_gather: 0 gathers from two meshes"):
+            compress(model, all_gather="int8:32:difference")
 
     run(body, 4, nodes=NODES, options=options())
 

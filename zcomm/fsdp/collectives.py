@@ -58,8 +58,10 @@ class Rule:
 class Collectives:
     """Those of one parameter group. With neither a rule nor a secondary shard they are what they were before."""
 
-    def __init__(self, name: str, param_group: Any) -> None:
+    def __init__(self, name: str, path: str, param_group: Any) -> None:
         self.name = name
+        self.path = path  # of the module, in the largest model that was seen; "" for that model itself
+        self._residual_key = name
         self.param_group = param_group
         self.rule: Rule | None = None
         self.secondary: Any = None
@@ -73,9 +75,10 @@ class Collectives:
         param_group._reduce_scatter_comm = _Reduce(self, self._previous[1])
 
     def set_rule(self, rule: Rule) -> None:
-        """Counts anew: what travels differently is not added up."""
-        self.check(rule.difference, self.secondary is not None)
+        """Counts anew: what travels differently is not added up. See check()."""
         self.rule = rule
+        if rule.error_feedback is not None:
+            self._residual_key = rule.error_feedback.claim(self, self.name)
         self.resident = Resident() if rule.difference else None
         params = self.param_group.fsdp_params
         lossy = [param for param, exempt in zip(params, rule.exempt, strict=True) if not exempt]
@@ -98,6 +101,12 @@ class Collectives:
                 f"all_gather: {self.name} has a secondary shard, which keeps whole weights: '{DIFFERENCE}' needs "
                 "one of the two"
             )
+        after_forward = self.param_group.post_forward_mesh_info
+        if difference and after_forward not in (None, self.param_group.mesh_info):
+            raise ValueError(
+                f"all_gather: {self.name} gathers from two meshes, as reshard_after_forward is an integer: "
+                f"'{DIFFERENCE}' needs it to be False or True"
+            )
 
     def release(self) -> None:
         """Gives FSDP2 its own collectives back once nothing is set any more."""
@@ -115,7 +124,9 @@ class Collectives:
         params = self.param_group.fsdp_params
         numels = [_gathered_data(param).numel() for param in params]
         if sum(numels) != shard.numel():
-            self._warn(f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are")
+            self._warn(
+                f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are", backend
+            )
             return None
         return rule.segments(format, numels, range(len(params)))
 
@@ -132,24 +143,27 @@ class Collectives:
         if sum(numels) != output.numel():
             self._warn(
                 f"has gradients for some of its parameters only ({output.numel()} elements of {sum(numels)}), and "
-                "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others"
+                "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
+                backend,
             )
             return None
         return rule.segments(formats, numels, which)
 
-    def feedback_of(self, whole: torch.Tensor, segments: Segments, op: Any, backend: Any) -> Any:
+    def feedback_of(self, whole: torch.Tensor, segments: Segments, backend: Any) -> Any:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
         residual, empty = feedback.use(
-            f"{self.name}/rank {backend.rank()}",
-            f"{whole.numel()} {whole.dtype} in {segments} by {op}",
+            f"{self._residual_key}/rank {backend.rank()}",
+            f"{whole.numel()} {whole.dtype} in {segments}",
             backend.feedback_bytes(whole, segments, feedback.format),
             lambda size: torch.empty(size, dtype=torch.uint8, device=whole.device),
         )
         return residual, feedback.format, feedback.decay, empty
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, what: str, backend: Any) -> None:
+        if backend.is_strict:
+            raise RuntimeError(f"strict=True forbids that a call goes out exact: {self.name} {what}")
         if not self._warned:
             self._warned = True
             _log.warning("%s %s: left exact", self.name, what)
@@ -244,7 +258,7 @@ class _Reduce(ReduceScatter):
         if segments is None:
             with _left_exact(True, "reduce_scatter"):
                 return self._previous(output_tensor, input_tensor, group, op, async_op)
-        feedback = owner.feedback_of(input_tensor, segments, op, backend)
+        feedback = owner.feedback_of(input_tensor, segments, backend)
         work = backend.reduce_scatter_segments(
             output_tensor, input_tensor, op, segments, feedback, owner.reduced, async_op
         )
@@ -279,9 +293,13 @@ def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
         groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12
         if groups is None:
             groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-        for param_group in groups:
+        for number, param_group in enumerate(groups):
+            full_name = (name or type(module).__name__) + (f"[{number}]" if len(groups) > 1 else "")
             current = param_group._all_gather_comm
             if isinstance(current, _Gather):
-                yield current._owner
+                owner = current._owner
+                if len(name) > len(owner.path):  # a larger model has it
+                    owner.name, owner.path = full_name, name
+                yield owner
             else:
-                yield Collectives(name or type(module).__name__, param_group)
+                yield Collectives(full_name, name, param_group)

@@ -67,11 +67,13 @@ def compress(
             ``":difference"`` after it what travels is the change since the last gather, and each rank keeps what that
             has left, whole: for modules that do not reshard after the forward pass. The first gather is exact.
         reduce_scatter: formats of the gradients, ``"INSIDE/BETWEEN"`` nodes; default: those of the process group.
-        exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none.
+        exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none. Of
+            a parameter that several modules share any of its names counts.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
 
     Raises:
-        ValueError: a format is unknown; no module of ``model`` is sharded by FSDP2; a pattern or type selects nothing.
+        ValueError: a format is unknown; no module of ``model`` is sharded by FSDP2; a pattern or type selects nothing;
+            ``":difference"`` of a module with a secondary shard, or with an integer for ``reshard_after_forward``.
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
     fields = {"all_gather": all_gather and all_gather.removesuffix(DIFFERENCE), "reduce_scatter": reduce_scatter}
@@ -85,9 +87,11 @@ def compress(
     rules = {}
     for group in groups:
         params = group.param_group.fsdp_params
-        flags = [(id(param._module_info.module), param._module_info.param_name) in selected for param in params]
+        flags = [not selected.isdisjoint(_places(param._module_info)) for param in params]
         rules[group] = Rule(all_gather, reduce_scatter, flags, error_feedback)
-        group.set_rule(rules[group])
+        group.check(rules[group].difference, group.secondary is not None)
+    for group, rule in rules.items():
+        group.set_rule(rule)
     return Compression(rules)
 
 
@@ -98,7 +102,7 @@ class Compression:
         self._rules = rules
 
     def disable(self) -> None:
-        """Formats as before, where no later call has set others."""
+        """Formats as those of the process group, where no later call has set others."""
         for group, rule in self._rules.items():
             if group.rule is rule:
                 group.rule = None
@@ -134,6 +138,12 @@ def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
         reduced_between_bytes=group.reduced.between_bytes,
         resident_bytes=group.resident.memory_bytes() if group.resident else 0,
     )
+
+
+def _places(info: Any) -> set[tuple[int, str]]:
+    """Where FSDP2 puts a parameter: several modules may share it."""
+    modules, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
+    return {(id(module), name) for module, name in zip(modules, names, strict=True)}
 
 
 def _select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, str]]:

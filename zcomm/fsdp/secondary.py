@@ -39,9 +39,10 @@ def enable_secondary_shards(model: torch.nn.Module, *, max_bytes: int | None = N
     A gather of weights that have not changed since the last one then moves no byte between nodes: in the backward pass,
     in further micro-batches, in generation and evaluation. A change is noticed without synchronization: a step of an
     optimizer of torch.optim by a hook, in-place operations and ``load_state_dict`` by the version counters of the
-    sharded parameters, exchanged parameters by their addresses. PyTorch counts neither a write through ``param.data``
-    nor ``torch._foreach_*`` on sharded parameters: call ``invalidate()`` after these, and after a step of an optimizer
-    that is not a ``torch.optim.Optimizer``. Ranks must change weights alike, as they do in training.
+    sharded parameters, exchanged parameters by their addresses. PyTorch does not count a write through ``param.data``,
+    NumPy or a kernel of one's own, ``torch._foreach_*`` on sharded parameters, or what a collective or a receive of
+    torch.distributed writes into them: call ``invalidate()`` after these, and after a step of an optimizer that is not
+    a ``torch.optim.Optimizer``. Ranks must change weights alike, as they do in training.
 
     Gathers that the options leave exact (below ``min_bytes``, other dtypes, ``zcomm.exact()``), and those of a
     ``reshard_after_forward`` mesh, are as without secondary shards.

@@ -112,10 +112,16 @@ CONFIGURATIONS = (
     # Blocks.
     Configuration(gradients="int8:128/int4:64"),
     Configuration(gradients="int8:128/int4:2048"),
+    Configuration(gradients="int4:2048"),
+    Configuration(gradients="int4:2048:hadamard"),
+    # Fewer bits than anything else here.
+    Configuration(gradients="int8:128/int2:128"),
+    Configuration(gradients="int8:128/int2:128", feedback=True),
     # Weights.
     Configuration(weights="int8:256"),
     Configuration(weights="int6:256"),
     Configuration(weights="int4:256"),
+    Configuration(weights="int4:256:hadamard"),
     Configuration(weights="int4:256", difference=True),
     Configuration(weights="int8:256", flat=True),
     # Both: with zcomm.fsdp.compress, and what init_process_group("zcomm") alone does.

@@ -13,6 +13,8 @@ Record = Mapping[str, Any]
 
 WIDTH = 210  # columns of the table
 LIMIT = 0.2  # percent: what a mean gap of a default stays below
+# In large models, by others: ZeRO++ (arXiv 2306.10209), SDP4Bit (arXiv 2410.15526).
+TRIED_ELSEWHERE = {"exact", "bf16", "int8", "int4"}
 # Two-sided 95 % quantiles of Student's t distribution by degrees of freedom.
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
@@ -46,8 +48,10 @@ class Row:
 
     @property
     def is_candidate(self) -> bool:
-        """Whether it may be a default: blocks as zcomm.fsdp.compress lays them, and no memory of earlier steps."""
-        return self.case == "usual" and any(self.family) and not self.words
+        """Whether it may be a default: blocks as zcomm.fsdp.compress lays them, no memory of earlier steps, and nothing
+        that only a model as small as this one was trained with."""
+        kinds = {formats.split(":")[0] for formats in (self.weights, *self.gradients.split("/"))}
+        return self.case == "usual" and any(self.family) and not self.words and kinds <= TRIED_ELSEWHERE
 
     @property
     def name(self) -> str:
@@ -98,10 +102,12 @@ def summarize(records: Sequence[Record]) -> list[Row]:
 
 
 def choose(rows: Sequence[Row]) -> None:
-    """Marks, in each family, the candidate that passes with the fewest bytes between nodes, then inside, then the
-    first."""
+    """Marks, in each family, the candidate that passes in all cases that it was trained in, with the fewest bytes
+    between nodes, then inside, then the first."""
+    failed = {row.name for row in rows if len(row.gaps) > 1 and not row.passes}
     for family in {row.family for row in rows}:
         passing = [row for row in rows if row.family == family and row.is_candidate and row.passes]
+        passing = [row for row in passing if row.name not in failed]
         if passing:
             min(passing, key=lambda row: (row.bytes_between, row.bytes_inside)).is_choice = True
 

@@ -268,6 +268,21 @@ def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:
     assert not rows["gradients int4:64"].passes  # cheaper, but 0.23 % on average
 
 
+def test_a_choice_passes_in_every_case() -> None:
+    records = []
+    for case, percents in {"usual": 0.1, "outliers": 0.3}.items():
+        for seed in range(2):
+            for formats, percent, cost in [
+                *[("exact", 0.0, 400), ("int8:128", 0.0, 100), ("int4:128", percents, 60)],
+                ("int4:128/int2:128", 0.0, 30),  # which nobody has tried in a large model
+            ]:
+                record = record_of("exact", formats, seed, 2 + 0.02 * percent, cost)
+                record["configuration"]["case"] = case
+                records.append(record)
+    rows = study_report.summarize(records)
+    assert [(row.case, row.name) for row in rows if row.is_choice] == [("usual", "gradients int8:128")]
+
+
 def test_the_noise_floor_is_that_of_bf16() -> None:
     records = [record_of("exact", "exact", seed, 2.0, 400) for seed in range(3)]
     for formats, percents in {"bf16": [-0.1, 0.0, 0.1], "int4:128": [0.3, 0.0, 0.6]}.items():

@@ -367,7 +367,7 @@ def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Consol
 @app.command()
 def main(
     only: Annotated[str, typer.Option(help="Configurations whose names contain one of these, by commas.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs of each configuration.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs of each configuration.")] = 8,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 2,
     steps: Annotated[
         int, typer.Option(min=1, help="Of each run. A few suffice for a look at the noise.")
@@ -389,7 +389,10 @@ def main(
     if not report:
         run_missing(keys, results, processes, console)
     done = read(results)
-    rows = study_report.summarize([done[key] for key in keys if key in done])
+    by_seed = sorted(done, key=lambda key: key[2])  # all that are there, asked for or not
+    rows = study_report.summarize(
+        [done[key] for one in chosen for key in by_seed if key[:2] == (one, settings[one.case])]
+    )
     study_report.show(rows, console)
     picture = results.with_suffix(".png")
     study_report.plot(rows, picture)

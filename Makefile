@@ -32,13 +32,13 @@ gpu:
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
-test-python: install $(NCCL_HEADERS)
-	NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
-
 # NCCL's own declarations, which ours are compared with: of the oldest release that is served and of a recent one.
 NCCL_RELEASES := 2.18.3 2.30.7
 NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include/nccl.h)
 NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
+
+test-python: install $(NCCL_HEADERS)
+	NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
 
 build/nccl/%/include/nccl.h: $(VENV)/.ready
 	rm -rf build/nccl/$* && mkdir -p build/nccl/$*

@@ -101,15 +101,16 @@ const std::byte* value_at(const Wire& wire, std::int64_t i) {
   return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));
 }
 
-// Whether terms are all less than kLargeTerm: the scales of their blocks say so.
-bool has_small_terms(const CodedBlocks& blocks, std::int64_t begin, std::int64_t count) {
+// No term of these blocks is larger than this, which their scales say; infinity if there is a NaN.
+float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t count) {
   std::uint16_t largest = 0;  // magnitude, whose order is that of its bits; a wire that no codec wrote may have a sign
   for (std::int64_t i = begin / blocks.block_size; i * blocks.block_size < begin + count; ++i) {
     std::uint16_t scale;
     std::memcpy(&scale, blocks.scales + 2 * i, 2);
     largest = std::max(largest, static_cast<std::uint16_t>(scale & 0x7fffu));
   }
-  return std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.max_code < kLargeTerm;  // false of a NaN
+  const float term = std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.max_code;
+  return std::isnan(term) ? std::numeric_limits<float>::infinity() : term;
 }
 
 // values = elements [begin, begin + values.num_elements) of a wire of `num_elements`, saturated. Up to a tile.
@@ -126,16 +127,17 @@ void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elem
     const CodedBlocks blocks = coded_blocks(wire, num_elements);
     kernels.decode[index_of(DType::float32)](blocks, begin, values.num_elements, kMaxFloat32,
                                              reinterpret_cast<std::byte*>(terms));
-    const bool small = has_small_terms(blocks, begin, values.num_elements);
-    if (values.dtype == DType::float32) {
-      kernels.rotate_back(terms, values.num_elements, small, reinterpret_cast<float*>(values.data));
-      return;
-    }
-    kernels.rotate_back(terms, values.num_elements, small, terms);
+    const float largest = largest_term(blocks, begin, values.num_elements);
+    const bool is_float32 = values.dtype == DType::float32;
+    float* rotated = is_float32 ? reinterpret_cast<float*>(values.data) : terms;
+    kernels.rotate_back(terms, values.num_elements, largest < kLargeTerm, rotated);
+    if (is_float32) return;
+    // What 32 terms give, and the rounding of that.
+    if (largest * 33.0f > kLargestFinite[dtype]) kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
+    kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   }
-  kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data);
 }
 

@@ -1,8 +1,14 @@
-"""Slow tests run when they are asked for: ``-m slow``."""
+"""Slow tests run when they are asked for: ``-m slow``. Property tests try the same examples in every run, and others
+with ``--hypothesis-profile explore``."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=5000, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:

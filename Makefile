@@ -52,8 +52,8 @@ build/nccl/%/include/nccl.h: $(VENV)/.ready
 test-cuda-host: install build/plain/zcomm_tests
 	$(PY) -m pytest -q -n 2 tests/cuda_host/python $(ARGS)
 
-test-slow: $(VENV)/.trainers
-	ZCOMM_REQUIRE_TRAINERS=1 $(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
+test-slow: $(VENV)/.trainers $(NCCL_HEADERS)
+	ZCOMM_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
 
 # The packages of the extra "trainers", without building zcomm again.
 $(VENV)/.trainers: $(VENV)/.installed

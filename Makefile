@@ -9,7 +9,7 @@ CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host -type f -not -name "*.py*")
 
-.PHONY: demo test test-cpp test-python test-cuda-host test-slow bench study gpu lint install clean
+.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow bench study gpu lint install clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -63,9 +63,15 @@ $(VENV)/.trainers: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: $(VENV)/.ready $(CXX_SOURCES) pyproject.toml
+$(VENV)/.installed: $(VENV)/.ready $(VENV)/.modules $(CXX_SOURCES) pyproject.toml
 	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
 	touch $@
+
+# An editable install finds the modules that were there when it was made: it is made again when one comes or goes.
+$(VENV)/.modules: $(VENV)/.ready FORCE
+	@find zcomm -name '*.py' | sort | cmp -s - $@ || find zcomm -name '*.py' | sort >$@
+
+FORCE:
 
 # A torch that the system has is used: it may be the one that fits its GPU.
 $(VENV)/.ready:

@@ -29,7 +29,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zcomm import _core, bench, codec
+from zcomm import _core, codec
+from zcomm.bench import run as bench
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4

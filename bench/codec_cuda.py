@@ -24,7 +24,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zcomm import _core, bench, bench_gpu, codec, gpus
+from zcomm import _core, codec
+from zcomm.bench import gpu_clock
+from zcomm.bench import run as bench
+from zcomm.lab import gpus
 
 SCHEMA = "zcomm-codec/1"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -218,7 +221,7 @@ def run(
     json_file: Path | None,
     *,
     device: str = "cuda",
-    clock: Clock = bench_gpu.seconds_of,
+    clock: Clock = gpu_clock.seconds_of,
     facts: Callable[[], dict[str, Any]] = gpus.facts,
 ) -> dict[str, Any]:
     """Measures, prints tables and returns the report. `device` and `clock` are others in tests."""

@@ -14,7 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from zcomm import bench, bench_report, cli, gpus
+from zcomm import cli
+from zcomm.bench import report as bench_report
+from zcomm.bench import run as bench
+from zcomm.lab import gpus
 
 RESULTS = Path(__file__).with_name("results")
 GATHER = ["gloo", "zcomm", "naive"]

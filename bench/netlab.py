@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from zcomm import netlab
+from zcomm.lab import network
 
 PORT = 5201
 CHUNK_BYTES = 1 << 20
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def checked_rate(text: str) -> str:
     try:
-        netlab.parse_rate(text)
+        network.parse_rate(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return text
@@ -49,7 +49,7 @@ def warn(note: str) -> None:
 @app.command()
 def run(command: Command, hosts: int = 2, rate: Rate = "unlimited") -> None:
     """Run a command on every host at once; HOST is its number, HOSTS the addresses of all, joined by commas."""
-    with netlab.NetLab(hosts, rate) as lab:
+    with network.NetLab(hosts, rate) as lab:
         warn(lab.note)
         common = {"HOSTS": ",".join(lab.addresses)}
         processes = [lab.popen(host, command, {**common, "HOST": str(host)}) for host in range(hosts)]
@@ -63,8 +63,8 @@ def run(command: Command, hosts: int = 2, rate: Rate = "unlimited") -> None:
 def ranks(command: Command, nodes: str = "2x2", rate: Rate = "unlimited") -> None:
     """Run a command as every rank of a job and print what rank 0 prints."""
     try:
-        result = netlab.launch(command, nodes=nodes, rate=rate)
-    except netlab.RankFailed as error:
+        result = network.launch(command, nodes=nodes, rate=rate)
+    except network.RankFailed as error:
         raise SystemExit(str(error)) from None
     warn(result.note)
     typer.echo(f"{result.seconds:.1f} s, bytes sent by each node: {result.tx_bytes}", err=True)
@@ -73,7 +73,7 @@ def ranks(command: Command, nodes: str = "2x2", rate: Rate = "unlimited") -> Non
 @app.command()
 def selfcheck(rate: Rate = "100mbit", seconds: float = 3.0) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
-    with netlab.NetLab(2, rate) as lab:
+    with network.NetLab(2, rate) as lab:
         warn(lab.note)
         here = [sys.executable, __file__]
         sink = lab.popen(1, [*here, "sink", lab.addresses[1]], stdout=subprocess.PIPE)
@@ -83,7 +83,7 @@ def selfcheck(rate: Rate = "100mbit", seconds: float = 3.0) -> None:
         source = lab.run(0, [*here, "source", lab.addresses[1], str(seconds)])
         measured = json.loads(source.stdout)
         after = lab.tx_bytes(0)
-        limit = netlab.parse_rate(rate) if lab.isolated else None
+        limit = network.parse_rate(rate) if lab.isolated else None
         record = {
             "limit_mbit": None if limit is None else limit / 1e6,
             "stream_mbit": round(measured["bytes"] * 8 / measured["seconds"] / 1e6, 1),

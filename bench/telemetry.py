@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm import bench
+from zcomm.bench import run as bench
 
 EVERY = 100  # of the last column
 RANKS = 2

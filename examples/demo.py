@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm import netlab
+from zcomm.lab import network
 
 EXACT = "gloo"
 WARMUP_STEPS = 2  # not counted: allocations and connections are made there
@@ -192,8 +192,8 @@ def main(
     """Train a small GPT over each backend and compare."""
     names = checked_backends(backends)
     try:
-        netlab.parse_nodes(nodes)
-        netlab.parse_rate(link)
+        network.parse_nodes(nodes)
+        network.parse_rate(link)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
@@ -215,8 +215,8 @@ def main(
         folder.mkdir(parents=True)
         argv = [sys.executable, str(WORKER), "--backend", name, *job, "--gradients", str(folder)]
         try:
-            result = netlab.launch(argv + (given if name != EXACT else []), nodes=nodes, rate=link, on_line=run.take)
-        except netlab.RankFailed as error:
+            result = network.launch(argv + (given if name != EXACT else []), nodes=nodes, rate=link, on_line=run.take)
+        except network.RankFailed as error:
             console.print(f"{name}: {error}", markup=False, style="red")
             raise typer.Exit(1) from None
         if result.note:

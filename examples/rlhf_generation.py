@@ -22,7 +22,7 @@ from torch import Tensor
 from train_gpt import GPT, load_corpus, mean_and_sum, sample, sent_by_node, shard
 
 import zcomm
-from zcomm import netlab
+from zcomm.lab import network
 
 PROMPT = 16  # bytes
 RUNS = {"gloo": "gloo", "zcomm": "zcomm", "zcomm, secondary shards": "zcomm"}
@@ -159,8 +159,8 @@ def main(
 
         argv = [sys.executable, __file__, "--worker", name, *given]
         try:
-            launched = netlab.launch(argv, nodes=nodes, rate=link, on_line=keep)
-        except netlab.RankFailed as error:
+            launched = network.launch(argv, nodes=nodes, rate=link, on_line=keep)
+        except network.RankFailed as error:
             console.print(f"{name}: {error}", markup=False, style="red")
             raise typer.Exit(1) from None
         if launched.note:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from zcomm._version import __version__
 
 if TYPE_CHECKING:
-    from zcomm.backend import Options
     from zcomm.communicator import Communicator, unique_id
+    from zcomm.distributed.backend import Options
+    from zcomm.distributed.overrides import exact, override, set_step
+    from zcomm.distributed.report import Report, report
+    from zcomm.distributed.stats import Stats, stats
     from zcomm.feedback import ErrorFeedback
-    from zcomm.policy import exact, override, set_step
-    from zcomm.statistics import Stats, stats
-    from zcomm.telemetry import Report, report
 
 __all__ = [
     "Communicator",
@@ -36,17 +36,17 @@ __all__ = [
 
 # Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
 _HOMES = {
-    "Options": "zcomm.backend",
+    "Options": "zcomm.distributed.backend",
     "Communicator": "zcomm.communicator",
     "unique_id": "zcomm.communicator",
     "ErrorFeedback": "zcomm.feedback",
-    "exact": "zcomm.policy",
-    "override": "zcomm.policy",
-    "set_step": "zcomm.policy",
-    "Stats": "zcomm.statistics",
-    "stats": "zcomm.statistics",
-    "Report": "zcomm.telemetry",
-    "report": "zcomm.telemetry",
+    "exact": "zcomm.distributed.overrides",
+    "override": "zcomm.distributed.overrides",
+    "set_step": "zcomm.distributed.overrides",
+    "Stats": "zcomm.distributed.stats",
+    "stats": "zcomm.distributed.stats",
+    "Report": "zcomm.distributed.report",
+    "report": "zcomm.distributed.report",
 }
 
 
@@ -77,7 +77,7 @@ def _autoload() -> None:
         return
 
     def create(distributed_options: Any, options: Any) -> Any:
-        from zcomm.backend import create_backend
+        from zcomm.distributed.backend import create_backend
 
         return create_backend(distributed_options, options)
 

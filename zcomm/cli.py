@@ -16,8 +16,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zcomm import bench, bench_report, environment, gpus, nccl, netlab
+from zcomm import _nccl
 from zcomm._version import __version__
+from zcomm.bench import report as bench_report
+from zcomm.bench import run as bench
+from zcomm.distributed import environment
+from zcomm.lab import gpus, network
 
 app = typer.Typer(
     name="zcomm",
@@ -69,7 +73,7 @@ def info() -> None:
     console.print(facts)
 
     try:
-        from zcomm.backend import Options
+        from zcomm.distributed.backend import Options
 
         options: Any = Options()
     except ImportError:
@@ -93,7 +97,7 @@ def _torch_version() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
     try:
-        from zcomm.backend import _c10d
+        from zcomm.distributed.backend import _c10d
     except ImportError as error:
         return f"{running}; the torch.distributed backend is not usable: {error}"
     return f"{running} (zcomm was built for {_c10d.torch_version})"
@@ -120,7 +124,7 @@ def _gpu_facts() -> list[tuple[str, str]]:
     if not build.toolkit:
         return [("CUDA", "not built (no nvcc)")]
     try:
-        path, version = nccl.load()
+        path, version = _nccl.load()
         found = f"{version}, {path}"
     except RuntimeError as error:
         found = f"not found: {error}"
@@ -216,7 +220,7 @@ def measure(spec: bench.Spec, json: Path | None = None, plot: Path | None = None
     with bench_report.LiveTable(spec.title) as live:
         try:
             report = bench.run(spec, live.update)
-        except (netlab.RankFailed, gpus.NoGpu) as error:
+        except (network.RankFailed, gpus.NoGpu) as error:
             raise SystemExit(str(error)) from None
         live.finish(report)
     if json is not None:

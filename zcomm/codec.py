@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from zcomm import _core
-from zcomm.arrays import HOST, VALUE_DTYPES, Call, new_bytes
+from zcomm._arrays import HOST, VALUE_DTYPES, Call, new_bytes
 
 Array: TypeAlias = Any
 Wire: TypeAlias = Any  # an array of uint8

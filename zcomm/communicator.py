@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zcomm import _core, codec, nccl
-from zcomm.arrays import Call, View, slots_of
+from zcomm import _core, _nccl, codec
+from zcomm._arrays import Call, View, slots_of
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats
@@ -30,7 +30,7 @@ _HINT = (
 
 def unique_id() -> bytes:
     """128 bytes that name a new group: made by one rank, handed over to the others by you."""
-    nccl.load()
+    _nccl.load()
     return bytes(_core.make_unique_id())
 
 
@@ -76,7 +76,7 @@ class Communicator:
             raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at least 1")
         self._timeout = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
-        nccl.load()
+        _nccl.load()
         self.device = _device(rank, device)
         self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
         if seed:

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from zcomm.backend import backend_of
+from zcomm.distributed.backend import backend_of
+from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
-from zcomm.policy import override
 
 
 class _Buckets:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zcomm import _core
-from zcomm.arrays import HOST, Call, slots_of
+from zcomm._arrays import HOST, Call, slots_of
 from zcomm.feedback import ErrorFeedback
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-// zcomm._c10d: the torch.distributed side in Python. See zcomm/backend.py for its use.
+// zcomm._c10d: the torch.distributed side in Python. See zcomm/distributed/backend.py for its use.
 #include <torch/csrc/utils/pybind.h>
 //
 #include <pybind11/chrono.h>

@@ -1,4 +1,4 @@
-// The codecs, in Python. Memory comes as addresses: zcomm/arrays.py has looked at the arrays.
+// The codecs, in Python. Memory comes as addresses: zcomm/_arrays.py has looked at the arrays.
 #include <pybind11/stl.h>
 
 #include <optional>

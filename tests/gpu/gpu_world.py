@@ -1,9 +1,9 @@
 """Worlds of real processes that share a GPU.
 
-Every rank says that it is a host of its own (see zcomm.gpus), so NCCL moves everything over sockets on loopback. Ranks
-are forked, as in tests/python/worlds.py, so the process that runs pytest must never start CUDA: whatever uses the GPU
-runs in a rank. Two processes on a GPU take turns of milliseconds, and a kernel that waits for a peer spends its turn:
-collectives take milliseconds each, however small, and tests make few.
+Every rank says that it is a host of its own (see zcomm.lab.gpus), so NCCL moves everything over sockets on loopback.
+Ranks are forked, as in tests/python/worlds.py, so the process that runs pytest must never start CUDA: whatever uses the
+GPU runs in a rank. Two processes on a GPU take turns of milliseconds, and a kernel that waits for a peer spends its
+turn: collectives take milliseconds each, however small, and tests make few.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import worlds
 from expected import assert_same_bits
 
 import zcomm
-from zcomm import _core, gpus
+from zcomm import _core
+from zcomm.lab import gpus
 from zcomm.testing import LocalWorld
 
 DEVICE = torch.device(os.environ.get("ZCOMM_GPU_TESTS_DEVICE", "cuda"))

@@ -122,8 +122,8 @@ def missing(environment: Mapping[str, str]) -> list[str]:
 
 
 def load_gpus() -> Any:
-    """zcomm.gpus by itself: zcomm is not built yet."""
-    spec = importlib.util.spec_from_file_location("gpus", ROOT / "zcomm" / "gpus.py")
+    """zcomm.lab.gpus by itself: zcomm is not built yet."""
+    spec = importlib.util.spec_from_file_location("gpus", ROOT / "zcomm" / "lab" / "gpus.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

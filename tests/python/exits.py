@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from worlds import set_environment
 
-import zcomm.backend  # noqa: F401
+import zcomm.distributed.backend  # noqa: F401
 
 SECONDS = 20.0  # of a scenario
 NUM = 1 << 18

@@ -24,8 +24,8 @@ from device_arrays import (
     OldDlpack,
 )
 
-from zcomm import _core, arrays, codec
-from zcomm.arrays import CURRENT_DEVICE, HOST, Call
+from zcomm import _arrays, _core, codec
+from zcomm._arrays import CURRENT_DEVICE, HOST, Call
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -164,12 +164,12 @@ def test_streams_are_what_libraries_have() -> None:
         (Stream(handle=ctypes.c_void_p(None)), 0),
         (Protocol(0), 0x70),
     ]:
-        assert arrays.stream_handle(stream) == handle
+        assert _arrays.stream_handle(stream) == handle
     for stream, given in [(True, "True"), (-1, "-1"), ("0", "str"), (1.0, "float"), (object(), "object")]:
         with pytest.raises(TypeError, match=f"stream: got {given}, expected None, a stream's handle as an integer"):
-            arrays.stream_handle(stream)
+            _arrays.stream_handle(stream)
     with pytest.raises(ValueError, match="stream: got version 1 of __cuda_stream__, expected 0"):
-        arrays.stream_handle(Protocol(1))
+        _arrays.stream_handle(Protocol(1))
 
 
 def test_producers_hear_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +223,13 @@ def test_the_stream_of_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     x, other = np.ones(8, np.float32), Dlpack(np.ones(8, np.float32))
     array = Array(x)
-    assert arrays.stream_handle(None, other, array) == 0x90
-    assert arrays.stream_handle(5, other, array) == 5
+    assert _arrays.stream_handle(None, other, array) == 0x90
+    assert _arrays.stream_handle(5, other, array) == 5
     assert look(array)[1] == 8
     assert array.streams == [0x90]
     call = Call(None, array)
     call.values(array, "array")
-    made = arrays.new_bytes(32, call, array, "out")
+    made = _arrays.new_bytes(32, call, array, "out")
     assert isinstance(made, Array)
     assert made.array.size == 32
 

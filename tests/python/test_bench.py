@@ -13,8 +13,9 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from zcomm import bench, bench_report
-from zcomm.bench import Spec, algbw, bus_factor, parse_backend, parse_size, shard_elements, sweep
+from zcomm.bench import report as bench_report
+from zcomm.bench import run as bench
+from zcomm.bench.run import Spec, algbw, bus_factor, parse_backend, parse_size, shard_elements, sweep
 from zcomm.cli import app
 
 needs_ranks = pytest.mark.skipif(

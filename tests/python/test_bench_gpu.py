@@ -20,10 +20,13 @@ pytest.importorskip("typer")
 import torch
 from typer.testing import CliRunner
 
-from zcomm import bench, bench_gpu, bench_report, gpus
-from zcomm.bench import Spec, parse_backend
-from zcomm.bench_contenders import Problem
+from zcomm.bench import gpu_clock
+from zcomm.bench import report as bench_report
+from zcomm.bench import run as bench
+from zcomm.bench.contenders import Problem
+from zcomm.bench.run import Spec, parse_backend
 from zcomm.cli import app
+from zcomm.lab import gpus
 
 BENCH = Path(__file__).parents[2] / "bench"
 MACHINE = {"gpu": "NVIDIA H200", "num_gpus": 1}
@@ -42,7 +45,7 @@ def load(name: str) -> ModuleType:
 
 
 def host_clock(passes: Sequence[Callable[[], Any]], repeats: int, **_: Any) -> list[list[float]]:
-    """As bench_gpu.seconds_of, for CPU tensors."""
+    """As gpu_clock.seconds_of, for CPU tensors."""
     times: list[list[float]] = [[] for _ in passes]
     for _ in range(repeats):
         for one, own in zip(passes, times, strict=True):
@@ -80,13 +83,13 @@ def test_ranks_on_gpus_need_no_network_lab(monkeypatch: pytest.MonkeyPatch) -> N
         given.append(fields)
         return dataclasses.make_dataclass("Result", ["note"])("")
 
-    monkeypatch.setattr(bench.netlab, "launch", launch)
+    monkeypatch.setattr(bench.network, "launch", launch)
     for device, link, isolate in (("cuda", "none", False), ("cuda", "1gbit", True), ("cpu", "none", True)):
         backends = ["nccl" if device == "cuda" else "gloo"]
         spec = Spec("all_gather", [8], backends=backends, device=device, link=link, nodes="2x1")
         bench.launch_ranks(spec, [], print)
         assert given[-1]["isolate"] is isolate, (device, link)
-    assert bench.netlab.NetLab(2, isolate=False).note == ""
+    assert bench.network.NetLab(2, isolate=False).note == ""
 
 
 def record(spec: Spec, backend: str) -> dict[str, Any]:
@@ -145,12 +148,12 @@ def test_the_codecs_part_of_a_collective(
     collective: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every pass of it runs."""
-    monkeypatch.setattr(bench_gpu, "seconds_of", host_clock)
+    monkeypatch.setattr(gpu_clock, "seconds_of", host_clock)
     for dtype in (torch.float32, torch.bfloat16):
         whole = torch.randn(4 * 999 + 1).to(dtype)
         problem = Problem(collective, "sum", whole, whole[:999])
         formats = "int8:256" if collective == "all_gather" else "int8:128/int4:128"
-        assert bench_gpu.codec_seconds(problem, formats, *shape) > 0
+        assert gpu_clock.codec_seconds(problem, formats, *shape) > 0
 
 
 def test_the_codecs_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

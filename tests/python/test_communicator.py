@@ -13,8 +13,8 @@ import pytest
 from device_arrays import CUDA, READ_ONLY, CudaInterface, Dlpack
 
 import zcomm
-from zcomm import _core, nccl
-from zcomm.arrays import HOST
+from zcomm import _core, _nccl
+from zcomm._arrays import HOST
 
 ID = bytes(128)
 
@@ -42,7 +42,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(arguments)
         return FakeCore()
 
-    monkeypatch.setattr(nccl, "load", lambda: ("libnccl.so.2", "2.28.9"))
+    monkeypatch.setattr(_nccl, "load", lambda: ("libnccl.so.2", "2.28.9"))
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 8)
     monkeypatch.setattr(_core, "connect", connect)
     return made
@@ -178,7 +178,7 @@ def test_a_build_without_cuda_says_so() -> None:
     message = "this build of zcomm has no CUDA: no nvcc was found when it was built. Install the CUDA toolkit"
     for call in (
         zcomm.unique_id,
-        nccl.load,
+        _nccl.load,
         lambda: zcomm.Communicator(0, 1, ID),
         lambda: _core.synchronize(0),
         lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1),
@@ -193,7 +193,7 @@ def test_a_build_with_cuda_says_for_which_gpus() -> None:
     assert float(_core.cuda_build().toolkit) >= 12
     assert _core.cuda_build().targets
     try:
-        path, version = nccl.load()
+        path, version = _nccl.load()
     except _core.TransportError as error:
         assert "libnccl.so.2" in str(error)
     else:

@@ -22,7 +22,7 @@ from test_backend_policy import NUM, OPT_INS, mine
 from worlds import Outcome, collect, options, run
 
 import zcomm
-import zcomm.backend
+import zcomm.distributed.backend
 
 IN_TIME = 15.0  # of GROUP_SECONDS, 20: noticed, not timed out. Ranks take a tenth of a second.
 SOON = 2.0  # a group's timeout where a test waits for it
@@ -65,7 +65,7 @@ def test_ranks_that_disagree_on_options_are_told_the_difference(field: str) -> N
 
 def test_ranks_that_disagree_on_the_version_are_told() -> None:
     def body() -> None:
-        zcomm.backend.__version__ = ("1.0", "2.0")[dist.get_rank()]
+        zcomm.distributed.backend.__version__ = ("1.0", "2.0")[dist.get_rank()]
         group = dist.new_group([0, 1])
         message = fails(lambda: gather(mine(), group=group))
         assert "version" in message and "1.0" in message and "2.0" in message

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from worlds import options, run
 
 import zcomm
-from zcomm.backend import backend_of
+from zcomm.distributed.backend import backend_of
+from zcomm.distributed.report import report_of
 from zcomm.fsdp import compress, enable_secondary_shards, one_dimensional, smaller_than
-from zcomm.telemetry import report_of
 
 NODES = [0, 0, 1, 1]
 WIDTH = 35  # no number of ranks divides it: FSDP pads

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from zcomm import gpus
+from zcomm.lab import gpus
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyroute2")
 
-from zcomm.netlab import NetLab, RankFailed, interface_tx_bytes, launch, parse_nodes, parse_rate
+from zcomm.lab.network import NetLab, RankFailed, interface_tx_bytes, launch, parse_nodes, parse_rate
 
 PAYLOAD = 1_000_000
 SEND = f"""
@@ -146,7 +146,7 @@ def test_nothing_is_left_after_an_exception(lab: NetLab) -> None:
 def test_nothing_is_left_after_a_kill(lab: NetLab) -> None:
     code = """
 import os, time
-from zcomm.netlab import NetLab
+from zcomm.lab.network import NetLab
 lab = NetLab(2)
 process = lab.popen(0, ["sleep", "1000"])
 while os.readlink(f"/proc/{process.pid}/exe").find("sleep") < 0:

@@ -17,7 +17,7 @@ from worlds import options, run
 
 import zcomm
 from zcomm import reference
-from zcomm.backend import _c10d, backend_of
+from zcomm.distributed.backend import _c10d, backend_of
 
 PIECE = 16384  # elements of a sample
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed import distributed_test
 
-import zcomm.backend  # noqa: F401
+import zcomm.distributed.backend  # noqa: F401
 
 
 def pose_as_gloo() -> None:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-import zcomm.backend
+import zcomm.distributed.backend
 
 GROUP_SECONDS = 20.0  # of a group's calls; no test waits for it unless something is broken
 WORLD_SECONDS = 60.0

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from zcomm.backend import _c10d, backend_of
+from zcomm.distributed.backend import _c10d, backend_of
+from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
-from zcomm.policy import override
 
 _log = logging.getLogger("zcomm")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from zcomm.backend import _c10d
+from zcomm.distributed.backend import _c10d
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.collectives import DIFFERENCE, Collectives, Rule, collectives_of
 

@@ -18,12 +18,12 @@ import pytest
 from device_arrays import CUDA, CudaInterface, Dlpack, OldDlpack
 
 import zcomm
-from zcomm import _core, codec, nccl
+from zcomm import _core, _nccl, codec
 from zcomm.testing import LocalWorld
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 GATHER, SCATTER, REDUCE = "int8:64", "int8:64/int4:32", "int8:32/int4:64"
-CORE = Path(nccl.load()[0]).with_name("libzcomm_core.so")
+CORE = Path(_nccl.load()[0]).with_name("libzcomm_core.so")
 
 _runtime = ctypes.CDLL(str(CORE))
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from cpp_example import ROOT, build, needs_compiler
 
-from zcomm import nccl
+from zcomm import _nccl
 
 
 @needs_compiler
 @pytest.mark.timeout(300)
 def test_it_runs_on_gpus(tmp_path: Path) -> None:
     program = tmp_path / "collectives"
-    library = nccl.load()[0]
+    library = _nccl.load()[0]
     build(program, Path(library).parent, "-DZCOMM_EXAMPLE_CUDA", f"-isystem{ROOT / 'tests/cuda_host/include'}")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

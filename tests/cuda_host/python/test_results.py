@@ -83,7 +83,7 @@ def test_the_mean_is_the_mean() -> None:
 
 def test_exact_calls_go_to_the_inner_group_of_the_device() -> None:
     def body() -> None:
-        import zcomm.backend
+        import zcomm.distributed.backend
 
         made = []
 
@@ -91,7 +91,7 @@ def test_exact_calls_go_to_the_inner_group_of_the_device() -> None:
             made.append(torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size))
             return made[-1]
 
-        zcomm.backend._make_nccl = make
+        zcomm.distributed.backend._make_nccl = make
         numbers = torch.arange(8)
         dist.all_reduce(host.as_cuda(numbers))
         dist.reduce(host.as_cuda(numbers), dst=0)

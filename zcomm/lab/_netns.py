@@ -1,9 +1,9 @@
 """Network namespaces held by file descriptors: `build` makes them, `enter` starts a command in one.
 
-`zcomm.netlab` runs this file as a script in an interpreter of its own, because a process with threads (any that has
-imported torch) can neither create nor enter a user namespace, and is not safe to fork. Nothing gets a name in the file
-system: a namespace lives as long as a descriptor or a process refers to it, so that even a killed lab leaves nothing
-behind.
+`zcomm.lab.network` runs this file as a script in an interpreter of its own, because a process with threads (any that
+has imported torch) can neither create nor enter a user namespace, and is not safe to fork. Nothing gets a name in the
+file system: a namespace lives as long as a descriptor or a process refers to it, so that even a killed lab leaves
+nothing behind.
 """
 
 from __future__ import annotations

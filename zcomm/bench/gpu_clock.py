@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zcomm import codec
-from zcomm.bench_contenders import Problem
+from zcomm.bench.contenders import Problem
 
 REPEATS = 7
 FLUSH_BYTES = 256 << 20  # more than the L2 cache of any GPU of today holds

@@ -61,10 +61,10 @@ def facts() -> dict[str, Any]:
 
 
 def _nccl_version() -> str | None:
-    from zcomm import nccl
+    from zcomm import _nccl
 
     try:
-        return nccl.load()[1]
+        return _nccl.load()[1]
     except (RuntimeError, AttributeError):  # a build of zcomm without CUDA
         return None
 

@@ -1,6 +1,6 @@
-"""What every rank of the benchmark runs: `python -m zcomm.bench_worker ACTION JSON`.
+"""What every rank of the benchmark runs: `python -m zcomm.bench.worker ACTION JSON`.
 
-Rank 0 prints one line of JSON per size: a list with an object per backend (see zcomm.bench.FIGURES).
+Rank 0 prints one line of JSON per size: a list with an object per backend (see zcomm.bench.run.FIGURES).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-from zcomm import bench_gpu, gpus, netlab
-from zcomm.bench import NO_LAB, OVERHEAD_BATCHES, Spec
-from zcomm.bench_contenders import Contender, Problem, Zcomm, make_contenders
-from zcomm.statistics import CollectiveStats
+from zcomm.bench import gpu_clock
+from zcomm.bench.contenders import Contender, Problem, Zcomm, make_contenders
+from zcomm.bench.run import NO_LAB, OVERHEAD_BATCHES, Spec
+from zcomm.distributed.stats import CollectiveStats
+from zcomm.lab import gpus, network
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -41,7 +42,7 @@ class Bench:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self.spec, self.device = spec, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        ranks_per_node = netlab.parse_nodes(spec.nodes)[1]
+        ranks_per_node = network.parse_nodes(spec.nodes)[1]
         self.contenders = make_contenders(spec, ranks_per_node if spec.link == NO_LAB else None)
         # Without a lab, or where no lab could be made, the interface does not tell traffic between nodes.
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
@@ -187,7 +188,7 @@ class Bench:
         if self.interface is None:
             return 0
         with open("/proc/self/net/dev", encoding="ascii") as file:
-            return netlab.interface_tx_bytes(file.read(), self.interface)
+            return network.interface_tx_bytes(file.read(), self.interface)
 
     def _measure_barrier(self) -> float:
         counts = []
@@ -232,11 +233,11 @@ class Bench:
 
     def _codec_seconds(self, contender: Contender, problem: Problem) -> float:
         """Of one call on a GPU: measured by rank 0, with nothing else on it."""
-        ranks_per_node = netlab.parse_nodes(self.spec.nodes)[1]
+        ranks_per_node = network.parse_nodes(self.spec.nodes)[1]
         self._barrier()
         found = [0.0]
         if self.rank == 0:
-            found = [bench_gpu.codec_seconds(problem, contender.format, self.size, ranks_per_node)]
+            found = [gpu_clock.codec_seconds(problem, contender.format, self.size, ranks_per_node)]
         dist.broadcast_object_list(found, 0)
         return found[0]
 

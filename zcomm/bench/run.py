@@ -1,6 +1,6 @@
 """The benchmark of the collectives: what to run, what comes out of it, and the files that hold it.
 
-Options, columns and definitions are those of nccl-tests, on logical (uncompressed) bytes; `zcomm.bench_worker` is what
+Options, columns and definitions are those of nccl-tests, on logical (uncompressed) bytes; `zcomm.bench.worker` is what
 every rank runs. Several backends run side by side in the same processes and take turns call by call, so that a machine
 which gets slower makes all of them slower.
 """
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zcomm import gpus, netlab
 from zcomm._version import __version__
+from zcomm.lab import gpus, network
 
 SCHEMA = "zcomm-bench/1"
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -90,9 +90,9 @@ class Spec:
 
     `sizes` are in bytes; they are rounded down to whole shards. `calls` back to back make a sample; 0: as many, up to
     50, as take some milliseconds and much longer than the burst that an idle link lets through. `link` is a rate of
-    `zcomm.netlab`, "unlimited", or "none" for plain loopback. `options` are fields of zcomm.Options. `seconds` bounds
-    the samples of a size: fewer than `iters` are taken, but three at least; 0: no bound. `device` is where the tensors
-    are; ranks on "cuda" share the GPUs if there are fewer (see zcomm.gpus).
+    `zcomm.lab.network`, "unlimited", or "none" for plain loopback. `options` are fields of zcomm.Options. `seconds`
+    bounds the samples of a size: fewer than `iters` are taken, but three at least; 0: no bound. `device` is where the
+    tensors are; ranks on "cuda" share the GPUs if there are fewer (see zcomm.lab.gpus).
     """
 
     collective: str
@@ -124,19 +124,19 @@ class Spec:
         for backend in self.backends:
             if parse_backend(backend, self.device)[0] == "exact_all_to_all" and self.collective == "all_gather":
                 raise ValueError("exact_all_to_all is a baseline for reductions, not for all_gather")
-        netlab.parse_nodes(self.nodes)
+        network.parse_nodes(self.nodes)
         if self.link != NO_LAB:
-            netlab.parse_rate(self.link)
+            network.parse_rate(self.link)
 
     @property
     def num_ranks(self) -> int:
-        num_nodes, ranks_per_node = netlab.parse_nodes(self.nodes)
+        num_nodes, ranks_per_node = network.parse_nodes(self.nodes)
         return num_nodes * ranks_per_node
 
     @property
     def rate_bits(self) -> int | None:
         """Bits per second of every link; None if it has no limit."""
-        return None if self.link == NO_LAB else netlab.parse_rate(self.link)
+        return None if self.link == NO_LAB else network.parse_rate(self.link)
 
     @property
     def shards(self) -> list[int]:
@@ -155,7 +155,7 @@ Update = Callable[[list[dict[str, Any]], str], object]
 def run(spec: Spec, on_update: Update = lambda records, progress: None) -> dict[str, Any]:
     """Run the benchmark and return what `save` writes.
 
-    `on_update` gets the records so far and a line of progress whenever a size is done. Raises netlab.RankFailed.
+    `on_update` gets the records so far and a line of progress whenever a size is done. Raises network.RankFailed.
     """
     rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
     found = gpus.facts() if spec.device == "cuda" else {}
@@ -189,10 +189,10 @@ def launch_ranks(spec: Spec, arguments: list[str], on_line: Callable[[str], obje
     """Run the worker as every rank; returns what the network lab has to say."""
     # Without a lab all ranks share one host, whose own address is loopback; their nodes are virtual.
     nodes, rate = (f"1x{spec.num_ranks}", None) if spec.link == NO_LAB else (spec.nodes, spec.link)
-    argv = [sys.executable, "-m", "zcomm.bench_worker", *arguments]
+    argv = [sys.executable, "-m", "zcomm.bench.worker", *arguments]
     # On GPUs plain loopback is just that: NCCL knows the machine by more than its network.
     isolate = spec.device == "cpu" or spec.link != NO_LAB
-    return netlab.launch(argv, nodes=nodes, rate=rate, on_line=on_line, isolate=isolate).note
+    return network.launch(argv, nodes=nodes, rate=rate, on_line=on_line, isolate=isolate).note
 
 
 def measure_overhead(batch: int = 100) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zcomm import netlab
-from zcomm.bench import Spec
+from zcomm.bench.run import Spec
+from zcomm.lab import network
 
 WIDTH = 176  # columns of the table where there is no terminal to fit
 
@@ -132,7 +132,7 @@ class LiveTable:
 
 
 def show_overhead(results: Sequence[Record]) -> None:
-    """The figures of zcomm.bench.measure_overhead."""
+    """The figures of zcomm.bench.run.measure_overhead."""
     made = Table(
         title="processor time of a caller, exact calls of one element in a group of one rank", box=box.SIMPLE_HEAD
     )
@@ -203,7 +203,7 @@ def _spec(report: Record) -> Spec:
 def _limit(report: Record) -> float | None:
     """GB/s of a link, which bounds the bus bandwidth of exact collectives where every rank has one of its own."""
     spec = _spec(report)
-    if spec.rate_bits is None or report["note"] or netlab.parse_nodes(spec.nodes)[1] > 1:
+    if spec.rate_bits is None or report["note"] or network.parse_nodes(spec.nodes)[1] > 1:
         return None
     return spec.rate_bits / 8e9
 

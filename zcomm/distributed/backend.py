@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from zcomm import environment, nccl
+from zcomm import _nccl
 from zcomm._version import __version__
+from zcomm.distributed import environment
 
 
 def _load() -> Any:
@@ -209,12 +210,12 @@ def _make(store: Any, rank: int, size: int, options: Any) -> Any:
     def meet_for_nccl() -> str:
         prefixed("nccl-meeting").set(f"{rank}", "")
         meet("nccl-meeting", f"first compressed call on a GPU {_SAME}")
-        return nccl.wheel_path()
+        return _nccl.wheel_path()
 
     def end() -> None:
         ended = _living.pop(key, None)
         if ended is not None and environment.log_level() == "info":
-            from zcomm.statistics import stats_of
+            from zcomm.distributed.stats import stats_of
 
             _log.info("group '%s', rank %d: %s", options.group_name, rank, stats_of(ended))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zcomm.backend import _c10d, backend_of, living_backends
+from zcomm.distributed.backend import _c10d, backend_of, living_backends
 
 
 class override:

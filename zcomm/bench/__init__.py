@@ -1,0 +1,1 @@
+"""The benchmark of the collectives: `python -m zcomm bench`."""

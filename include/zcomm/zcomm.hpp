@@ -10,7 +10,6 @@
 #include "zcomm/dtype.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
-#include "zcomm/policy.hpp"
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"

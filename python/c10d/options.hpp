@@ -4,8 +4,8 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "policy.hpp"
 #include "zcomm/communicator.hpp"
-#include "zcomm/policy.hpp"
 
 namespace zcomm::c10d_binding {
 

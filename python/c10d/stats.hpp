@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "policy.hpp"
 #include "zcomm/collectives.hpp"
-#include "zcomm/policy.hpp"
 
 namespace zcomm::c10d_binding {
 

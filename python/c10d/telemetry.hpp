@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "policy.hpp"
 #include "zcomm/communicator.hpp"
-#include "zcomm/policy.hpp"
 
 namespace zcomm::c10d_binding {
 

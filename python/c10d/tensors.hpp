@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "zcomm/policy.hpp"
+#include "policy.hpp"
 #include "zcomm/tensor_view.hpp"
 
 namespace zcomm::c10d_binding {

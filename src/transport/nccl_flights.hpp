@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_check.hpp"
+#include "cuda/check.hpp"
 
 namespace zcomm {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <span>
 
-#include "cuda_check.hpp"
+#include "cuda/check.hpp"
 #include "transport/nccl_symbols.hpp"
 #include "zcomm/transport.hpp"
 

@@ -1,4 +1,4 @@
-#include "zcomm/policy.hpp"
+#include "c10d/policy.hpp"
 
 #include <doctest/doctest.h>
 

@@ -8,7 +8,7 @@
 
 #include "codec/checks.hpp"
 #include "codec/cpu/isa.hpp"
-#include "thread_pool.hpp"
+#include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/wire_layout.hpp"
 

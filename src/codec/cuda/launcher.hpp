@@ -8,7 +8,7 @@
 
 #include "codec/checks.hpp"
 #include "codec/cuda/tables.cuh"
-#include "cuda_check.hpp"
+#include "cuda/check.hpp"
 
 namespace zcomm::gpu {
 

@@ -1,4 +1,4 @@
-#include "thread_pool.hpp"
+#include "host/thread_pool.hpp"
 
 #include <pthread.h>
 

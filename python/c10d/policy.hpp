@@ -1,4 +1,5 @@
 // Decides which calls are compressed. Nothing else is.
+// Torch-free: it builds alone for its test.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_check.hpp"
-#include "size_class.hpp"
+#include "cuda/check.hpp"
+#include "host/size_class.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {

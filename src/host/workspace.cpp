@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "size_class.hpp"
+#include "host/size_class.hpp"
 
 namespace zcomm {
 namespace {

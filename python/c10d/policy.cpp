@@ -1,4 +1,4 @@
-#include "zcomm/policy.hpp"
+#include "policy.hpp"
 
 #include "zcomm/error.hpp"
 

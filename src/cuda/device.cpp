@@ -1,6 +1,5 @@
+#include "cuda/check.hpp"
 #include "zcomm/cuda.hpp"
-
-#include "cuda_check.hpp"
 
 namespace zcomm {
 

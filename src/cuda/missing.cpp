@@ -1,0 +1,24 @@
+#include "cuda/missing.hpp"
+
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+
+void throw_cuda_missing() {
+  throw Error(
+      "this build of zcomm has no CUDA: no nvcc was found when it was built. Install the CUDA toolkit, or set CUDACXX "
+      "to its nvcc, and install zcomm again");
+}
+
+CudaBuild cuda_build() { return {}; }
+int cuda_device_count() { return 0; }
+CudaDeviceGuard::CudaDeviceGuard(int) { throw_cuda_missing(); }
+CudaDeviceGuard::~CudaDeviceGuard() = default;
+bool is_capturing(StreamView) { throw_cuda_missing(); }
+void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
+void synchronize(StreamView) { throw_cuda_missing(); }
+std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
+std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
+
+}  // namespace zcomm

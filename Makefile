@@ -30,7 +30,7 @@ study: install
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
 # less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
 gpu:
-	$(PYTHON) tests/gpu/run_all.py $(ARGS)
+	$(PYTHON) tools/run_gpu.py $(ARGS)
 
 # --- Python ------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 // NCCL as we use it: declarations of our own, so that no nccl.h is needed to build, and the functions of the library
-// that is found at run time. They are those of NCCL 2.18; tests/python/test_nccl_headers.py compares them with every
+// that is found at run time. They are those of NCCL 2.18; test_nccl_headers.py in tests/python compares them with every
 // nccl.h that is installed.
 #pragma once
 

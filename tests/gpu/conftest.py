@@ -7,16 +7,14 @@ ZCOMM_GPU_TESTS_DEVICE=cpu runs those that need no CUDA on CPU tensors: a check 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 # Before torch is asked for GPUs: it would start CUDA, and a process that has started CUDA cannot fork ranks.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
-import gpu_world  # noqa: E402
 import pytest  # noqa: E402
+from support import gpu_world  # noqa: E402
 
 SECONDS = 150  # of a test; a world ends before that and says where its ranks hung
 

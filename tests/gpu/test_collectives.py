@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_world import (
+from support.gpu_world import (
     DEVICE,
     DTYPES,
     Gather,
@@ -25,7 +25,7 @@ from gpu_world import (
     synchronize,
     values,
 )
-from worlds import options
+from support.worlds import options
 
 import zcomm
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_world import LocalWorld, assert_same_bits, nodes_of, run, values
+from support.gpu_world import LocalWorld, assert_same_bits, nodes_of, run, values
 
 import zcomm
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_world import DEVICE, Gather, ReduceScatter, collect, run, synchronize
+from support.gpu_world import DEVICE, Gather, ReduceScatter, collect, run, synchronize
 
 import zcomm
 

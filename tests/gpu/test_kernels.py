@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_world import DEVICE, DTYPES, alone, assert_same_bits, on_device, synchronize
+from support.gpu_world import DEVICE, DTYPES, alone, assert_same_bits, on_device, synchronize
 
 from zcomm import codec
 

@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_world import DEVICE, Gather, ReduceScatter, assert_same_bits, gathered, run, values
-from worlds import options
+from support.gpu_world import DEVICE, Gather, ReduceScatter, assert_same_bits, gathered, run, values
+from support.worlds import options
 
 import zcomm
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from expected import digest
-from gpu_world import DEVICE, run
+from support.expected import digest
+from support.gpu_world import DEVICE, run
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 BUILT = ROOT / "build" / "plain" / "cuda_host"
 
-sys.path[:0] = [str(ROOT / "tests" / "python"), str(BUILT)]
+sys.path.insert(0, str(BUILT))
 if not (BUILT / "libzcomm_core.so").exists():
     pytest.exit(f"{BUILT} is not built: run 'make build/plain/zcomm_tests'", returncode=2)
 ctypes.CDLL(str(BUILT / "libzcomm_core.so"))  # before the modules ask for a library of this name

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from device_arrays import CUDA, CudaInterface, Dlpack, OldDlpack
+from support.device_arrays import CUDA, CudaInterface, Dlpack, OldDlpack
 
 import zcomm
 from zcomm import _core, _nccl, codec

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cpp_example import ROOT, build, needs_compiler
+from support.cpp_example import ROOT, build, needs_compiler
 
 from zcomm import _nccl
 

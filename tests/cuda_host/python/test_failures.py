@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from cuda_world import Gather, ReduceScatter, dist, host, run, with_nccl, worlds
+from support.cuda_world import Gather, ReduceScatter, dist, host, run, with_nccl, worlds
 
 
 def test_a_peer_that_does_not_come_to_a_call() -> None:

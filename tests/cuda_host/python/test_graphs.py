@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_world import Gather, ReduceScatter, gathered, host, run, values
+from support.cuda_world import Gather, ReduceScatter, gathered, host, run, values
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import worlds
-from cuda_world import Gather, ReduceScatter, dist, host, run, values
+from support import worlds
+from support.cuda_world import Gather, ReduceScatter, dist, host, run, values
 
 import zcomm
 from zcomm.testing import LocalWorld

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from cuda_world import Gather, ReduceScatter, dist, host, run, values
+from support.cuda_world import Gather, ReduceScatter, dist, host, run, values
 
 
 def connect() -> Gather:
@@ -183,6 +183,6 @@ def test_high_priority_is_asked_of_torch() -> None:
         assert "pool s101 high" in host.take_log()
         host.synchronize()
 
-    import worlds
+    from support import worlds
 
     run(body, 2, options=worlds.options(high_priority_stream=True))

@@ -1,0 +1,370 @@
+"""What torch offers around collectives: async work, coalescing, point-to-point, objects, groups, meshes, splits."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.calls import NUM, data, gather, gathered, mine, newly_counted, scatter, start_gather
+from support.expected import all_gather, all_reduce, assert_same_bits
+from support.worlds import options, run
+from torch.distributed.distributed_c10d import AllgatherOptions
+
+import zcomm
+
+CPU = torch.device("cpu")
+
+
+def test_async_calls_in_flight() -> None:
+    """Many at once, compressed and exact mixed, waited for in any order; a barrier comes after all of them."""
+
+    def body() -> None:
+        flights = [start_gather(seed) for seed in range(8)]
+        exact = torch.ones(8)
+        reduction = dist.all_reduce(exact, async_op=True)
+        for seed in (5, 0, 7, 1, 2, 3, 4, 6):
+            whole, work = flights[seed]
+            work.wait()
+            assert work.is_completed()
+            assert_same_bits(whole, gathered(seed), seed)
+        reduction.wait()
+        assert exact.sum() == 16
+        whole, work = start_gather(9)
+        dist.barrier()
+        assert work.is_completed()
+        assert_same_bits(whole, gathered(9))
+
+    run(body)
+
+
+def test_work_may_be_dropped_at_once() -> None:
+    """Neither the Work nor the caller's tensors need to be kept for the call to be right on the other rank."""
+
+    def body() -> None:
+        for seed in range(20):
+            start_gather(seed)
+        gc.collect()
+        whole, work = start_gather(99)
+        work.wait()
+        assert_same_bits(whole, gathered(99))
+
+    run(body)
+
+
+def test_futures() -> None:
+    """get_future() holds the outputs; then() runs after the result is there, also when added late."""
+
+    def body() -> None:
+        whole, work = start_gather(1)
+        future = work.get_future()
+        first = future.then(lambda done: done.value()[0].sum())
+        assert_same_bits(future.wait()[0], gathered(1))
+        assert first.wait() == whole.sum()
+        assert future.then(lambda done: len(done.value())).wait() == 1
+        assert work.result()[0].data_ptr() == whole.data_ptr()
+        failing = future.then(lambda done: 1 // 0)
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            failing.wait()
+
+    run(body)
+
+
+@pytest.mark.parametrize("opted_in", [False, True])
+@pytest.mark.parametrize("device", [None, CPU], ids=["no device", "device"])
+@pytest.mark.parametrize("async_ops", [False, True], ids=["sync", "async"])
+def test_coalescing_manager(opted_in: bool, device: torch.device | None, async_ops: bool) -> None:
+    """All calls of a block are done after it (after wait(), if async), compressed or not."""
+
+    @contextmanager
+    def coalescing() -> Iterator[None]:
+        with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
+            yield
+        if async_ops:
+            manager.wait()
+
+    def body() -> None:
+        rank = dist.get_rank()
+        format = "int8:256" if opted_in else "exact"
+        wholes = [torch.empty(2 * NUM) for _ in range(3)]
+        with coalescing():
+            for seed, whole in enumerate(wholes):
+                dist.all_gather_single(whole, whole[rank * NUM :][:NUM].copy_(data(rank, NUM, seed=seed)))
+        for seed, whole in enumerate(wholes):
+            assert_same_bits(whole, all_gather([data(r, NUM, seed=seed) for r in range(2)], format), seed)
+
+        sums = [data(rank, NUM, seed=seed) for seed in range(3)]
+        with coalescing():
+            for tensor in sums:
+                dist.all_reduce(tensor)
+        for seed, tensor in enumerate(sums):
+            want = all_reduce([data(r, NUM, seed=seed) for r in range(2)], format, [0, 0])
+            assert_same_bits(tensor, want, seed)
+
+        outputs = [torch.empty(NUM) for _ in range(2)]
+        with coalescing():
+            for output in outputs:
+                dist.reduce_scatter_single(output, torch.full((2 * NUM,), 2.0))
+        assert all(((output - 4).abs() < 0.1).all() for output in outputs)
+
+    fields: dict[str, Any] = {"coalesced": True, "all_reduce": "int8:256"} if opted_in else {"all_gather": "exact"}
+    run(body, options=zcomm.Options(**fields))
+
+
+def test_coalescing_ends_with_an_exception() -> None:
+    """A block that raises leaves the group usable."""
+
+    def body() -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="output"), dist._coalescing_manager(device=CPU, async_ops=True):
+                group = dist.group.WORLD
+                group._allgather_base(torch.empty(1), mine(), AllgatherOptions())
+            dist.distributed_c10d._world.pg_coalesce_state.clear()  # torch's own record of the block
+        assert_same_bits(gather(mine()), gathered(0))
+
+    run(body, options=options(out_of_place=True))
+
+
+def test_point_to_point() -> None:
+    """send/recv, their async forms, any source, tags, and batches."""
+
+    def body() -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        left, right = (rank - 1) % size, (rank + 1) % size
+        box, values = torch.zeros(NUM), mine()
+        if rank == 0:
+            dist.send(values, 1)
+            assert dist.recv(box) == size - 1
+        else:
+            dist.recv(box, rank - 1)
+            dist.send(values, right)
+        assert_same_bits(box, data(left, NUM))
+
+        boxes = [torch.zeros(NUM), torch.zeros(NUM)]
+        works = [dist.irecv(boxes[0], left, tag=1), dist.irecv(boxes[1], left, tag=2)]
+        works += [dist.isend(values * 2, right, tag=2), dist.isend(values, right, tag=1)]
+        for work in works:
+            work.wait()
+        assert_same_bits(boxes[0], data(left, NUM))
+        assert_same_bits(boxes[1], data(left, NUM) * 2)
+
+        ops = [dist.P2POp(dist.irecv, box.zero_(), left), dist.P2POp(dist.isend, values, right)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert_same_bits(box, data(left, NUM))
+        assert zcomm.stats().others.calls > 0 and zcomm.stats().all_gather.calls == 0
+
+    run(body, 3)
+
+
+def test_object_collectives() -> None:
+    def body() -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        own = {"rank": rank, "tensor": mine(5), "long": "x" * 200_000}
+        everything: list[Any] = [None] * size
+        dist.all_gather_object(everything, own)
+        assert [one["rank"] for one in everything] == list(range(size))
+        assert_same_bits(everything[1]["tensor"], data(1, 5))
+        at_one: list[Any] | None = [None] * size if rank == 1 else None
+        dist.gather_object(own, at_one, dst=1)
+        assert rank != 1 or [one["rank"] for one in at_one or []] == list(range(size))
+        shared = [own, rank] if rank == 1 else [None, None]
+        dist.broadcast_object_list(shared, src=1)
+        assert shared[1] == 1 and len(shared[0]["long"]) == 200_000
+        mine_only: list[Any] = [None]
+        dist.scatter_object_list(mine_only, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
+        assert mine_only == [f"for {rank}"]
+        if rank == 0:
+            dist.send_object_list(["hello"], 1)
+        elif rank == 1:
+            received: list[Any] = [None]
+            dist.recv_object_list(received, 0)
+            assert received == ["hello"]
+
+    run(body, 3, options=options(lists=True, out_of_place=True))
+
+
+def test_subgroups_and_meshes() -> None:
+    """Groups of some ranks compress with their own options; a 2-D mesh works along both dimensions."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        odd = dist.new_group([1, 3], pg_options=zcomm.Options(all_gather="int4:32", node_size=2))
+        own = dist.new_group([rank], use_local_synchronization=True)
+        assert newly_counted_in(own, lambda: gather_in(own, 0)) == 0
+        if rank % 2:
+            shards = [data(r, NUM) for r in range(2)]
+            assert_same_bits(gather_in(odd, 0), all_gather(shards, "int4:32"))
+            sent = zcomm.stats(odd).all_gather  # virtual nodes are of the world: ranks 1 and 3 are on two
+            assert sent.between_bytes > 0 and sent.inside_bytes == 0
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for name in ("replicate", "shard"):
+            group = mesh.get_group(name)
+            assert_same_bits(gather_in(group, 3), gathered(3))
+            assert zcomm.stats(group).all_gather.calls == 1
+        assert zcomm.stats().all_gather.calls == 0
+
+    run(body, 4)
+
+
+def gather_in(group: Any, seed: int) -> torch.Tensor:
+    whole, work = start_gather(seed, group=group)
+    work.wait()
+    return whole
+
+
+def newly_counted_in(group: Any, call: Callable[[], Any]) -> int:
+    call()
+    return zcomm.stats(group).all_gather.calls
+
+
+def test_two_groups_from_two_threads() -> None:
+    """Calls of different groups need not be in the same order on all ranks."""
+
+    def body() -> None:
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        failures: list[BaseException] = []
+
+        def work(index: int) -> None:
+            try:
+                for seed in range(10):
+                    assert_same_bits(gather_in(groups[index], seed), gathered(seed))
+            except BaseException as error:
+                failures.append(error)
+
+        order = (0, 1) if dist.get_rank() == 0 else (1, 0)
+        threads = [threading.Thread(target=work, args=(index,)) for index in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+
+    run(body)
+
+
+def test_split() -> None:
+    """A split makes children with the parent's options, or with their own."""
+
+    def body() -> None:
+        world, rank = dist.group.WORLD, dist.get_rank()
+        members = [0, 2] if rank % 2 == 0 else [1, 3]
+        child = world.split_group(members, group_name=f"half{rank % 2}")
+        assert child.size() == 2 and child.rank() == rank // 2
+        backend = child._get_backend(CPU)
+        assert repr(backend.options) == repr(world._get_backend(CPU).options)
+        whole, own = torch.zeros(2 * NUM), data(child.rank(), NUM)
+        for _ in range(3):
+            part = whole[child.rank() * NUM :][:NUM].copy_(own)
+            child._allgather_base(whole, part, AllgatherOptions()).wait()
+            assert_same_bits(whole, all_gather([data(r, NUM) for r in range(2)], "int4:64"))
+        assert backend.stats()["all_gather"]["calls"] == 3
+        changed = world.split_group(members, opts=zcomm.Options(all_gather="int8:64"), group_name=f"other{rank % 2}")
+        assert changed._get_backend(CPU).options.all_gather == "int8:64"
+        for part in (changed, child):
+            part.shutdown()
+        again = world.split_group(members, group_name=f"other{rank % 2}")  # the name of one that has ended
+        assert again._get_backend(CPU) is not changed._get_backend(CPU)
+        again.shutdown()
+
+    run(body, 4, options=options(all_gather="int4:64"))
+
+
+@pytest.mark.parametrize("backend", ["zcomm", "cpu:zcomm", "cpu:zcomm,cuda:gloo"])
+def test_backend_names(backend: str) -> None:
+    """A name per device is accepted, and statistics are found under it."""
+
+    def body() -> None:
+        assert newly_counted(lambda: gather(mine())) == {"all_gather: compressed": 1}
+
+    run(body, backend=backend)
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL refuses the name")
+def test_beside_nccl() -> None:
+    run(lambda: gather(mine()).sum(), backend="cpu:zcomm,cuda:nccl")
+
+
+def test_debug_level_detail() -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the group: calls, statistics and its own shape check work."""
+
+    def body() -> None:
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+        assert_same_bits(gather(mine()), gathered(0))
+        assert zcomm.stats().all_gather.calls == 1
+        with pytest.raises(RuntimeError, match=r"mismatch|Detected"):
+            scatter(torch.ones(2 * NUM * (1 + dist.get_rank())))
+
+    run(body, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def test_groups_can_be_destroyed_and_made_again() -> None:
+    """In one process, with other options, and with threads and files given back."""
+
+    def body() -> None:
+        store = dist.FileStore(os.environ["AGAIN"], 2)
+        rank, tasks = dist.get_rank(), 0
+        dist.destroy_process_group()
+        for number in range(5):
+            format = ("int8:64", "int4:64")[number % 2]
+            dist.init_process_group(
+                "zcomm",
+                store=dist.PrefixStore(str(number), store),
+                rank=rank,
+                world_size=2,
+                pg_options=options(all_gather=format),
+            )
+            assert_same_bits(gather(data(rank, NUM)), all_gather([data(r, NUM) for r in range(2)], format))
+            dist.destroy_process_group()
+            gc.collect()
+            now = len(os.listdir("/proc/self/task"))
+            tasks = tasks or now
+            assert now <= tasks, "a destroyed group leaves threads behind"
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(body, env={"AGAIN": f"{folder}/store"})
+
+
+def test_log_line_at_the_end() -> None:
+    """ZCOMM_LOG=info: one line for each group on each rank when it is destroyed."""
+
+    def body() -> list[str]:
+        lines: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("zcomm").addHandler(handler)
+        logging.getLogger("zcomm").setLevel(logging.INFO)
+        part = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=part)
+        gather(mine())
+        dist.destroy_process_group()
+        return lines
+
+    for rank, lines in enumerate(run(body, env={"ZCOMM_LOG": "info"})):
+        assert len(lines) == 2
+        assert any("all_gather 1 calls" in line and f"rank {rank}" in line for line in lines)
+        assert any("all_reduce exact: 1 format_exact" in line for line in lines)
+
+
+def test_timeouts_and_monitored_barrier() -> None:
+    """set_timeout reaches all calls; a monitored barrier is gloo's."""
+
+    def body() -> None:
+        group = dist.group.WORLD
+        group.set_timeout(datetime.timedelta(seconds=9))
+        backend = group._get_backend(CPU)
+        assert backend.options._timeout == datetime.timedelta(seconds=9)
+        group.monitored_barrier(datetime.timedelta(seconds=9))
+        gather(mine())
+
+    run(body)

@@ -1,0 +1,117 @@
+"""Who may wait for whom: callbacks, first calls, calls that are refused in part, and ends with calls under way."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.calls import NUM, gathered, start_gather
+from support.expected import assert_same_bits
+from support.worlds import options, run
+
+import zcomm
+
+
+@pytest.mark.parametrize("in_callback", ["a compressed call", "an exact call", "a barrier"])
+def test_a_callback_may_call_its_own_group_and_wait(in_callback: str) -> None:
+    """As torch's PowerSGD hook does; the group's own thread runs the callback, and must not wait for itself."""
+
+    def call(_: torch.futures.Future) -> torch.Tensor:
+        if in_callback == "a barrier":
+            dist.barrier()
+        elif in_callback == "an exact call":
+            dist.all_reduce(torch.ones(3))
+        whole, work = start_gather(1)
+        work.wait()
+        return whole
+
+    def body() -> None:
+        whole, work = start_gather(0)
+        third, third_work = start_gather(2)  # before the callback on all ranks: calls are in the same order
+        second = work.get_future().then(call)
+        assert_same_bits(second.wait(), gathered(1))
+        third_work.wait()
+        assert_same_bits(whole, gathered(0))
+        assert_same_bits(third, gathered(2))
+
+    run(body)
+
+
+def test_a_first_collective_does_not_wait_for_peers_that_come_later() -> None:
+    """Valid on gloo: one rank starts a collective before it sends what the other is waiting for."""
+
+    def body() -> None:
+        tensor = torch.ones(4)
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(tensor, async_op=True)
+            dist.send(torch.zeros(2), 1)
+            work.wait()
+        else:
+            dist.recv(torch.zeros(2), 0)
+            dist.all_reduce(tensor)
+        assert tensor.sum() == 8
+
+    run(body)
+
+
+def test_a_coalesced_call_is_checked_whole_before_any_byte_moves() -> None:
+    """A wrong second tensor raises on its rank alone; the group stays usable and nothing is counted."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        good, bad = torch.zeros(2 * NUM), torch.zeros(2 * NUM + 1)
+        group = dist.group.WORLD
+        with pytest.raises(ValueError, match="output has"):
+            group.allgather_into_tensor_coalesced([good, bad], [good[:NUM].clone(), bad[:NUM].clone()])
+        assert zcomm.stats().all_gather.calls == 0
+        whole, work = start_gather(3)
+        work.wait()
+        assert_same_bits(whole, gathered(3), rank)
+
+    run(body, options=options(coalesced=True))
+
+
+def test_premul_sum_of_float64_is_exact() -> None:
+    """The exact path loses no bit of a factor that float32 cannot hold."""
+
+    def body() -> None:
+        values = torch.arange(6, dtype=torch.float64) / 7
+        out = torch.empty(3, dtype=torch.float64)
+        dist.reduce_scatter_single(out, values, op=dist._make_nccl_premul_sum(1 / 3))
+        half = slice(3 * dist.get_rank(), 3 * dist.get_rank() + 3)
+        assert_same_bits(out, (values * (1 / 3) + values * (1 / 3))[half])
+
+    run(body)
+
+
+def test_destroying_a_group_with_an_unanswered_call_ends() -> None:
+    """A rank that fails and destroys its group in a `finally` does not wait for the group's timeout."""
+
+    def body() -> None:
+        start_gather(0)[1].wait()
+        if dist.get_rank() == 0:
+            start_gather(1)
+        dist.destroy_process_group()
+
+    run(body, group_seconds=3600)
+
+
+def test_a_combined_future_holds_tensors() -> None:
+    """The future of a call that was compressed in part has the tensors of both parts."""
+
+    def body() -> None:
+        big, small = torch.zeros(2 * NUM), torch.zeros(2)
+        opts = (
+            dist.AllgatherOptions()
+            if hasattr(dist, "AllgatherOptions")
+            else torch._C._distributed_c10d.AllgatherOptions()
+        )
+        opts.timeout = datetime.timedelta(seconds=30)
+        work = dist.group.WORLD.allgather_into_tensor_coalesced([big, small], [torch.ones(NUM), torch.ones(1)], opts)
+        values = work.get_future().wait()
+        assert sorted(value.numel() for value in values)[-1] == 2 * NUM
+        assert all(isinstance(value, torch.Tensor) for value in values)
+
+    run(body, options=options(coalesced=True, min_bytes=1024))

@@ -1,0 +1,286 @@
+"""Never silent, and errors are errors: what goes wrong on one rank is heard, by name, on all of them, in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import exits
+from support.calls import NUM, OPT_INS, gather, mine, scatter
+from support.worlds import Outcome, collect, options, run
+
+import zcomm
+import zcomm.distributed.backend
+
+IN_TIME = 15.0  # of GROUP_SECONDS, 20: noticed, not timed out. Ranks take a tenth of a second.
+SOON = 2.0  # a group's timeout where a test waits for it
+
+
+def fails(action: Callable[[], Any]) -> str:
+    """The message of the error that ``action()`` raises."""
+    try:
+        action()
+    except (RuntimeError, ValueError) as error:  # DistBackendError is a RuntimeError
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+DISAGREEMENTS: dict[str, tuple[Any, Any]] = {
+    "all_gather": ("int8:256", "int4:64"),
+    "min_bytes": (1, 2),
+    "strict": (True, False),
+    "node_size": (1, 2),
+    "chunk_bytes": (4096, 8192),
+}
+
+
+@pytest.mark.parametrize("field", DISAGREEMENTS)
+def test_ranks_that_disagree_on_options_are_told_the_difference(field: str) -> None:
+    """At the first collective, on every rank, whatever it is; other groups are not concerned."""
+
+    def body() -> None:
+        given = DISAGREEMENTS[field][dist.get_rank()]
+        group = dist.new_group([0, 1], pg_options=zcomm.Options(**{field: given}))
+        message = fails(lambda: dist.all_reduce(torch.ones(2), group=group))
+        assert "options" in message
+        for value in DISAGREEMENTS[field]:
+            assert f"{field}={value!r}" in message
+        assert f"rank {1 - dist.get_rank()}" in message
+        gather(mine())
+
+    run(body)
+
+
+def test_ranks_that_disagree_on_the_version_are_told() -> None:
+    def body() -> None:
+        zcomm.distributed.backend.__version__ = ("1.0", "2.0")[dist.get_rank()]
+        group = dist.new_group([0, 1])
+        message = fails(lambda: gather(mine(), group=group))
+        assert "version" in message and "1.0" in message and "2.0" in message
+        gather(mine())  # the world goes on; and no rank leaves while the other still connects
+
+    run(body)
+
+
+def strange(call: str) -> Any:
+    """Different calls by name."""
+    return {
+        "all_gather": lambda: gather(mine()),
+        "a longer one": lambda: gather(mine(2 * NUM)),
+        "bfloat16": lambda: gather(mine(dtype=torch.bfloat16)),
+        "int4": lambda: gather_as("int4:32"),
+        "reduce_scatter": lambda: scatter(mine(2 * NUM)),
+        "AVG": lambda: scatter(mine(2 * NUM), dist.ReduceOp.AVG),
+        "PREMUL_SUM": lambda: scatter(mine(2 * NUM), dist._make_nccl_premul_sum(0.1)),
+        "another PREMUL_SUM": lambda: scatter(mine(2 * NUM), dist._make_nccl_premul_sum(0.1000001)),
+        "all_reduce": lambda: dist.all_reduce(mine(2 * NUM)),
+    }[call]()
+
+
+def gather_as(format: str) -> None:
+    with zcomm.override(all_gather=format):
+        gather(mine())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ("all_gather", "a longer one", (f"{NUM}]", f"{2 * NUM}]")),
+        ("all_gather", "bfloat16", ("float32", "bfloat16")),
+        ("all_gather", "int4", ("int8:256", "int4:32")),
+        ("all_gather", "reduce_scatter", ("all_gather", "reduce_scatter")),
+        ("reduce_scatter", "all_reduce", ("reduce_scatter", "all_reduce")),
+        ("reduce_scatter", "AVG", ("times 1", "times 0.5")),
+        ("PREMUL_SUM", "another PREMUL_SUM", ("times",)),
+    ],
+)
+def test_ranks_that_call_different_things_are_told_both(first: str, second: str, named: tuple[str, ...]) -> None:
+    """Every rank that exchanges bytes with one that calls something else raises, and quotes both calls."""
+
+    def body() -> str:
+        gather(mine(64))
+        return fails(lambda: strange(second if dist.get_rank() == 1 else first))
+
+    for message in run(body, 2, options=options(all_reduce="int8:128/int4:128", min_bytes=1)):
+        assert "called different things" in message
+        for text in named:
+            assert text in message
+
+
+def ended(outcomes: list[Outcome], but: int) -> list[str]:
+    """The errors of all ranks other than ``but``, none of which waited for a timeout or hung."""
+    errors = []
+    for rank, outcome in enumerate(outcomes):
+        if rank != but:
+            assert not outcome.stuck and outcome.error, f"rank {rank}: {outcome}"
+            assert outcome.seconds < IN_TIME, f"rank {rank} waited {outcome.seconds} s: {outcome.error}"
+            errors.append(outcome.error)
+    return errors
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["file store", "store on rank 0"])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("hierarchical", [False, True], ids=["flat", "hierarchical"])
+def test_a_killed_peer_is_noticed(tcp: bool, victim: int, hierarchical: bool) -> None:
+    """SIGKILL in the middle of a call: every other rank raises at once, also those that do not talk to the victim."""
+
+    def body() -> None:
+        gather(mine())
+        if dist.get_rank() == victim:
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        while True:
+            scatter(torch.ones(dist.get_world_size() * NUM * 8))
+
+    fields = options(node_size=2 if hierarchical else None)
+    outcomes = collect(body, 4, options=fields, tcp=tcp, grace=IN_TIME)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    for error in ended(outcomes, but=victim):
+        assert "lost rank" in error
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "at the first call"])
+def test_a_peer_that_never_calls_times_out(first: bool) -> None:
+    """Every rank that waits raises after the timeout, and says for whom it waited."""
+
+    def body() -> str:
+        if not first:
+            gather(mine())
+        if dist.get_rank() == 1:
+            time.sleep(2 * SOON)
+            return "rank 1"
+        return fails(lambda: gather(mine()))
+
+    for message in run(body, 3, group_seconds=SOON):
+        assert "rank 1" in message or "ranks [1]" in message
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "the first compressed call"])
+def test_a_call_that_went_another_way_times_out_with_advice(first: bool) -> None:
+    """One rank calls under exact(), the other not: the message points there."""
+
+    def body() -> str:
+        if not first:
+            gather(mine())
+        if dist.get_rank() == 1:
+            with zcomm.exact():
+                return fails(lambda: gather(mine()))
+        return fails(lambda: gather(mine()))
+
+    message = run(body, group_seconds=SOON)[0]
+    assert "rank 0" in message and "zcomm.exact()" in message
+
+
+def test_a_rank_that_raises_takes_the_others_along() -> None:
+    """Its connections close as it ends: the others raise at once and name it."""
+
+    def body() -> None:
+        gather(mine())
+        if dist.get_rank() == 1:
+            raise LookupError("on purpose")
+        gather(mine())
+
+    outcomes = collect(body, 3, grace=IN_TIME)
+    assert outcomes[1].error == "LookupError: on purpose"
+    for error in ended(outcomes, but=1):
+        assert "lost rank 1" in error
+
+
+@pytest.mark.parametrize("how", ["group.abort", "_abort_process_group"])
+@pytest.mark.parametrize("first", [False, True], ids=["later", "at the first call"])
+def test_abort_from_another_thread(how: str, first: bool) -> None:
+    """The call that waits raises, here and on the peers, and all later ones do; well before any timeout."""
+
+    def body() -> None:
+        if not first:
+            gather(mine())
+        group, rank, whole = dist.group.WORLD, dist.get_rank(), torch.ones(2 * NUM)
+        if rank == 0:
+            abort = group.abort if how == "group.abort" else dist.distributed_c10d._abort_process_group
+            threading.Timer(0.3, abort).start()
+            call = lambda: dist.all_gather_single(whole, whole[:NUM], group=group)  # noqa: E731
+            message = fails(call)
+            assert "abort" in message or "shut down" in message, message
+            time.sleep(1)  # an exit would explain the end of the other rank, too
+            fails(call)
+        elif not first:
+            time.sleep(0.6)
+            message = fails(lambda: gather(mine()))
+            assert "rank 0" in message and "abort" in message, message
+
+    for outcome in collect(body, grace=IN_TIME):
+        assert not outcome.stuck and outcome.error is None, outcome
+        assert outcome.seconds < IN_TIME
+
+
+def test_after_a_failure_the_group_says_so_and_a_new_one_works() -> None:
+    """Pending calls all fail, later ones at once; the process can go on with a new group."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        group = dist.new_group([0, 1])
+        flights = []
+        for size in (NUM, 2 * NUM if rank else NUM, NUM):
+            whole = torch.ones(2 * size)
+            own = whole[rank * size :][:size]
+            flights.append(dist.all_gather_single(whole, own, group=group, async_op=True))
+        flights[0].wait()
+        assert "called different things" in fails(flights[1].wait)
+        assert "failed before" in fails(flights[2].wait)
+        assert flights[2].is_completed() and not flights[2].is_success()
+        assert "different things" in fails(flights[1].get_future().wait)
+        whole = torch.ones(2 * NUM)
+        own = whole[rank * NUM :][:NUM]
+        assert "different things" in fails(lambda: dist.all_gather_single(whole, own, group=group))
+        dist.destroy_process_group(group)
+        dist.barrier()
+        again = dist.new_group([0, 1])
+        dist.all_gather_single(whole, own, group=again)
+        assert zcomm.stats(again).all_gather.calls == 1
+        dist.destroy_process_group()
+
+    run(body)
+
+
+def test_wrong_arguments_leave_other_groups_alone() -> None:
+    """strict and shape errors on one rank are local: nobody is lost."""
+
+    def body() -> None:
+        if dist.get_rank() == 0:
+            fails(lambda: dist.all_gather_single(torch.empty(5), torch.empty(2)))
+        gather(mine())
+
+    run(body, options=options(**OPT_INS))
+
+
+@pytest.fixture(scope="module")
+def endings() -> dict[str, list[tuple[int | None, str]]]:
+    """What became of the ranks of each scenario of exits.py."""
+    program = Path(exits.__file__)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("scenario", exits.SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, list[tuple[int | None, str]]]) -> None:
+    """By themselves, soon, with the exit code of what happened, and without a crash on the way out."""
+    ends = endings[scenario.__name__]
+    for rank, (code, output) in enumerate(ends):
+        assert code is not None, f"rank {rank} did not end:\n{output}"
+        for crash in ("terminate called", "Fatal Python error", "Segmentation fault"):
+            assert crash not in output, f"rank {rank}:\n{output}"
+    assert [code for code, _ in ends] == exits.SCENARIOS[scenario], "\n".join(output for _, output in ends)
+    if scenario is exits.one_raises:
+        assert all("lost rank 1" in output for _, output in (ends[0], ends[2]))

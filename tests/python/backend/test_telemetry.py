@@ -1,0 +1,347 @@
+"""What compression loses, as zcomm.report() tells it, against the NumPy reference of the codec."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from support.training import make_batch, make_model
+from support.worlds import options, run
+from torch.distributed.fsdp import fully_shard
+
+import zcomm
+from zcomm import reference
+from zcomm.distributed.backend import _c10d, backend_of
+
+PIECE = 16384  # elements of a sample
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def values(numel: int, dtype: torch.dtype = torch.float32, rank: int | None = None) -> torch.Tensor:
+    """Gaussian, with a block's worth of zeros and a large value, so that some others become 0."""
+    generator = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
+    tensor = torch.randn(numel, generator=generator)
+    tensor[64:320] = 0
+    tensor[-7] = 200.0
+    return tensor.to(dtype)
+
+
+def gather(shard: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, Any]:
+    """All-gather of ``shard``, in place as FSDP2 does it."""
+    whole = torch.zeros(dist.get_world_size() * shard.numel(), dtype=shard.dtype)
+    own = whole.view(-1, shard.numel())[dist.get_rank()]
+    own.copy_(shard)
+    return whole, dist.all_gather_into_tensor(whole, own, **fields)
+
+
+def scatter(whole: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, Any]:
+    output = torch.zeros(whole.numel() // dist.get_world_size(), dtype=whole.dtype)
+    return output, dist.reduce_scatter_tensor(output, whole, **fields)
+
+
+def losses() -> list[dict[str, Any]]:
+    return backend_of().losses()
+
+
+def numpy_of(tensor: torch.Tensor) -> Any:
+    """As the reference has values: bfloat16 as its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def expected(sample: torch.Tensor, format: str, decoded: torch.dtype) -> dict[str, float]:
+    """Of the finite ``sample``, in NumPy and float64, block by block."""
+    source = numpy_of(sample)
+    wire = reference.encode(source, format)
+    result = reference.decode(wire, format, source.size, DTYPES[decoded], wire_dtype=DTYPES[sample.dtype])
+    x, y = (reference.widen(array).astype(np.float64) for array in (source, result))
+    block = reference.parse_format(format).block_size or 256
+    starts = range(0, x.size, block)
+    by_block = [
+        np.abs(y[i : i + block] - x[i : i + block]).max() / (np.abs(x[i : i + block]).max() or 1.0) for i in starts
+    ]
+    return {
+        "elements": x.size,
+        "blocks": len(starts),
+        "finite_blocks": len(starts),
+        "nonzero": np.count_nonzero(x),
+        "zeroed": np.count_nonzero((x != 0) & (y == 0)),
+        "signal": math.fsum(x * x),
+        "noise": math.fsum((y - x) ** 2),
+        "block_errors": math.fsum(by_block),
+        "largest_block_error": max(by_block),
+    }
+
+
+def assert_measured(loss: dict[str, Any], *wanted: dict[str, float]) -> None:
+    """``loss`` is the sum of ``wanted``, up to the order of additions of float64."""
+    for name in wanted[0]:
+        join = max if name.startswith("largest") else math.fsum
+        # Sums of n terms of one sign: off by n half units in the last place at most, however they are ordered.
+        bound = 0.0 if name.startswith("largest") else 2.0**-53 * PIECE * 4
+        assert loss[name] == pytest.approx(join(one[name] for one in wanted), rel=bound, abs=0), (name, loss)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+def test_losses_are_those_of_the_numpy_reference(dtype: torch.dtype) -> None:
+    """Every collective, several formats, a short last block."""
+
+    def body() -> None:
+        numel = 5003
+        for format in ["int8:256", "int4:32", *(["bf16"] if dtype == torch.float32 else [])]:
+            with zcomm.override(all_gather=format, reduce_scatter=format, all_reduce=format):
+                gather(values(numel, dtype))
+                scatter(values(2 * numel, dtype))
+                dist.all_reduce(values(numel, dtype))
+            rows = {loss["collective"]: loss for loss in losses() if loss["format"] == format}
+            other = slice((1 - dist.get_rank()) * numel, (2 - dist.get_rank()) * numel)
+            assert_measured(rows["all_gather"], expected(values(numel, dtype), format, dtype))
+            assert_measured(rows["reduce_scatter"], expected(values(2 * numel, dtype)[other], format, torch.float32))
+            assert_measured(rows["all_reduce"], expected(values(numel, dtype), format, torch.float32))
+            assert [rows[name]["hop"] for name in ("all_gather", "reduce_scatter")] == ["all", "inside"]
+
+    run(body, options=options(telemetry_every=1, all_reduce="int8:32"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inside", "between"),
+    [
+        ([0, 0, 1, 1], [1, 3], [2, 2]),  # two hops: first to the local rank of the owner
+        ([0, 1, 2], [], [1, 2]),
+        ([0, 0, 1], [1, 1], [2, 2]),
+    ],
+    ids=str,
+)
+def test_hops_are_measured_on_the_slots_that_take_them(nodes: list[int], inside: list[int], between: list[int]) -> None:
+    """Of rank 0 in two calls: one slot after the other, each in the format of its hop."""
+
+    def body() -> None:
+        numel = 3000
+        whole = values(len(nodes) * numel)
+        scatter(whole.clone())
+        scatter(whole.clone())
+        if dist.get_rank() != 0:
+            return
+        rows = {loss["hop"]: loss for loss in losses()}
+        slots = {"inside": inside, "between": between}
+        formats = {"inside": "int8:64", "between": "int4:128"}
+        assert {hop: row["format"] for hop, row in rows.items()} == {hop: formats[hop] for hop in slots if slots[hop]}
+        for hop, row in rows.items():
+            samples = [whole[slot * numel : (slot + 1) * numel] for slot in slots[hop]]
+            assert_measured(row, *(expected(sample, row["format"], torch.float32) for sample in samples))
+
+    run(body, len(nodes), nodes=nodes, options=options(telemetry_every=1, reduce_scatter="int8:64/int4:128"))
+
+
+def test_gpus_are_measured_alike() -> None:
+    """The operations that sample GPU tensors, on CPU tensors: gaussian blocks, one of zeros, one with an infinity and
+    one with a NaN."""
+    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))
+    x[3] = 0
+    y = torch.from_numpy(
+        reference.decode(reference.encode(x.view(-1).numpy(), "int4:128"), "int4:128", x.numel(), "float32")
+    ).view(8, 128)
+    finite = torch.cat([x[:4], x[6:]])
+    x[4, 5], x[5, 6] = math.inf, math.nan
+    totals, largest = _c10d.measure_on_device(x, y)
+    names = ["finite_blocks", "nonzero", "zeroed", "signal", "noise", "block_errors"]
+    measured = {**dict(zip(names, totals.tolist(), strict=True)), "largest_block_error": largest.item()}
+    assert_measured(measured, {name: expected(finite.view(-1), "int4:128", torch.float32)[name] for name in measured})
+
+
+def test_every_third_call_of_a_site_is_sampled_one_piece_after_the_other() -> None:
+    def body() -> None:
+        shard = values(2 * PIECE + 500)
+        small = values(300)
+        for _ in range(8):
+            gather(shard)
+        for _ in range(2):
+            gather(small)
+        rows = {loss["elements"]: loss for loss in losses()}
+        assert {row["calls"]: row["samples"] for row in rows.values()} == {8: 3, 2: 1}
+        pieces = [shard[:PIECE], shard[PIECE : 2 * PIECE], shard[2 * PIECE :]]
+        assert_measured(rows[shard.numel()], *(expected(piece, "int8:256", torch.float32) for piece in pieces))
+
+    run(body, options=options(telemetry_every=3))
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+def test_blocks_that_are_not_finite_are_counted_and_left_out(dtype: torch.dtype) -> None:
+    def body() -> None:
+        shard = values(4 * 256, dtype)
+        finite = torch.cat([shard[:256], shard[768:]])
+        shard[300] = math.nan
+        shard[600] = -math.inf
+        gather(shard)
+        wanted = expected(finite, "int8:256", dtype)
+        assert_measured(losses()[0], {**wanted, "elements": 1024, "blocks": 4})
+        (site,) = zcomm.report().all_gather
+        assert site.nonfinite_blocks == 0.5
+        assert site.snr_db == pytest.approx(10 * math.log10(wanted["signal"] / wanted["noise"]))
+        assert site.reasons == ["50.00% of the blocks hold a NaN or an infinity"]
+
+    run(body, options=options(telemetry_every=1))
+
+
+def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
+    def body() -> None:
+        gather(values(400))
+        gather(values(400, torch.bfloat16))
+        with zcomm.override(all_gather="int4:64"):
+            gather(values(400))
+        with zcomm.exact():
+            gather(values(500))
+        scatter(values(800))
+        whole = torch.zeros(800)
+        own = whole[dist.get_rank() * 400 :][:400]
+        parts = [(300, "int8:256"), (50, "exact"), (50, "int8:32")]
+        site = _c10d.Site("head", ["weight", "scale"])
+        backend_of().all_gather_segments(whole, own, parts, None, None, site, False).wait()
+        assert [(row["collective"], row["site"], row["format"], row["calls"]) for row in losses()] == [
+            ("all_gather", "all_gather of 800 bfloat16", "int8:256", 1),
+            ("all_gather", "all_gather of 800 float32", "int4:64", 2),
+            ("all_gather", "all_gather of 800 float32", "int8:256", 2),
+            ("all_gather", "head.scale", "int8:32", 1),
+            ("all_gather", "head.weight", "int8:256", 1),
+            ("reduce_scatter", "reduce_scatter of 800 float32", "int8:128", 1),
+        ]
+
+    run(body, options=options(telemetry_every=1))
+
+
+def test_secondary_shards_name_their_modules() -> None:
+    def body() -> None:
+        model = make_model()
+        for block in [*model, model]:
+            fully_shard(block)
+        zcomm.fsdp.enable_secondary_shards(model)
+        model(make_batch(dist.get_rank())[0])
+        names = {row["site"] for row in losses() if row["collective"] == "all_gather"}
+        assert {"0", "1"} <= names
+
+    run(body, options=options(telemetry_every=1))
+
+
+def test_nothing_is_sampled_unless_it_is_asked_for() -> None:
+    def body() -> None:
+        gather(values(400))
+        assert zcomm.Options().telemetry_every == 0
+        assert losses() == []
+        with pytest.raises(ValueError, match=r"telemetry_every=100.*ZCOMM_TELEMETRY_EVERY=100"):
+            zcomm.report()
+
+    run(body, options=options())
+
+
+def test_the_environment_switches_it_on_for_groups_too() -> None:
+    def body() -> None:
+        group = dist.new_group([0, 1])
+        dist.barrier(group)
+        assert backend_of(group).options.telemetry_every == 7
+
+    run(body, env={"ZCOMM_TELEMETRY_EVERY": "7"})
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1, 1]], ids=str)
+def test_results_are_the_same_bits_with_and_without(nodes: list[int]) -> None:
+    """Also of calls under way while another is sampled, and while a report is made."""
+
+    def body() -> None:
+        fields = {"all_reduce": "int8:64/int4:64", "min_bytes": 1}
+        groups = [dist.new_group(pg_options=zcomm.Options(telemetry_every=every, **fields)) for every in (0, 1)]
+        numel = 70001
+        results = []
+        for group in groups:
+            reduced = values(numel)
+            gathered, first = gather(values(numel, torch.bfloat16), group=group, async_op=True)
+            scattered, second = scatter(values(len(nodes) * numel), group=group, async_op=True)
+            third = dist.all_reduce(reduced, group=group, async_op=True)
+            if group is groups[1]:
+                zcomm.report(group)
+            for work in (first, second, third):
+                work.wait()
+            again = values(numel)
+            dist.all_reduce(again, group=group)
+            results.append([gathered, scattered, reduced, again])
+        assert all(torch.equal(off, on) for off, on in zip(*results, strict=True))
+        assert {row["samples"] for row in backend_of(groups[1]).losses()} == {1, 2}
+        assert backend_of(groups[0]).losses() == []
+
+    run(body, len(nodes), nodes=nodes)
+
+
+def test_the_report_names_what_is_worth_exempting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of five sites alike, one whose blocks each have one value that drowns the others."""
+
+    def body() -> tuple[list[str], str]:
+        for numel in (1024, 2048, 4096, 8192):
+            gather(torch.randn(numel))
+        bad = torch.randn(3072)
+        bad[::256] = 1e4
+        gather(bad)
+        scatter(torch.ones(2048))
+        path = tmp_path / f"rank{dist.get_rank()}.json"
+        made = zcomm.report(json=path)
+        return made.advice, path.read_text()
+
+    for rank, (advice, text) in enumerate(run(body, options=options(telemetry_every=1))):
+        named = "all_gather of 6144 float32"
+        assert advice == [
+            f"{named}: to exempt its all_gather, name it in the exempt= of zcomm.fsdp.compress (FSDP2), call it in "
+            "`with zcomm.override(all_gather='exact'):` on all ranks, or in a group made with "
+            "pg_options=zcomm.Options(all_gather='exact')"
+        ]
+        written = json.loads(text)
+        assert list(written) == [
+            "zcomm", "rank", "every", "all_gather", "reduce_scatter", "all_reduce", "advice",
+        ]  # fmt: skip
+        assert (written["rank"], written["every"], written["all_reduce"]) == (rank, 1, [])
+        assert [site["site"] for site in written["all_gather"] if site["reasons"]] == [named]
+        (bad,) = (site for site in written["all_gather"] if site["site"] == named)
+        assert list(bad) == [
+            "site", "hop", "format", "calls", "samples", "elements", "snr_db", "largest_block_error",
+            "mean_block_error", "zeroed", "nonfinite_blocks", "reasons",
+        ]  # fmt: skip
+        assert bad["zeroed"] == 255 / 256
+        assert bad["reasons"] == ["99.6% of the values become 0"]
+        # int8 codes of equal values are exact but for the rounding of the scale, which is that of bfloat16.
+        (ones,) = written["reduce_scatter"]
+        assert ones["largest_block_error"] <= 2**-8
+        assert ones["zeroed"] == 0.0
+
+
+def test_a_low_signal_to_noise_ratio_is_a_reason() -> None:
+    """A value of 20 in each block of a gaussian: some 7 times the scale, 4 dB more signal."""
+
+    def body() -> list[list[str]]:
+        for numel in (1024, 2048, 4096):
+            gather(torch.randn(numel))
+        spread = torch.randn(8192)
+        spread[::256] = 20.0
+        gather(spread)
+        return [site.reasons for site in zcomm.report().all_gather]
+
+    for reasons in run(body, options=options(telemetry_every=1)):
+        (named,) = [index for index, those in enumerate(reasons) if those]
+        assert named == 0  # "all_gather of 16384", the first by name
+        assert len(reasons[0]) == 1 and "dB below the median of int8:256" in reasons[0][0]
+
+
+def test_what_loses_nothing_has_no_ratio() -> None:
+    """Zeros, and values that bfloat16 holds; the report can be printed and written for them."""
+
+    def body() -> None:
+        gather(torch.zeros(400))
+        with zcomm.override(all_gather="bf16"):
+            gather(torch.arange(200.0))
+        made = zcomm.report()
+        assert [(site.snr_db, site.largest_block_error, site.reasons) for site in made.all_gather] == [
+            (None, 0.0, [])
+        ] * 2
+
+    run(body, options=options(telemetry_every=1))

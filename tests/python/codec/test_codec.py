@@ -1,0 +1,329 @@
+"""Every instruction set gives the bits of the reference, whatever the values, sizes and threads; wrong arguments are
+refused by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zcomm import _core, codec
+from zcomm import reference as ref
+
+ISAS = codec.cpu_isas()
+DTYPES = sorted(ref.DTYPES)
+BLOCK_SIZES = [32, 64, 96, 128, 256, 1056, 4096]
+PLAIN = ["exact", "bf16"] + [f"{kind}:{size}" for kind in ("int8", "int4") for size in BLOCK_SIZES]
+OTHER_KINDS = [f"{kind}:{size}" for kind in ("int6", "int2", "fp8") for size in (32, 96, 256, 4096)]
+MODIFIED = [f"{kind}:{size}:hadamard" for kind in ("int8", "int6", "int4", "int2", "fp8") for size in (32, 96, 4096)]
+MODIFIED += [f"{kind}:{size}:stochastic" for kind in ("int8", "int6", "int4", "int2") for size in (32, 96, 4096)]
+MODIFIED += ["int8:64:hadamard:stochastic", "int4:128:hadamard:stochastic"]
+FORMATS = PLAIN + OTHER_KINDS + MODIFIED
+SEEDS = st.sampled_from([0, 1, 2**32, 2**64 - 1])
+FIRST_ELEMENTS = st.sampled_from([0, 32, 2**35 - 64, 2**36 + 96])
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, 2.0**-126, 2.0**-149, -(2.0**-130), 65504.0, 65520.0]
+SPECIAL += [ref.LARGEST_FINITE["float32"], -ref.LARGEST_FINITE["float32"], ref.LARGEST_FINITE["bfloat16"], 6e-8, 1e-40]
+
+
+def typed(values):
+    """uint16 bits of bfloat16, as the reference has them -> the array type that codec takes."""
+    return values.view(ml_dtypes.bfloat16) if values.dtype == np.uint16 else values
+
+
+def empty(dtype, size):
+    """Filled with a pattern, so that an element that is not written shows."""
+    return np.full(size * ref.DTYPES[dtype].itemsize, 0xAB, np.uint8).view(ref.DTYPES[dtype])
+
+
+def assert_same_bits(actual, expected, what):
+    actual, expected = (array.view(f"u{array.itemsize}") for array in (actual, expected))
+    wrong = np.flatnonzero(actual != expected)
+    assert actual.size == expected.size and not wrong.size, (
+        f"{what}: {wrong.size} of {expected.size} differ, first at {wrong[0]}: "
+        f"got {actual[wrong[0]]:#x}, expected {expected[wrong[0]]:#x}"
+    )
+
+
+@st.composite
+def sizes(draw, format):
+    block = max(ref.parse_format(format).block_size, 32)
+    edges = [0, 1, 2, 31, 33, block - 1, block, block + 1, 2 * block + 17, 4095, 4097, 3 * 4096 + 5]
+    return draw(st.sampled_from(edges) | st.integers(0, 3 * block))
+
+
+@st.composite
+def value_arrays(draw, dtype, size):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if draw(st.booleans()):  # any bit pattern, nearly all blocks of several powers of two; without NaN and infinity
+        bits = rng.integers(0, 2**32, size, np.uint32) & np.uint32(0xFF7FFFFF if draw(st.booleans()) else 0x8FFFFFFF)
+        x = bits.view(np.float32)
+    else:
+        with np.errstate(over="ignore"):
+            x = (rng.standard_normal(size) * 2.0 ** draw(st.integers(-150, 128))).astype(np.float32)
+    if size:
+        for _ in range(draw(st.integers(0, 3))):
+            x[draw(st.integers(0, size - 1))] = draw(st.sampled_from(SPECIAL))
+    return ref.narrow(x, dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=300, deadline=None)
+@given(
+    data=st.data(),
+    format=st.sampled_from(PLAIN) | st.sampled_from(OTHER_KINDS) | st.sampled_from(MODIFIED),
+    dtype=st.sampled_from(DTYPES),
+    out=st.sampled_from(DTYPES),
+    seed=SEEDS,
+    first=FIRST_ELEMENTS,
+)
+def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out, seed, first):
+    size = data.draw(sizes(format))
+    x = data.draw(value_arrays(dtype, size))
+    wire = ref.encode(x, format, seed=seed, first_element=first)
+    actual = codec.encode(typed(x), format, seed=seed, first_element=first, isa=isa)
+    assert_same_bits(actual, wire, f"wire of {format} from {dtype}")
+    decoded = empty(out, size)
+    view = codec.view_of(typed(decoded), "out")
+    _core.decode((wire.ctypes.data, format, dtype), view, isa)
+    assert_same_bits(decoded, ref.decode(wire, format, size, out, wire_dtype=dtype), f"{format} of {dtype} as {out}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.data(),
+    formats=st.lists(st.sampled_from(PLAIN) | st.sampled_from(FORMATS), min_size=1, max_size=5),
+    dtype=st.sampled_from(DTYPES),
+    out=st.sampled_from(DTYPES),
+    target=st.sampled_from(FORMATS),
+    factor=st.sampled_from([1.0, 0.25, 1 / 3, -0.0, 1e-38, 3e38]),
+    factors=st.sampled_from([[1.0], [1.0, 0.9, -1.0, 1e-30, -3e20]]),
+    seed=SEEDS,
+    first=FIRST_ELEMENTS,
+)
+def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, factor, factors, seed, first):
+    size = data.draw(sizes(target))
+    wires = [
+        (ref.encode(data.draw(value_arrays(dtype, size)), format), format, data.draw(st.sampled_from(factors)))
+        for format in formats
+    ]
+    sources = [(wire.ctypes.data, format, dtype, of_wire) for wire, format, of_wire in wires]
+    total = empty(out, size)
+    _core.decode_sum(sources, factor, codec.view_of(typed(total), "out"), isa)
+    expected = ref.decode_sum(wires, size, out, factor=factor, wire_dtype=dtype)
+    assert_same_bits(total, expected, f"sum of {formats} of {dtype} as {out}")
+    rounding = {"seed": seed, "first_element": first}
+    encoded = codec.decode_sum_encode(wires, size, target, dtype=dtype, isa=isa, **rounding)
+    expected = ref.decode_sum_encode(wires, size, target, wire_dtype=dtype, **rounding)
+    assert_same_bits(encoded, expected, f"sum of {formats} of {dtype} as {target}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_float16_and_bfloat16_pattern(isa):
+    patterns = np.arange(2**16, dtype=np.uint16)
+    for dtype in ("float16", "bfloat16"):
+        x = patterns.view(ref.DTYPES[dtype])
+        for out in DTYPES:
+            decoded = empty(out, x.size)
+            _core.decode((x.ctypes.data, "exact", dtype), codec.view_of(typed(decoded), "out"), isa)
+            assert_same_bits(decoded, ref.decode(x.view(np.uint8), "exact", x.size, out, wire_dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rounding_of_every_float32_exponent_and_tie(isa):
+    exponents = np.arange(2**9, dtype=np.uint32) << 23
+    fractions = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFFFF], np.uint32)
+    x = (exponents[:, None] | fractions).reshape(-1).view(np.float32)
+    for out in DTYPES:
+        for source in ("decode", "decode_sum"):
+            rounded = empty(out, x.size)
+            if source == "decode":
+                _core.decode((x.ctypes.data, "exact", "float32"), codec.view_of(typed(rounded), "out"), isa)
+                expected = ref.decode(x.view(np.uint8), "exact", x.size, out, wire_dtype="float32")
+            else:
+                codec.decode_sum([(x, "exact")], typed(rounded), isa=isa)
+                expected = ref.decode_sum([(x.view(np.uint8), "exact")], x.size, out)
+            assert_same_bits(rounded, expected, f"{source} as {out}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_golden_wires(isa):
+    for case in json.loads((Path(__file__).parents[2] / "golden/wires.json").read_text()):
+        x = np.frombuffer(bytes.fromhex(case["values"]), ref.DTYPES[case["dtype"]])
+        rounding = {name: case[name] for name in ("seed", "first_element")}
+        wire = codec.encode(typed(x), case["format"], isa=isa, **rounding)
+        assert wire.tobytes().hex() == case["wire"], case["format"]
+
+
+@pytest.mark.parametrize(
+    "format", ["exact", "bf16", "int8:32", "int8:4096", "int4:96", "int6:96:stochastic", "int4:128:hadamard", "fp8:32"]
+)
+def test_threads_do_not_change_bits(format):
+    x = np.random.default_rng(3).standard_normal(300_001).astype(np.float32)
+
+    def everything():
+        wire = codec.encode(x, format)
+        total = codec.decode_sum([(wire, format), (x, "exact")], np.empty_like(x), factor=0.5)
+        again = codec.decode_sum_encode([(wire, format)] * 2, x.size, "int4:128")
+        return (
+            wire.tobytes() + codec.decode(wire, format, np.empty_like(x)).tobytes() + total.tobytes() + again.tobytes()
+        )
+
+    alone = everything()
+    try:
+        for num_threads in (2, 3):
+            _core.set_num_threads(num_threads)
+            assert everything() == alone
+    finally:
+        _core.set_num_threads(1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_outputs_that_go_past_the_caches(isa, dtype):
+    size = 16 * 2**20 // ref.DTYPES[dtype].itemsize + 1001
+    x = ref.narrow(np.random.default_rng(4).standard_normal(size, np.float32), dtype)
+    wire = codec.encode(typed(x), "int8:128")
+    out = empty(dtype, size + 1)
+    guard = out[:1].copy()
+    codec.decode(wire, "int8:128", typed(out[1:]), isa=isa)  # not aligned to anything but an element
+    expected = ref.decode(wire, "int8:128", size, dtype)
+    assert_same_bits(out[1:], expected, "decode")
+    codec.decode_sum([(wire, "int8:128"), (typed(out[1:]), "exact")], typed(out[1:]), factor=0.5, isa=isa)
+    assert_same_bits(out[1:], expected, "decode_sum")
+    assert_same_bits(out[:1], guard, "before")
+
+
+def test_a_forked_child_encodes():
+    script = """
+import os, numpy as np
+from zcomm import _core, codec
+x = np.ones(1_000_000, np.float32)
+_core.set_num_threads(2)
+wire = codec.encode(x, "int8:128")
+child = os.fork()
+if child == 0:
+    os._exit(0 if (codec.encode(x, "int8:128") == wire).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_thread_that_flushes_subnormals_gets_the_same_bits():
+    torch = pytest.importorskip("torch")
+    x = np.full(64, 2.0**-127, np.float32)
+    x[::2] = 2.0**-126
+    half = np.full(64, 2.0**-24, np.float16)
+    torch.set_flush_denormal(True)
+    try:
+        wire, halves = codec.encode(x, "int8:32"), codec.encode(half, "int8:32")
+        total = codec.decode_sum([(x, "exact")], np.empty_like(x), factor=0.5)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(wire, ref.encode(x, "int8:32"), "float32")
+    assert_same_bits(halves, ref.encode(half, "int8:32"), "float16")
+    assert_same_bits(total, x * np.float32(0.5), "sum")
+
+
+def test_a_sum_may_overwrite_its_exact_wire():
+    x = np.random.default_rng(5).standard_normal(10_000).astype(np.float32)
+    wire = codec.encode(x, "int8:128")
+    expected = codec.decode_sum([(x, "exact"), (wire, "int8:128")], np.empty_like(x))
+    out = x.copy()
+    assert codec.decode_sum([(out, "exact"), (wire, "int8:128")], out) is out
+    assert_same_bits(out, expected, "in place")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("format", ["exact", "bf16", "int8:4096", "int6:96", "int4:128:hadamard:stochastic", "fp8:32"])
+def test_a_residual_is_updated_in_place(isa, format):
+    """The wire that is written is one of the wires of the sum; on two threads, of several tasks, with an odd length."""
+    size = 100_003
+    rng = np.random.default_rng(6)
+    x, residual = (rng.standard_normal(size).astype(np.float32) for _ in range(2))
+    wire, sent = codec.encode(residual, format), codec.encode(x, "int4:64")
+    wires = [(x, "exact"), (sent, "int4:64", -1.0), (wire, format, 0.5)]
+    if format == "exact":
+        wires[2] = (wire[: 4 * size].view(np.float32), format, 0.5)
+    expected = codec.decode_sum_encode(wires, size, format, seed=9)
+    try:
+        _core.set_num_threads(2)
+        assert codec.decode_sum_encode(wires, size, format, out=wire, isa=isa, seed=9) is wire
+    finally:
+        _core.set_num_threads(1)
+    assert_same_bits(wire, expected, "in place")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_pieces_of_a_message_have_the_bits_of_the_whole(isa):
+    x = np.random.default_rng(7).standard_normal(70_000).astype(np.float32)
+    format = "int8:64:hadamard:stochastic"
+    whole = codec.encode(x, format, seed=5, isa=isa)
+    layout = ref.wire_layout(format, "float32", x.size)
+    for begin, end in ((0, 64), (64, 40_000), (40_000, 70_000)):
+        piece = codec.encode(x[begin:end], format, seed=5, first_element=begin, isa=isa)
+        at = ref.wire_layout(format, "float32", end - begin).codes_offset
+        assert_same_bits(piece[at:][: end - begin], whole[layout.codes_offset + begin :][: end - begin], "codes")
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(7, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
+        wire = codec.encode(x, "int8:64")
+        raw = x.view(torch.uint16).numpy() if dtype is torch.bfloat16 else x.numpy()
+        assert_same_bits(wire, ref.encode(raw.reshape(-1), "int8:64"), str(dtype))
+        out = codec.decode(wire, "int8:64", torch.empty_like(x))
+        assert (out - x).abs().max() < 0.05
+    with pytest.raises(ValueError, match="array: got a non-contiguous tensor"):
+        codec.encode(x.T, "int8:64")
+
+
+def test_wrong_arguments_are_refused_by_name(monkeypatch):
+    x = np.ones((8, 8), np.float32)
+    wire = codec.encode(x, "int8:32")
+    read_only = np.ones(64, np.float32)
+    read_only.flags.writeable = False
+    for error, message, call in [
+        (ValueError, "array: got a non-contiguous array", lambda: codec.encode(x.T, "int8:32")),
+        (TypeError, "array: got dtype float64, expected float32,", lambda: codec.encode(np.ones(4), "int8:32")),
+        (TypeError, "array: got dtype >f4", lambda: codec.encode(np.ones(4, ">f4"), "int8:32")),
+        (TypeError, "array: got list, expected a NumPy array or", lambda: codec.encode([1.0], "int8:32")),
+        (ValueError, "format: got 'int8:33', expected exact", lambda: codec.encode(x, "int8:33")),
+        (ValueError, "isa: got 'mmx', this machine has baseline", lambda: codec.encode(x, "int8:32", isa="mmx")),
+        (ValueError, "wire: got 64 bytes, expected 80 for 64", lambda: codec.decode(wire[:64], "int8:32", x)),
+        (TypeError, "wire: got dtype int8, expected uint8", lambda: codec.decode(wire.view(np.int8), "int8:32", x)),
+        (ValueError, "wire: got an address 1 bytes past", lambda: codec.decode(np.zeros(81, "u1")[1:], "int8:32", x)),
+        (ValueError, "out: got a read-only array", lambda: codec.decode(wire, "int8:32", read_only)),
+        (ValueError, "wires: got none", lambda: codec.decode_sum([], x)),
+        (
+            ValueError,
+            "wires.1.: got 3 values, expected 64",
+            lambda: codec.decode_sum([(x, "exact"), (x[0, :3], "exact")], x),
+        ),
+        (ValueError, "num_elements: got -1, expected 0", lambda: codec.wire_bytes("exact", "float32", -1)),
+        (ValueError, "dtype: got 'float64', expected float32", lambda: codec.wire_bytes("exact", "float64", 1)),
+        (ValueError, "num_threads: got 0, expected 1", lambda: _core.set_num_threads(0)),
+        (
+            ValueError,
+            "first_element: got 48, expected a multiple of 32",
+            lambda: codec.encode(x, "int8:32:stochastic", first_element=48),
+        ),
+        (
+            ValueError,
+            "wire: got a factor of inf, expected a finite number",
+            lambda: codec.decode_sum([(wire, "int8:32", float("inf"))], x),
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    monkeypatch.setenv("ZCOMM_ISA", "sse9")
+    with pytest.raises(ValueError, match="ZCOMM_ISA: got 'sse9', this machine has baseline"):
+        codec.encode(x, "int8:32")
+    monkeypatch.setenv("ZCOMM_ISA", "baseline")
+    assert_same_bits(codec.encode(x, "int8:32"), wire, "baseline")

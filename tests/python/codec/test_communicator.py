@@ -1,0 +1,240 @@
+"""What a Communicator refuses before any byte moves, and what it says where there is no GPU. That it moves the right
+bytes is in tests/cuda_host/python."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from support.device_arrays import CUDA, READ_ONLY, CudaInterface, Dlpack
+
+import zcomm
+from zcomm import _core, _nccl
+from zcomm._arrays import HOST
+
+ID = bytes(128)
+
+
+class FakeCore:
+    """Takes the place of the C++ communicator of rank 1 of 4; notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.num_nodes, self.is_closed = 2, False
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A machine with eight GPUs: what _core.connect was called with."""
+    made: list[tuple[Any, ...]] = []
+
+    def connect(*arguments: Any) -> FakeCore:
+        made.append(arguments)
+        return FakeCore()
+
+    monkeypatch.setattr(_nccl, "load", lambda: ("libnccl.so.2", "2.28.9"))
+    monkeypatch.setattr(_core, "cuda_device_count", lambda: 8)
+    monkeypatch.setattr(_core, "connect", connect)
+    return made
+
+
+@pytest.fixture
+def comm(connections: list[tuple[Any, ...]]) -> Any:
+    return zcomm.Communicator(1, 4, ID, node_size=2)
+
+
+def gpu(count: int, dtype: Any = np.float32, **fields: Any) -> Dlpack:
+    return Dlpack(np.zeros(count, dtype), (CUDA, fields.pop("device", 1)), **fields)
+
+
+def test_arguments_arrive(connections: list[tuple[Any, ...]]) -> None:
+    hour = datetime.timedelta(hours=1)
+    for fields, nodes, device, timeout in [
+        ({}, [0, 0, 0, 0], 1, 600),
+        ({"node_size": 2, "timeout": 5}, [0, 0, 1, 1], 1, 5),
+        ({"node_size": 3, "device": 7, "timeout": 0.5}, [0, 0, 0, 1], 7, 0.5),
+        ({"node_ids": (4, 2, 4, 2), "timeout": hour}, [4, 2, 4, 2], 1, 3600),
+    ]:
+        comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, **fields)
+        limit = datetime.timedelta(seconds=timeout)
+        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096)
+        assert (comm.rank, comm.size, comm.num_nodes, comm.device) == (1, 4, 2, device)
+    assert zcomm.Communicator(9, 16, ID).device == 1
+    assert repr(comm) == "<zcomm.Communicator: rank 1 of 4 in 2 nodes, GPU 1>"
+
+
+def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
+    for message, rank, size, unique_id, fields in [
+        ("rank: got 4 of size 4, expected 0 to size - 1", 4, 4, ID, {}),
+        ("rank: got 0 of size 0, expected", 0, 0, ID, {}),
+        ("unique_id: got 127 bytes, expected the 128 bytes of zcomm.unique_id", 0, 1, ID[1:], {}),
+        ("unique_id: got str, expected the 128 bytes", 0, 1, "x" * 128, {}),
+        ("node_size: got node_ids, too", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
+        ("node_size: got 0, expected at least 1", 0, 2, ID, {"node_size": 0}),
+        ("node_ids: got 3 nodes, expected one for each of the 2 ranks", 0, 2, ID, {"node_ids": [0, 1, 2]}),
+        ("device: got 8, expected 0 to 7: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),
+        ("timeout: got 0, expected more than 0 seconds", 0, 1, ID, {"timeout": 0}),
+        ("chunk_bytes: got 0, expected at least 1", 0, 1, ID, {"chunk_bytes": 0}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            zcomm.Communicator(rank, size, unique_id, **fields)
+    assert not connections
+
+
+def test_calls_arrive(comm: Any) -> None:
+    whole, part = gpu(12), gpu(3)
+    address, own = whole.array.ctypes.data, (part.array.ctypes.data, 3, "float32")
+    slots = [(address + 12 * i, 3, "float32") for i in range(4)]
+    limit = datetime.timedelta(minutes=10)
+    comm.all_gather(part, whole, format="int8:64", stream=0x70)
+    comm.reduce_scatter(whole, part, op="avg")
+    comm.all_reduce(whole, formats="int8:64", stream=2)
+    comm.abort("enough")
+    assert comm._core.calls == [
+        ("all_gather", own, slots, [(3, "int8:64")], limit, 0x70),
+        ("reduce_scatter", slots, own, [(3, "int8:128/int4:128")], 0.25, limit, 0),
+        ("all_reduce", (address, 12, "float32"), "int8:64", 1.0, limit, 2),
+        ("abort", "enough"),
+    ]
+    assert whole.streams == [*part.streams[:2], 2] == [0x70, 1, 2]
+
+
+def test_wrong_arrays_are_refused(comm: Any) -> None:
+    x = np.zeros(12, np.float32)
+    host = r"\(a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld"
+    gather, scatter, reduce = comm.all_gather, comm.reduce_scatter, comm.all_reduce
+    for error, message, call in [
+        (ValueError, "shard: got an array on the CPU, expected one on GPU 1 " + host, lambda: gather(x[:3], gpu(12))),
+        (ValueError, "out: got an array on the CPU, expected one on GPU 1 " + host, lambda: gather(gpu(3), x)),
+        (ValueError, "array: got an array on the CPU, expected one on GPU 1 " + host, lambda: reduce(x)),
+        (ValueError, "array: got an array on GPU 0, expected one on GPU 1$", lambda: reduce(gpu(3, device=0))),
+        (TypeError, "array: got dtype int32, expected float32, bf", lambda: reduce(gpu(3, np.int32))),
+        (TypeError, "out: got dtype float16, expected that of shard", lambda: gather(gpu(3), gpu(12, np.float16))),
+        (TypeError, "array: got dtype float16, expected that of out", lambda: scatter(gpu(12, np.float16), gpu(3))),
+        (ValueError, "out: got 13 elements, expected 4 times the 3 of shard", lambda: gather(gpu(3), gpu(13))),
+        (ValueError, "array: got 3 elements, expected 4 times the 12 of out", lambda: scatter(gpu(3), gpu(12))),
+        (ValueError, "out: got a read-only array", lambda: gather(gpu(3), gpu(12, flags=READ_ONLY))),
+        (ValueError, "array: got a read-only array", lambda: reduce(gpu(3, flags=READ_ONLY))),
+        (ValueError, "array: got a non-contiguous array", lambda: reduce(Dlpack(x[::2], (CUDA, 1)))),
+        (ValueError, "op: got 'max', expected 'sum' or 'avg'", lambda: reduce(gpu(3), op="max")),
+        (TypeError, "stream: got str, expected None, a stream's", lambda: reduce(gpu(3), stream="x")),
+        (ValueError, "out: got an array on GPU 0", lambda: comm.encode(gpu(3), "int8:32", out=gpu(32, device=0))),
+        (ValueError, "array: got an array on the CPU.*" + host, lambda: comm.encode(x, "int8:32")),
+        (ValueError, "out: got an array on the CPU.*" + host, lambda: comm.decode(gpu(1), "int8:32", x)),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    assert not comm._core.calls
+
+
+def test_a_shard_is_its_own_slot_or_elsewhere(comm: Any) -> None:
+    memory = np.zeros(12, np.float32)
+    whole = CudaInterface(memory)
+    comm.all_gather(CudaInterface(memory[3:6]), whole)  # rank 1
+    comm.reduce_scatter(whole, CudaInterface(memory[3:6]))
+    assert len(comm._core.calls) == 2
+    for begin in (0, 2, 4, 9):
+        part = CudaInterface(memory[begin : begin + 3])
+        with pytest.raises(ValueError, match="shard: overlaps out, expected its slot 1 or memory of its own"):
+            comm.all_gather(part, whole)
+        with pytest.raises(ValueError, match="out: overlaps array, expected its slot 1"):
+            comm.reduce_scatter(whole, part)
+
+
+def test_a_closed_communicator_says_so(comm: Any) -> None:
+    with comm as same:
+        assert same is comm
+    comm.close()
+    with pytest.raises(ValueError, match="this communicator is closed"):
+        comm.all_reduce(gpu(3))
+    assert "closed" in repr(comm)
+
+
+def test_an_error_inside_aborts(comm: Any) -> None:
+    with pytest.raises(KeyError), comm:
+        raise KeyError("lost")
+    assert comm._core.calls == [("abort", "KeyError: 'lost'")]
+    assert comm._core.is_closed
+
+
+def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "cuda_device_count", lambda: 0)
+    with pytest.raises(RuntimeError, match=r"found no GPU: a Communicator needs one per rank.*LocalWorld"):
+        zcomm.Communicator(0, 1, ID)
+
+
+@pytest.mark.skipif(bool(_core.cuda_build().toolkit), reason="this build has CUDA")
+def test_a_build_without_cuda_says_so() -> None:
+    message = "this build of zcomm has no CUDA: no nvcc was found when it was built. Install the CUDA toolkit"
+    for call in (
+        zcomm.unique_id,
+        _nccl.load,
+        lambda: zcomm.Communicator(0, 1, ID),
+        lambda: _core.synchronize(0),
+        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1),
+    ):
+        with pytest.raises(_core.Error, match=message):
+            call()
+    assert (_core.cuda_build().toolkit, _core.cuda_build().targets) == ("", "")
+
+
+@pytest.mark.skipif(not _core.cuda_build().toolkit, reason="this build has no CUDA")
+def test_a_build_with_cuda_says_for_which_gpus() -> None:
+    assert float(_core.cuda_build().toolkit) >= 12
+    assert _core.cuda_build().targets
+    try:
+        path, version = _nccl.load()
+    except _core.TransportError as error:
+        assert "libnccl.so.2" in str(error)
+    else:
+        assert path
+        assert int(version.partition(".")[0]) >= 2
+
+
+def test_local_communicators_can_be_closed() -> None:
+    first, second = _core.make_local_communicators([0, 1], 4096)
+    assert (first.rank, second.rank, first.num_nodes) == (0, 1, 2)
+    first.close()
+    first.close()
+    first.abort("is ignored")
+    assert first.is_closed
+    x = np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match="this communicator is closed"):
+        first.all_reduce((x.ctypes.data, 4, "float32"), "int8:32", 1.0, datetime.timedelta(seconds=1))
+
+
+def test_info_tells_what_was_built() -> None:
+    pytest.importorskip("typer")
+    command = [sys.executable, "-m", "zcomm", "info"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
+        assert name in told
+    assert ("not built (no nvcc)" in told) != bool(_core.cuda_build().toolkit)
+
+
+def test_no_torch_is_needed() -> None:
+    script = """
+import sys
+sys.modules["torch"] = None
+import zcomm
+zcomm.Communicator, zcomm.unique_id
+from zcomm import codec, testing
+assert not {"cupy", "jax"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_host_is_what_the_core_calls_it() -> None:
+    x = np.zeros(4, np.float32)
+    wire = np.zeros(80, np.uint8)
+    _core.encode((x.ctypes.data, 4, "float32"), "int8:32", wire.ctypes.data, "", HOST, 0)

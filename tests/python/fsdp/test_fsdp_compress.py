@@ -1,0 +1,300 @@
+"""Formats for each module and parameter of FSDP2: what each parameter of a flat message arrives as, bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.expected import assert_same_bits, reduce_scatter, roundtrip
+from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, whole
+from support.worlds import options, run
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+import zcomm
+from zcomm.distributed.backend import backend_of
+from zcomm.distributed.report import report_of
+from zcomm.fsdp import compress, enable_secondary_shards, one_dimensional, smaller_than
+
+
+def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
+    """Each rank's shard, padded as FSDP2 pads it, in blocks of its own."""
+    value = whole(parameter)
+    rows = -(-value.size(0) // dist.get_world_size())
+    shards = []
+    for rank in range(dist.get_world_size()):
+        shard = value[rank * rows : (rank + 1) * rows]
+        padded = torch.cat([shard, shard.new_zeros(rows - len(shard), *value.shape[1:])])
+        shards.append(roundtrip(padded.reshape(-1), format).view(rows, *value.shape[1:])[: len(shard)])
+    return torch.cat(shards)
+
+
+@pytest.mark.parametrize("secondary", ["no", "before", "after"])
+def test_each_parameter_arrives_in_the_format_that_was_chosen_for_it(secondary: str) -> None:
+    def body() -> None:
+        model = sharded()
+        if secondary == "before":
+            enable_secondary_shards(model)
+        compress(model, all_gather="int8:64")
+        compress(model[1], all_gather="int4:32", exempt=["norm.*", one_dimensional])
+        compress(model[2], all_gather="exact")
+        if secondary == "after":
+            enable_secondary_shards(model)
+        for _ in range(2):
+            values = gathered(model)
+            for name, parameter in model.named_parameters():
+                format = "exact" if parameter.ndim < 2 or name[0] == "2" else "int8:64" if name[0] == "0" else "int4:32"
+                assert_same_bits(values[name], expected_of(parameter, format))
+
+    run(body, 4, nodes=NODES, options=options())
+
+
+@pytest.mark.parametrize("nodes", [NODES, [0, 0, 1], [0, 1]], ids=str)
+def test_each_gradient_arrives_in_the_format_that_was_chosen_for_it(nodes: list[int]) -> None:
+    formats = "int8:64/int4:32"
+
+    def body() -> None:
+        size = dist.get_world_size()
+
+        def backward(model: nn.Module) -> None:
+            model(batch()).square().sum().backward()
+
+        torch.manual_seed(0)
+        plain = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 3))
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        backward(plain)  # this rank's own gradients
+        model = sharded()
+        compress(model, all_gather="exact", reduce_scatter=formats)
+        backward(model)
+        for (name, parameter), own in zip(model.named_parameters(), plain.parameters(), strict=True):
+            assert own.grad is not None and isinstance(parameter.grad, DTensor)
+            contributions: list[Any] = [None] * size
+            dist.all_gather_object(contributions, own.grad)
+            rows = -(-own.size(0) // size)
+
+            def slot(gradient: torch.Tensor, rows: int = rows, own: torch.Tensor = own) -> torch.Tensor:
+                padded = torch.cat([gradient, gradient.new_zeros(rows * size - len(gradient), *own.shape[1:])])
+                return padded[dist.get_rank() * rows :][:rows].reshape(-1)
+
+            format = "exact" if own.ndim < 2 else formats
+            expected = reduce_scatter(
+                [slot(gradient) for gradient in contributions], dist.get_rank(), format, nodes, 1 / size
+            )
+            local = parameter.grad.to_local().reshape(-1)
+            assert_same_bits(local, expected[: local.numel()]), name
+
+    run(body, len(nodes), nodes=nodes, options=options())
+
+
+def test_parameters_are_chosen_by_name_type_size_and_function() -> None:
+    def body() -> None:
+        model = sharded()
+
+        def exempt_of(*exempt: Any) -> list[int]:
+            compression = compress(model, exempt=exempt)
+            return [one.exempt_elements for one in compression.stats().values()]
+
+        norm, up, down, head = 2 * WIDTH, 2 * WIDTH * WIDTH, 2 * WIDTH * WIDTH, 3 * WIDTH
+        assert exempt_of() == [0, 0, 0]
+        assert exempt_of(one_dimensional) == [norm + 3 * WIDTH, norm + 3 * WIDTH, 3]
+        assert exempt_of("0.up.weight") == [up, 0, 0]
+        assert exempt_of(nn.LayerNorm) == [norm, norm, 0]
+        assert exempt_of(Block, "2.*") == [norm + up + down + 3 * WIDTH] * 2 + [head + 3]
+        assert exempt_of(smaller_than(head + 1)) == [norm + 3 * WIDTH, norm + 3 * WIDTH, head + 3]
+        assert exempt_of(lambda name, parameter: name == "2.weight" and parameter.shape == (3, WIDTH)) == [0, 0, head]
+
+    run(body, 2, options=options())
+
+
+def test_disable_gives_the_bits_of_before_and_a_later_call_has_the_last_word() -> None:
+    def body() -> None:
+        model = sharded()
+        before = gathered(model)
+        first = compress(model, all_gather="int4:32")
+        second = compress(model[0], all_gather="exact")
+        assert any(not torch.equal(value, before[name]) for name, value in gathered(model).items())
+        first.disable()
+        assert_same_bits(gathered(model)["0.up.weight"], whole(model[0].up.weight))
+        second.disable()
+        for name, value in gathered(model).items():
+            assert_same_bits(value, before[name])
+        assert str(first) == "disabled"
+
+    run(body, 2, options=options())
+
+
+def test_exact_and_override_have_the_last_word() -> None:
+    def body() -> None:
+        model = sharded()
+        compress(model, all_gather="int4:32")
+        with zcomm.exact():
+            for name, parameter in model.named_parameters():
+                assert_same_bits(gathered(model)[name], whole(parameter))
+        with zcomm.override(all_gather="int8:32"):
+            assert_same_bits(gathered(model)["1.up.weight"], expected_of(model[1].up.weight, "int8:32"))
+        with zcomm.override(min_bytes=1 << 30):
+            assert_same_bits(gathered(model)["1.up.weight"], whole(model[1].up.weight))
+
+    run(body, 2, options=options())
+
+
+def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
+    def body() -> None:
+        model = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        compression = compress(model)
+        for _ in range(2):
+            model(batch()).float().square().sum().backward()
+        dist.barrier()
+        modules = compression.stats().values()
+        total = zcomm.stats()
+        assert sum(one.gathered_between_bytes for one in modules) == total.all_gather.between_bytes > 0
+        assert sum(one.gathered_inside_bytes for one in modules) == total.all_gather.inside_bytes > 0
+        assert sum(one.reduced_between_bytes for one in modules) == total.reduce_scatter.between_bytes > 0
+        assert sum(one.reduced_inside_bytes for one in modules) == total.reduce_scatter.inside_bytes > 0
+        assert sum(one.gathers for one in modules) == total.all_gather.calls
+        assert [one.reduces for one in modules] == [2, 2, 2]
+        assert "0: all_gather as the group, reduce_scatter as the group, 175 of 5075 elements" in str(compression)
+
+    run(body, 4, nodes=NODES, options=options())
+
+
+def test_a_shared_parameter_is_chosen_by_any_of_its_names() -> None:
+    def body() -> None:
+        for selector in ("head.*", nn.Linear, "embedding.*"):
+            model = nn.Sequential()
+            model.embedding, model.other = nn.Embedding(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
+            model.head = nn.Linear(WIDTH, WIDTH, bias=False)
+            model.head.weight = model.embedding.weight
+            (traffic,) = compress(fully_shard(model), exempt=[selector]).stats().values()
+            assert (traffic.elements, traffic.exempt_elements) == (2 * WIDTH**2, WIDTH**2)
+
+    run(body, 2, options=options())
+
+
+def test_modules_have_their_names_in_the_largest_model_that_was_seen() -> None:
+    def body() -> None:
+        model = sharded()
+        parts = [compress(block) for block in (model[0], model[1])]
+        assert [list(part.stats()) for part in parts] == [["FSDPBlock"], ["FSDPBlock"]]
+        assert list(compress(model).stats()) == ["0", "1", "2"]
+        assert list(compress(model[0]).stats()) == ["0"]
+
+    run(body, 2, options=options())
+
+
+def test_the_report_names_parameters() -> None:
+    def body() -> None:
+        model = sharded()
+        compress(model, exempt=[one_dimensional, "0.up.weight"])
+        model(batch()).square().sum().backward()
+        dist.barrier()
+        made = report_of(backend_of(None))
+        wanted = {"0.down.weight", "1.up.weight", "1.down.weight", "2.weight"}
+        assert {site.site for site in made.all_gather} == {site.site for site in made.reduce_scatter} == wanted
+
+    run(body, 2, options=options(telemetry_every=1))
+
+
+def test_frozen_parameters_and_accumulated_gradients() -> None:
+    """LoRA: what has no gradient is not in the message; gradients of several backward passes are reduced once."""
+
+    def body() -> None:
+        results = []
+        for with_rule in (False, True):
+            model = sharded()
+            for block in (model[0], model[1]):
+                block.up.requires_grad_(False)
+                block.norm.weight.requires_grad_(False)
+            if with_rule:
+                compress(model, all_gather="exact", reduce_scatter="exact/int8:32", exempt=["*.bias", "*.norm.*"])
+            for last in (False, True):
+                model.set_requires_gradient_sync(last)
+                model(batch()).square().sum().backward()
+            results.append({name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None})
+        exact, mixed = results
+        assert exact.keys() == mixed.keys()
+        for name, gradient in exact.items():
+            if name.endswith("bias"):
+                assert_same_bits(gradient, mixed[name])  # the sum of two does not depend on who adds
+            else:
+                assert not torch.equal(gradient, mixed[name])
+                assert float((gradient - mixed[name]).abs().max()) <= float(gradient.abs().max()) / 50
+
+    run(body, 2, nodes=[0, 1], options=options(all_gather="exact", reduce_scatter="exact"))
+
+
+def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(WIDTH, WIDTH)
+            self.unused = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.used(inputs)
+            return result
+
+    def body() -> None:
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("zcomm").addHandler(handler)
+        gradients = []
+        for exact in (True, False):
+            model = Unused()
+            torch.manual_seed(0)
+            for parameter in model.parameters():
+                nn.init.normal_(parameter)
+            fully_shard(model)
+            if not exact:
+                compress(model, all_gather="exact")
+            with zcomm.override(reduce_scatter="exact") if exact else zcomm.override():
+                for _ in range(2):
+                    model(batch()).square().sum().backward()
+            gradients.append(model.used.weight.grad.to_local())
+        assert_same_bits(*gradients)
+        assert len(records) == 1 and "Unused has gradients for some of its parameters only" in records[0]
+        with (
+            zcomm.override(strict=True),
+            pytest.raises(RuntimeError, match=r"strict=True forbids .*Unused has gradients for some"),
+        ):
+            model(batch()).square().sum().backward()
+
+    run(body, 2, options=options(all_gather="exact"))
+
+
+def test_shards_of_a_smaller_mesh_after_the_forward_pass() -> None:
+    def body() -> None:
+        model = sharded(reshard_after_forward=2)
+        compression = compress(model, all_gather="int8:32", reduce_scatter="exact")
+        model(batch()).square().sum().backward()
+        assert [one.gathers for one in compression.stats().values()] == [2, 2, 2]  # the second among two ranks
+        with pytest.raises(ValueError, match="all_gather: 0 gathers from two meshes"):
+            compress(model, all_gather="int8:32:difference")
+
+    run(body, 4, nodes=NODES, options=options())
+
+
+def test_wrong_arguments() -> None:
+    def body() -> None:
+        model = sharded()
+        for arguments, message in [
+            ({"all_gather": "int5:32"}, "got 'int5:32'"),
+            ({"reduce_scatter": "int8"}, "got 'int8'"),
+            ({"exempt": "*.norm.*"}, "exempt: got '\\*.norm.\\*', need a sequence"),
+            ({"exempt": ["*.nrom.*"]}, "exempt: '\\*.nrom.\\*' selects no parameter"),
+            ({"exempt": [nn.Conv2d]}, "exempt: <class .*Conv2d'> selects no parameter"),
+            ({"exempt": [3]}, "exempt: got 3, need a pattern, a type of module, or a function"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                compress(model, **arguments)
+        with pytest.raises(ValueError, match="model: fully_shard was applied to no module"):
+            compress(nn.Linear(2, 2))
+
+    run(body, 2, options=options())

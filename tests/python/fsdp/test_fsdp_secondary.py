@@ -1,0 +1,289 @@
+"""Secondary shards: the same training, bit for bit, with weights that cross nodes once."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.training import make_batch, make_model, whole
+from support.worlds import options, run
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import zcomm
+from zcomm.fsdp import SecondaryShards, enable_secondary_shards
+
+Sharded = tuple[nn.Module, SecondaryShards | None]
+
+
+def sharded(secondary: bool, **fields: Any) -> Sharded:
+    model = make_model()
+    for block in [*model, model]:
+        fully_shard(block, **fields)
+    return model, enable_secondary_shards(model) if secondary else None
+
+
+def optimizers() -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
+    return {
+        "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        "SGD, foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9, foreach=True),
+        "AdamW, one by one": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=False),
+        "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    }
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        for _ in range(micro_batches):
+            inputs, targets = make_batch(dist.get_rank())
+            loss = (model(inputs).float() - targets).square().mean()
+            loss.backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def parameters_of(model: nn.Module) -> list[torch.Tensor]:
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def between_bytes() -> int:
+    return zcomm.stats().all_gather.between_bytes
+
+
+@pytest.mark.parametrize("name", optimizers())
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1]], ids=str)
+def test_the_same_bits_as_without_and_every_step_is_noticed(name: str, nodes: list[int]) -> None:
+    def body() -> None:
+        results = []
+        for secondary in (False, True):
+            model, _ = sharded(secondary)
+            losses = train(model, optimizers()[name](model.parameters()), steps=4, micro_batches=2)
+            results.append((losses, parameters_of(model)))
+        (losses, parameters), (losses_again, parameters_again) = results
+        assert losses == losses_again
+        assert all(torch.equal(a, b) for a, b in zip(parameters, parameters_again, strict=True))
+
+    run(body, len(nodes), nodes=nodes, options=options())
+
+
+def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
+    def body() -> None:
+        model, secondary = sharded(True)
+        assert secondary is not None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for micro_batches in (1, 4):
+            before = between_bytes()
+            train(model, optimizer, steps=3, micro_batches=micro_batches)
+            moved = between_bytes() - before
+            if micro_batches == 1:
+                once = moved
+            assert moved == once
+        modules = secondary.stats().values()
+        for stats in modules:  # 15 micro-batches, forward and backward
+            assert (stats.gathers_between, stats.gathers_inside, stats.gathers_plain) == (6, 24, 0)
+        dist.barrier()
+        assert sum(stats.between_bytes for stats in modules) == between_bytes()
+        assert sum(stats.inside_bytes for stats in modules) == zcomm.stats().all_gather.inside_bytes
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_frozen_weights_cross_nodes_once_for_good() -> None:
+    def body() -> None:
+        model, secondary = sharded(True)
+        assert secondary is not None
+        inputs, _ = make_batch(dist.get_rank())
+        model.requires_grad_(False)
+        first = model(inputs)
+        before = between_bytes()
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                for _ in range(3):
+                    assert torch.equal(model(inputs), first)
+        assert between_bytes() == before
+        assert secondary.memory_bytes() > 0
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_every_way_to_change_weights_is_noticed() -> None:
+    def change_in_place(model: nn.Module, _: SecondaryShards) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+
+    def load(model: nn.Module, _: SecondaryShards) -> None:
+        model.load_state_dict({name: value.detach() * 2 for name, value in model.state_dict().items()})
+
+    def assign(model: nn.Module, _: SecondaryShards) -> None:
+        model.load_state_dict({name: value.detach() * 3 for name, value in model.state_dict().items()}, assign=True)
+
+    def change_local(model: nn.Module, _: SecondaryShards) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().add_(0.125)
+
+    def swap(model: nn.Module, secondary: SecondaryShards) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(1.5)
+        secondary.invalidate()  # what PyTorch does not count
+
+    def body() -> None:
+        model, secondary = sharded(True)
+        assert secondary is not None
+        plain, _ = sharded(False)
+        inputs, _ = make_batch(dist.get_rank())
+        for change in (change_in_place, load, assign, change_local, swap):
+            with torch.no_grad():
+                assert torch.equal(model(inputs), plain(inputs)), change
+                change(model, secondary)
+                change(plain, secondary)
+                assert torch.equal(model(inputs), plain(inputs)), change
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_before_fully_shard_nested_and_several_models() -> None:
+    def body() -> None:
+        model = make_model()
+        secondary = enable_secondary_shards(model)
+        for block in [*model, model]:
+            fully_shard(block, reshard_after_forward=True)
+        other, other_secondary = sharded(True)
+        plain, _ = sharded(False)
+        inputs, _ = make_batch(dist.get_rank())
+        for _ in range(2):
+            assert torch.equal(model(inputs), plain(inputs))
+            assert torch.equal(other(inputs), plain(inputs))
+        assert other_secondary is not None
+        assert all(stats.gathers_between == 1 for stats in secondary.stats().values())
+        assert len(secondary.stats()) == len(other_secondary.stats()) == 3  # the root has no parameters of its own
+        secondary.disable()
+        assert secondary.memory_bytes() == 0 and not secondary.stats()
+        assert torch.equal(model(inputs), plain(inputs))
+        assert other_secondary.memory_bytes() > 0
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_mixed_precision_and_asynchronous_gathers() -> None:
+    def body() -> None:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        results = []
+        for secondary in (False, True):
+            model, _ = sharded(secondary, mp_policy=policy)
+            model._set_unshard_async_op(True)
+            results.append(train(model, torch.optim.SGD(model.parameters(), lr=0.5), steps=3, micro_batches=2))
+        assert results[0] == results[1]
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_a_limit_leaves_whole_modules_out_and_names_them(caplog: pytest.LogCaptureFixture) -> None:
+    def body() -> None:
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("zcomm").addHandler(handler)
+        model = make_model()
+        for block in [*model, model]:
+            fully_shard(block)
+        secondary = enable_secondary_shards(model, max_bytes=12_000)
+        inputs, _ = make_batch(dist.get_rank())
+        first = model(inputs)
+        assert torch.equal(model(inputs), first)
+        assert 0 < secondary.memory_bytes() <= 12_000
+        without = [
+            name for name, stats in secondary.stats().items() if stats.memory_bytes == 0 and stats.gathers_beyond_limit
+        ]
+        assert without and all(any(name in text for text in records) for name in without)
+
+    run(body, 3, nodes=[0, 0, 1], options=options())
+
+
+def test_secondary_shards_cost_half_of_what_bfloat16_ones_would() -> None:
+    def body() -> None:
+        model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False))
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        secondary = enable_secondary_shards(model)
+        model(torch.randn(2, 512))
+        assert secondary.memory_bytes() <= 0.55 * 2 * 2 * 512 * 512 / 2
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_what_the_options_leave_exact_is_gathered_as_before() -> None:
+    def body() -> None:
+        model, secondary = sharded(True)
+        plain, _ = sharded(False)
+        assert secondary is not None
+        inputs, _ = make_batch(dist.get_rank())
+        with zcomm.exact():
+            for _ in range(2):
+                assert torch.equal(model(inputs), plain(inputs))
+        assert secondary.memory_bytes() == 0
+        with zcomm.override(all_gather="int4:64"):  # another format is another shard
+            assert torch.equal(model(inputs), plain(inputs))
+        assert torch.equal(model(inputs), plain(inputs))
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_checkpoints_are_exact_and_training_goes_on_from_them(tmp_path: Path) -> None:
+    """Promise 7, with secondary shards on."""
+
+    def body() -> None:
+        def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model, _ = sharded(True)
+            return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        model, optimizer = start()
+        train(model, optimizer, steps=2, micro_batches=2)
+        exact = {name: whole(value) for name, value in model.state_dict().items()}
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        assert all(torch.equal(full[name], value) for name, value in exact.items())
+
+        saved_model, saved_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=tmp_path)
+        again, again_optimizer = start()
+        train(again, again_optimizer, steps=1)  # whose secondary shards must not be seen any more
+        loaded_model, loaded_optimizer = get_state_dict(again, again_optimizer)
+        dcp.load({"model": loaded_model, "optimizer": loaded_optimizer}, checkpoint_id=tmp_path)
+        set_state_dict(again, again_optimizer, model_state_dict=loaded_model, optim_state_dict=loaded_optimizer)
+        assert train(model, optimizer, steps=3) == train(again, again_optimizer, steps=3)
+        assert all(torch.equal(a, b) for a, b in zip(parameters_of(model), parameters_of(again), strict=True))
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_nothing_outlives_the_model() -> None:
+    model = nn.Linear(2, 2)
+    secondary = weakref.ref(enable_secondary_shards(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert secondary() is not None
+    del model
+    gc.collect()
+    assert secondary() is None
+    optimizer.step()
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="max_bytes: got -1, need 0 or more, or None"):
+        enable_secondary_shards(nn.Linear(2, 2), max_bytes=-1)

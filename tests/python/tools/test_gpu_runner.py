@@ -1,0 +1,214 @@
+"""What ``make gpu`` runs on a machine with a GPU, as far as it can be tried without one: what is skipped and refused,
+limits of time, the summary and what is handed over."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from zcomm.lab import gpus
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[3]
+GPU_TESTS = ROOT / "tests" / "gpu"
+needs_no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+run_gpu = load(ROOT / "tools" / "run_gpu.py")
+
+
+def pytest_of_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(GPU_TESTS), *arguments]
+    hidden = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "PYTEST_CURRENT_TEST")
+    own = {name: value for name, value in os.environ.items() if name not in hidden}
+    return subprocess.run(
+        command, cwd=GPU_TESTS, capture_output=True, text=True, timeout=100, env={**own, **environment}
+    )
+
+
+@needs_no_gpu
+def test_without_a_gpu_all_of_its_tests_are_skipped() -> None:
+    done = pytest_of_gpu()
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert "skipped" in last and not any(word in last for word in ("passed", "failed", "error")), done.stdout
+    assert "no GPU tests: torch" in done.stdout
+
+
+@needs_no_gpu
+def test_where_a_gpu_is_demanded_they_are_refused() -> None:
+    done = pytest_of_gpu(ZCOMM_REQUIRE_GPU="1")
+    assert done.returncode != 0
+    assert "ZCOMM_REQUIRE_GPU=1, and no GPU tests" in done.stdout + done.stderr
+
+
+def test_the_tests_themselves_work_on_cpu_tensors() -> None:
+    """One of each kind; all of them: ZCOMM_GPU_TESTS_DEVICE=cpu pytest tests/gpu."""
+    chosen = "test_all_gather or test_sums_in_place or test_what_is_not_compressed"
+    done = pytest_of_gpu("-k", f"({chosen}) and not 2x4 and not 4x2", ZCOMM_GPU_TESTS_DEVICE="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed" in done.stdout, done.stdout
+
+
+@needs_no_gpu
+def test_make_gpu_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "run_gpu.py")], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2
+    assert "make gpu needs" in done.stdout, done.stdout + done.stderr
+
+
+def test_missing_things_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_gpu, "NEEDED", ("json", "no_such_package"))
+    lacks = run_gpu.missing({"PATH": str(tmp_path)})
+    assert "the Python package no_such_package" in lacks
+    assert {f"{tool} on the PATH" for tool in ("nvcc", "cmake", "ninja", "g++")} <= set(lacks)
+    assert not any("json" in lack for lack in lacks)
+
+
+def stage(name: str, code: str, seconds: float = 20.0) -> Any:
+    return run_gpu.Stage(name, seconds, [[sys.executable, "-c", code]])
+
+
+def test_stages_end_in_time_and_none_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    # It does not listen, and neither does what it has started.
+    deaf = f"""
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", sleep])
+open({str(pid_file)!r}, "w").write(str(child.pid))
+time.sleep(60)
+"""
+    polite = (
+        "import sys, time, signal; signal.signal(15, lambda *_: (print('cleaned up'), sys.exit(0))); time.sleep(60)"
+    )
+    said: list[str] = []
+    monkeypatch.setattr(run_gpu, "GRACE_SECONDS", 0.5)
+    every = [
+        stage("good", "print('fine')"),
+        stage("bad", "raise SystemExit(3)"),
+        stage("deaf", deaf, 2.0),
+        stage("polite", polite, 1.0),
+        stage("last", "print('still here')"),
+    ]
+    endings = run_gpu.run_stages(every, 60.0, os.environ, tmp_path, said.append)
+    hows = {ending.name: ending.how for ending in endings}
+    assert hows == {
+        "good": "passed",
+        "bad": "failed (status 3)",
+        "deaf": "stopped after its 2 s",
+        "polite": "stopped after its 1 s",
+        "last": "passed",
+    }
+    assert "cleaned up" in (tmp_path / "polite.log").read_text()
+    assert "still here" in "\n".join(said)
+    time.sleep(0.2)
+    status = Path(f"/proc/{pid_file.read_text()}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z", "what a stage started outlived it"
+
+
+def test_without_a_build_or_without_time_nothing_runs(tmp_path: Path) -> None:
+    every = [stage("build", "raise SystemExit(1)"), stage("tests", "print('no')")]
+    assert [ending.name for ending in run_gpu.run_stages(every, 60.0, os.environ, tmp_path, lambda _: None)] == [
+        "build"
+    ]
+    (late,) = run_gpu.run_stages([stage("tests", "print('no')")], 0.5, os.environ, tmp_path, lambda _: None)
+    assert late.how == "not started: no time was left" and not late.passed
+
+
+def test_the_stages_are_commands_of_this_repository() -> None:
+    stages = run_gpu.stages("h200")
+    assert [one.name for one in stages] == ["build", "info", "codec", "tests", "collectives"]
+    for one in stages:
+        for command in one.commands:
+            for part in command:
+                if part.endswith(".py"):
+                    assert (ROOT / part).exists(), part
+    text = json.dumps([one.commands for one in stages])
+    assert "h200-codec.json" in text and "CMAKE_CUDA_ARCHITECTURES=native" in text and "--no-index" in text
+
+
+def reports(folder: Path) -> list[Path]:
+    row = {"codec": "zcomm", "operation": "encode", "format": "int8:128", "dtype": "bfloat16", "gbps": 4000.0}
+    row |= {"values_bytes": 1 << 30, "of_copy": 0.93}
+    codec = {"results": [row, {**row, "format": "int8:64", "of_copy": 0.9}], "absent": {"DeepSpeed": "not installed"}}
+    record = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "busbw": 0.5, "speedup": 1.0, "max_error": 0.0}
+    collective = {
+        "results": [record, {**record, "backend": "zcomm", "speedup": 2.0, "max_error": None}],
+        "note": "2 ranks share one NVIDIA H200",
+    }
+    paths = [folder / f"h200-{name}.json" for name in ("codec", "all_gather_bfloat16_2x1", "broken")]
+    for path, document in zip(paths, (codec, collective, {}), strict=True):
+        path.write_text(json.dumps(document))
+    return paths
+
+
+def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
+    paths = reports(tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "build.log").write_text("built\n")
+    endings = [run_gpu.Ending("build", "passed", 61.0, logs / "build.log")]
+    text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
+    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "share one NVIDIA H200", "2.00x", "h200-broken"):
+        assert part in text, text
+    assert "not readable" in text and "build" in text.splitlines()[-1]
+    run_gpu.hand_over(tmp_path / "out", text, paths, logs)
+    assert (tmp_path / "out" / "summary.txt").read_text() == text
+    with tarfile.open(tmp_path / "out" / "gpu.tar.gz") as archive:
+        assert {"logs/build.log", "results/h200-codec.json"} <= set(archive.getnames())
+
+
+def test_chips_and_sharing() -> None:
+    assert [gpus.chip(name) for name in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla T4", "")] == [
+        "h200",
+        "a100-sxm4-80gb",
+        "tesla-t4",
+        "gpu",
+    ]
+    one = {"num_gpus": 1, "gpu": "NVIDIA H200"}
+    assert gpus.sharing(1, one, "none") == ""
+    text = gpus.sharing(4, one, "none")
+    assert "4 ranks share one NVIDIA H200" in text and "sockets over loopback" in text
+    assert "1gbit links" in gpus.sharing(2, one, "1gbit")
+    assert gpus.nccl_environment(3)["NCCL_HOSTID"] != gpus.nccl_environment(2)["NCCL_HOSTID"]
+    assert gpus.nccl_environment(0, "eth0")["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+def test_ranks_are_placed_on_the_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for count, rank, size, interface, shares in (
+        (1, 1, 2, "lo", True),
+        (4, 3, 4, "lo", False),
+        (4, 1, 2, "eth0", True),
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        environment: dict[str, str] = {}
+        assert gpus.place(rank, size, interface, environment) == rank % count == used[-1]
+        assert ("NCCL_HOSTID" in environment) == shares
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(gpus.NoGpu, match="found no GPU"):
+        gpus.place(0, 1)

@@ -1,0 +1,300 @@
+"""The convergence study, a few steps of it: exact is plain training, and the results say what they promise to say."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+sys.path.append(str(Path(__file__).parents[3] / "bench"))
+
+import study
+import study_report
+from study import Configuration, Setting
+from study_report import Row
+
+from zcomm import _core
+
+TINY = Setting(width=64, layers=1, sequence=16, batch=1, steps=3, warmup_steps=2, validation_sequences=8)
+DEFAULT = Configuration("int8:256", "int8:128/int4:128")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the study's own processes."""
+    torch_threads, zcomm_threads = torch.get_num_threads(), _core.num_threads()
+    study.use_one_thread()
+    yield
+    torch.set_num_threads(torch_threads)
+    _core.set_num_threads(zcomm_threads)
+
+
+def plain_losses(setting: Setting, seed: int) -> list[float]:
+    """The same training without ranks, shards or collectives. Gradients are added as the exact reduce-scatter adds
+    them: over each node, then the nodes' sums, then the factor."""
+    text, _ = study.corpus()
+    torch.manual_seed(seed)
+    model = study.GPT(setting.width, setting.layers, setting.sequence)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, setting.beta2))
+    losses = []
+    for step in range(setting.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = study.learning_rate(setting, step)
+        of_ranks = []
+        loss_of_step = 0.0
+        for rank in range(study.WORLD_SIZE):
+            number = (seed * setting.steps + step) * study.WORLD_SIZE + rank
+            loss = model(study.sample(text, setting.batch, setting.sequence, seed=number))
+            of_ranks.append(torch.autograd.grad(loss, list(model.parameters())))
+            loss_of_step += loss.item() / study.WORLD_SIZE
+        losses.append(round(loss_of_step, 5))
+        for parameter, *parts in zip(model.parameters(), *of_ranks, strict=True):
+            nodes = [sum(parts[1:4], parts[0]), sum(parts[5:], parts[4])]
+            parameter.grad = (nodes[0] + nodes[1]) / study.WORLD_SIZE
+        optimizer.step()
+    return losses
+
+
+def test_exact_is_plain_training() -> None:
+    record = study.train(Configuration(), TINY, seed=1)
+    assert record["losses"] == plain_losses(TINY, seed=1)
+    assert record["gathered_validation_loss"] == record["validation_loss"]
+    assert all(value is None for step in record["weight_snr_db"] for value in step)
+    # Eight float32 numbers are added: 7 roundings of 2^-24 each lie far below -100 dB.
+    assert all(value is None or value > 100 for step in record["gradient_snr_db"] for value in step)
+
+
+def test_what_is_compressed_is_compressed() -> None:
+    record = study.train(DEFAULT, TINY, seed=1)
+    again = study.train(DEFAULT, TINY, seed=1)
+    assert record["losses"] == again["losses"]
+    assert record["validation_loss"] == again["validation_loss"] != record["gathered_validation_loss"]
+    # A block's error is at most half a scale: the noise of int8 is at least 42 dB below a block's largest value.
+    for name, weight, gradient in zip(
+        record["parameters"], record["weight_snr_db"][0], record["gradient_snr_db"][0], strict=True
+    ):
+        if "norm" in name:
+            assert weight is None  # exact
+            assert gradient is None or gradient > 100
+        else:
+            assert 20 < weight < 60
+            # Rows of bytes and positions that this text does not have are zero, of all of them in some parameters.
+            assert gradient is None or 5 < gradient < 60
+
+
+def test_flat_blocks_mix_norms_and_matrices() -> None:
+    record = study.train(Configuration(weights="int8:256", flat=True), TINY, seed=1)
+    own = study.train(Configuration(weights="int8:256"), TINY, seed=1)
+    flat_snr, own_snr = (dict(zip(r["parameters"], r["weight_snr_db"][0], strict=True)) for r in (record, own))
+    # 8 ones of a rank's norm set the scale of values of 0.02 beside them.
+    assert flat_snr["blocks.0.qkv.weight"] < own_snr["blocks.0.qkv.weight"] - 3
+    assert record["bytes_between"] < own["bytes_between"]
+
+
+def test_a_difference_travels_after_the_first_gather() -> None:
+    parameters = list(study.new_model(TINY, seed=1).parameters())
+    collectives = study.Collectives(Configuration(weights="int4:256", difference=True), parameters, seed=1)
+    shards = study.pack(parameters)
+    assert torch.equal(collectives.all_gather(shards), shards)
+    step = 0.01 * torch.randn(shards.shape, generator=torch.Generator().manual_seed(1))
+    moved = shards + step
+    # Half of a seventh of the largest change, and what the scale is rounded up: far less than int4 weights would lose.
+    assert (collectives.all_gather(moved) - moved).abs().max() <= 1.01 * step.abs().max() / 14
+    assert (collectives.all_gather(moved) - moved).abs().max() <= 1.03 * step.abs().max() / 14**2
+
+
+def test_feedback_makes_up_for_what_was_lost() -> None:
+    parameters = list(study.new_model(TINY, seed=1).parameters())
+    shape = (study.WORLD_SIZE, *study.pack(parameters).shape)
+    gradients = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    errors = []
+    for feedback in (False, True):
+        collectives = study.Collectives(
+            Configuration(gradients="exact/int4:128", feedback=feedback), parameters, seed=1
+        )
+        means = [collectives.reduce_scatter(gradients).clone() for _ in range(8)]
+        errors.append((sum(means) / 8 - gradients.mean(dim=0)).abs().max())
+    # The same error each time stays in the mean of 8 calls; with feedback only that of the last does, an eighth.
+    assert errors[1] < errors[0] / 4
+
+
+def test_the_seed_of_a_run_is_that_of_stochastic_rounding() -> None:
+    parameters = list(study.new_model(TINY, seed=1).parameters())
+    shape = (study.WORLD_SIZE, *study.pack(parameters).shape)
+    gradients = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    stochastic = Configuration(gradients="int8:128/int4:128:stochastic")
+    first, again, other = (
+        study.Collectives(stochastic, parameters, seed).reduce_scatter(gradients) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_shards_are_those_of_fsdp2() -> None:
+    parameters = [torch.nn.Parameter(torch.arange(16.0).view(8, 2)), torch.nn.Parameter(100 + torch.arange(16.0))]
+    shards = study.pack(parameters)
+    assert shards.shape == (8, 4)
+    assert shards[3].tolist() == [6, 7, 106, 107]
+    copies = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in parameters]
+    study.unpack(shards, copies)
+    for copy, parameter in zip(copies, parameters, strict=True):
+        assert torch.equal(copy, parameter)
+
+
+def test_each_matrix_has_its_segment_and_norms_are_exact() -> None:
+    parameters = list(study.new_model(TINY, seed=1).parameters())
+    cut = study.segments("int4:128", parameters, flat=False)
+    assert [elements * study.WORLD_SIZE for elements, _ in cut] == [p.numel() for p in parameters]
+    assert {format for (_, format), p in zip(cut, parameters, strict=True) if p.dim() == 1} == {"exact"}
+    assert {format for (_, format), p in zip(cut, parameters, strict=True) if p.dim() == 2} == {"int4:128"}
+    total = sum(elements for elements, _ in cut)
+    assert study.segments("int4:128", parameters, flat=True) == [(total, "int4:128")]
+    assert study.segments("exact", parameters, flat=False) == [(total, "exact")]
+
+
+def test_bytes_are_those_of_the_wires() -> None:
+    # 6 wires inside, 1 to the other node, of weights and of gradients; a wire of 1024 values has 4 or 8 scales.
+    counted = study.bytes_per_step([(1024, "int8:256"), (8, "exact")], [(1024, "int8:128/int4:128"), (8, "exact")])
+    assert counted == {
+        "bytes_inside": 6 * ((16 + 1024 + 32) + (16 + 1024 + 32)),
+        "bytes_between": (16 + 1024 + 32) + (16 + 512 + 32),
+    }
+
+
+def test_a_study_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A process of its own would import torch once more, for longer than all runs here take.
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda processes, *_, **__: ThreadPoolExecutor(processes))
+    results, page = tmp_path / "study.jsonl", tmp_path / "page.md"
+    page.write_text(f"before\n{study_report.BEGIN}\nold\n{study_report.END}\nafter\n")
+    quick = replace(Setting(), steps=2, batch=1, validation_sequences=16)
+    line = json.dumps(study.train(Configuration(), quick, seed=1))
+    results.write_text(line + "\n")
+    options = ["--quick", "--seeds", "2", "--processes", "1", "--only", "int8:128/int4:64"]
+    options += ["--results", str(results), "--docs", str(page)]
+    run = CliRunner().invoke(study.app, options, catch_exceptions=False)
+    assert run.exit_code == 0, run.output
+    lines = results.read_text().splitlines()
+    assert lines[0] == line  # what is there is not run again
+    records = [json.loads(line) for line in lines]
+    runs = [(r["configuration"]["gradients"], r["seed"]) for r in records]
+    assert sorted(runs) == [(formats, seed) for formats in ("exact", "int8:128/int4:64") for seed in (0, 1)]
+    assert all(len(r["losses"]) == 2 and r["setting"]["steps"] == 2 for r in records)
+    assert all(math.isfinite(r["validation_loss"]) for r in records)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| exact | int8:128/int4:64 |  |" in text
+    assert results.with_suffix(".png").stat().st_size > 0
+
+
+def record_of(weights: str, gradients: str, seed: int, loss: float, between: int) -> dict:
+    return {
+        "configuration": {"case": "usual", "weights": weights, "gradients": gradients},
+        "seed": seed,
+        "validation_loss": loss,
+        "gathered_validation_loss": loss,
+        "bytes_between": between,
+        "bytes_inside": between,
+        "gradient_snr_db": [[20.0, None, 30.0], [22.0, None, 30.0]],  # two steps, three parameters
+        "weight_snr_db": [[None, None, None]],
+    }
+
+
+def test_a_run_that_fails_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were under way are kept, those that were not begun are not."""
+    failed = threading.Event()
+
+    def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, object]:
+        if seed == 1:
+            raise ValueError("a bad run")
+        assert seed == 0 or failed.wait(60)
+        return {"configuration": asdict(configuration), "seed": seed, "validation_loss": 1.0, "cpu_seconds": 1.0}
+
+    def cancel(run: Future) -> bool:
+        failed.set()
+        return Future.cancel(run)
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *args: Any) -> Future:
+            run = super().submit(*args)
+            run.cancel = partial(cancel, run)
+            return run
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda processes, *_, **__: Pool(processes))
+    results = tmp_path / "results.jsonl"
+    keys = [(Configuration(), TINY, seed) for seed in range(100)]
+    with pytest.raises(ValueError, match="a bad run"):
+        study.run_missing(keys, results, 1, Console(file=io.StringIO()))
+    seeds = [json.loads(line)["seed"] for line in results.read_text().splitlines()]
+    assert {0, 2} <= set(seeds) and len(seeds) < 99
+
+
+def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:
+    exact = [2.0, 3.0, 4.0]
+    records = [record_of("exact", "exact", seed, loss, 400) for seed, loss in enumerate(exact)]
+    gaps = {"int8:128": [0.0, 0.01, 0.02], "int4:128": [0.01, 0.02, 0.03], "int4:64": [0.1, 0.6, 0.0]}
+    cost = {"int8:128": 100, "int4:128": 60, "int4:64": 50}
+    for formats, percents in gaps.items():
+        for seed, percent in enumerate(percents):
+            records.append(record_of("exact", formats, seed, exact[seed] * (1 + percent / 100), cost[formats]))
+    records.append(record_of("exact", "int2:32", 9, 1.0, 1))  # of a seed that has no exact run
+    rows = {row.name: row for row in study_report.summarize(records)}
+    assert list(rows) == ["exact", *(f"gradients {formats}" for formats in gaps)]
+    row = rows["gradients int4:128"]
+    assert row.gaps == pytest.approx([0.01, 0.02, 0.03])
+    # mean 0.02, standard deviation 0.01: 4.303 * 0.01 / sqrt(3) on either side
+    assert row.interval == pytest.approx((0.02 - 0.0248434, 0.02 + 0.0248434), rel=1e-5)
+    assert study_report.median_and_worst(row.gradient_snr) == (25.5, 21.0)
+    assert study_report.median_and_worst(row.weight_snr) is None
+    assert [name for name, row in rows.items() if row.is_choice] == ["gradients int4:128"]
+    assert not rows["gradients int4:64"].passes  # cheaper, but 0.23 % on average
+
+
+def test_a_choice_passes_in_every_case() -> None:
+    records = []
+    for case, percents in {"usual": 0.1, "outliers": 0.3}.items():
+        for seed in range(2):
+            for formats, percent, cost in [
+                *[("exact", 0.0, 400), ("int8:128", 0.0, 100), ("int4:128", percents, 60)],
+                ("int4:128/int2:128", 0.0, 30),  # which nobody has tried in a large model
+            ]:
+                record = record_of("exact", formats, seed, 2 + 0.02 * percent, cost)
+                record["configuration"]["case"] = case
+                records.append(record)
+    rows = study_report.summarize(records)
+    assert [(row.case, row.name) for row in rows if row.is_choice] == [("usual", "gradients int8:128")]
+
+
+def test_the_noise_floor_is_that_of_bf16() -> None:
+    records = [record_of("exact", "exact", seed, 2.0, 400) for seed in range(3)]
+    for formats, percents in {"bf16": [-0.1, 0.0, 0.1], "int4:128": [0.3, 0.0, 0.6]}.items():
+        for seed, percent in enumerate(percents):
+            records.append(record_of("exact", formats, seed, 2 * (1 + percent / 100), 100))
+    text = study_report.noise(study_report.summarize(records))
+    # Standard deviations of 0.1 and 0.3, 4.303 * 0.1 / sqrt(3), and the root of (0.01 + 0.09) / 2.
+    assert "-0.10, +0.00, +0.10 %, a standard deviation of 0.10 % and a mean known to ±0.25 %" in text
+    assert "Within the 2 compressed rows the standard deviation over seeds is 0.22 %" in text
+    assert study_report.noise(study_report.summarize(records[:3])) == ""
+
+
+def test_a_row_of_one_seed_has_no_verdict() -> None:
+    row = Row("usual", "exact", "int8:128", "", 1, 1, losses=[1.0], gaps=[-1.0], gathered_gaps=[-1.0])
+    assert row.interval is None and not row.passes

@@ -1,0 +1,175 @@
+"""Hugging Face Accelerate over zcomm: DDP, FSDP2 and DeepSpeed, against the same training over gloo."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import tiny_llama
+from support.expected import HALF_STEP, assert_same_bits
+from support.tiny_llama import COMPRESSED, EXACT, STEPS, Result
+from support.worlds import run
+from torch.distributed.tensor import DTensor
+
+import zcomm
+
+pytestmark = pytest.mark.slow
+
+SIZE = 2
+KINDS = ["DDP", "FSDP2", "DeepSpeed"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def accelerate() -> Any:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    tiny_llama.require("accelerate", "deepspeed", "transformers")
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__ = defaultdict(bool)  # see test_deepspeed.py
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
+def make_accelerator(kind: str, backend: str) -> Any:
+    from accelerate import Accelerator, DistributedType, PartialState
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
+
+    if kind == "DeepSpeed":
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {
+                "stage": 3,
+                "stage3_param_persistence_threshold": 1000,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+            "gradient_clipping": 1.0,
+            "zero_allow_untested_optimizer": True,
+        }
+        return Accelerator(
+            kwargs_handlers=[InitProcessGroupKwargs(backend=backend)],
+            deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config),
+        )
+    dist.init_process_group(backend)
+    accelerator = Accelerator(cpu=True)
+    if kind == "FSDP2":
+        # Accelerate offers FSDP on accelerators only. What it does with a model does not depend on the device.
+        PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True,
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        )  # fmt: skip
+    return accelerator
+
+
+def whole(gradient: torch.Tensor) -> torch.Tensor:
+    return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+
+
+def train(kind: str, backend: str, steps: int, hook: bool) -> Result:
+    accelerator, result = make_accelerator(kind, backend), Result()
+    model = tiny_llama.make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    if hook:
+        model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
+    for step in range(steps):
+        batch = tiny_llama.make_batch(step, accelerator.process_index)
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        if step == 0 and kind != "DeepSpeed":
+            named = [(name.removeprefix("module."), p.grad) for name, p in model.named_parameters()]
+            result.gradients = {name: whole(gradient) for name, gradient in named}
+        if kind != "DeepSpeed":  # whose engine clips, steps and clears in backward()
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        result.losses.append(tiny_llama.mean_over_ranks(loss))
+    return result.count()
+
+
+def trained(
+    kind: str, backend: str = "zcomm", steps: int = STEPS, env: dict[str, str] | None = None, hook: bool = False
+) -> Result:
+    return run(lambda: train(kind, backend, steps, hook), SIZE, backend=None, launched=True, env=env or {})[0]
+
+
+@pytest.fixture(scope="module")
+def under_gloo() -> Callable[[str], Result]:
+    """The same training under gloo, run once."""
+    results: dict[str, Result] = {}
+
+    def get(kind: str) -> Result:
+        if kind not in results:
+            results[kind] = trained(kind, "gloo")
+        return results[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_exact_training_is_bit_identical_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
+    tiny_llama.assert_same(trained(kind, steps=5, env=COMPRESSED | EXACT), under_gloo(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compressed_training_stays_close_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
+    env = COMPRESSED | {"ZCOMM_OUT_OF_PLACE": "1"} if kind == "DeepSpeed" else COMPRESSED
+    got = trained(kind, env=env, hook=kind == "DDP")
+    tiny_llama.assert_close(got, under_gloo(kind))
+    expected = ["all_reduce"] if kind == "DDP" else ["all_gather", "reduce_scatter"]
+    assert all(got.compressed[collective] >= STEPS for collective in expected), got.compressed
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_first_gradients_are_within_half_a_step(kind: str, under_gloo: Callable[[str], Result]) -> None:
+    """Half a step of what the other rank sends, by its largest gradient; DDP gathers the sum in 8 bits, too."""
+    eight = {"ZCOMM_ALL_GATHER": "exact", "ZCOMM_REDUCE_SCATTER": "int8:128", "ZCOMM_ALL_REDUCE": "int8:128"}
+    got, want = trained(kind, steps=1, env=COMPRESSED | eight).gradients, under_gloo(kind).gradients
+    maxima = run(lambda: tiny_llama.largest_gradients(SIZE), 1, backend=None)[0]
+    limit = (max(maxima) / SIZE + (sum(maxima) / SIZE if kind == "DDP" else 0)) / 127 * HALF_STEP + 1e-6
+    error = max(float((got[name] - want[name]).abs().max()) for name in want)
+    assert limit / 50 < error <= limit, "not compressed at all?"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_user_gathers_and_saves_is_exact(kind: str) -> None:
+    """gather() and get_state_dict(), with the options by default."""
+
+    def body() -> None:
+        accelerator = make_accelerator(kind, "zcomm")
+        model = tiny_llama.make_model()
+        want = {name: value.clone() for name, value in model.state_dict().items()}
+        model, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+        saved = accelerator.get_state_dict(model)
+        if accelerator.is_main_process:
+            assert {name.removeprefix("module.") for name in saved} == want.keys()
+            for name, value in saved.items():
+                assert_same_bits(value, want[name.removeprefix("module.")], name)
+        values = torch.randn(50_000, generator=torch.Generator().manual_seed(accelerator.process_index))
+        gathered = accelerator.gather(values).view(SIZE, -1)
+        assert_same_bits(gathered[accelerator.process_index], values)
+
+    run(body, SIZE, backend=None, launched=True, env=COMPRESSED)
+
+
+def test_a_cpu_takes_the_name_from_init_process_group_only() -> None:
+    def body() -> None:
+        from accelerate import Accelerator
+        from accelerate.utils import InitProcessGroupKwargs
+
+        with pytest.raises(ValueError, match="backend zcomm is not available, please use gloo"):
+            Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="zcomm")])
+
+    run(body, 1, backend=None, launched=True)
+
+
+def test_the_program_of_the_page_under_accelerate_launch(tmp_path: Path) -> None:
+    launch = ["-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "3", "--num_processes", "2"]
+    port = ["--main_process_port", "0"]
+    tiny_llama.run_program("accelerate.md", [*launch, *port], tmp_path)

@@ -1,0 +1,130 @@
+"""The DDP hook: compressed means, replicas that agree, and nothing else compressed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.expected import HALF_STEP
+from support.trainers import ddp, under_gloo
+from support.training import (
+    EXACT_STEPS,
+    STEPS,
+    Job,
+    assert_same_tensors,
+    assert_within_one_percent,
+    make_batch,
+    make_model,
+    trained,
+)
+from support.worlds import options, run
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import zcomm
+
+
+def gradients_of(model: nn.Module) -> torch.Tensor:
+    inputs, targets = make_batch(dist.get_rank())
+    (model(inputs) - targets).square().mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 1, 1]], ids=str)
+def test_means_are_within_the_bound_and_replicas_agree(nodes: list[int]) -> None:
+    def body() -> None:
+        exact = gradients_of(DistributedDataParallel(make_model()))
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.02)
+        model.register_comm_hook(zcomm.ddp.CompressState("int8:128"), zcomm.ddp.compress_hook)
+        gradients_of(model)  # after which DDP makes its buckets: several are under way
+        model.zero_grad()
+        before = zcomm.stats().all_reduce.calls
+        compressed = gradients_of(model)
+        assert zcomm.stats().all_reduce.calls >= before + 2
+        # Each rank's contribution is quantized at most twice on its way, the mean once more.
+        largest = gradients_of(make_model()).abs().max()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        assert (compressed - exact).abs().max() <= 3 * largest / 127 * HALF_STEP * 1.02
+        everybody = [torch.empty_like(compressed) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, compressed)
+        assert all(torch.equal(other, compressed) for other in everybody)
+
+    run(body, len(nodes), nodes=nodes, options=options())
+
+
+def hooked(formats: str) -> Job:
+    def wrap() -> nn.Module:
+        model = ddp()
+        model.register_comm_hook(zcomm.ddp.CompressState(formats), zcomm.ddp.compress_hook)
+        return model
+
+    return Job(wrap, 2)
+
+
+def test_training_with_the_hook() -> None:
+    """Every loss of 50 steps is within 1 % of gloo's; with exact formats everything is gloo's, bit for bit."""
+    want = under_gloo("DDP")
+    got = trained(hooked("int8:128/int4:128"), options=options())
+    for result in got:
+        assert result.compressed["all_reduce"] >= STEPS
+        assert_same_tensors(result.last_parameters, got[0].last_parameters, "replicas")
+    assert_within_one_percent(got, want)
+    for exact, gloo in zip(trained(hooked("exact"), EXACT_STEPS, options=options()), want, strict=True):
+        assert exact.compressed["all_reduce"] == 0
+        assert exact.losses == gloo.losses[:EXACT_STEPS]
+        assert_same_tensors(exact.parameters, gloo.parameters, "parameters")
+
+
+def test_only_the_model_with_the_hook_is_compressed() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(make_model())
+        model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
+        gradients_of(model)
+        calls = zcomm.stats().all_reduce.calls
+        assert calls > 0
+        gradients_of(DistributedDataParallel(make_model()))
+        dist.all_reduce(torch.ones(100_000))
+        assert zcomm.stats().all_reduce.calls == calls
+
+    run(body, 2, options=options())
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_the_formats_around_a_step_have_the_last_word(feedback: bool) -> None:
+    def body() -> None:
+        want = gradients_of(DistributedDataParallel(make_model()))
+        model = DistributedDataParallel(make_model())
+        state = zcomm.ddp.CompressState("int4:128", error_feedback=zcomm.ErrorFeedback() if feedback else None)
+        model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        with zcomm.exact():
+            assert torch.equal(gradients_of(model), want)
+        model.zero_grad()
+        with zcomm.override(all_reduce="bf16"):
+            error = (gradients_of(model) - want).abs().max()
+        assert 0 < error <= want.abs().max() * 2**-6
+        model.zero_grad()
+        assert (gradients_of(model) - want).abs().max() > want.abs().max() * 2**-5
+
+    run(body, 2, options=options())
+
+
+def test_another_backend_is_refused() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(make_model())
+        model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
+        with pytest.raises(ValueError, match="it was not made with the backend 'zcomm'"):
+            gradients_of(model)
+
+    run(body, 2, backend="gloo")
+
+
+def test_trainers_that_name_no_backend() -> None:
+    def body() -> None:
+        zcomm.install_as_default()
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        assert zcomm.stats().all_reduce.calls == 0  # raises if the group is not zcomm's
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1, 1, 1]
+
+    run(body, 1, backend=None)

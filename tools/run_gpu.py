@@ -1,0 +1,290 @@
+"""All that there is to run on a machine with a GPU: builds zcomm for it, tests it, measures it. For ``make gpu``.
+
+    python3 tools/run_gpu.py [--only STAGE,...] [--seconds N]
+
+Needs torch with CUDA, nvcc, cmake, ninja and scikit-build-core, and no network. Each stage has a limit of time, and one
+that fails does not stop the others; the exit status says whether any did. Logs: out/gpu. Results: bench/results. If the
+variable OUT names a folder, a summary and an archive of both go there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "out" / "gpu"
+RESULTS = ROOT / "bench" / "results"
+BUILD = ROOT / "build" / "gpu"
+VENV = BUILD / "venv"
+GRACE_SECONDS = 8.0  # between the request to end and the end
+TAIL_LINES = 60
+TOTAL_SECONDS = 455.0
+NEEDED = ("torch", "numpy", "pytest", "pytest_timeout", "typer", "rich", "matplotlib", "scikit_build_core")
+BLOCKS = "64,128,256,512,1024,2048"
+
+PROBE = """
+import json, torch
+if not torch.cuda.is_available(): raise SystemExit(f"torch {torch.__version__} sees no GPU")
+print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}))
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Commands that run one after the other, in `seconds` together."""
+
+    name: str
+    seconds: float
+    commands: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a stage ended: "passed", "failed (status)" or "stopped after its N s"."""
+
+    name: str
+    how: str
+    seconds: float
+    log: Path
+
+    @property
+    def passed(self) -> bool:
+        return self.how == "passed"
+
+
+def python() -> str:
+    return str(VENV / "bin" / "python")
+
+
+def stages(chip: str) -> list[Stage]:
+    """In the order of what is missed most if time runs out."""
+    parallel = ["-n", "4", "--dist", "loadgroup"] if importlib.util.find_spec("xdist") else []
+    pytest = [python(), "-m", "pytest", "-q", "tests/gpu", *parallel, "-m", "slow or not slow"]
+    codec = [python(), "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
+    collectives = [python(), "bench/collectives.py", "--device", "cuda"]
+    return [
+        Stage("build", 170, [build_command()]),
+        Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
+        Stage("codec", 90, [[*codec, "--json", str(RESULTS / f"{chip}-codec.json")]]),
+        Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
+        Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
+    ]
+
+
+def build_command() -> list[str]:
+    settings = (
+        "cmake.define.ZCOMM_CUDA=ON",
+        "cmake.define.CMAKE_CUDA_ARCHITECTURES=native",
+        f"build-dir={BUILD}/cmake",
+    )
+    pip = [python(), "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "-v", "-e", str(ROOT)]
+    return pip + [part for setting in settings for part in ("-C", setting)]
+
+
+def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of all stages: nvcc, cmake and ninja are found, and nothing is skipped for want of a GPU."""
+    folders = [VENV / "bin", Path(sys.executable).parent, Path("/usr/local/cuda/bin")]
+    path = os.pathsep.join([*map(str, folders), environment.get("PATH", "")])
+    return {**environment, "PATH": path, "ZCOMM_REQUIRE_GPU": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def make_venv() -> None:
+    """A virtual environment that sees all that this Python sees, which may itself be that of a virtual environment."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(VENV)], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in own]
+    (VENV / "lib" / version / "site-packages" / "parent.pth").write_text("\n".join(lines) + "\n")
+
+
+def missing(environment: Mapping[str, str]) -> list[str]:
+    """What this machine lacks, in words."""
+    lacks = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
+    lacks += [f"{tool} on the PATH" for tool in ("nvcc", "cmake", "ninja", "g++") if not find(tool, environment)]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        lacks.append(f"Python.h in {sysconfig.get_path('include')}")
+    return lacks
+
+
+def load_gpus() -> Any:
+    """zcomm.lab.gpus by itself: zcomm is not built yet."""
+    spec = importlib.util.spec_from_file_location("gpus", ROOT / "zcomm" / "lab" / "gpus.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def find(tool: str, environment: Mapping[str, str]) -> str | None:
+    return shutil.which(tool, path=environment["PATH"])
+
+
+def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: Path = LOGS) -> Ending:
+    """Runs the commands of a stage until one fails, or the limit is reached; what they print goes to a log."""
+    log, start, how = logs / f"{stage.name}.log", time.monotonic(), "passed"
+    if limit < 1:
+        log.write_text("")
+        return Ending(stage.name, "not started: no time was left", 0.0, log)
+    with log.open("w") as file:
+        for command in stage.commands:
+            file.write(f"$ {' '.join(command)}\n")
+            file.flush()
+            # A session of its own, so that all that it starts can be ended with it.
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status = process.wait(max(0.1, start + limit - time.monotonic()))
+                how = "passed" if status == 0 else f"failed (status {status})"
+            except subprocess.TimeoutExpired:
+                how = f"stopped after its {limit:.0f} s"
+            finally:
+                end(process)
+            if how != "passed":
+                break
+    return Ending(stage.name, how, time.monotonic() - start, log)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process and its group: those that clean up get the time for it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            if number == signal.SIGTERM:
+                time.sleep(0.2)
+
+
+def run_stages(
+    every: Sequence[Stage],
+    seconds: float,
+    environment: Mapping[str, str],
+    logs: Path = LOGS,
+    say: Callable[[str], object] = print,
+) -> list[Ending]:
+    """All of them, whatever becomes of one; but nothing without a build."""
+    start, endings = time.monotonic(), list[Ending]()
+    for stage in every:
+        say(f"--- {stage.name}")
+        left = seconds - (time.monotonic() - start)
+        ending = run_stage(stage, min(stage.seconds, left), environment, logs)
+        endings.append(ending)
+        say(f"{stage.name}: {ending.how}, {ending.seconds:.0f} s")
+        lines = ending.log.read_text(errors="replace").splitlines()
+        say("\n".join(lines[-(3 if ending.passed else TAIL_LINES) :]))
+        if stage.name == "build" and not ending.passed:
+            break
+    return endings
+
+
+def codec_lines(report: Mapping[str, Any]) -> list[str]:
+    """The largest size of every dtype and operation: the slowest and the fastest block, as parts of a copy."""
+    rows = [row for row in report["results"] if row["codec"] == "zcomm"]
+    lines = [f"{'dtype':9} {'operation':24} {'format':5} {'MiB':>6} {'GB/s':>12} {'of a copy':>12}"]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        largest = max(row["values_bytes"] for row in rows if row["dtype"] == dtype)
+        here = [row for row in rows if row["dtype"] == dtype and row["values_bytes"] == largest]
+        for operation in dict.fromkeys(row["operation"] for row in here):
+            for kind in dict.fromkeys(row["format"].partition(":")[0] for row in here):
+                these = [row for row in here if row["operation"] == operation and row["format"].startswith(kind)]
+                speeds, parts = [row["gbps"] for row in these], [row["of_copy"] for row in these]
+                of = f"{min(parts):.2f} to {max(parts):.2f}"
+                gbps = f"{min(speeds):.0f} to {max(speeds):.0f}"
+                lines.append(f"{dtype:9} {operation:24} {kind:5} {largest >> 20:6d} {gbps:>12} {of:>12}")
+    return lines + [f"{name}: absent ({why})" for name, why in report["absent"].items()]
+
+
+def collective_lines(name: str, report: Mapping[str, Any]) -> list[str]:
+    """The largest sizes, with the speed-up over the first backend."""
+    lines = [name] + ([f"  {report['note']}"] if report["note"] else [])
+    sizes = sorted({row["size"] for row in report["results"]})[-3:]
+    for row in report["results"]:
+        if row["size"] in sizes:
+            error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
+            lines.append(
+                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['busbw']:>8.3f} GB/s "
+                f"{row['speedup']:>6.2f}x  max error {error}"
+            )
+    return lines
+
+
+def summary(endings: Sequence[Ending], facts: Mapping[str, Any], reports: Sequence[Path]) -> str:
+    lines = [f"{facts['gpu']}, torch {facts['torch']}", ""]
+    for path in reports:
+        try:
+            report = json.loads(path.read_text())
+            tell = codec_lines if path.stem.endswith("-codec") else lambda report: collective_lines(path.stem, report)  # noqa: B023
+            lines += [*tell(report), ""]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            lines += [f"{path.name}: not readable: {type(error).__name__}: {error}", ""]
+    lines += [f"{'stage':12} {'seconds':>8}  ending"]
+    lines += [f"{ending.name:12} {ending.seconds:8.0f}  {ending.how}" for ending in endings]
+    return "\n".join(lines) + "\n"
+
+
+def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) -> None:
+    """The summary, and everything else in one file."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.txt").write_text(text)
+    with tarfile.open(out / "gpu.tar.gz", "w:gz") as archive:
+        archive.add(logs, "logs")
+        for path in (*reports, *(path.with_suffix(".png") for path in reports)):
+            if path.exists():
+                archive.add(path, f"results/{path.name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="stages, by commas: build, info, codec, tests, collectives")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for everything")
+    given = parser.parse_args()
+    names = [stage.name for stage in stages("")]
+    chosen = given.only.split(",") if given.only else names
+    for name in chosen:
+        if name not in names:
+            parser.error(f"--only: got {name!r}, expected some of {', '.join(names)}")
+    start = time.monotonic()
+    environment = make_environment(os.environ)
+    if lacks := missing(environment):
+        print("make gpu needs, and this machine lacks: " + "; ".join(lacks))
+        return 2
+    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
+    if probe.returncode != 0:
+        print(f"make gpu needs a GPU: {(probe.stderr or probe.stdout).strip().splitlines()[-1]}")
+        return 2
+    facts = json.loads(probe.stdout.splitlines()[-1])
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    make_venv()
+    chip = load_gpus().chip(facts["gpu"])
+    every = [stage for stage in stages(chip) if stage.name in chosen]
+    begun = time.time()
+    endings = run_stages(every, given.seconds - (time.monotonic() - start), environment)
+    reports = [path for path in sorted(RESULTS.glob(f"{chip}-*.json")) if path.stat().st_mtime >= begun]
+    text = summary(endings, facts, reports)
+    (LOGS / "summary.txt").write_text(text)
+    print(text)
+    if out := os.environ.get("OUT"):
+        hand_over(Path(out), text, reports)
+    return 0 if all(ending.passed for ending in endings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -119,7 +119,7 @@ lint: install
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
-	$(VENV)/bin/codespell zcomm src include python tests bench examples docs README.md CHANGELOG.md
+	$(VENV)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:
 	rm -rf build out $(VENV)

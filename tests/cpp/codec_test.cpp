@@ -8,7 +8,7 @@
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
-// Bits are compared with zcomm/reference.py in tests/python/codec/test_codec.py. Here: instruction sets against each other,
+// Bits are compared with zcomm/reference.py in tests/python: test_codec.py. Here: instruction sets against each other,
 // batches, tasks, memory that must not be touched, arguments.
 
 namespace zcomm {

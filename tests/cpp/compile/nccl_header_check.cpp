@@ -1,4 +1,4 @@
-// Compiled against a real nccl.h: our declarations are those of this version. See tests/python/codec/test_nccl_headers.py.
+// Compiled against a real nccl.h: our declarations are those of this version. See test_nccl_headers.py.
 #include <nccl.h>
 
 #include <cstddef>

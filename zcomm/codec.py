@@ -88,6 +88,26 @@ def decode_sum_encode(
     return target
 
 
+def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wire, int]:
+    """The lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU, as a new NumPy array of uint8,
+    and the hash of ``values``. Writes ``values`` to ``base``, too: the next difference is to these."""
+    new, old = view_of(values, "values"), view_of(base, "base", writable=True)
+    call = Call(None, device=HOST)
+    body, address = _target(call, None, _core.max_difference_bytes(new[1]), None)
+    num_bytes, hash_of_values = _core.encode_difference(new, old, address, isa)
+    return body[:num_bytes], hash_of_values
+
+
+def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[ArrayT, int]:
+    """Adds a difference to ``base``, and returns it and its hash: that of encode_difference, if ``base`` was the same.
+    Raises RuntimeError if no encoder wrote ``body``."""
+    wire = Call(None, device=HOST).any(body, "body")
+    if wire.dtype != "uint8":
+        raise TypeError(f"body: got dtype {wire.dtype}, expected uint8")
+    hash_of_values = _core.decode_difference(wire.address, wire.num_elements, view_of(base, "base", writable=True), isa)
+    return base, hash_of_values
+
+
 def cpu_isas() -> list[str]:
     """Instruction sets to choose from on this machine, slowest first."""
     return list(_core.cpu_isas())

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", module.attr("TransportError"));
   zcomm::bind_format(module);
   zcomm::bind_codec(module);
+  zcomm::bind_difference(module);
   zcomm::bind_dlpack(module);
   zcomm::bind_cuda(module);
   zcomm::bind_communicator(module);

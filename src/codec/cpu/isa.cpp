@@ -38,24 +38,28 @@ const std::vector<Isa>& isas() {
   return detected;
 }
 
-}  // namespace
-
-const Kernels& find_kernels(std::string_view isa) {
+const Isa& find(std::string_view isa) {
   const char* argument = "isa";
   if (isa.empty()) {
     // Read each time, so that a test can change it. This is the one environment variable that C++ reads.
     const char* value = std::getenv("ZCOMM_ISA");
-    if (value == nullptr || *value == '\0') return *isas().back().kernels;
+    if (value == nullptr || *value == '\0') return isas().back();
     argument = "ZCOMM_ISA";
     isa = value;
   }
   std::string accepted;
   for (const Isa& candidate : isas()) {
-    if (isa == candidate.name) return *candidate.kernels;
+    if (isa == candidate.name) return candidate;
     accepted += accepted.empty() ? candidate.name : std::string(", ") + candidate.name;
   }
   throw ArgumentError(std::string(argument) + ": got '" + std::string(isa) + "', this machine has " + accepted);
 }
+
+}  // namespace
+
+std::string_view find_isa(std::string_view isa) { return find(isa).name; }
+
+const Kernels& find_kernels(std::string_view isa) { return *find(isa).kernels; }
 
 }  // namespace cpu
 

@@ -1,0 +1,183 @@
+// A coded tile is read section by section; all of it is known to be there before a value is written.
+
+struct Coded {
+  Shape shape;
+  alignas(64) std::uint8_t low[kTileValues];      // bits of z, of blocks that have any
+  std::uint8_t padded[kTileBytes + kReadBeyond];  // the tile, and what BitReader reads past it
+};
+
+template <class Float>
+inline void look(const std::uint16_t* base, int c, Shape& shape) {
+  const int first = first_unlikely(c);
+  for (int block = 0; block < kBlocks; ++block) {
+    std::uint64_t unlikely = 0;
+    for (int part = 0; part < kBlock; part += kWidth) {
+      const int i = block * kBlock + part;
+      const Bytes exponents = fields<Float::kShift>(load_words(base + i), Float::kMask);
+      unlikely |= unlikely_of(exponents, first) << part;
+      store_bytes(shape.fields + i, look_up(kTables.fields, widths(exponents, c)));
+    }
+    shape.unlikely[block] = unlikely;
+  }
+}
+
+// Sections P, F and G.
+inline bool take_first_plane(BitReader& in, std::uint32_t z, Shape& shape) {
+  std::uint64_t* plane = shape.planes[0];
+  for (int block = 0; block < kBlocks; ++block) {
+    const std::uint64_t likely = ~shape.unlikely[block];
+    plane[block] = scatter_bits(in.take(popcount(likely)), likely);
+    if (in.is_beyond()) return false;
+  }
+  in.align();
+  std::uint64_t groups[kBlocks];
+  for (std::uint32_t left = z; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    const int count = popcount(shape.unlikely[block]);
+    groups[block] = bits_of_groups(in.take_few((count + 7) / 8), count);
+    if (in.is_beyond()) return false;
+  }
+  in.align();
+  for (std::uint32_t left = z; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    const std::uint64_t bits = scatter_bits(in.take(popcount(groups[block])), groups[block]);
+    plane[block] |= scatter_bits(bits, shape.unlikely[block]);
+    if (in.is_beyond()) return false;
+  }
+  in.align();
+  for (int block = 0; block < kBlocks; ++block) {
+    shape.touched |= static_cast<std::uint32_t>(plane[block] != 0) << block;
+  }
+  return true;
+}
+
+// Sections T1 to T5.
+inline bool take_other_planes(BitReader& in, Shape& shape) {
+  __builtin_memset(shape.planes[1], 0, sizeof shape.planes - sizeof shape.planes[0]);
+  for (int plane = 1; plane < kPlanes; ++plane) {
+    for (int block = 0; block < kBlocks; ++block) {
+      const std::uint64_t above = shape.planes[plane - 1][block];
+      if (above == 0) continue;
+      shape.planes[plane][block] = scatter_bits(in.take(popcount(above)), above);
+      if (in.is_beyond()) return false;
+    }
+    in.align();
+  }
+  return true;
+}
+
+// An escape has no field.
+inline void find_fields(Shape& shape) {
+  for (int block = 0; block < kBlocks; ++block) {
+    const std::uint64_t escapes = shape.planes[kPlanes - 1][block];
+    bool any = false;
+    for (int part = 0; part < kBlock; part += kWidth) {
+      std::uint8_t* fields = shape.fields + block * kBlock + part;
+      const Bytes bits = without(load_bytes(fields), spread(escapes >> part));
+      store_bytes(fields, bits);
+      any |= !is_zero(bits);
+    }
+    shape.with_fields |= static_cast<std::uint32_t>(any) << block;
+    shape.with_escapes |= static_cast<std::uint32_t>(escapes != 0) << block;
+  }
+}
+
+// Section L.
+inline bool take_fields(BitReader& in, Coded& tile) {
+  for (std::uint32_t left = tile.shape.with_fields; left != 0; left &= left - 1) {
+    const int begin = lowest(left) * kBlock;
+    for (int i = begin; i < begin + kBlock; i += 8) {
+      std::uint64_t bits;
+      __builtin_memcpy(&bits, tile.shape.fields + i, 8);
+      const std::uint64_t low = scatter_bits(in.take_few(popcount(bits)), bits);
+      __builtin_memcpy(tile.low + i, &low, 8);
+    }
+    if (in.is_beyond()) return false;
+  }
+  in.align();
+  return true;
+}
+
+// Adds z to the values of the blocks that have any. Escapes become anything.
+inline void add_differences(const Coded& tile, std::uint16_t* values) {
+  const Shape& shape = tile.shape;
+  for (std::uint32_t left = shape.touched | shape.with_fields; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    const auto plane = [&](int number) { return shape.planes[number][block]; };
+    // The number of planes of a value, in binary.
+    const std::uint64_t ones = (plane(0) & ~plane(1)) | (plane(2) & ~plane(3)) | (plane(4) & ~plane(5));
+    const std::uint64_t twos = plane(1) & ~plane(3);
+    const std::uint64_t fours = plane(3);
+    const bool has_low = (shape.with_fields >> block & 1) != 0;
+    for (int part = 0; part < kBlock; part += kWidth) {
+      const int i = block * kBlock + part;
+      const Bytes step = add(load_bytes(shape.fields + i), splat(1));
+      const Bytes two_steps = add(step, step);
+      Bytes z = has_low ? load_bytes(tile.low + i) : splat(0);
+      z = add(z, both(step, spread(ones >> part)));
+      z = add(z, both(two_steps, spread(twos >> part)));
+      z = add(z, both(add(two_steps, two_steps), spread(fours >> part)));
+      store_words(values + i, undo_zigzag(load_words(values + i), z));
+    }
+  }
+}
+
+// Section X, whose first bit is the reader's next one.
+inline void take_escapes(const BitReader& in, const Shape& shape, std::uint16_t* values) {
+  const std::uint8_t* next = in.bytes + in.position / 8;
+  for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    for (std::uint64_t escapes = shape.planes[kPlanes - 1][block]; escapes != 0; escapes &= escapes - 1) {
+      __builtin_memcpy(values + block * kBlock + lowest(escapes), next, 2);
+      next += 2;
+    }
+  }
+}
+
+template <class Float>
+inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values) {
+  if (size < 2) return false;
+  Coded tile;
+  const std::size_t num_bytes = 4 * static_cast<std::size_t>(size);
+  __builtin_memcpy(tile.padded, wire, num_bytes);
+  __builtin_memset(tile.padded + num_bytes, 0, kReadBeyond);
+  std::uint32_t z;
+  __builtin_memcpy(&z, tile.padded + 4, 4);
+  if ((tile.padded[1] | tile.padded[2] | tile.padded[3]) != 0) return false;
+  look<Float>(values, tile.padded[0], tile.shape);
+  BitReader in{tile.padded, 32 * static_cast<std::int64_t>(size), 64};
+  if (!take_first_plane(in, z, tile.shape) || !take_other_planes(in, tile.shape)) return false;
+  find_fields(tile.shape);
+  if (!take_fields(in, tile)) return false;
+  int num_escapes = 0;
+  for (const std::uint64_t escapes : tile.shape.planes[kPlanes - 1]) num_escapes += popcount(escapes);
+  if ((in.position + 16 * num_escapes + 31) / 32 != size) return false;
+  add_differences(tile, values);
+  take_escapes(in, tile.shape, values);
+  return true;
+}
+
+template <class Float>
+bool decode(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes) {
+  const std::size_t num_bytes = 2 * static_cast<std::size_t>(count);
+  const int plain = (count + 1) / 2;
+  if (size < 0 || size > plain) return false;
+  if (size == 0 || size == plain) {
+    if (size == plain) __builtin_memcpy(base, wire, num_bytes);
+    hash(base, count, lanes);
+    return true;
+  }
+  if (count == kTileValues) {
+    auto* values = reinterpret_cast<std::uint16_t*>(base);
+    if (!decode_coded<Float>(wire, size, values)) return false;
+    hash_tile(values, lanes);
+    return true;
+  }
+  std::uint16_t filled[kTileValues];
+  fill_up(base, count, filled);
+  if (!decode_coded<Float>(wire, size, filled)) return false;
+  __builtin_memcpy(base, filled, num_bytes);
+  for (int i = count; i < kTileValues; ++i) filled[i] = kPadding;
+  hash_tile(filled, lanes);
+  return true;
+}

@@ -1,0 +1,175 @@
+// A tile is encoded in two looks at it: what has changed and by how much, which gives `c`; then bits by bits.
+
+struct Look {
+  alignas(64) std::uint8_t z[kTileValues];
+  alignas(64) std::uint8_t exponents[kTileValues];
+  std::uint32_t sum_of_exponents = 0;
+};
+
+inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) {
+  for (int i = 0; i < kTileValues; i += kWidth) {
+    if (differ(load_words(base + i), load_words(values + i))) return true;
+  }
+  return false;
+}
+
+template <class Float>
+inline void look(const std::uint16_t* base, const std::uint16_t* values, Look& seen) {
+  Sums exponent_sums = no_sums();
+  for (int i = 0; i < kTileValues; i += kWidth) {
+    const Words a = load_words(base + i);
+    const Bytes exponents = fields<Float::kShift>(a, Float::kMask);
+    store_bytes(seen.z + i, zigzag(a, load_words(values + i)));
+    store_bytes(seen.exponents + i, exponents);
+    exponent_sums = add_bytes(exponent_sums, exponents);
+  }
+  seen.sum_of_exponents = total_of(exponent_sums);
+}
+
+// The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^E.
+template <class Float>
+inline int choose_c(const Look& seen, int count) {
+  constexpr int kExponentOfPadding = kPadding >> Float::kShift & Float::kMask;
+  const auto n = static_cast<std::uint32_t>(count);
+  const std::uint32_t padding = (kTileValues - n) * static_cast<std::uint32_t>(kExponentOfPadding);
+  const int e = static_cast<int>((seen.sum_of_exponents - padding) / n) + 2;
+  const int beyond = e > 255 ? e - 255 : 0;  // of a byte
+  const Bytes top = splat(e - beyond);
+  Sums sums = no_sums();
+  for (int i = 0; i < kTileValues; i += kWidth) {
+    const Bytes below = smaller(subtract_saturated(top, load_bytes(seen.exponents + i)), splat(13));
+    sums = add_weighted_halves(sums, load_bytes(seen.z + i), look_up(kTables.weights, add(below, splat(beyond))));
+  }
+  const std::uint64_t total = 1 + total_of(sums);
+  const int c = e + 63 - __builtin_clzll(kTileValues * total / n) - 15;
+  return c < 0 ? 0 : c > 255 ? 255 : c;
+}
+
+inline void shape_of(const Look& seen, int c, Shape& shape) {
+  const int first = first_unlikely(c);
+  for (int block = 0; block < kBlocks; ++block) {
+    std::uint64_t unlikely = 0;
+    std::uint64_t planes[kPlanes] = {};
+    bool any_field = false;
+    for (int part = 0; part < kBlock; part += kWidth) {
+      const int i = block * kBlock + part;
+      const Bytes exponents = load_bytes(seen.exponents + i);
+      const Bytes z = load_bytes(seen.z + i);
+      const Bytes k = widths(exponents, c);
+      unlikely |= unlikely_of(exponents, first) << part;
+      if (!is_zero(z)) {
+        for (int plane = 0; plane < kPlanes; ++plane) {
+          planes[plane] |= at_least(z, look_up(kTables.planes[plane], k)) << part;
+        }
+      }
+      const Bytes bits = without(look_up(kTables.fields, k), spread(planes[kPlanes - 1] >> part));
+      store_bytes(shape.fields + i, bits);
+      any_field |= !is_zero(bits);
+    }
+    shape.unlikely[block] = unlikely;
+    shape.with_fields |= static_cast<std::uint32_t>(any_field) << block;
+    shape.touched |= static_cast<std::uint32_t>(planes[0] != 0) << block;
+    shape.with_escapes |= static_cast<std::uint32_t>(planes[kPlanes - 1] != 0) << block;
+    for (int plane = 0; plane < kPlanes; ++plane) shape.planes[plane][block] = planes[plane];
+  }
+}
+
+// Sections P, F and G. Returns Z.
+inline std::uint32_t put_first_plane(const Shape& shape, BitWriter& out) {
+  std::uint32_t z = 0;
+  for (int block = 0; block < kBlocks; ++block) {
+    const std::uint64_t likely = ~shape.unlikely[block];
+    out.put(gather_bits(shape.planes[0][block], likely), popcount(likely));
+    z |= static_cast<std::uint32_t>((shape.planes[0][block] & ~likely) != 0) << block;
+  }
+  out.align();
+  const auto unlikely_bits = [&](int block) { return gather_bits(shape.planes[0][block], shape.unlikely[block]); };
+  for (std::uint32_t left = z; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    const std::uint64_t flags = gather_bits(nonzero_bytes(unlikely_bits(block)), 0x8080808080808080);
+    out.put(flags, (popcount(shape.unlikely[block]) + 7) / 8);
+  }
+  out.align();
+  for (std::uint32_t left = z; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    const std::uint64_t bits = unlikely_bits(block);
+    const std::uint64_t flags = gather_bits(nonzero_bytes(bits), 0x8080808080808080);
+    const std::uint64_t groups = bits_of_groups(flags, popcount(shape.unlikely[block]));
+    out.put(gather_bits(bits, groups), popcount(groups));
+  }
+  out.align();
+  return z;
+}
+
+// Section L.
+inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
+  for (std::uint32_t left = shape.with_fields; left != 0; left &= left - 1) {
+    const int begin = lowest(left) * kBlock;
+    for (int i = begin; i < begin + kBlock; i += 8) {
+      std::uint64_t z, bits;
+      __builtin_memcpy(&z, seen.z + i, 8);
+      __builtin_memcpy(&bits, shape.fields + i, 8);
+      out.put_few(gather_bits(z, bits), popcount(bits));
+    }
+  }
+  out.align();
+}
+
+// The tile in `coded`, of kMostCodedBytes. Returns its size.
+inline int put_sections(const Look& seen, const Shape& shape, int c, const std::uint16_t* values, std::uint8_t* coded) {
+  BitWriter out{coded + 8};
+  const std::uint32_t z = put_first_plane(shape, out);
+  const std::uint8_t head[4] = {static_cast<std::uint8_t>(c)};
+  __builtin_memcpy(coded, head, 4);
+  __builtin_memcpy(coded + 4, &z, 4);
+  for (int plane = 1; plane < kPlanes; ++plane) {
+    for (int block = 0; block < kBlocks; ++block) {
+      const std::uint64_t above = shape.planes[plane - 1][block];
+      if (above == 0) continue;
+      out.put(gather_bits(shape.planes[plane][block], above), popcount(above));
+    }
+    out.align();
+  }
+  put_fields(seen, shape, out);
+  for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    for (std::uint64_t escapes = shape.planes[kPlanes - 1][block]; escapes != 0; escapes &= escapes - 1) {
+      __builtin_memcpy(out.next, values + block * kBlock + lowest(escapes), 2);
+      out.next += 2;
+    }
+  }
+  __builtin_memset(out.next, 0, 4);
+  return static_cast<int>((out.next - coded + 3) / 4);
+}
+
+template <class Float>
+int encode(const std::byte* new_values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes) {
+  std::uint16_t filled[kTileValues], filled_base[kTileValues];
+  const auto* values = reinterpret_cast<const std::uint16_t*>(new_values);
+  const auto* old = reinterpret_cast<const std::uint16_t*>(base);
+  const std::size_t num_bytes = 2 * static_cast<std::size_t>(count);
+  if (count < kTileValues) {
+    fill_up(new_values, count, filled);
+    fill_up(base, count, filled_base);
+    values = filled;
+    old = filled_base;
+  }
+  hash_tile(values, lanes);
+  if (!has_changed(old, values)) return 0;
+  Look seen;
+  look<Float>(old, values, seen);
+  const int c = choose_c<Float>(seen, count);
+  Shape shape;
+  shape_of(seen, c, shape);
+  std::uint8_t coded[kMostCodedBytes];
+  int size = put_sections(seen, shape, c, values, coded);
+  if (size < (count + 1) / 2) {
+    __builtin_memcpy(wire, coded, 4 * static_cast<std::size_t>(size));
+  } else {
+    size = (count + 1) / 2;
+    __builtin_memcpy(wire, new_values, num_bytes);
+    if (count % 2 != 0) __builtin_memset(wire + num_bytes, 0, 2);
+  }
+  __builtin_memcpy(base, new_values, num_bytes);
+  return size;
+}

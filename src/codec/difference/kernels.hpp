@@ -1,0 +1,39 @@
+// The loops of the difference codec, as a table per instruction set. See codec/cpu/kernels.hpp: this header holds no
+// code for the same reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace zcomm::difference {
+
+inline constexpr int kTileValues = 2048;
+inline constexpr int kTileBytes = 2 * kTileValues;
+inline constexpr int kNumLanes = 4;  // partial sums of a tile's hash
+
+// Keys of the hash, one per 32-bit word of a tile.
+struct HashKeys {
+  std::uint32_t words[kTileValues / 2];
+};
+extern const HashKeys kHashKeys;
+
+// Values are bit patterns of 16 bits. `count` is 1 to kTileValues. A tile's size is in units of 4 bytes: 0 if nothing
+// has changed, (count + 1) / 2 if it holds the values as they are, else less than that.
+struct Kernels {
+  // Writes the tile to `wire`, which has room for 2 * count bytes and 2 more if count is odd, and `values` to `base`.
+  // Returns the tile's size and sets `lanes` to the sums of the values' hash.
+  using Encode = int (*)(const std::byte* values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes);
+  // The inverse: updates `base`. Reads `size` units of `wire`. False, and `base` is as it was, if no encoder wrote
+  // them.
+  using Decode = bool (*)(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes);
+  Encode encode_bfloat16, encode_float16;
+  Decode decode_bfloat16, decode_float16;
+  // The sums of the values' hash alone.
+  void (*hash)(const std::byte* values, int count, std::uint64_t* lanes);
+};
+
+extern const Kernels kBaselineKernels;
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+
+}  // namespace zcomm::difference

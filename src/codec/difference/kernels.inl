@@ -1,0 +1,106 @@
+// The loops of the difference codec. Included once per instruction set, by a file that defines
+// ZCOMM_DIFFERENCE_KERNELS, the name of its table. See kernels.hpp for why nothing here may have external linkage or
+// come from a header. The code is specified in docs/wire_format.md, whose names these are.
+#if defined(__BMI2__)
+#include <immintrin.h>
+#endif
+
+#include "codec/difference/kernels.hpp"
+
+namespace zcomm::difference {
+namespace {
+
+#include "codec/difference/bits.inl"
+#include "codec/difference/vectors.inl"
+
+constexpr int kBlock = 64;  // values
+constexpr int kBlocks = kTileValues / kBlock;
+constexpr int kPlanes = 6;
+constexpr std::uint16_t kPadding = 0x7f80;  // what a short tile is filled up with
+// Of a coded tile before it is known to be shorter than its values: all sections at their longest, and what BitWriter
+// writes past them.
+constexpr int kMostCodedBytes = 8192;
+
+struct Bfloat16 {
+  static constexpr int kShift = 7, kMask = 0xff;  // of the exponent
+};
+struct Float16 {
+  static constexpr int kShift = 10, kMask = 0x1f;
+};
+
+// By k: the bits of a field, and the smallest z of each plane.
+struct Tables {
+  std::uint8_t fields[16] = {};
+  std::uint8_t planes[kPlanes][16] = {};
+  std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};  // by how far an exponent is below the one that counts most
+};
+constexpr Tables make_tables() {
+  Tables tables;
+  for (int k = 0; k < 8; ++k) {
+    tables.fields[k] = static_cast<std::uint8_t>((1 << k) - 1);
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const int smallest = (plane + 1) << k;
+      tables.planes[plane][k] = static_cast<std::uint8_t>(smallest < 255 ? smallest : 255);
+    }
+  }
+  return tables;
+}
+constexpr Tables kTables = make_tables();
+
+// A short tile, filled up.
+inline void fill_up(const std::byte* values, int count, std::uint16_t* filled) {
+  __builtin_memcpy(filled, values, 2 * static_cast<std::size_t>(count));
+  for (int i = count; i < kTileValues; ++i) filled[i] = kPadding;
+}
+
+inline void hash_tile(const std::uint16_t* values, std::uint64_t* lanes) {
+  Lanes sums = no_lanes();
+  const std::uint32_t* keys = kHashKeys.words;
+  for (int i = 0; i < kTileValues; i += kWidth) sums = add_products(sums, load_words(values + i), keys + i / 2);
+  store_lanes(lanes, sums);
+}
+
+void hash(const std::byte* values, int count, std::uint64_t* lanes) {
+  if (count == kTileValues) return hash_tile(reinterpret_cast<const std::uint16_t*>(values), lanes);
+  std::uint16_t filled[kTileValues];
+  fill_up(values, count, filled);
+  hash_tile(filled, lanes);
+}
+
+// Exponents from here on are unlikely to differ in their values; 256 if none is.
+inline int first_unlikely(int c) { return c + 1 < 255 ? c + 2 : 256; }
+
+inline std::uint64_t unlikely_of(Bytes exponents, int first) {
+  return first < 256 ? at_least(exponents, splat(first)) : 0;
+}
+// k of each value.
+inline Bytes widths(Bytes exponents, int c) { return smaller(subtract_saturated(splat(c), exponents), splat(7)); }
+
+// One bit for each byte that is not zero, in its highest place.
+inline std::uint64_t nonzero_bytes(std::uint64_t x) {
+  constexpr std::uint64_t kRest = 0x7f7f7f7f7f7f7f7f;
+  return (((x & kRest) + kRest) | x) & ~kRest;
+}
+// The bits of those groups of 8 of `count` that `flags` names.
+inline std::uint64_t bits_of_groups(std::uint64_t flags, int count) {
+  const std::uint64_t groups = scatter_bits(flags, 0x0101010101010101) * 255;
+  return count < 64 ? groups & ((std::uint64_t{1} << count) - 1) : groups;
+}
+
+// What is known of a tile's values before any is coded; per block a bit for each value.
+struct Shape {
+  std::uint64_t unlikely[kBlocks];
+  std::uint64_t planes[kPlanes][kBlocks];
+  alignas(64) std::uint8_t fields[kTileValues];  // the bits of z that travel as they are: 2^k - 1
+  // Blocks that have such bits, that have a value with plane 0, and that have an escape.
+  std::uint32_t with_fields = 0, touched = 0, with_escapes = 0;
+};
+
+#include "codec/difference/decode.inl"
+#include "codec/difference/encode.inl"
+
+}  // namespace
+
+const Kernels ZCOMM_DIFFERENCE_KERNELS = {encode<Bfloat16>, encode<Float16>, decode<Bfloat16>, decode<Float16>, hash};
+
+}  // namespace zcomm::difference

@@ -1,0 +1,2 @@
+#define ZCOMM_DIFFERENCE_KERNELS kAvx2Kernels
+#include "codec/difference/kernels.inl"

@@ -1,0 +1,2 @@
+#define ZCOMM_DIFFERENCE_KERNELS kBaselineKernels
+#include "codec/difference/kernels.inl"

@@ -1,0 +1,296 @@
+// Vectors of kWidth bytes, and of kWidth values of 16 bits, for kernels.inl: AVX-512, AVX2, or loops.
+
+#if defined(__AVX512BW__)
+
+constexpr int kWidth = 64;
+using Bytes = __m512i;
+struct Words {
+  __m512i low, high;  // halves
+};
+using Lanes = __m512i;
+
+inline Bytes load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(std::uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
+inline Bytes splat(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+inline Bytes add(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
+inline Bytes subtract_saturated(Bytes a, Bytes b) { return _mm512_subs_epu8(a, b); }
+inline Bytes smaller(Bytes a, Bytes b) { return _mm512_min_epu8(a, b); }
+inline Bytes both(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
+inline Bytes without(Bytes a, Bytes b) { return _mm512_andnot_si512(b, a); }
+inline bool is_zero(Bytes a) { return _mm512_test_epi8_mask(a, a) == 0; }
+inline std::uint64_t at_least(Bytes a, Bytes b) { return _mm512_cmpge_epu8_mask(a, b); }
+inline Bytes spread(std::uint64_t bits) { return _mm512_movm_epi8(bits); }
+// table[index[i]], of 16 entries.
+inline Bytes look_up(const std::uint8_t* table, Bytes index) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
+}
+
+using Sums = __m512i;
+inline Sums no_sums() { return _mm512_setzero_si512(); }
+inline Sums add_bytes(Sums sums, Bytes a) { return _mm512_add_epi32(sums, _mm512_sad_epu8(a, _mm512_setzero_si512())); }
+// Of ceil(z / 2) * weight; weights are below 128.
+inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_avg_epu8(z, _mm512_setzero_si512()), weight);
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+inline std::uint32_t total_of(Sums sums) { return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(sums)); }
+
+inline Words load_words(const std::uint16_t* p) { return {_mm512_loadu_si512(p), _mm512_loadu_si512(p + 32)}; }
+inline void store_words(std::uint16_t* p, Words a) {
+  _mm512_storeu_si512(p, a.low);
+  _mm512_storeu_si512(p + 32, a.high);
+}
+template <int kShift>
+inline __m512i field(__m512i a, int mask) {
+  return _mm512_and_si512(_mm512_srli_epi16(a, kShift), _mm512_set1_epi16(static_cast<short>(mask)));
+}
+inline Bytes narrow(__m512i low, __m512i high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(low)), _mm512_cvtepi16_epi8(high), 1);
+}
+template <int kShift>
+inline Bytes fields(Words a, int mask) {
+  return narrow(field<kShift>(a.low, mask), field<kShift>(a.high, mask));
+}
+inline __m512i zigzag(__m512i a, __m512i b) {
+  const __m512i d = _mm512_sub_epi16(b, a);
+  const __m512i z = _mm512_xor_si512(_mm512_add_epi16(d, d), _mm512_srai_epi16(d, 15));
+  return _mm512_min_epu16(z, _mm512_set1_epi16(255));
+}
+// The difference of b to a as a natural number, at most 255.
+inline Bytes zigzag(Words a, Words b) { return narrow(zigzag(a.low, b.low), zigzag(a.high, b.high)); }
+inline __m512i undo_zigzag(__m512i a, __m256i z8) {
+  const __m512i z = _mm512_cvtepu8_epi16(z8);
+  const __m512i sign = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_and_si512(z, _mm512_set1_epi16(1)));
+  return _mm512_add_epi16(a, _mm512_xor_si512(_mm512_srli_epi16(z, 1), sign));
+}
+inline Words undo_zigzag(Words a, Bytes z) {
+  return {undo_zigzag(a.low, _mm512_castsi512_si256(z)), undo_zigzag(a.high, _mm512_extracti64x4_epi64(z, 1))};
+}
+inline bool differ(Words a, Words b) {
+  return (_mm512_cmpneq_epi64_mask(a.low, b.low) | _mm512_cmpneq_epi64_mask(a.high, b.high)) != 0;
+}
+
+inline Lanes no_lanes() { return _mm512_setzero_si512(); }
+inline __m512i products(__m512i words, const std::uint32_t* keys) {
+  const __m512i x = _mm512_add_epi32(words, _mm512_loadu_si512(keys));
+  return _mm512_mul_epu32(x, _mm512_srli_epi64(x, 32));
+}
+inline Lanes add_products(Lanes lanes, Words a, const std::uint32_t* keys) {
+  return _mm512_add_epi64(_mm512_add_epi64(lanes, products(a.low, keys)), products(a.high, keys + 16));
+}
+inline void store_lanes(std::uint64_t* p, Lanes lanes) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_add_epi64(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1)));
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kWidth = 32;
+using Bytes = __m256i;
+struct Words {
+  __m256i low, high;  // halves
+};
+using Lanes = __m256i;
+
+inline __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store(void* p, __m256i a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+
+inline Bytes load_bytes(const std::uint8_t* p) { return load(p); }
+inline void store_bytes(std::uint8_t* p, Bytes a) { store(p, a); }
+inline Bytes splat(int value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+inline Bytes add(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Bytes subtract_saturated(Bytes a, Bytes b) { return _mm256_subs_epu8(a, b); }
+inline Bytes smaller(Bytes a, Bytes b) { return _mm256_min_epu8(a, b); }
+inline Bytes both(Bytes a, Bytes b) { return _mm256_and_si256(a, b); }
+inline Bytes without(Bytes a, Bytes b) { return _mm256_andnot_si256(b, a); }
+inline bool is_zero(Bytes a) { return _mm256_testz_si256(a, a) != 0; }
+inline std::uint64_t at_least(Bytes a, Bytes b) {
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(a, b), a)));
+}
+inline Bytes spread(std::uint64_t bits) {
+  const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit_of = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte_of);
+  return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of), bit_of);
+}
+// table[index[i]], of 16 entries.
+inline Bytes look_up(const std::uint8_t* table, Bytes index) {
+  const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), index);
+}
+
+using Sums = __m256i;
+inline Sums no_sums() { return _mm256_setzero_si256(); }
+inline Sums add_bytes(Sums sums, Bytes a) { return _mm256_add_epi32(sums, _mm256_sad_epu8(a, _mm256_setzero_si256())); }
+// Of ceil(z / 2) * weight; weights are below 128.
+inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_avg_epu8(z, _mm256_setzero_si256()), weight);
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline std::uint32_t total_of(Sums sums) {
+  std::uint32_t parts[8], total = 0;
+  store(parts, sums);
+  for (const std::uint32_t part : parts) total += part;
+  return total;
+}
+
+inline Words load_words(const std::uint16_t* p) { return {load(p), load(p + 16)}; }
+inline void store_words(std::uint16_t* p, Words a) {
+  store(p, a.low);
+  store(p + 16, a.high);
+}
+// Numbers of at most 255.
+inline Bytes narrow(__m256i low, __m256i high) {
+  return _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
+}
+template <int kShift>
+inline Bytes fields(Words a, int mask) {
+  const __m256i ones = _mm256_set1_epi16(static_cast<short>(mask));
+  return narrow(_mm256_and_si256(_mm256_srli_epi16(a.low, kShift), ones),
+                _mm256_and_si256(_mm256_srli_epi16(a.high, kShift), ones));
+}
+inline __m256i zigzag(__m256i a, __m256i b) {
+  const __m256i d = _mm256_sub_epi16(b, a);
+  const __m256i z = _mm256_xor_si256(_mm256_add_epi16(d, d), _mm256_srai_epi16(d, 15));
+  return _mm256_min_epu16(z, _mm256_set1_epi16(255));
+}
+// The difference of b to a as a natural number, at most 255.
+inline Bytes zigzag(Words a, Words b) { return narrow(zigzag(a.low, b.low), zigzag(a.high, b.high)); }
+inline __m256i undo_zigzag(__m256i a, __m128i z8) {
+  const __m256i z = _mm256_cvtepu8_epi16(z8);
+  const __m256i sign = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_and_si256(z, _mm256_set1_epi16(1)));
+  return _mm256_add_epi16(a, _mm256_xor_si256(_mm256_srli_epi16(z, 1), sign));
+}
+inline Words undo_zigzag(Words a, Bytes z) {
+  return {undo_zigzag(a.low, _mm256_castsi256_si128(z)), undo_zigzag(a.high, _mm256_extracti128_si256(z, 1))};
+}
+inline bool differ(Words a, Words b) {
+  return !is_zero(_mm256_or_si256(_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)));
+}
+
+inline Lanes no_lanes() { return _mm256_setzero_si256(); }
+inline __m256i products(__m256i words, const std::uint32_t* keys) {
+  const __m256i x = _mm256_add_epi32(words, load(keys));
+  return _mm256_mul_epu32(x, _mm256_srli_epi64(x, 32));
+}
+inline Lanes add_products(Lanes lanes, Words a, const std::uint32_t* keys) {
+  return _mm256_add_epi64(_mm256_add_epi64(lanes, products(a.low, keys)), products(a.high, keys + 8));
+}
+inline void store_lanes(std::uint64_t* p, Lanes lanes) { store(p, lanes); }
+
+#else
+
+constexpr int kWidth = 16;
+struct Bytes {
+  std::uint8_t at[kWidth];
+};
+struct Words {
+  std::uint16_t at[kWidth];
+};
+struct Lanes {
+  std::uint64_t at[kNumLanes];
+};
+
+template <class Function>
+inline Bytes for_each_byte(Function&& function) {
+  Bytes result;
+  for (int i = 0; i < kWidth; ++i) result.at[i] = static_cast<std::uint8_t>(function(i));
+  return result;
+}
+
+inline Bytes load_bytes(const std::uint8_t* p) {
+  Bytes a;
+  __builtin_memcpy(&a, p, sizeof a);
+  return a;
+}
+inline void store_bytes(std::uint8_t* p, Bytes a) { __builtin_memcpy(p, &a, sizeof a); }
+inline Bytes splat(int value) {
+  return for_each_byte([&](int) { return value; });
+}
+inline Bytes add(Bytes a, Bytes b) {
+  return for_each_byte([&](int i) { return a.at[i] + b.at[i]; });
+}
+inline Bytes subtract_saturated(Bytes a, Bytes b) {
+  return for_each_byte([&](int i) { return a.at[i] > b.at[i] ? a.at[i] - b.at[i] : 0; });
+}
+inline Bytes smaller(Bytes a, Bytes b) {
+  return for_each_byte([&](int i) { return a.at[i] < b.at[i] ? a.at[i] : b.at[i]; });
+}
+inline Bytes both(Bytes a, Bytes b) {
+  return for_each_byte([&](int i) { return a.at[i] & b.at[i]; });
+}
+inline Bytes without(Bytes a, Bytes b) {
+  return for_each_byte([&](int i) { return a.at[i] & ~b.at[i]; });
+}
+inline bool is_zero(Bytes a) {
+  int any = 0;
+  for (const std::uint8_t byte : a.at) any |= byte;
+  return any == 0;
+}
+inline std::uint64_t at_least(Bytes a, Bytes b) {
+  std::uint64_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= static_cast<std::uint64_t>(a.at[i] >= b.at[i]) << i;
+  return bits;
+}
+inline Bytes spread(std::uint64_t bits) {
+  return for_each_byte([&](int i) { return (bits >> i & 1) != 0 ? 255 : 0; });
+}
+// table[index[i]], of 16 entries.
+inline Bytes look_up(const std::uint8_t* table, Bytes index) {
+  return for_each_byte([&](int i) { return table[index.at[i]]; });
+}
+
+using Sums = std::uint32_t;
+inline Sums no_sums() { return 0; }
+inline Sums add_bytes(Sums sums, Bytes a) {
+  for (const std::uint8_t byte : a.at) sums += byte;
+  return sums;
+}
+// Of ceil(z / 2) * weight.
+inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
+  for (int i = 0; i < kWidth; ++i) sums += (z.at[i] + 1u) / 2 * weight.at[i];
+  return sums;
+}
+inline std::uint32_t total_of(Sums sums) { return sums; }
+
+inline Words load_words(const std::uint16_t* p) {
+  Words a;
+  __builtin_memcpy(&a, p, sizeof a);
+  return a;
+}
+inline void store_words(std::uint16_t* p, Words a) { __builtin_memcpy(p, &a, sizeof a); }
+template <int kShift>
+inline Bytes fields(Words a, int mask) {
+  return for_each_byte([&](int i) { return a.at[i] >> kShift & mask; });
+}
+// The difference of b to a as a natural number, at most 255.
+inline Bytes zigzag(Words a, Words b) {
+  return for_each_byte([&](int i) {
+    const auto d = static_cast<std::uint16_t>(b.at[i] - a.at[i]);
+    const auto z = static_cast<std::uint16_t>(2 * d ^ (d >> 15 != 0 ? 0xffff : 0));
+    return z < 255 ? z : 255;
+  });
+}
+inline Words undo_zigzag(Words a, Bytes z) {
+  for (int i = 0; i < kWidth; ++i) {
+    const int d = z.at[i] >> 1 ^ -(z.at[i] & 1);
+    a.at[i] = static_cast<std::uint16_t>(a.at[i] + d);
+  }
+  return a;
+}
+inline bool differ(Words a, Words b) { return __builtin_memcmp(&a, &b, sizeof a) != 0; }
+
+inline Lanes no_lanes() { return {}; }
+inline Lanes add_products(Lanes lanes, Words a, const std::uint32_t* keys) {
+  std::uint32_t words[kWidth / 2];
+  __builtin_memcpy(words, &a, sizeof words);
+  for (int i = 0; i < kNumLanes; ++i) {
+    const std::uint32_t x = words[2 * i] + keys[2 * i];
+    const std::uint32_t y = words[2 * i + 1] + keys[2 * i + 1];
+    lanes.at[i] += static_cast<std::uint64_t>(x) * y;
+  }
+  return lanes;
+}
+inline void store_lanes(std::uint64_t* p, Lanes lanes) { __builtin_memcpy(p, &lanes, sizeof lanes); }
+
+#endif

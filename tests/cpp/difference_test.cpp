@@ -1,0 +1,289 @@
+#include "zcomm/difference.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "zcomm/codec.hpp"
+#include "zcomm/error.hpp"
+
+// Bytes are compared with zcomm/difference_reference.py in tests/python. Here: round trips of every kind of value,
+// instruction sets against each other, sizes, and wires that are damaged.
+
+namespace zcomm {
+namespace {
+
+using Patterns = std::vector<std::uint16_t>;
+
+TensorView view(Patterns& values, DType dtype) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), dtype};
+}
+
+// Memory of exactly so many bytes, aligned to 16: what is read or written beyond it a sanitizer sees.
+class Exact {
+ public:
+  explicit Exact(std::span<const std::byte> bytes)
+      : data_(static_cast<std::byte*>(::operator new(bytes.size(), std::align_val_t{16}))), size_(bytes.size()) {
+    std::copy(bytes.begin(), bytes.end(), data_.get());
+  }
+  std::span<std::byte> span() { return {data_.get(), size_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t{16}); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::size_t size_;
+};
+
+struct Difference {
+  std::vector<std::byte> body;
+  std::uint64_t hash;
+};
+
+Difference encoded(const DifferenceCodec& codec, Patterns values, Patterns base, DType dtype) {
+  const std::vector<std::byte> room(max_difference_bytes(static_cast<std::int64_t>(values.size())));
+  Exact body(room);
+  const auto [num_bytes, hash] = codec.encode(view(values, dtype), view(base, dtype), body.span().data());
+  CHECK(base == values);
+  CHECK(num_bytes <= room.size());
+  const auto written = body.span().first(num_bytes);
+  return {{written.begin(), written.end()}, hash};
+}
+
+Patterns decoded(const DifferenceCodec& codec, const Difference& difference, Patterns base, DType dtype) {
+  Exact body(difference.body);
+  CHECK(codec.decode(body.span(), view(base, dtype)) == difference.hash);
+  return base;
+}
+
+// Values and how they change, with every kind of difference that the code tells apart.
+using Change = std::function<std::uint16_t(std::uint16_t, std::mt19937&)>;
+std::uint16_t near(std::uint16_t value, std::mt19937& random, int limit) {
+  return static_cast<std::uint16_t>(value + static_cast<int>(random() % static_cast<unsigned>(2 * limit + 1)) - limit);
+}
+const std::vector<std::pair<const char*, Change>> kChanges{
+    {"none", [](std::uint16_t a, std::mt19937&) { return a; }},
+    {"one in 3000", [](std::uint16_t a, std::mt19937& r) { return r() % 3000 == 0 ? near(a, r, 1) : a; }},
+    {"one in 20", [](std::uint16_t a, std::mt19937& r) { return r() % 20 == 0 ? near(a, r, 2) : a; }},
+    {"few units", [](std::uint16_t a, std::mt19937& r) { return near(a, r, 3); }},
+    {"up to an escape", [](std::uint16_t a, std::mt19937& r) { return near(a, r, 140); }},
+    {"by exponent",
+     [](std::uint16_t a, std::mt19937& r) {
+       const int width = 128 - (a >> 7 & 0xff);
+       return near(a, r, width < 0 ? 0 : 1 << std::min(width, 9));
+     }},
+    {"sign",
+     [](std::uint16_t a, std::mt19937& r) { return r() % 9 == 0 ? static_cast<std::uint16_t>(a ^ 0x8000) : a; }},
+    {"special values",
+     [](std::uint16_t a, std::mt19937& r) {
+       constexpr std::uint16_t kSpecial[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffff, 0x7f81, 0x7c00, 0xfc01, 1};
+       return r() % 5 == 0 ? kSpecial[r() % std::size(kSpecial)] : a;
+     }},
+    {"anything", [](std::uint16_t, std::mt19937& r) { return static_cast<std::uint16_t>(r()); }},
+};
+
+Patterns weights(std::int64_t count, std::mt19937& random) {
+  Patterns values(static_cast<std::size_t>(count));
+  std::normal_distribution<float> normal(0, 0.02f);
+  for (std::uint16_t& value : values) {
+    const float weight = normal(random);
+    std::uint32_t bits;
+    std::memcpy(&bits, &weight, 4);
+    value = static_cast<std::uint16_t>(bits >> 16);
+  }
+  return values;
+}
+
+Patterns changed(const Patterns& base, const Change& change, std::mt19937& random) {
+  Patterns values = base;
+  for (std::uint16_t& value : values) value = change(value, random);
+  return values;
+}
+
+TEST_CASE("differences: a known tile") {
+  const Patterns base(2048, 0x3c00);
+  Patterns values = base;
+  values[3] = 0x3c01, values[100] = 0x3bff, values[101] = 0x3c02, values[2047] = 0x7fc0;
+  const std::vector<int> expected{6,    0,    0,    0,    0x76, 0x00, 0x00, 0x00, 0x03, 0x00, 0x00, 0x80, 0x01, 0x10,
+                                  0x80, 0x08, 0x30, 0x80, 0x0d, 0x06, 0x03, 0x02, 0x01, 0xc0, 0x7f, 0x00, 0x00, 0x00};
+  for (const std::string& isa : cpu_isas()) {
+    CAPTURE(isa);
+    const Difference difference = encoded(DifferenceCodec(isa), values, base, DType::bfloat16);
+    std::vector<int> bytes;
+    for (const std::byte byte : difference.body) bytes.push_back(static_cast<int>(byte));
+    bytes.resize(expected.size());  // padding to 16
+    CHECK(bytes == expected);
+    CHECK(difference.body.size() == 32);
+  }
+}
+
+TEST_CASE("differences: every value arrives, with the same bytes from every instruction set, for every size") {
+  std::mt19937 random(1);
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t n = 0; n < 5000; n += 1 + n / 64) sizes.push_back(n);
+  for (const std::int64_t n : {2047, 2048, 2049, 4095, 4096, 4097, 70001}) sizes.push_back(n);
+  std::vector<DifferenceCodec> codecs;
+  for (const std::string& isa : cpu_isas()) codecs.emplace_back(isa);
+  for (const std::int64_t n : sizes) {
+    for (const auto& [name, change] : kChanges) {
+      CAPTURE(n);
+      CAPTURE(name);
+      const Patterns base = weights(n, random);
+      const Patterns values = changed(base, change, random);
+      for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        const Difference first = encoded(codecs[0], values, base, dtype);
+        for (const DifferenceCodec& codec : codecs) {
+          const Difference difference = encoded(codec, values, base, dtype);
+          CHECK(difference.body == first.body);
+          CHECK(difference.hash == first.hash);
+          CHECK(decoded(codec, difference, base, dtype) == values);
+          Patterns copy = values;
+          CHECK(codec.hash(view(copy, dtype)) == first.hash);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("differences: every pattern as a base, with every distance by strata, arrives") {
+  std::mt19937 random(2);
+  for (const std::string& isa : cpu_isas()) {
+    const DifferenceCodec codec(isa);
+    for (int stratum = 0; stratum <= 16; ++stratum) {
+      Patterns base(65536), values(65536);
+      for (std::size_t i = 0; i < base.size(); ++i) {
+        base[i] = static_cast<std::uint16_t>(i);
+        const auto distance = static_cast<std::uint16_t>(random() & ((1u << stratum) - 1));
+        values[i] = static_cast<std::uint16_t>(random() % 2 != 0 ? i + distance : i - distance);
+      }
+      // In order, so that exponents are alike in a tile, and mixed.
+      for (int mixed = 0; mixed < 2; ++mixed) {
+        for (const DType dtype : {DType::bfloat16, DType::float16}) {
+          CAPTURE(isa);
+          CAPTURE(stratum);
+          CHECK(decoded(codec, encoded(codec, values, base, dtype), base, dtype) == values);
+        }
+        std::vector<std::size_t> order(base.size());
+        for (std::size_t i = 0; i < order.size(); ++i) order[i] = i * 40503 % base.size();
+        Patterns other_base, other_values;
+        for (const std::size_t i : order) other_base.push_back(base[i]), other_values.push_back(values[i]);
+        base = other_base, values = other_values;
+      }
+    }
+  }
+}
+
+TEST_CASE("differences: bytes do not depend on threads, and are at most those of the values and a little") {
+  std::mt19937 random(3);
+  const DifferenceCodec codec;
+  for (const std::int64_t n : {2048, 4135, 262144 + 17}) {
+    const Patterns base = weights(n, random);
+    for (const auto& [name, change] : kChanges) {
+      CAPTURE(name);
+      const Patterns values = changed(base, change, random);
+      const Difference one = encoded(codec, values, base, DType::bfloat16);
+      set_num_threads(3);
+      const Difference three = encoded(codec, values, base, DType::bfloat16);
+      CHECK(decoded(codec, one, base, DType::bfloat16) == values);
+      set_num_threads(1);
+      CHECK(one.body == three.body);
+      CHECK(one.hash == three.hash);
+      CHECK(one.body.size() <= static_cast<std::size_t>(2 * n + 2 * ((n + 2047) / 2048) + 6 + 15));
+    }
+    // Nothing has changed: the table.
+    CHECK(encoded(codec, base, base, DType::bfloat16).body.size() <= static_cast<std::size_t>(n / 1024 + 6 + 15));
+  }
+}
+
+TEST_CASE("differences: damaged wires are an error or other values, and no byte beyond them is read or written") {
+  std::mt19937 random(4);
+  for (const std::string& isa : cpu_isas()) {
+    const DifferenceCodec codec(isa);
+    for (const std::int64_t n : {1, 100, 2048, 2049, 6000}) {
+      for (const auto& [name, change] : kChanges) {
+        const Patterns base = weights(n, random);
+        const Difference difference = encoded(codec, changed(base, change, random), base, DType::bfloat16);
+        for (int attempt = 0; attempt < 60; ++attempt) {
+          std::vector<std::byte> damaged = difference.body;
+          const bool cut = attempt % 3 == 0;
+          if (cut) {
+            damaged.resize(damaged.empty() ? 0 : random() % damaged.size());
+          } else {
+            for (unsigned i = 0; i <= random() % 4 && !damaged.empty(); ++i) {
+              // Often in the table or a head, where sizes are.
+              const std::size_t place =
+                  random() % (random() % 2 == 0 ? std::min<std::size_t>(damaged.size(), 24) : damaged.size());
+              damaged[place] = static_cast<std::byte>(random());
+            }
+          }
+          CAPTURE(isa);
+          CAPTURE(name);
+          CAPTURE(n);
+          Patterns result = base;
+          Exact values(std::as_bytes(std::span(result))), body(damaged);
+          const TensorView target{values.span().data(), n, DType::bfloat16};
+          try {
+            const std::uint64_t hash = codec.decode(body.span(), target);
+            CHECK_FALSE(cut);
+            std::memcpy(result.data(), target.data, target.num_bytes());
+            CHECK((hash != difference.hash || decoded(codec, difference, base, DType::bfloat16) ==
+                                                  result));  // padding was hit, or a bit of no use
+          } catch (const Error& error) {
+            CHECK(std::string(error.what()).find("no encoder wrote") != std::string::npos);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("differences: a base that went astray gives another hash") {
+  std::mt19937 random(5);
+  const DifferenceCodec codec;
+  const Patterns base = weights(10000, random);
+  const Difference difference = encoded(codec, changed(base, kChanges[3].second, random), base, DType::bfloat16);
+  for (const std::size_t place : {0u, 2047u, 9999u}) {
+    Patterns astray = base;
+    astray[place] ^= 1;
+    CHECK(codec.decode(difference.body, view(astray, DType::bfloat16)) != difference.hash);
+  }
+}
+
+TEST_CASE("differences: headers come back, and others are refused") {
+  const DifferenceHeader header{DifferenceHeader::Kind::difference, 4096, 7, 0x0123456789abcdef, 0xfedcba9876543210};
+  std::byte wire[kDifferenceHeaderBytes];
+  write_header(header, wire);
+  const DifferenceHeader read = read_header(wire);
+  CHECK(read.kind == header.kind);
+  CHECK(read.body_bytes == header.body_bytes);
+  CHECK(read.generation == header.generation);
+  CHECK(read.base_hash == header.base_hash);
+  CHECK(read.result_hash == header.result_hash);
+  for (const std::size_t place : {0u, 4u, 5u, 6u, 63u}) {
+    std::byte other[kDifferenceHeaderBytes];
+    std::memcpy(other, wire, sizeof other);
+    other[place] ^= std::byte{0x42};
+    CHECK_THROWS_WITH_AS(read_header(other), doctest::Contains("difference: got a header of magic"), Error);
+  }
+}
+
+TEST_CASE("differences: wrong arguments are refused") {
+  const DifferenceCodec codec;
+  Patterns values(8), base(9);
+  alignas(16) std::byte body[64];
+  CHECK_THROWS_WITH_AS(codec.encode(view(values, DType::bfloat16), view(base, DType::bfloat16), body),
+                       doctest::Contains("base: got 9 elements of bfloat16, expected 8"), ArgumentError);
+  CHECK_THROWS_WITH_AS(codec.hash({reinterpret_cast<std::byte*>(values.data()), 4, DType::float32}),
+                       doctest::Contains("values: got float32"), ArgumentError);
+  CHECK_THROWS_WITH_AS(DifferenceCodec("mmx"), doctest::Contains("isa: got 'mmx'"), ArgumentError);
+}
+
+}  // namespace
+}  // namespace zcomm

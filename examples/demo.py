@@ -6,6 +6,7 @@ a table, and writes loss.png and summary.json (one object per backend) to the ou
 
 import importlib.metadata
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import matplotlib
+import matrix_dtype
 import numpy as np
 import typer
+from demo_plan import Job, Plan, inter_node_bytes, plan
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +27,7 @@ from zcomm.lab import network
 
 EXACT = "gloo"
 WARMUP_STEPS = 2  # not counted: allocations and connections are made there
+START_SECONDS = 10  # about, until the ranks of a half have imported torch and met
 WORKER = Path(__file__).with_name("train_gpt.py")
 
 console = Console(highlight=False)
@@ -162,15 +166,40 @@ def checked_backends(text: str) -> list[str]:
     return backends
 
 
-def check_formats(formats: dict[str, Any], backends: list[str]) -> None:
+def checked_options(formats: dict[str, Any], backends: list[str]) -> zcomm.Options:
     """Find a wrong format now rather than after the first run."""
     if formats and "zcomm" not in backends:
         raise typer.BadParameter("formats are zcomm's, which is not among the backends")
-    if formats:
-        try:
-            zcomm.Options(**formats)
-        except (TypeError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
+    try:
+        return zcomm.Options(**formats)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def run_half(name: str, job: Job, of_half: Plan, arguments: list[str]) -> tuple[Run, network.LaunchResult]:
+    """Train over one backend, and show it."""
+    console.print(
+        f"[bold]{name}[/]: {job.nodes} ranks, {job.link} between nodes, {job.steps} steps of about "
+        f"{of_half.step_seconds:.1f} s"
+    )
+    run = Run(name, job.steps)
+    model = {"batch": job.batch, "sequence": job.sequence, "width": job.width, "layers": job.layers}
+    named = {"backend": name, "steps": job.steps, **model, "micro-batches": job.micro_batches}
+    named |= {"multiply-as": job.multiply_as, "step-limit": of_half.step_limit}
+    argv = [sys.executable, str(WORKER), *(f"--{key}={value}" for key, value in named.items()), *arguments]
+    try:
+        result = network.launch(argv, nodes=job.nodes, rate=job.link, on_line=run.take)
+    except network.RankFailed as error:
+        console.print(f"{name}: {error}", markup=False, style="red")
+        cores = len(os.sched_getaffinity(0))
+        console.print(
+            f"planned were {of_half.step_seconds:.1f} s per step; this machine has {cores} cores and a load of "
+            f"{os.getloadavg()[0]:.1f}"
+        )
+        raise typer.Exit(1) from None
+    if result.note:
+        console.print(f"warning: {result.note}", markup=False, style="yellow")
+    return run, result
 
 
 def main(
@@ -178,7 +207,7 @@ def main(
     nodes: Annotated[str, typer.Option(help="Nodes x ranks per node.")] = "2x2",
     link: Annotated[str, typer.Option(help='Limit of each node\'s link: "100mbit", "1gbit", "unlimited".')] = "100mbit",
     steps: Annotated[int, typer.Option(min=WARMUP_STEPS + 1)] = 40,
-    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 8,
+    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 2,
     sequence: Annotated[int, typer.Option(help="Bytes per sequence.")] = 128,
     width: Annotated[int, typer.Option(help="Model width, a multiple of 64.")] = 256,
     layers: int = 4,
@@ -198,33 +227,40 @@ def main(
         raise typer.BadParameter(str(error)) from None
     named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
     formats = {name: text for name, text in named.items() if text is not None}
-    check_formats(formats, names)
-    given = [word for name, text in formats.items() for word in ("--" + name.replace("_", "-"), text)]
+    options = checked_options(formats, names)
+    own = {EXACT: [], "zcomm": [f"--{name.replace('_', '-')}={text}" for name, text in formats.items()]}
     if secondary_shards:
-        given.append("--secondary-shards")
-    model = {"--steps": steps, "--batch": batch, "--sequence": sequence, "--width": width, "--layers": layers}
-    job = [str(word) for pair in {**model, "--micro-batches": micro_batches}.items() for word in pair]
+        own["zcomm"].append("--secondary-shards")
+
+    speed = matrix_dtype.measure()
+    console.print(str(speed))
+    job = Job(nodes, link, steps, batch, sequence, width, layers, micro_batches, speed.faster)
+    compute_seconds = job.compute_seconds()
+    sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards)}
+    plans = {name: plan(job, compute_seconds, sent[name]) for name in names}
+    minutes = sum(plans[name].seconds + START_SECONDS for name in names) / 60
+    console.print(f"this takes about {minutes:.1f} minutes")
 
     gradients = out / "gradients"
     shutil.rmtree(gradients, ignore_errors=True)
     runs = []
     for name in names:
-        console.print(f"[bold]{name}[/]: {nodes} ranks, {link} between nodes")
-        run = Run(name, steps)
         folder = gradients / name
         folder.mkdir(parents=True)
-        argv = [sys.executable, str(WORKER), "--backend", name, *job, "--gradients", str(folder)]
-        try:
-            result = network.launch(argv + (given if name != EXACT else []), nodes=nodes, rate=link, on_line=run.take)
-        except network.RankFailed as error:
-            console.print(f"{name}: {error}", markup=False, style="red")
-            raise typer.Exit(1) from None
-        if result.note:
-            console.print(f"warning: {result.note}", markup=False, style="yellow")
+        run, result = run_half(name, job, plans[name], [*own[name], f"--gradients={folder}"])
         runs.append(run)
-    conditions = {"nodes": nodes, "link": link if result.isolated else None}
+    conditions = {"nodes": nodes, "link": link if result.isolated else None, "multiply_as": job.multiply_as}
     errors = {name: relative_error(gradients / name, gradients / EXACT) for name in names}
-    summaries = {run.backend: {**run.summary(), "gradient_error": errors[run.backend], **conditions} for run in runs}
+    summaries = {
+        run.backend: {
+            **run.summary(),
+            "gradient_error": errors[run.backend],
+            "planned_step_seconds": plans[run.backend].step_seconds,
+            "planned_inter_node_bytes": sent[run.backend],
+            **conditions,
+        }
+        for run in runs
+    }
     shutil.rmtree(gradients)
 
     show_table(summaries)

@@ -7,15 +7,19 @@ torchrun --nproc-per-node 4 examples/train_gpt.py --backend zcomm
 Rank 0 prints one JSON object per line: "start", then a "step" for every step, then "end".
 """
 
+import contextlib
 import json
 import math
 import os
 import sys
 import sysconfig
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import matrix_dtype
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -33,39 +37,53 @@ VALIDATION_EVERY = 20  # every so many files are held out
 VALIDATION_SEQUENCES = 16  # per rank
 
 
+class Linear(nn.Linear):
+    """Without bias. Multiplies as ``multiply_as``, whatever its input and weight are; the result is as the input."""
+
+    def __init__(self, inputs: int, outputs: int, multiply_as: torch.dtype | None) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.multiply_as = multiply_as
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = self.multiply_as or x.dtype
+        return F.linear(x.to(dtype), self.weight.to(dtype)).to(x.dtype)
+
+
 class Block(nn.Module):
     """Attention and a feed-forward layer, each behind a norm and beside a residual connection."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, multiply_as: torch.dtype | None) -> None:
         super().__init__()
         self.num_heads = width // HEAD_SIZE
+        self.multiply_as = multiply_as
         self.attention_norm = nn.RMSNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
+        self.qkv = Linear(width, 3 * width, multiply_as)
+        self.attention_out = Linear(width, width, multiply_as)
         self.feed_forward_norm = nn.RMSNorm(width)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+        self.up = Linear(width, 4 * width, multiply_as)
+        self.down = Linear(4 * width, width, multiply_as)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, HEAD_SIZE)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).to(self.multiply_as or x.dtype)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).to(x.dtype)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
         hidden: Tensor = self.down(F.gelu(self.up(self.feed_forward_norm(x))))
         return x + hidden
 
 
 class GPT(nn.Module):
-    """Bytes in, the loss of predicting the next byte out."""
+    """Bytes in, the loss of predicting the next byte out. Matrices are multiplied as ``multiply_as``, by default as the
+    weights are."""
 
-    def __init__(self, width: int, num_layers: int, sequence: int) -> None:
+    def __init__(self, width: int, num_layers: int, sequence: int, multiply_as: torch.dtype | None = None) -> None:
         super().__init__()
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(sequence, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(Block(width, multiply_as) for _ in range(num_layers))
         self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = Linear(width, VOCABULARY, multiply_as)
         for name, parameter in self.named_parameters():
             if name in ("bytes.weight", "positions.weight"):
                 # Far larger than what a step changes, or the first steps overshoot and the loss spikes.
@@ -151,6 +169,36 @@ def report(event: str, **values: Any) -> None:
         print(json.dumps({"event": event, **values}), flush=True)
 
 
+@contextlib.contextmanager
+def limited(step: int, seconds: float | None) -> Iterator[None]:
+    """Ends this process, and says why, if what is inside takes longer."""
+
+    def give_up() -> None:
+        print(f"step {step} was not done after {seconds:.0f} s, the limit of --step-limit", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def agreed_dtype(multiply_as: str) -> torch.dtype:
+    """The one that is named, or, for "auto", the one that rank 0 multiplies faster in."""
+    if multiply_as == "auto":
+        names = [matrix_dtype.measure().faster if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(names)
+        (multiply_as,) = names
+    dtype: torch.dtype = getattr(torch, multiply_as)
+    return dtype
+
+
 def backend_options(formats: dict[str, Any]) -> Any:
     """What the trainer hands to the backend; nothing unless other formats than the defaults are asked for."""
     if not formats:
@@ -163,7 +211,7 @@ def backend_options(formats: dict[str, Any]) -> Any:
 def main(
     backend: Annotated[str, typer.Option(help='"gloo", "zcomm" or any other that torch knows.')] = "gloo",
     steps: int = 40,
-    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 8,
+    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 2,
     sequence: Annotated[int, typer.Option(help="Bytes per sequence.")] = 128,
     width: Annotated[int, typer.Option(help=f"Model width, a multiple of {HEAD_SIZE}.")] = 256,
     layers: int = 4,
@@ -177,17 +225,21 @@ def main(
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
     micro_batches: Annotated[int, typer.Option(help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="zcomm's: weights cross nodes once in a step.")] = False,
+    multiply_as: Annotated[str, typer.Option(help='"bfloat16", "float32", or "auto": the faster one.')] = "auto",
+    step_limit: Annotated[float | None, typer.Option(help="Seconds; a longer step ends the run.")] = None,
 ) -> None:
     """Train under torchrun, or anything that sets the same environment."""
     if width % HEAD_SIZE != 0:
         raise typer.BadParameter(f"--width must be a multiple of {HEAD_SIZE}, got {width}")
+    if multiply_as not in ("auto", "bfloat16", "float32"):
+        raise typer.BadParameter(f'--multiply-as: expected "auto", "bfloat16" or "float32", got {multiply_as!r}')
     named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
     dist.init_process_group(backend, pg_options=backend_options({k: v for k, v in named.items() if v is not None}))
     rank = dist.get_rank()
 
     train, held_out = load_corpus()
     torch.manual_seed(seed)
-    model = GPT(width, layers, sequence)
+    model = GPT(width, layers, sequence, agreed_dtype(multiply_as))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     shard(model)
     if secondary_shards:
@@ -206,17 +258,18 @@ def main(
     report("start", parameters=num_parameters, world_size=world_size, tokens_per_step=tokens_per_step)
     start = time.perf_counter()
     for step in range(1, steps + 1):
-        for micro_batch in range(micro_batches):
-            number = (seed * steps + step) * micro_batches + micro_batch
-            loss = model(sample(train, batch, sequence, seed=number * world_size + rank)) / micro_batches
-            model.set_requires_gradient_sync(micro_batch == micro_batches - 1)
-            loss.backward()
-        if step == 1 and gradients is not None:
-            np.save(gradients / f"gradient{rank}.npy", local_gradient(model))
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # of the last micro-batch
+        with limited(step, step_limit):
+            for micro_batch in range(micro_batches):
+                number = (seed * steps + step) * micro_batches + micro_batch
+                loss = model(sample(train, batch, sequence, seed=number * world_size + rank)) / micro_batches
+                model.set_requires_gradient_sync(micro_batch == micro_batches - 1)
+                loss.backward()
+            if step == 1 and gradients is not None:
+                np.save(gradients / f"gradient{rank}.npy", local_gradient(model))
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # of the last micro-batch
         report("step", step=step, loss=mean_loss, seconds=time.perf_counter() - start, inter_node_bytes=sent)
 
     with torch.no_grad():

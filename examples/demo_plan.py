@@ -1,0 +1,105 @@
+"""What a step of the demonstration costs, before it is run: bytes between nodes by formula, seconds by a trial."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+from train_gpt import GPT
+
+import zcomm
+from zcomm.codec import wire_bytes
+from zcomm.lab import network
+
+SLOWER = 10  # times the plan: a step that takes longer ends the run
+LEAST_LIMIT = 30.0  # seconds: allocations, connections, other programs
+SAMPLE = 1 << 20  # elements
+
+
+def seconds_of_sequence(model: GPT, sequence: int) -> float:
+    """Forward and backward of one sequence on one core; ``model`` is as the ranks have it."""
+    text = torch.zeros(1, sequence + 1, dtype=torch.long)
+    seconds = []
+    for _ in range(2):  # the first one allocates
+        start = time.perf_counter()
+        model(text).backward()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both backends run."""
+
+    nodes: str
+    link: str
+    steps: int
+    batch: int
+    sequence: int
+    width: int
+    layers: int
+    micro_batches: int
+    multiply_as: str
+
+    def model(self) -> GPT:
+        return GPT(self.width, self.layers, self.sequence, getattr(torch, self.multiply_as)).bfloat16()
+
+    def compute_seconds(self) -> float:
+        """Of a step, for all ranks on the cores of this machine."""
+        num_nodes, ranks_per_node = network.parse_nodes(self.nodes)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            alone = seconds_of_sequence(self.model(), self.sequence) * self.batch * self.micro_batches
+        finally:
+            torch.set_num_threads(threads)
+        return alone * max(1.0, num_nodes * ranks_per_node / len(os.sched_getaffinity(0)))
+
+
+def bytes_per_value(format: str, dtype: str) -> float:
+    return wire_bytes(format, dtype, SAMPLE) / SAMPLE
+
+
+def inter_node_bytes(job: Job, options: zcomm.Options | None = None, secondary_shards: bool = False) -> float:
+    """Bytes that leave all nodes in a step; without ``options`` those of gloo, whose collectives are rings."""
+    num_nodes, ranks_per_node = network.parse_nodes(job.nodes)
+    num_ranks = num_nodes * ranks_per_node
+    if num_nodes == 1:
+        return 0.0
+    # Every node's edge of the ring carries all but one of the ranks' parts; gloo's reduce-scatter is an all-reduce.
+    gather, reduce = (num_nodes * (num_ranks - 1) / num_ranks * part for part in (2.0, 2 * 4.0))
+    if options is not None:
+        between = options.reduce_scatter.split("/")[-1]
+        if options.all_gather != "exact":
+            gather = (num_nodes - 1) * bytes_per_value(options.all_gather, "bfloat16")
+        if between != "exact":
+            reduce = (num_nodes - 1) * bytes_per_value(between, "float32")
+    gathers = 1 if secondary_shards else 2 * job.micro_batches
+    return (gathers * gather + reduce) * sum(parameter.numel() for parameter in job.model().parameters())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one backend's half."""
+
+    steps: int
+    step_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.step_seconds
+
+    @property
+    def step_limit(self) -> float:
+        """Seconds after which a step is given up."""
+        return max(SLOWER * self.step_seconds, LEAST_LIMIT)
+
+
+def plan(job: Job, compute_seconds: float, num_bytes: float) -> Plan:
+    """Without overlap of computing and sending, which makes it shorter."""
+    num_nodes, _ = network.parse_nodes(job.nodes)
+    rate = network.parse_rate(job.link)
+    sending = 0.0 if rate is None else 8 * num_bytes / num_nodes / rate
+    return Plan(job.steps, compute_seconds + sending)

@@ -180,7 +180,8 @@ def run_half(name: str, job: Job, of_half: Plan, arguments: list[str]) -> tuple[
     """Train over one backend, and show it."""
     console.print(
         f"[bold]{name}[/]: {job.nodes} ranks, {job.link} between nodes, {job.steps} steps of about "
-        f"{of_half.step_seconds:.1f} s"
+        f"{of_half.step_seconds:.1f} s",
+        soft_wrap=True,
     )
     run = Run(name, job.steps)
     model = {"batch": job.batch, "sequence": job.sequence, "width": job.width, "layers": job.layers}
@@ -194,7 +195,8 @@ def run_half(name: str, job: Job, of_half: Plan, arguments: list[str]) -> tuple[
         cores = len(os.sched_getaffinity(0))
         console.print(
             f"planned were {of_half.step_seconds:.1f} s per step; this machine has {cores} cores and a load of "
-            f"{os.getloadavg()[0]:.1f}"
+            f"{os.getloadavg()[0]:.1f}",
+            soft_wrap=True,
         )
         raise typer.Exit(1) from None
     if result.note:
@@ -233,7 +235,7 @@ def main(
         own["zcomm"].append("--secondary-shards")
 
     speed = matrix_dtype.measure()
-    console.print(str(speed))
+    console.print(str(speed), soft_wrap=True)
     job = Job(nodes, link, steps, batch, sequence, width, layers, micro_batches, speed.faster)
     compute_seconds = job.compute_seconds()
     sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards)}

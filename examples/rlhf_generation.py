@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import matrix_dtype
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -62,13 +63,15 @@ class Meter:
         return result
 
 
-def work(backend: str, secondary: bool, rounds: int, tokens: int, batch: int, width: int, layers: int) -> None:
-    """What each rank does."""
+def work(
+    backend: str, secondary: bool, rounds: int, tokens: int, batch: int, width: int, layers: int, dtype: torch.dtype
+) -> None:
+    """What each rank does; matrices are multiplied as ``dtype``."""
     dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    actor = Policy(width, layers, PROMPT + tokens)
-    reference = Policy(width, layers, PROMPT + tokens)
+    actor = Policy(width, layers, PROMPT + tokens, dtype)
+    reference = Policy(width, layers, PROMPT + tokens, dtype)
     reference.load_state_dict(actor.state_dict())
     reference.requires_grad_(False)
     for model in (actor, reference):
@@ -143,11 +146,14 @@ def main(
     layers: int = 4,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("out/rlhf_generation.json"),
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+    multiply_as: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Compare generation and training over gloo, zcomm, and zcomm with secondary shards."""
     if worker is not None:
-        work(RUNS[worker], worker.endswith("shards"), rounds, tokens, batch, width, layers)
+        work(RUNS[worker], worker.endswith("shards"), rounds, tokens, batch, width, layers, getattr(torch, multiply_as))
         return
+    speed = matrix_dtype.measure()
+    console.print(str(speed), soft_wrap=True)
     results: dict[str, dict[str, Any]] = {}
     numbers = {"--rounds": rounds, "--tokens": tokens, "--batch": batch, "--width": width, "--layers": layers}
     given = [str(word) for pair in numbers.items() for word in pair]
@@ -157,7 +163,7 @@ def main(
         def keep(line: str, name: str = name) -> None:
             results[name] = json.loads(line)
 
-        argv = [sys.executable, __file__, "--worker", name, *given]
+        argv = [sys.executable, __file__, "--worker", name, "--multiply-as", speed.faster, *given]
         try:
             launched = network.launch(argv, nodes=nodes, rate=link, on_line=keep)
         except network.RankFailed as error:

@@ -2,13 +2,23 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("pyroute2")
+
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+
+from demo_plan import Job, inter_node_bytes
+from train_gpt import GPT
+
+import zcomm
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo.py"
 KEYS = {
@@ -84,3 +94,39 @@ def test_generation_moves_no_weights_between_nodes_after_the_first_token(tmp_pat
     plain, secondary = (runs[name]["parts"]["further tokens"]["bytes"] for name in list(runs)[1:])
     if plain == plain:  # not a number where the machine allows no network namespaces
         assert secondary < 0.05 * plain
+
+
+def test_the_plan_knows_the_bytes_that_will_move() -> None:
+    """Against what docs/performance.md has from the interfaces. The plan leaves out what packets add."""
+    job = Job("2x2", "100mbit", 40, 2, 128, 256, 4, 1, "float32")
+    assert inter_node_bytes(job) == pytest.approx(59.3e6, rel=0.03)
+    assert inter_node_bytes(job, zcomm.Options()) == pytest.approx(8.3e6, rel=0.03)
+    assert inter_node_bytes(job, zcomm.Options(), secondary_shards=True) == pytest.approx(5.1e6, rel=0.03)
+    assert inter_node_bytes(replace(job, micro_batches=4)) == pytest.approx(117.7e6, rel=0.03)
+    assert inter_node_bytes(replace(job, nodes="1x4")) == 0
+
+
+def test_a_step_over_the_limit_ends_the_run_with_a_reason() -> None:
+    job = ["--steps", "1", "--batch", "1", "--sequence", "16", "--width", "64", "--layers", "1"]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, str(DEMO.with_name("train_gpt.py")), *job, "--step-limit", "1e-6"]
+    done = subprocess.run(command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    assert "step 1 was not done after" in done.stderr
+
+
+def test_a_matrix_dtype_changes_how_weights_are_multiplied_and_not_what_they_are() -> None:
+    models = []
+    for dtype in (None, torch.bfloat16, torch.float32):
+        torch.manual_seed(0)
+        models.append(GPT(64, 1, 16, dtype).bfloat16())
+    text = torch.arange(17)[None]
+    losses = [model(text) for model in models]
+    for loss in losses:
+        loss.backward()
+    for model in models:
+        assert all(p.dtype == p.grad.dtype == torch.bfloat16 for p in model.parameters() if p.grad is not None)
+    plain, bfloat16, float32 = (loss.item() for loss in losses)
+    assert plain == bfloat16  # the same operations
+    # Operations round their results to bfloat16 in either case, by 2^-9 of them at most.
+    assert plain == pytest.approx(float32, rel=0.01)

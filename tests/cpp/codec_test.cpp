@@ -69,7 +69,7 @@ std::vector<std::byte> encoded(const Codec& codec, const std::vector<float>& val
 
 }  // namespace
 
-TEST_CASE("every instruction set gives the same bytes and touches no others") {
+TEST_CASE("promise 2: every instruction set gives the same bytes and touches no others") {
   const auto baseline = make_cpu_codec("baseline");
   for (const std::string& isa : cpu_isas()) {
     const auto codec = make_cpu_codec(isa);

@@ -117,8 +117,8 @@ void check_reduced(const std::vector<int>& ids, const std::vector<Values>& input
 
 }  // namespace
 
-TEST_CASE("all_gather: replicas agree, errors are bounded, for every shape and size") {
-  for (const char* text : {"int8:128", "int4:32", "bf16", "exact"}) {
+TEST_CASE("promises 1, 3, 5: all_gather: replicas agree, errors are bounded, for every shape and size") {
+  for (const char* text : {"int8:128", "int6:64", "int4:32", "int2:32", "fp8:96", "bf16", "exact"}) {
     const BlockFormat format = BlockFormat::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
@@ -140,8 +140,9 @@ TEST_CASE("all_gather: replicas agree, errors are bounded, for every shape and s
   }
 }
 
-TEST_CASE("reduce_scatter: errors are bounded, for every shape, size and factor") {
-  for (const char* text : {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "exact"}) {
+TEST_CASE("promises 3, 5: reduce_scatter: errors are bounded, for every shape, size and factor") {
+  for (const char* text : {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "fp8:64/int6:32",
+                           "int2:128", "exact"}) {
     const HopFormats formats = HopFormats::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
@@ -191,7 +192,7 @@ TEST_CASE("promise 4: sums and means of representable values are exact in every 
   }
 }
 
-TEST_CASE("all_reduce: replicas agree, errors are bounded, tensors that do not divide") {
+TEST_CASE("promises 1, 3, 5: all_reduce: replicas agree, errors are bounded, tensors that do not divide") {
   const HopFormats formats = HopFormats::parse("int8:128/int4:128");
   for (const Shape& shape : kShapes) {
     const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);

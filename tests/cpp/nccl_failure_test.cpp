@@ -83,9 +83,7 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
       both_done.arrive_and_wait();
       return;
     }
-    const auto start = Clock::now();
     Waiting waiting(options, 200ms);
-    CHECK(Clock::now() - start < 10s);  // wait() only queues
     const std::string reason = reasons.only();
     CHECK(contains(reason, "in all_gather of a test: not done within the timeout, 200 ms"));
     CHECK(waiting.failure() == "this transport failed before: " + reason);

@@ -81,7 +81,7 @@ TEST_CASE("a bf16 wire is the exact path for 16-bit values") {
         }) == Verdict::compressed);
 }
 
-TEST_CASE("strict raises for large floating-point calls that a policy would have compressed") {
+TEST_CASE("promise 8: strict raises for large floating-point calls that a policy would have compressed") {
   Policy strict;
   strict.strict = true;
   Call call = fsdp_gather();

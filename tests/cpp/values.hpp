@@ -50,7 +50,8 @@ inline std::vector<Values> random_tensors(int size, std::int64_t num_elements, u
   return tensors;
 }
 
-// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3).
+// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3). For
+// formats that are neither rotated nor stochastic.
 inline double half_scale(const std::vector<double>& values, std::size_t i, BlockFormat format, double error = 0) {
   if (format.kind == ElementKind::exact) return 0;
   if (format.kind == ElementKind::bf16) return (std::abs(values[i]) + error) * 0x1p-8;
@@ -59,9 +60,10 @@ inline double half_scale(const std::vector<double>& values, std::size_t i, Block
   const std::size_t end = std::min(begin + block, values.size());
   double absmax = 0;
   for (std::size_t j = begin; j < end; ++j) absmax = std::max(absmax, std::abs(values[j]));
-  const double qmax = format.kind == ElementKind::int8 ? 127 : 7;
+  // Neighbouring codes differ by 1, or, near the largest e4m3 code, by 32.
+  const double half_step = format.kind == ElementKind::fp8 ? 16 : 0.5;
   // Rounding the scale up to bfloat16 adds at most 2^-7 of it; 2^-20 covers the float32 steps.
-  return 0.5 * (absmax + error) / qmax * (1 + 0x1p-7) * (1 + 0x1p-20);
+  return half_step * (absmax + error) / traits(format.kind).max_code * (1 + 0x1p-7) * (1 + 0x1p-20);
 }
 
 }  // namespace zcomm::test

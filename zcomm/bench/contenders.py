@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ import torch.distributed as dist
 import zcomm
 from zcomm.bench.run import Spec, parse_backend
 
-Group = dist.ProcessGroup
+Group: TypeAlias = "dist.ProcessGroup"
 Pack = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -192,7 +192,7 @@ class Resident:
         return sum(tensor.nbytes for tensor in (self._whole, self.own) if tensor is not None)
 
 
-class _Gather(AllGather):
+class _Gather(AllGather):  # type: ignore[misc,unused-ignore]
     def __init__(self, owner: Collectives, previous: AllGather) -> None:
         self._owner = owner
         self._previous = previous
@@ -234,7 +234,7 @@ class _Gather(AllGather):
         return _finished(work, async_op)
 
 
-class _Reduce(ReduceScatter):
+class _Reduce(ReduceScatter):  # type: ignore[misc,unused-ignore]
     def __init__(self, owner: Collectives, previous: ReduceScatter) -> None:
         self._owner = owner
         self._previous = previous

@@ -20,7 +20,8 @@ Selector: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Parameter], boo
 
 def one_dimensional(name: str, parameter: nn.Parameter) -> bool:
     """Norms and biases: few elements, to which a model is sensitive."""
-    return parameter.ndim < 2
+    is_vector: bool = parameter.ndim < 2
+    return is_vector
 
 
 def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
@@ -174,5 +175,5 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
         parts = name.split(".")[:-1]
         return any(isinstance(modules[".".join(parts[:depth])], selector) for depth in range(len(parts) + 1))
     if callable_selector(selector):
-        return bool(selector(name, parameter))  # type: ignore[call-arg]
+        return bool(selector(name, parameter))  # type: ignore[call-arg,unused-ignore]
     raise ValueError(f"exempt: got {selector!r}, need a pattern, a type of module, or a function")

@@ -31,7 +31,7 @@ def place(rank: int, size: int, interface: str = "lo", environment: Any = os.env
     interface than loopback. Call it before anything uses NCCL."""
     import torch
 
-    count = torch.cuda.device_count()
+    count: int = torch.cuda.device_count()
     if count == 0:
         raise NoGpu("found no GPU: torch.cuda.device_count() is 0")
     if size > count or interface != "lo":

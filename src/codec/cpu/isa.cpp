@@ -41,7 +41,7 @@ const std::vector<Isa>& isas() {
 const Isa& find(std::string_view isa) {
   const char* argument = "isa";
   if (isa.empty()) {
-    // Read each time, so that a test can change it. This is the one environment variable that C++ reads.
+    // Read each time, so that a test can change it. C++ reads one more variable: ZCOMM_NCCL_LIB, in nccl_symbols.cpp.
     const char* value = std::getenv("ZCOMM_ISA");
     if (value == nullptr || *value == '\0') return isas().back();
     argument = "ZCOMM_ISA";

@@ -23,7 +23,7 @@ from support.worlds import Outcome, collect, options, run
 import zcomm
 import zcomm.distributed.backend
 
-IN_TIME = 15.0  # of GROUP_SECONDS, 20: noticed, not timed out. Ranks take a tenth of a second.
+IN_TIME = 15.0  # for ranks to end after the first; of GROUP_SECONDS, 20, so none ends by a timeout
 SOON = 2.0  # a group's timeout where a test waits for it
 
 
@@ -119,12 +119,11 @@ def test_ranks_that_call_different_things_are_told_both(first: str, second: str,
 
 
 def ended(outcomes: list[Outcome], but: int) -> list[str]:
-    """The errors of all ranks other than ``but``, none of which waited for a timeout or hung."""
+    """The errors of all ranks other than ``but``, none of which hung; what an error says tells a timeout."""
     errors = []
     for rank, outcome in enumerate(outcomes):
         if rank != but:
             assert not outcome.stuck and outcome.error, f"rank {rank}: {outcome}"
-            assert outcome.seconds < IN_TIME, f"rank {rank} waited {outcome.seconds} s: {outcome.error}"
             errors.append(outcome.error)
     return errors
 
@@ -220,7 +219,6 @@ def test_abort_from_another_thread(how: str, first: bool) -> None:
 
     for outcome in collect(body, grace=IN_TIME):
         assert not outcome.stuck and outcome.error is None, outcome
-        assert outcome.seconds < IN_TIME
 
 
 def test_after_a_failure_the_group_says_so_and_a_new_one_works() -> None:

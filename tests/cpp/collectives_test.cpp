@@ -141,8 +141,8 @@ TEST_CASE("promises 1, 3, 5: all_gather: replicas agree, errors are bounded, for
 }
 
 TEST_CASE("promises 3, 5: reduce_scatter: errors are bounded, for every shape, size and factor") {
-  for (const char* text : {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "fp8:64/int6:32",
-                           "int2:128", "exact"}) {
+  for (const char* text :
+       {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "fp8:64/int6:32", "int2:128", "exact"}) {
     const HopFormats formats = HopFormats::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);

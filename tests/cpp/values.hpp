@@ -50,8 +50,8 @@ inline std::vector<Values> random_tensors(int size, std::int64_t num_elements, u
   return tensors;
 }
 
-// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3). For
-// formats that are neither rotated nor stochastic.
+// Half a scale of the block of element i, for values known up to `error`: the bound of one quantization (promise 3).
+// For formats that are neither rotated nor stochastic.
 inline double half_scale(const std::vector<double>& values, std::size_t i, BlockFormat format, double error = 0) {
   if (format.kind == ElementKind::exact) return 0;
   if (format.kind == ElementKind::bf16) return (std::abs(values[i]) + error) * 0x1p-8;

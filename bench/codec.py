@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm import _core, codec
-from zcomm.bench import run as bench
+from zcomm.bench.spec import parse_size, sweep
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4
@@ -180,7 +180,7 @@ def main(
         from codec_cuda import run
 
         try:
-            sizes = bench.sweep(bench.parse_size(minbytes), bench.parse_size(maxbytes), stepfactor)
+            sizes = sweep(parse_size(minbytes), parse_size(maxbytes), stepfactor)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         of_blocks = [f"{kind}:{block}" for kind in ("int8", "int4") for block in blocks.split(",") if block]

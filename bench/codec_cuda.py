@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm import _core, codec
-from zcomm.bench import gpu_clock
-from zcomm.bench import run as bench
+from zcomm.bench import gpu_clock, report_file
 from zcomm.lab import gpus
 
 SCHEMA = "zcomm-codec/1"
@@ -228,7 +227,7 @@ def run(
     if repeats < LEAST_REPEATS:
         raise typer.BadParameter(f"expected at least {LEAST_REPEATS} on a GPU, got {repeats}", param_hint="--repeats")
     try:
-        machine = {**bench.machine(), **facts()}
+        machine = {**report_file.machine(), **facts()}
     except gpus.NoGpu as error:
         raise SystemExit(str(error)) from None
     console = Console(highlight=False)

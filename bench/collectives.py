@@ -16,15 +16,17 @@ import typer
 
 from zcomm import cli
 from zcomm.bench import report as bench_report
-from zcomm.bench import run as bench
+from zcomm.bench import report_file
+from zcomm.bench.run import measure_overhead
+from zcomm.bench.spec import DEVICES, NO_LAB, Spec, parse_size, sweep
 from zcomm.lab import gpus
 
 RESULTS = Path(__file__).with_name("results")
 GATHER = ["gloo", "zcomm", "naive"]
 REDUCE = ["gloo", "zcomm", "exact_all_to_all", "naive"]
-SIZES = bench.sweep(bench.parse_size("1K"), bench.parse_size("64M"), 4)
-SLOW_SIZES = bench.sweep(bench.parse_size("1K"), bench.parse_size("16M"), 4)
-QUICK_SIZES = bench.sweep(bench.parse_size("64K"), bench.parse_size("16M"), 16)
+SIZES = sweep(parse_size("1K"), parse_size("64M"), 4)
+SLOW_SIZES = sweep(parse_size("1K"), parse_size("16M"), 4)
+QUICK_SIZES = sweep(parse_size("64K"), parse_size("16M"), 16)
 
 # All-gathers move weights as int8:256. Gradients cross nodes as int4:128, and stay int8:128 inside.
 FOUR: dict[str, Any] = {"nodes": "4x1", "link": "1gbit", "sizes": SIZES}
@@ -60,14 +62,14 @@ QUICK = (
 
 # On GPUs: 8 B to 1 GiB. Ranks that share a GPU take turns on it, so the largest sizes take seconds per call. Over a
 # limited link, where ranks are hosts of a network lab, the link is what bounds a call.
-WIDE = bench.sweep(8, bench.parse_size("1G"), 8)
+WIDE = sweep(8, parse_size("1G"), 8)
 CUDA_REDUCE = ["nccl", "zcomm", "exact_all_to_all"]
-PAIR: dict[str, Any] = {"nodes": "2x1", "link": bench.NO_LAB, "sizes": WIDE}
-QUAD: dict[str, Any] = {"nodes": "2x2", "link": bench.NO_LAB, "sizes": WIDE[:-1]}
+PAIR: dict[str, Any] = {"nodes": "2x1", "link": NO_LAB, "sizes": WIDE}
+QUAD: dict[str, Any] = {"nodes": "2x2", "link": NO_LAB, "sizes": WIDE[:-1]}
 LIMITED: dict[str, Any] = {
     "nodes": "2x1",
     "link": "1gbit",
-    "sizes": bench.sweep(bench.parse_size("64K"), bench.parse_size("64M"), 8),
+    "sizes": sweep(parse_size("64K"), parse_size("64M"), 8),
 }
 CUDA: dict[str, dict[str, Any]] = {
     "all_gather_bfloat16_2x1": {"collective": "all_gather", "dtype": "bfloat16", **PAIR},
@@ -89,8 +91,8 @@ def on_gpus(names: list[str], iters: int, launches: int, seconds: float, out: Pa
     failed = []
     for name in names:
         fields = {"backends": ["nccl", "zcomm"], **CUDA[name]}
-        spec = bench.Spec(**fields, device="cuda", iters=iters, warmup=2, launches=launches, seconds=seconds)
-        lab = [] if spec.link == bench.NO_LAB else ["pyroute2"]
+        spec = Spec(**fields, device="cuda", iters=iters, warmup=2, launches=launches, seconds=seconds)
+        lab = [] if spec.link == NO_LAB else ["pyroute2"]
         missing = [module for module in lab if importlib.util.find_spec(module) is None]
         if missing:
             print(f"{name}: not measured, as {missing[0]} is not installed: it makes links with a limit")
@@ -114,8 +116,8 @@ def main(
     out: Annotated[Path, typer.Option(help="Where reports and pictures go.")] = RESULTS,
 ) -> None:
     """Run the standard set."""
-    if device not in bench.DEVICES:
-        raise typer.BadParameter(f"got {device!r}, expected one of {', '.join(bench.DEVICES)}", param_hint="--device")
+    if device not in DEVICES:
+        raise typer.BadParameter(f"got {device!r}, expected one of {', '.join(DEVICES)}", param_hint="--device")
     cli.need("torch", "matplotlib", *(["pyroute2"] if device == "cpu" else []))
     out.mkdir(parents=True, exist_ok=True)
     every = list(CUDA) if device == "cuda" else list(QUICK) if quick else list(STANDARD)
@@ -127,14 +129,14 @@ def main(
         return
     launches = launches or 3
     for name in names:
-        spec = bench.Spec(**STANDARD[name], iters=iters, warmup=3, launches=launches)
+        spec = Spec(**STANDARD[name], iters=iters, warmup=3, launches=launches)
         if quick:
             spec = dataclasses.replace(spec, sizes=QUICK_SIZES, iters=5, warmup=2, launches=1)
         cli.measure(spec, out / f"{name}.json", out / f"{name}.png")
     if not only:
-        overhead = bench.measure_overhead()
+        overhead = measure_overhead()
         bench_report.show_overhead(overhead)
-        document = {"machine": bench.machine(), "results": overhead}
+        document = {"machine": report_file.machine(), "results": overhead}
         (out / "overhead.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

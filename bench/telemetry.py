@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm.bench import run as bench
+from zcomm.bench.spec import parse_size
 
 EVERY = 100  # of the last column
 RANKS = 2
@@ -80,7 +80,7 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        numbers = [bench.parse_size(size) for size in sizes.split(",")]
+        numbers = [parse_size(size) for size in sizes.split(",")]
         ranks = [
             multiprocessing.get_context("spawn").Process(target=measure_rank, args=(r, folder, numbers, repeats))
             for r in range(RANKS)

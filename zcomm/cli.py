@@ -19,7 +19,9 @@ from rich.table import Table
 from zcomm import _nccl
 from zcomm._version import __version__
 from zcomm.bench import report as bench_report
-from zcomm.bench import run as bench
+from zcomm.bench import report_file
+from zcomm.bench.run import measure_overhead, run_benchmark
+from zcomm.bench.spec import NO_LAB, Spec, parse_size, sweep
 from zcomm.distributed import environment
 from zcomm.lab import gpus, network
 
@@ -73,7 +75,7 @@ def info() -> None:
     console.print(facts)
 
     try:
-        from zcomm.distributed.backend import Options
+        from zcomm.distributed.options import Options
 
         options: Any = Options()
     except ImportError:
@@ -97,7 +99,7 @@ def _torch_version() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
     try:
-        from zcomm.distributed.backend import _c10d
+        from zcomm.distributed.binding import _c10d
     except ImportError as error:
         return f"{running}; the torch.distributed backend is not usable: {error}"
     return f"{running} (zcomm was built for {_c10d.torch_version})"
@@ -136,66 +138,87 @@ def _gpu_facts() -> list[tuple[str, str]]:
     ]
 
 
+# The options of `bench`, named as those of nccl-tests where it has them.
+MinBytes = Annotated[str, typer.Option("-b", "--minbytes", help='Smallest size: "8", "64K", "1M".')]
+MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")]
+StepFactor = Annotated[int, typer.Option("-f", "--stepfactor", help="From one size to the next.")]
+StepBytes = Annotated[str | None, typer.Option("-i", "--stepbytes", help="A step instead of a factor.")]
+Iters = Annotated[int, typer.Option("-n", "--iters", help="Samples per size and launch.")]
+WarmupIters = Annotated[int, typer.Option("-w", "--warmup_iters", "--warmup-iters", help="Calls before.")]
+AggIters = Annotated[
+    int, typer.Option("-m", "--agg_iters", "--agg-iters", help="Calls per sample; 0: enough to time them well.")
+]
+DataType = Annotated[str, typer.Option("-d", "--datatype", help="float, bfloat16 or half.")]
+Op = Annotated[str, typer.Option("-o", "--op", help="sum or avg.")]
+Check = Annotated[bool, typer.Option(help="Compare with the result in float64.")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda: ranks share the GPUs if there are fewer.")]
+Backends = Annotated[
+    str | None,
+    typer.Option(
+        help="gloo, zcomm, exact_all_to_all, naive; zcomm=FORMAT and naive=FORMAT, too; by commas. "
+        "gloo,zcomm by default. On cuda: nccl, zcomm, exact_all_to_all; nccl,zcomm by default."
+    ),
+]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help='Limit of each node\'s link: "1gbit", "unlimited"; "none": plain loopback. '
+        'By default "1gbit", on cuda "none".'
+    ),
+]
+Nodes = Annotated[str, typer.Option(help="Nodes x ranks per node.")]
+Seconds = Annotated[float, typer.Option(help="Bound for the samples of a size; 0: none.")]
+Launches = Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; medians over them.")]
+AllGather = Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')]
+ReduceScatter = Annotated[str | None, typer.Option(help='"INSIDE/BETWEEN", "int8:128/int4:128".')]
+AllReduce = Annotated[str | None, typer.Option(help="As --reduce-scatter, and by default the same.")]
+CompressedFrom = Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")]
+ChunkBytes = Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")]
+Json = Annotated[Path | None, typer.Option("-J", "--json", help="Write the report to this file.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")]
+
+
 @app.command("bench")
 def run_bench(
     collective: Annotated[Collective, typer.Argument(help="What to measure.")],
-    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help='Smallest size: "8", "64K", "1M".')] = "64K",
-    maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "16M",
-    stepfactor: Annotated[int, typer.Option("-f", "--stepfactor", help="From one size to the next.")] = 4,
-    stepbytes: Annotated[str | None, typer.Option("-i", "--stepbytes", help="A step instead of a factor.")] = None,
-    iters: Annotated[int, typer.Option("-n", "--iters", help="Samples per size and launch.")] = 20,
-    warmup_iters: Annotated[int, typer.Option("-w", "--warmup_iters", "--warmup-iters", help="Calls before.")] = 5,
-    agg_iters: Annotated[
-        int, typer.Option("-m", "--agg_iters", "--agg-iters", help="Calls per sample; 0: enough to time them well.")
-    ] = 0,
-    datatype: Annotated[str, typer.Option("-d", "--datatype", help="float, bfloat16 or half.")] = "float",
-    op: Annotated[str, typer.Option("-o", "--op", help="sum or avg.")] = "sum",
-    check: Annotated[bool, typer.Option(help="Compare with the result in float64.")] = True,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: ranks share the GPUs if there are fewer.")] = "cpu",
-    backends: Annotated[
-        str | None,
-        typer.Option(
-            help="gloo, zcomm, exact_all_to_all, naive; zcomm=FORMAT and naive=FORMAT, too; by commas. "
-            "gloo,zcomm by default. On cuda: nccl, zcomm, exact_all_to_all; nccl,zcomm by default."
-        ),
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help='Limit of each node\'s link: "1gbit", "unlimited"; "none": plain loopback. '
-            'By default "1gbit", on cuda "none".'
-        ),
-    ] = None,
-    nodes: Annotated[str, typer.Option(help="Nodes x ranks per node.")] = "4x1",
-    seconds: Annotated[float, typer.Option(help="Bound for the samples of a size; 0: none.")] = 0,
-    launches: Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; medians over them.")] = 1,
-    all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')] = None,
-    reduce_scatter: Annotated[str | None, typer.Option(help='"INSIDE/BETWEEN", "int8:128/int4:128".')] = None,
-    all_reduce: Annotated[str | None, typer.Option(help="As --reduce-scatter, and by default the same.")] = None,
-    min_bytes: Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")] = None,
-    chunk_bytes: Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")] = None,
-    json: Annotated[Path | None, typer.Option("-J", "--json", help="Write the report to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")] = None,
+    minbytes: MinBytes = "64K",
+    maxbytes: MaxBytes = "16M",
+    stepfactor: StepFactor = 4,
+    stepbytes: StepBytes = None,
+    iters: Iters = 20,
+    warmup_iters: WarmupIters = 5,
+    agg_iters: AggIters = 0,
+    datatype: DataType = "float",
+    op: Op = "sum",
+    check: Check = True,
+    device: Device = "cpu",
+    backends: Backends = None,
+    link: Link = None,
+    nodes: Nodes = "4x1",
+    seconds: Seconds = 0,
+    launches: Launches = 1,
+    all_gather: AllGather = None,
+    reduce_scatter: ReduceScatter = None,
+    all_reduce: AllReduce = None,
+    min_bytes: CompressedFrom = None,
+    chunk_bytes: ChunkBytes = None,
+    json: Json = None,
+    plot: Plot = None,
 ) -> None:
     """Measure a collective over several backends side by side, with the options and columns of nccl-tests."""
     if link is None:
-        link = bench.NO_LAB if device == "cuda" else "1gbit"
+        link = NO_LAB if device == "cuda" else "1gbit"
     if backends is None:
         backends = "nccl,zcomm" if device == "cuda" else "gloo,zcomm"
-    lab = [] if device == "cuda" and link == bench.NO_LAB else ["pyroute2"]
+    lab = [] if device == "cuda" and link == NO_LAB else ["pyroute2"]
     need("torch", *lab, *(["matplotlib"] if plot else []))
-    fields = {
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_reduce": all_reduce,
-        "min_bytes": min_bytes,
-        "chunk_bytes": chunk_bytes,
-    }
-    step = None if stepbytes is None else checked(bench.parse_size, stepbytes)
+    given = (all_gather, reduce_scatter, all_reduce, min_bytes, chunk_bytes)
+    fields = dict(zip(("all_gather", "reduce_scatter", "all_reduce", "min_bytes", "chunk_bytes"), given, strict=True))
+    step = None if stepbytes is None else checked(parse_size, stepbytes)
     try:
-        spec = bench.Spec(
+        spec = Spec(
             collective=collective.value,
-            sizes=bench.sweep(bench.parse_size(minbytes), bench.parse_size(maxbytes), stepfactor, step),
+            sizes=sweep(parse_size(minbytes), parse_size(maxbytes), stepfactor, step),
             backends=backends.split(","),
             dtype=datatype,
             op=op,
@@ -215,16 +238,16 @@ def run_bench(
     measure(spec, json, plot)
 
 
-def measure(spec: bench.Spec, json: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
+def measure(spec: Spec, json: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
     """Run a spec with a table that grows, and keep what comes out."""
     with bench_report.LiveTable(spec.title) as live:
         try:
-            report = bench.run(spec, live.update)
+            report = run_benchmark(spec, live.update)
         except (network.RankFailed, gpus.NoGpu) as error:
             raise SystemExit(str(error)) from None
         live.finish(report)
     if json is not None:
-        bench.save(report, json)
+        report_file.save(report, json)
     if plot is not None:
         bench_report.plot({"": report}, plot)
     return report
@@ -236,7 +259,7 @@ def overhead(
 ) -> None:
     """Measure what the backend adds to a call that it leaves exact, in microseconds of the caller's processor time."""
     need("torch", "pyroute2")
-    bench_report.show_overhead(bench.measure_overhead(batch))
+    bench_report.show_overhead(measure_overhead(batch))
 
 
 @app.command()
@@ -247,7 +270,7 @@ def plot(
     """Draw bandwidth and time against message size."""
     need("matplotlib")
     try:
-        reports = {file.stem: bench.load(file) for file in files}
+        reports = {file.stem: report_file.load(file) for file in files}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     bench_report.plot(reports, output)

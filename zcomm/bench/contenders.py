@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-from zcomm.bench.run import Spec, parse_backend
+from zcomm.bench.spec import Spec, parse_backend
 
 Group: TypeAlias = "dist.ProcessGroup"
 Pack = Callable[[torch.Tensor], torch.Tensor]

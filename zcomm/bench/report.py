@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zcomm.bench.run import Spec
+from zcomm.bench.spec import Spec
 from zcomm.lab import network
 
 WIDTH = 176  # columns of the table where there is no terminal to fit

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import zcomm
 from zcomm.bench import gpu_clock
 from zcomm.bench.contenders import Contender, Problem, Zcomm, make_contenders
-from zcomm.bench.run import NO_LAB, OVERHEAD_BATCHES, Spec
+from zcomm.bench.spec import NO_LAB, OVERHEAD_BATCHES, Spec
 from zcomm.distributed.stats import CollectiveStats
 from zcomm.lab import gpus, network
 

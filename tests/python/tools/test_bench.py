@@ -14,8 +14,9 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from zcomm.bench import report as bench_report
-from zcomm.bench import run as bench
-from zcomm.bench.run import Spec, algbw, bus_factor, parse_backend, parse_size, shard_elements, sweep
+from zcomm.bench import report_file
+from zcomm.bench.run import FIGURES, merge
+from zcomm.bench.spec import Spec, algbw, bus_factor, parse_backend, parse_size, shard_elements, sweep
 from zcomm.cli import app
 
 needs_ranks = pytest.mark.skipif(
@@ -24,7 +25,7 @@ needs_ranks = pytest.mark.skipif(
 )
 RECORD_KEYS = {
     *("size", "count", "type", "redop", "backend", "format", "exact_reason", "algbw", "busbw", "ratio", "link_busy"),
-    *("launch_medians_us", *bench.FIGURES),
+    *("launch_medians_us", *FIGURES),
 }
 
 
@@ -92,7 +93,7 @@ def test_a_spec_refuses_what_cannot_be_run(wrong: dict[str, object], message: st
 
 def sample(**changes: object) -> dict[str, object]:
     """What a rank reports of a size: 1 MB gathered by 4 ranks in 10 ms."""
-    figures: dict[str, object] = dict.fromkeys(bench.FIGURES)
+    figures: dict[str, object] = dict.fromkeys(FIGURES)
     figures |= {"median_us": 10_000.0, "min_us": 9_000.0, "p90_us": 12_000.0, "speedup": 1.0, "calls": 1}
     known = {"size": 1_000_000, "count": 62_500, "backend": "gloo", "format": "exact", "exact_reason": None}
     return {**known, **figures, **changes}
@@ -101,7 +102,7 @@ def sample(**changes: object) -> dict[str, object]:
 def test_records_merge_launches() -> None:
     spec = Spec("all_gather", [1_000_000], nodes="4x1", link="1gbit", launches=3)
     samples = [sample(median_us=us, wire_bytes=250_000, link_bytes=500_000) for us in (8_000.0, 10_000.0, 30_000.0)]
-    record = bench._merge(spec, samples)
+    record = merge(spec, samples)
     assert record.keys() == RECORD_KEYS
     assert record["median_us"] == 10_000.0
     assert record["launch_medians_us"] == [8_000.0, 10_000.0, 30_000.0]
@@ -116,23 +117,23 @@ def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
     spec = Spec("all_gather", [1 << 10, 1 << 20], backends=["gloo", "zcomm"])
     samples = [sample(size=size, backend=name) for size in spec.sizes for name in spec.backends]
     report = {
-        "schema": bench.SCHEMA,
+        "schema": report_file.SCHEMA,
         "command": [],
-        "machine": bench.machine(),
+        "machine": report_file.machine(),
         "note": "",
         "config": dataclasses.asdict(spec),
-        "results": [bench._merge(spec, [one]) for one in samples],
+        "results": [merge(spec, [one]) for one in samples],
     }
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     for file in files:
-        bench.save(report, file)
-    assert bench.load(files[0]) == report
+        report_file.save(report, file)
+    assert report_file.load(files[0]) == report
     done = CliRunner().invoke(app, ["plot", *map(str, files), "-o", str(tmp_path / "plot.png")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     files[1].write_text("[]")
     with pytest.raises(ValueError, match="not a report"):
-        bench.load(files[1])
+        report_file.load(files[1])
 
 
 def test_short_sizes() -> None:
@@ -177,7 +178,7 @@ def test_a_small_run(tmp_path: Path) -> None:
     sizes = "-b 8 -e 8K -f 1024 --min-bytes 4096 -d bfloat16 -o avg --reduce-scatter int8:128"
     done = CliRunner().invoke(app, ["bench", "reduce_scatter", *options.split(), *sizes.split(), "--json", str(file)])
     assert done.exit_code == 0, done.output
-    report = bench.load(file)
+    report = report_file.load(file)
     assert report.keys() == {"schema", "command", "machine", "note", "config", "results"}
     assert json.dumps(report["config"]["sizes"]) == "[8, 8192]"
     records = report["results"]

@@ -20,13 +20,13 @@ pytest.importorskip("typer")
 import torch
 from typer.testing import CliRunner
 
-from zcomm.bench import gpu_clock
+from zcomm.bench import gpu_clock, report_file
 from zcomm.bench import report as bench_report
-from zcomm.bench import run as bench
 from zcomm.bench.contenders import Problem
-from zcomm.bench.run import Spec, parse_backend
+from zcomm.bench.run import FIGURES, launch_ranks, merge, run_benchmark
+from zcomm.bench.spec import COLLECTIVES, Spec, parse_backend
 from zcomm.cli import app
-from zcomm.lab import gpus
+from zcomm.lab import gpus, network
 
 BENCH = Path(__file__).parents[3] / "bench"
 MACHINE = {"gpu": "NVIDIA H200", "num_gpus": 1}
@@ -83,40 +83,40 @@ def test_ranks_on_gpus_need_no_network_lab(monkeypatch: pytest.MonkeyPatch) -> N
         given.append(fields)
         return dataclasses.make_dataclass("Result", ["note"])("")
 
-    monkeypatch.setattr(bench.network, "launch", launch)
+    monkeypatch.setattr(network, "launch", launch)
     for device, link, isolate in (("cuda", "none", False), ("cuda", "1gbit", True), ("cpu", "none", True)):
         backends = ["nccl" if device == "cuda" else "gloo"]
         spec = Spec("all_gather", [8], backends=backends, device=device, link=link, nodes="2x1")
-        bench.launch_ranks(spec, [], print)
+        launch_ranks(spec, [], print)
         assert given[-1]["isolate"] is isolate, (device, link)
-    assert bench.network.NetLab(2, isolate=False).note == ""
+    assert network.NetLab(2, isolate=False).note == ""
 
 
 def record(spec: Spec, backend: str) -> dict[str, Any]:
     sample = {"size": 1 << 20, "count": 1 << 18, "backend": backend, "format": "exact", "exact_reason": None}
     figures = {
-        **dict.fromkeys(bench.FIGURES),
+        **dict.fromkeys(FIGURES),
         "median_us": 1e4,
         "min_us": 9e3,
         "p90_us": 1.1e4,
         "speedup": 1.0,
         "calls": 1,
     }
-    return bench._merge(spec, [{**sample, **figures}])
+    return merge(spec, [{**sample, **figures}])
 
 
 def test_a_report_says_that_ranks_shared_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(gpus, "facts", lambda: MACHINE)
-    monkeypatch.setattr(bench, "launch_ranks", lambda spec, arguments, take: "")
+    monkeypatch.setattr("zcomm.bench.run.launch_ranks", lambda spec, arguments, take: "")
     spec = Spec("all_gather", [1 << 20], backends=["nccl", "zcomm"], device="cuda", link="none", nodes="2x1")
-    report = bench.run(spec)
+    report = run_benchmark(spec)
     assert report["machine"]["gpu"] == "NVIDIA H200"
     assert "2 ranks share one NVIDIA H200" in report["note"] and "sockets" in report["note"]
     assert "on GPUs" in spec.title
     report["results"] = [record(spec, backend) for backend in spec.backends]
-    bench.save(report, tmp_path / "report.json")
-    assert bench.load(tmp_path / "report.json") == report
+    report_file.save(report, tmp_path / "report.json")
+    assert report_file.load(tmp_path / "report.json") == report
     bench_report.plot({"": report}, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -137,12 +137,12 @@ def test_without_a_gpu_the_command_says_so(arguments: list[str]) -> None:
 def test_seconds_bound_the_samples() -> None:
     """Of a size: three are taken however long they take."""
     spec = Spec("all_gather", [1 << 20], nodes="2x1", link="none", iters=1000, warmup=1, calls=1, seconds=1e-4)
-    report = bench.run(spec)
+    report = run_benchmark(spec)
     assert [row["backend"] for row in report["results"]] == ["gloo", "zcomm"]
     assert all(row["calls"] == 1 and row["median_us"] > 0 for row in report["results"])
 
 
-@pytest.mark.parametrize("collective", bench.COLLECTIVES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("shape", [(4, 4), (4, 2), (4, 1), (2, 1), (2, 2)], ids=str)
 def test_the_codecs_part_of_a_collective(
     collective: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,60 @@
+"""The files that hold a report of the benchmark, and the machine that it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from zcomm._version import __version__
+
+SCHEMA = "zcomm-bench/1"
+
+
+def save(report: dict[str, Any], path: Path) -> None:
+    """Write a report as JSON."""
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a report. Raises ValueError if the file is something else."""
+    report = json.loads(path.read_text())
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a report of this benchmark ({SCHEMA})")
+    return report
+
+
+def machine() -> dict[str, Any]:
+    """Where a report comes from."""
+    return {
+        "zcomm": __version__,
+        "torch": _torch_version(),
+        "python": platform.python_version(),
+        "cpu": _first_match("/proc/cpuinfo", r"model name\s*:\s*(.*)") or platform.processor(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "tcp_congestion_control": _first_match("/proc/sys/net/ipv4/tcp_congestion_control", r"(\w+)"),
+        "load_average": os.getloadavg()[0],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _torch_version() -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_match(path: str, pattern: str) -> str | None:
+    try:
+        match = re.search(pattern, Path(path).read_text())
+    except OSError:
+        return None
+    return match[1].strip() if match else None

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from zcomm.distributed.backend import backend_of
+from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
 

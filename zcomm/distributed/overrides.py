@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zcomm.distributed.backend import _c10d, backend_of, living_backends
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of, living_backends
 
 
 class override:

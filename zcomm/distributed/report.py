@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zcomm._version import __version__
-from zcomm.distributed.backend import backend_of
+from zcomm.distributed.groups import backend_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 # The rule that report() advises by.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zcomm.distributed.backend import backend_of
+from zcomm.distributed.groups import backend_of
 
 
 @dataclass

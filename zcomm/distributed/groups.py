@@ -1,0 +1,55 @@
+"""The groups of this process that have the backend "zcomm"."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+import torch.distributed as dist
+
+from zcomm.distributed.binding import _c10d
+
+_living: dict[object, Any] = {}  # until they are shut down; torch holds groups in C++ alone, so weak ones would be dead
+
+
+def register(key: object, backend: Any) -> None:
+    """Keeps ``backend`` until ``forget(key)``."""
+    _living[key] = backend
+
+
+def forget(key: object) -> Any:
+    """The backend that was registered as ``key``; None if it is forgotten already."""
+    return _living.pop(key, None)
+
+
+def is_over(key: object) -> bool:
+    """Whether the backend was aborted, or shut down."""
+    backend = _living.get(key)
+    return backend is None or backend.is_aborted
+
+
+def backend_of(group: dist.ProcessGroup | None = None) -> Any:
+    """The zcomm backend of ``group`` (default: the world). Raises ValueError if it has none."""
+    group = group if group is not None else dist.group.WORLD
+    if group is None:
+        raise ValueError("group: torch.distributed is not initialized")
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, _c10d.ProcessGroup):
+            return backend
+    raise ValueError("group: it was not made with the backend 'zcomm'")
+
+
+def living_backends() -> list[Any]:
+    """Of all groups that this process has not ended. Raises ValueError if there is none."""
+    if not _living:
+        raise ValueError("group: no process group has the backend 'zcomm'")
+    return list(_living.values())
+
+
+@atexit.register
+def _shut_down_all() -> None:
+    # A group that nobody destroyed has a thread that may need the interpreter, which is about to go.
+    for backend in list(_living.values()):
+        backend.shutdown()

@@ -5,42 +5,55 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from zcomm.distributed.backend import _c10d, backend_of
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
+from zcomm.fsdp import _fsdp2
 
 _log = logging.getLogger("zcomm")
 
 #: How many elements of a shard travel in which format, from its first element on.
 Segments = list[tuple[int, str]]
 
-#: After the format of an all-gather: what travels is the difference to what an earlier gather has left.
-DIFFERENCE = ":difference"
+
+@dataclass(frozen=True)
+class GatherCall:
+    """One all-gather of FSDP2. ``segments``: what the shard travels in; None: it is left exact."""
+
+    output: torch.Tensor
+    shard: torch.Tensor
+    group: dist.ProcessGroup
+    backend: Any
+    segments: Segments | None
+    async_op: bool
 
 
+class GatherStrategy(Protocol):
+    """How the gathers of a parameter group are made. Both methods have the meaning that FSDP2 gives them."""
+
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+
+    def gather(self, call: GatherCall) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
 class Rule:
     """The formats of one parameter group. ``exempt`` says of each of its parameters if it travels as it is. Formats
-    are those of the process group where None."""
+    are those of the process group where None. ``difference``: weights travel as the change since the last gather."""
 
-    def __init__(
-        self,
-        all_gather: str | None,
-        reduce_scatter: str | None,
-        exempt: Sequence[bool],
-        error_feedback: ErrorFeedback | None,
-    ) -> None:
-        self.difference = all_gather is not None and all_gather.endswith(DIFFERENCE)
-        self.all_gather = all_gather.removesuffix(DIFFERENCE) if all_gather is not None else None
-        self.reduce_scatter = reduce_scatter
-        self.exempt = exempt
-        self.error_feedback = error_feedback
+    all_gather: str | None
+    reduce_scatter: str | None
+    difference: bool
+    exempt: Sequence[bool]
+    error_feedback: ErrorFeedback | None
 
     def segments(self, format: str, numels: Sequence[int], which: Sequence[int]) -> Segments | None:
         """Of a shard that holds the parameters ``which``, so many elements of each. None: all are exempt."""
@@ -56,62 +69,79 @@ class Rule:
 
 
 class Collectives:
-    """Those of one parameter group. With neither a rule nor a secondary shard they are what they were before."""
+    """Those of one parameter group. With neither a rule nor another strategy they are what they were before."""
 
     def __init__(self, name: str, path: str, param_group: Any) -> None:
         self.name = name
         self.path = path  # of the module, in the largest model that was seen; "" for that model itself
         self._residual_key = name
-        self.param_group = param_group
+        self._param_group = param_group
         self.rule: Rule | None = None
-        self.secondary: Any = None
-        self.resident: Resident | None = None  # where differences travel
         self.gathered = _c10d.Site(name, [])
-        self.gathered_inside = _c10d.Site(name, [])  # from secondary shards
         self.reduced = _c10d.Site(name, [])
-        self._previous = (param_group._all_gather_comm, param_group._reduce_scatter_comm)
         self._warned = False
-        param_group._all_gather_comm = _Gather(self, self._previous[0])
-        param_group._reduce_scatter_comm = _Reduce(self, self._previous[1])
+        self._previous = _fsdp2.collectives_of(param_group)
+        self.plain = Plain(self, self._previous[0])
+        self.strategy: GatherStrategy = self.plain
+        _fsdp2.set_collectives(param_group, _Gather(self), _Reduce(self, self._previous[1]))
+
+    @property
+    def params(self) -> Sequence[Any]:
+        """Of FSDP2: see _fsdp2."""
+        return _fsdp2.params_of(self._param_group)
 
     def set_rule(self, rule: Rule) -> None:
-        """Counts anew: what travels differently is not added up. See check()."""
+        """Counts anew: what travels differently is not added up. See check_difference()."""
         self.rule = rule
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
-        self.resident = Resident() if rule.difference else None
-        params = self.param_group.fsdp_params
-        lossy = [param for param, exempt in zip(params, rule.exempt, strict=True) if not exempt]
-        names = {id(param): self._name_of(param) for param in lossy}
+        if rule.difference:
+            self.strategy = Differences(self)
+        elif isinstance(self.strategy, Differences):
+            self.strategy = self.plain
+        lossy = [param for param, exempt in zip(self.params, rule.exempt, strict=True) if not exempt]
+        names = {id(param): _fsdp2.name_of(self._param_group, param) for param in lossy}
         self.gathered = _c10d.Site(self.name, [names[id(param)] for param in lossy])
-        with_gradient = [param for param in lossy if param.sharded_param.requires_grad]
-        self.reduced = _c10d.Site(self.name, [names[id(param)] for param in with_gradient])
+        self.reduced = _c10d.Site(self.name, [names[id(param)] for param in lossy if _fsdp2.requires_grad(param)])
 
-    def _name_of(self, param: Any) -> str:
-        info = param._module_info
-        for module in self.param_group.modules:
-            for prefix, inner in module.named_modules():
-                if inner is info.module:
-                    return f"{prefix}.{info.param_name}" if prefix else str(info.param_name)
-        return str(info.param_name)
+    def drop_rule(self, rule: Rule) -> None:
+        """Takes ``rule`` back, if it is still the last one."""
+        if self.rule is rule:
+            self.rule = None
+            if rule.difference:
+                self.strategy = self.plain
+            self._release()
 
-    def check(self, difference: bool, secondary: bool) -> None:
-        if difference and secondary:
+    def drop_strategy(self, strategy: GatherStrategy) -> None:
+        """Takes ``strategy`` back, if it is still the last one."""
+        if self.strategy is strategy:
+            self.strategy = self.plain
+            self._release()
+
+    def check_difference(self) -> None:
+        """Raises ValueError if differences cannot travel."""
+        if not isinstance(self.strategy, Plain | Differences):
+            raise self.not_both()
+        if _fsdp2.gathers_from_two_meshes(self._param_group):
             raise ValueError(
-                f"all_gather: {self.name} has a secondary shard, which keeps whole weights: '{DIFFERENCE}' needs "
-                "one of the two"
-            )
-        after_forward = self.param_group.post_forward_mesh_info
-        if difference and after_forward not in (None, self.param_group.mesh_info):
-            raise ValueError(
-                f"all_gather: {self.name} gathers from two meshes, as reshard_after_forward is an integer: "
-                f"'{DIFFERENCE}' needs it to be False or True"
+                f"difference: {self.name} gathers from two meshes, as reshard_after_forward is an integer: "
+                "it needs to be False or True"
             )
 
-    def release(self) -> None:
+    def not_both(self) -> ValueError:
+        return ValueError(
+            f"difference: {self.name} has a secondary shard, which keeps whole weights: a module has differences or a "
+            "secondary shard"
+        )
+
+    def resident_bytes(self) -> int:
+        """Kept for differences."""
+        return self.strategy.memory_bytes() if isinstance(self.strategy, Differences) else 0
+
+    def _release(self) -> None:
         """Gives FSDP2 its own collectives back once nothing is set any more."""
-        if self.rule is None and self.secondary is None:
-            self.param_group._all_gather_comm, self.param_group._reduce_scatter_comm = self._previous
+        if self.rule is None and self.strategy is self.plain:
+            _fsdp2.set_collectives(self._param_group, *self._previous)
 
     def gather_segments(self, output: torch.Tensor, shard: torch.Tensor, backend: Any) -> Segments | None:
         """None: the gather is left exact."""
@@ -121,14 +151,13 @@ class Collectives:
             return None
         if rule is None:
             return [(shard.numel(), format)]
-        params = self.param_group.fsdp_params
-        numels = [_gathered_data(param).numel() for param in params]
+        numels = [_fsdp2.gathered_elements(param) for param in self.params]
         if sum(numels) != shard.numel():
             self._warn(
                 f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are", backend
             )
             return None
-        return rule.segments(format, numels, range(len(params)))
+        return rule.segments(format, numels, range(len(numels)))
 
     def reduce_segments(self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Any) -> Segments | None:
         """None: the reduce-scatter is left exact."""
@@ -137,9 +166,9 @@ class Collectives:
         formats = backend.reduce_format(output, whole, op, rule.reduce_scatter or "")
         if formats == "exact":
             return None
-        params = self.param_group.fsdp_params
-        which = [index for index, param in enumerate(params) if param.sharded_param.requires_grad]
-        numels = [params[index].padded_sharded_param_size.numel() for index in which]
+        params = self.params
+        which = [index for index, param in enumerate(params) if _fsdp2.requires_grad(param)]
+        numels = [_fsdp2.reduced_elements(params[index]) for index in which]
         if sum(numels) != output.numel():
             self._warn(
                 f"has gradients for some of its parameters only ({output.numel()} elements of {sum(numels)}), and "
@@ -169,73 +198,74 @@ class Collectives:
             _log.warning("%s %s: left exact", self.name, what)
 
 
-class Resident:
-    """What the gathers of a module leave on this rank, for the next one to send differences to."""
+class Plain:
+    """A gather in the formats of the rule, or of the process group."""
 
-    def __init__(self) -> None:
-        self._whole: torch.Tensor | None = None
-        self.own: torch.Tensor | None = None  # what other ranks hold of this rank's shard
-
-    def whole(self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if self._whole is None or (self._whole.shape, self._whole.dtype, self._whole.device) != (size, dtype, device):
-            self._whole = torch.empty(size, dtype=dtype, device=device)
-            self.own = None
-        return self._whole
-
-    def is_filled(self, shard: torch.Tensor) -> bool:
-        return self.own is not None and self.own.shape == shard.shape
-
-    def fill(self, shard: torch.Tensor) -> None:
-        self.own = shard.clone()
-
-    def memory_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self._whole, self.own) if tensor is not None)
-
-
-class _Gather(AllGather):  # type: ignore[misc,unused-ignore]
-    def __init__(self, owner: Collectives, previous: AllGather) -> None:
+    def __init__(self, owner: Collectives, previous: _fsdp2.AllGather) -> None:
         self._owner = owner
         self._previous = previous
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if self._owner.resident is not None:
-            return self._owner.resident.whole(tuple(size), dtype, device)
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._previous.allocate(size, dtype=dtype, device=device)
+
+    def gather(self, call: GatherCall) -> Any:
+        if call.segments is None:
+            with _left_exact(self._owner.rule is not None, "all_gather"):
+                return self._previous(call.output, call.shard, call.group, call.async_op)
+        work = call.backend.all_gather_segments(
+            call.output, call.shard, call.segments, None, None, self._owner.gathered, call.async_op
+        )
+        return finished(work, call.async_op)
+
+
+class Differences:
+    """Gathers that send the change since the one before, whose result each rank keeps."""
+
+    def __init__(self, owner: Collectives) -> None:
+        self._owner = owner
+        self._whole: torch.Tensor | None = None
+        self._own: torch.Tensor | None = None  # what other ranks hold of this rank's shard
+
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        wanted = (tuple(size), dtype, device)
+        if self._whole is None or (self._whole.shape, self._whole.dtype, self._whole.device) != wanted:
+            self._whole = torch.empty(wanted[0], dtype=dtype, device=device)
+            self._own = None
+        return self._whole
+
+    def gather(self, call: GatherCall) -> Any:
+        if call.segments is None or self._own is None or self._own.shape != call.shard.shape:
+            with override(all_gather="exact"):
+                work = dist.all_gather_into_tensor(call.output, call.shard, group=call.group, async_op=True)
+            self._own = call.shard.clone()
+        else:
+            work = call.backend.all_gather_segments(
+                call.output, call.shard, call.segments, None, self._own, self._owner.gathered, call.async_op
+            )
+        return finished(work, call.async_op)
+
+    def memory_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self._whole, self._own) if tensor is not None)
+
+
+class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
+    def __init__(self, owner: Collectives) -> None:
+        self.owner = owner
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.owner.strategy.allocate(size, dtype, device)
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
-        owner = self._owner
         backend = backend_of(group)
-        segments = owner.gather_segments(output_tensor, input_tensor, backend)
-        resident = owner.resident
-        if resident is not None and (segments is None or not resident.is_filled(input_tensor)):
-            with override(all_gather="exact"):
-                work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
-            resident.fill(input_tensor)
-            return _finished(work, async_op)
-        if resident is not None:
-            work = backend.all_gather_segments(
-                output_tensor, input_tensor, segments, None, resident.own, owner.gathered, async_op
-            )
-            return _finished(work, async_op)
-        if segments is None:
-            if owner.secondary is not None:
-                owner.secondary.gathers_plain += 1
-            with _left_exact(owner.rule is not None, "all_gather"):
-                return self._previous(output_tensor, input_tensor, group, async_op)
-        work = None
-        if owner.secondary is not None:
-            work = owner.secondary.gather(output_tensor, input_tensor, segments, backend, async_op)
-        if work is None:
-            work = backend.all_gather_segments(
-                output_tensor, input_tensor, segments, None, None, owner.gathered, async_op
-            )
-        return _finished(work, async_op)
+        segments = self.owner.gather_segments(output_tensor, input_tensor, backend)
+        call = GatherCall(output_tensor, input_tensor, group, backend, segments, async_op)
+        return self.owner.strategy.gather(call)
 
 
-class _Reduce(ReduceScatter):  # type: ignore[misc,unused-ignore]
-    def __init__(self, owner: Collectives, previous: ReduceScatter) -> None:
+class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
+    def __init__(self, owner: Collectives, previous: _fsdp2.ReduceScatter) -> None:
         self._owner = owner
         self._previous = previous
 
@@ -262,7 +292,7 @@ class _Reduce(ReduceScatter):  # type: ignore[misc,unused-ignore]
         work = backend.reduce_scatter_segments(
             output_tensor, input_tensor, op, segments, feedback, owner.reduced, async_op
         )
-        return _finished(work, async_op)
+        return finished(work, async_op)
 
 
 def _left_exact(has_rule: bool, collective: str) -> Any:
@@ -270,18 +300,12 @@ def _left_exact(has_rule: bool, collective: str) -> Any:
     return override(**{collective: "exact"}) if has_rule else contextlib.nullcontext()
 
 
-def _finished(work: Any, async_op: bool) -> Any:
+def finished(work: Any, async_op: bool) -> Any:
+    """What FSDP2 expects of a call: its work, or None once it is done."""
     if async_op:
         return work
     work.wait()
     return None
-
-
-def _gathered_data(param: Any) -> torch.Tensor:
-    data: torch.Tensor = (
-        param._sharded_param_data if param.sharded_state.name == "SHARDED" else param._sharded_post_forward_param_data
-    )
-    return data
 
 
 def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
@@ -289,15 +313,12 @@ def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12
-        if groups is None:
-            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        groups = _fsdp2.groups_of(module)
         for number, param_group in enumerate(groups):
             full_name = (name or type(module).__name__) + (f"[{number}]" if len(groups) > 1 else "")
-            current = param_group._all_gather_comm
+            current = _fsdp2.collectives_of(param_group)[0]
             if isinstance(current, _Gather):
-                owner = current._owner
+                owner = current.owner
                 if len(name) > len(owner.path):  # a larger model has it
                     owner.name, owner.path = full_name, name
                 yield owner

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from zcomm.distributed.backend import _c10d
+from zcomm.distributed.binding import _c10d
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp.collectives import DIFFERENCE, Collectives, Rule, collectives_of
+from zcomm.fsdp import _fsdp2
+from zcomm.fsdp.collectives import Collectives, Rule, collectives_of
 
 #: Which parameters: a pattern for their names (``"*.norm.*"``, as in fnmatch), a type of module that holds them, or a
 #: function of a name and a parameter, whose shape is that of the whole parameter.
 Selector: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Parameter], bool]"
+
+
+_OLD_SUFFIX = ":difference"  # of all_gather, in place of difference=True; until the next release
 
 
 def one_dimensional(name: str, parameter: nn.Parameter) -> bool:
@@ -35,6 +40,7 @@ class ModuleTraffic:
 
     all_gather: str  #: the format; "" is the process group's
     reduce_scatter: str
+    difference: bool  #: the weights travel as the change since the last gather
     elements: int  #: of all its parameters
     exempt_elements: int  #: of them, those that travel as they are
     gathers: int = 0
@@ -43,7 +49,7 @@ class ModuleTraffic:
     reduces: int = 0
     reduced_inside_bytes: int = 0
     reduced_between_bytes: int = 0
-    resident_bytes: int = 0  #: kept for ":difference"
+    resident_bytes: int = 0  #: kept for ``difference``
 
 
 def compress(
@@ -51,6 +57,7 @@ def compress(
     *,
     all_gather: str | None = None,
     reduce_scatter: str | None = None,
+    difference: bool = False,
     exempt: Sequence[Selector] = (one_dimensional,),
     error_feedback: ErrorFeedback | None = None,
 ) -> Compression:
@@ -64,20 +71,26 @@ def compress(
     ``zcomm.exact()`` and ``zcomm.override()`` have the last word. All ranks must make the same calls.
 
     Args:
-        all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group. With
-            ``":difference"`` after it what travels is the change since the last gather, and each rank keeps what that
-            has left, whole: for modules that do not reshard after the forward pass. The first gather is exact.
+        all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group.
         reduce_scatter: formats of the gradients, ``"INSIDE/BETWEEN"`` nodes; default: those of the process group.
+        difference: the weights travel as the change since the last gather, in the format of ``all_gather``, and each
+            rank keeps the gathered weights whole: for modules that do not reshard after the forward pass. The first
+            gather is exact.
         exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none. Of
             a parameter that several modules share any of its names counts.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
 
     Raises:
         ValueError: a format is unknown; no module of ``model`` is sharded by FSDP2; a pattern or type selects nothing;
-            ``":difference"`` of a module with a secondary shard, or with an integer for ``reshard_after_forward``.
+            ``difference`` for a module with a secondary shard, or with an integer for ``reshard_after_forward``.
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
-    fields = {"all_gather": all_gather and all_gather.removesuffix(DIFFERENCE), "reduce_scatter": reduce_scatter}
+    if all_gather is not None and all_gather.endswith(_OLD_SUFFIX):
+        warnings.warn(
+            f"all_gather={all_gather!r}: '{_OLD_SUFFIX}' is deprecated, pass difference=True", DeprecationWarning, 2
+        )
+        all_gather, difference = all_gather.removesuffix(_OLD_SUFFIX), True
+    fields = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
     _c10d.PolicyOverride(**{name: value for name, value in fields.items() if value is not None})  # checks them
     if isinstance(exempt, str) or not isinstance(exempt, Sequence):
         raise ValueError(f"exempt: got {exempt!r}, need a sequence of patterns, types of modules, or functions")
@@ -87,10 +100,10 @@ def compress(
         raise ValueError("model: fully_shard was applied to no module of it that has parameters")
     rules = {}
     for group in groups:
-        params = group.param_group.fsdp_params
-        flags = [not selected.isdisjoint(_places(param._module_info)) for param in params]
-        rules[group] = Rule(all_gather, reduce_scatter, flags, error_feedback)
-        group.check(rules[group].difference, group.secondary is not None)
+        flags = [not selected.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
+        rules[group] = Rule(all_gather, reduce_scatter, difference, flags, error_feedback)
+        if difference:
+            group.check_difference()
     for group, rule in rules.items():
         group.set_rule(rule)
     return Compression(rules)
@@ -105,10 +118,7 @@ class Compression:
     def disable(self) -> None:
         """Formats as those of the process group, where no later call has set others."""
         for group, rule in self._rules.items():
-            if group.rule is rule:
-                group.rule = None
-                group.resident = None
-                group.release()
+            group.drop_rule(rule)
         self._rules = {}
 
     def stats(self) -> dict[str, ModuleTraffic]:
@@ -117,7 +127,7 @@ class Compression:
 
     def __str__(self) -> str:
         rows = [
-            f"{name}: all_gather {one.all_gather or 'as the group'}, reduce_scatter "
+            f"{name}: all_gather {one.all_gather or 'as the group'}{', difference' * one.difference}, reduce_scatter "
             f"{one.reduce_scatter or 'as the group'}, {one.exempt_elements} of {one.elements} elements as they are"
             for name, one in self.stats().items()
         ]
@@ -125,10 +135,11 @@ class Compression:
 
 
 def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
-    numels = [param._orig_size.numel() for param in group.param_group.fsdp_params]
+    numels = [_fsdp2.num_elements(param) for param in group.params]
     return ModuleTraffic(
-        all_gather=(rule.all_gather or "") + (DIFFERENCE if rule.difference else ""),
+        all_gather=rule.all_gather or "",
         reduce_scatter=rule.reduce_scatter or "",
+        difference=rule.difference,
         elements=sum(numels),
         exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
         gathers=group.gathered.calls,
@@ -137,14 +148,8 @@ def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
         reduces=group.reduced.calls,
         reduced_inside_bytes=group.reduced.inside_bytes,
         reduced_between_bytes=group.reduced.between_bytes,
-        resident_bytes=group.resident.memory_bytes() if group.resident else 0,
+        resident_bytes=group.resident_bytes(),
     )
-
-
-def _places(info: Any) -> set[tuple[int, str]]:
-    """Where FSDP2 puts a parameter: several modules may share it."""
-    modules, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
-    return {(id(module), name) for module, name in zip(modules, names, strict=True)}
 
 
 def _select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, str]]:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zcomm.fsdp.collectives import Collectives, Segments, collectives_of
+from zcomm.distributed.binding import _c10d
+from zcomm.fsdp import _fsdp2
+from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
 
 _log = logging.getLogger("zcomm")
 
@@ -78,24 +80,23 @@ class SecondaryShards:
     def _install(self) -> None:
         for group in collectives_of(self._model):
             if group not in self._shards:
-                group.check(group.resident is not None, True)
-                group.secondary = self._shards[group] = _Shard(self, group)
+                if isinstance(group.strategy, Differences):
+                    raise group.not_both()
+                group.strategy = self._shards[group] = _Shard(self, group)
 
     def disable(self) -> None:
         """Gather as before, and free the secondary shards."""
         for hook in self._hooks:
             hook.remove()
         for group, shard in self._shards.items():
-            if group.secondary is shard:
-                group.secondary = None
-                group.release()
+            group.drop_strategy(shard)
         self._shards.clear()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version.
         changed = {id(param) for param_group in optimizer.param_groups for param in param_group["params"]}
         for group, shard in self._shards.items():
-            if any(id(param.sharded_param) in changed for param in group.param_group.fsdp_params):
+            if any(_fsdp2.parameter_id(param) in changed for param in group.params):
                 shard.outdate()
 
     def invalidate(self) -> None:
@@ -111,7 +112,7 @@ class SecondaryShards:
         """By the name of the module."""
         return {group.name: shard.stats() for group, shard in self._shards.items()}
 
-    def _admit(self, name: str, num_bytes: int) -> bool:
+    def _reserve(self, name: str, num_bytes: int) -> bool:
         if self.max_bytes is not None and self._used_bytes + num_bytes > self.max_bytes:
             _log.warning(
                 "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
@@ -131,15 +132,26 @@ class _StepHook:
             shards._after_step(optimizer)
 
 
+@dataclass(frozen=True)
+class WeightsVersion:
+    """What a secondary shard was made of. Two that are equal are of the same weights, in the same message."""
+
+    params: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    num_elements: int
+    segments: tuple[tuple[int, str], ...]
+
+
 class _Shard:
-    """The secondary shard of one parameter group."""
+    """The secondary shard of one parameter group, from which it gathers where it can."""
 
     def __init__(self, owner: SecondaryShards, group: Collectives) -> None:
         self._owner = owner
         self._group = group
+        self._inside = _c10d.Site(group.name, [])
         self._kept: torch.Tensor | None = None
-        self._state: list[Any] | None = None  # of the weights that are kept
-        self._admitted: bool | None = None
+        self._kept_version: WeightsVersion | None = None  # of the weights that are kept
+        self._fits: bool | None = None  # into max_bytes; None: not decided
         self.gathers_between = 0
         self.gathers_inside = 0
         self.gathers_plain = 0
@@ -150,7 +162,7 @@ class _Shard:
         return 0 if self._kept is None else self._kept.numel()
 
     def stats(self) -> ModuleStats:
-        across, inside = self._group.gathered, self._group.gathered_inside
+        across, inside = self._group.gathered, self._inside
         return ModuleStats(
             gathers_between=self.gathers_between,
             gathers_inside=self.gathers_inside,
@@ -162,42 +174,44 @@ class _Shard:
         )
 
     def outdate(self) -> None:
-        self._state = None
+        self._kept_version = None
 
-    def gather(
-        self, output: torch.Tensor, shard: torch.Tensor, segments: Segments, backend: Any, async_op: bool
-    ) -> Any:
-        """The work of a gather; None if it is to go without a secondary shard."""
-        state = self._weights()
-        if state is None:
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._group.plain.allocate(size, dtype, device)
+
+    def gather(self, call: GatherCall) -> Any:
+        version = self._version_of(call)
+        if version is None:
             self.gathers_plain += 1
-            return None
-        state += [output.dtype, output.numel(), segments]
-        if state == self._state:
+            return self._group.plain.gather(call)
+        if version == self._kept_version:
             self.gathers_inside += 1
-            return backend.gather_secondary(output, self._kept, segments, self._group.gathered_inside, async_op)
-        num_bytes, largest = backend.secondary_bytes(output, segments)
-        if self._admitted is None:
-            self._admitted = self._owner._admit(self._group.name, largest)
-        if not self._admitted:
+            work = call.backend.gather_secondary(call.output, self._kept, call.segments, self._inside, call.async_op)
+            return finished(work, call.async_op)
+        num_bytes, largest = call.backend.secondary_bytes(call.output, call.segments)
+        if self._fits is None:
+            self._fits = self._owner._reserve(self._group.name, largest)
+        if not self._fits:
             self.gathers_beyond_limit += 1
-            return None
+            return self._group.plain.gather(call)
         if self._kept is None or self._kept.numel() != num_bytes:
-            self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=output.device)
-        self._state = None  # while it is being written
+            self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=call.output.device)
+        self._kept_version = None  # while it is being written
         self.gathers_between += 1
-        work = backend.all_gather_segments(output, shard, segments, self._kept, None, self._group.gathered, async_op)
-        self._state = state
-        return work
+        work = call.backend.all_gather_segments(
+            call.output, call.shard, call.segments, self._kept, None, self._group.gathered, call.async_op
+        )
+        self._kept_version = version
+        return finished(work, call.async_op)
 
-    def _weights(self) -> list[Any] | None:
-        """What changes when the weights do; None if they cannot be watched."""
-        state: list[Any] = []
-        for param in self._group.param_group.fsdp_params:
-            if param.sharded_state.name != "SHARDED":
-                return None  # shards of a reshard_after_forward mesh
-            local = param._sharded_local_tensor
-            if local.is_inference() or param.sharded_param.is_inference():
-                return None  # PyTorch does not count their versions
-            state += [param.sharded_param._version, local._version, local.data_ptr(), local.numel()]
-        return state
+    def _version_of(self, call: GatherCall) -> WeightsVersion | None:
+        """None: the call is left exact, or the weights cannot be watched."""
+        if call.segments is None:
+            return None
+        params = []
+        for param in self._group.params:
+            version = _fsdp2.version_of(param)
+            if version is None:
+                return None
+            params.append(version)
+        return WeightsVersion(tuple(params), call.output.dtype, call.output.numel(), tuple(call.segments))

@@ -220,7 +220,7 @@ def test_ddp_with_error_feedback_follows_the_exact_sum() -> None:
 def test_differences_arrive_and_come_ever_closer() -> None:
     def body() -> None:
         model = sharded()
-        compression = compress(model, all_gather="int4:32:difference")
+        compression = compress(model, all_gather="int4:32", difference=True)
         exact = {name: whole(parameter) for name, parameter in model.named_parameters()}
         for name, value in gathered(model).items():  # the first one is exact
             assert_same_bits(value, exact[name])
@@ -238,7 +238,7 @@ def test_differences_arrive_and_come_ever_closer() -> None:
         # Differences of 0.01: half of a seventh is lost at most, then half of a seventh of that.
         assert errors[0] <= 0.01 / 14 * 1.02 and errors[1] <= errors[0] / 7 and errors[2] <= 1e-7
         stats = compression.stats()["0"]
-        assert stats.all_gather == "int4:32:difference"
+        assert stats.all_gather == "int4:32" and stats.difference
         elements = sum(parameter.numel() for parameter in model[0].parameters())
         assert 4 * elements < stats.resident_bytes < 4 * elements * 1.6
 
@@ -248,7 +248,7 @@ def test_differences_arrive_and_come_ever_closer() -> None:
 def test_weights_that_were_not_finite_arrive_again_once_they_are() -> None:
     def body() -> None:
         model = sharded()
-        compress(model, all_gather="int8:32:difference")
+        compress(model, all_gather="int8:32", difference=True)
         good = gathered(model)
         kept = [parameter.to_local().clone() for parameter in model.parameters()]
         with torch.no_grad():
@@ -270,12 +270,13 @@ def test_weights_that_were_not_finite_arrive_again_once_they_are() -> None:
 def test_training_with_differences_and_weights_that_stay() -> None:
     def body() -> None:
         losses = []
-        for formats in ("exact", "int4:32:difference"):
+        for difference in (False, True):
             model = sharded(reshard_after_forward=False)
             for block in model.modules():
                 if isinstance(block, FSDPModule):
                     block._set_unshard_async_op(True)
-            compress(model, all_gather=formats, reduce_scatter="exact")
+            format = "int4:32" if difference else "exact"
+            compress(model, all_gather=format, reduce_scatter="exact", difference=difference)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
             for _ in range(20):
                 loss = model(batch()).square().mean()
@@ -288,6 +289,16 @@ def test_training_with_differences_and_weights_that_stay() -> None:
     run(body, 2, nodes=[0, 1], options=options())
 
 
+def test_the_old_suffix_for_differences_is_deprecated() -> None:
+    def body() -> None:
+        model = sharded()
+        with pytest.warns(DeprecationWarning, match="pass difference=True"):
+            compression = compress(model, all_gather="int4:32:difference")
+        assert all(one.all_gather == "int4:32" and one.difference for one in compression.stats().values())
+
+    run(body, 2, options=options())
+
+
 def test_differences_and_secondary_shards_exclude_each_other() -> None:
     def body() -> None:
         for first_secondary in (False, True):
@@ -295,10 +306,10 @@ def test_differences_and_secondary_shards_exclude_each_other() -> None:
             if first_secondary:
                 enable_secondary_shards(model)
             else:
-                compress(model, all_gather="int4:32:difference")
-            with pytest.raises(ValueError, match=r"has a secondary shard.*':difference' needs one of the two"):
+                compress(model, all_gather="int4:32", difference=True)
+            with pytest.raises(ValueError, match="difference: 0 has a secondary shard, which keeps whole weights"):
                 if first_secondary:
-                    compress(model, all_gather="int4:32:difference")
+                    compress(model, all_gather="int4:32", difference=True)
                 else:
                     enable_secondary_shards(model)
 

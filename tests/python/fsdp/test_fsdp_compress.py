@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import zcomm
-from zcomm.distributed.backend import backend_of
+from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
 from zcomm.fsdp import compress, enable_secondary_shards, one_dimensional, smaller_than
 
@@ -275,8 +275,8 @@ def test_shards_of_a_smaller_mesh_after_the_forward_pass() -> None:
         compression = compress(model, all_gather="int8:32", reduce_scatter="exact")
         model(batch()).square().sum().backward()
         assert [one.gathers for one in compression.stats().values()] == [2, 2, 2]  # the second among two ranks
-        with pytest.raises(ValueError, match="all_gather: 0 gathers from two meshes"):
-            compress(model, all_gather="int8:32:difference")
+        with pytest.raises(ValueError, match="difference: 0 gathers from two meshes"):
+            compress(model, all_gather="int8:32", difference=True)
 
     run(body, 4, nodes=NODES, options=options())
 

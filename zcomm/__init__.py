@@ -11,32 +11,50 @@ from typing import TYPE_CHECKING, Any
 from zcomm._version import __version__
 
 if TYPE_CHECKING:
+    from zcomm import codec, ddp, fsdp, reference, testing
+    from zcomm._core import ArgumentError, CallStats, Error, TimeoutError, TransportError
     from zcomm.communicator import Communicator, unique_id
-    from zcomm.distributed.backend import Options
+    from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override, set_step
     from zcomm.distributed.report import Report, report
     from zcomm.distributed.stats import Stats, stats
     from zcomm.feedback import ErrorFeedback
 
 __all__ = [
+    "ArgumentError",
+    "CallStats",
     "Communicator",
+    "Error",
     "ErrorFeedback",
     "Options",
     "Report",
     "Stats",
+    "TimeoutError",
+    "TransportError",
     "__version__",
+    "codec",
+    "ddp",
     "exact",
+    "fsdp",
     "install_as_default",
     "override",
+    "reference",
     "report",
     "set_step",
     "stats",
+    "testing",
     "unique_id",
 ]
 
 # Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
+_MODULES = ("codec", "ddp", "fsdp", "reference", "testing")
 _HOMES = {
-    "Options": "zcomm.distributed.backend",
+    "ArgumentError": "zcomm._core",
+    "CallStats": "zcomm._core",
+    "Error": "zcomm._core",
+    "TimeoutError": "zcomm._core",
+    "TransportError": "zcomm._core",
+    "Options": "zcomm.distributed.options",
     "Communicator": "zcomm.communicator",
     "unique_id": "zcomm.communicator",
     "ErrorFeedback": "zcomm.feedback",
@@ -55,9 +73,13 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("ddp", "fsdp"):
+    if name in _MODULES:
         return importlib.import_module(f"zcomm.{name}")
     raise AttributeError(f"module 'zcomm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def install_as_default() -> None:

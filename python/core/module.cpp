@@ -6,11 +6,15 @@
 namespace py = pybind11;
 
 PYBIND11_MODULE(_core, module) {
-  // The last registered is asked first: base classes come before derived ones.
+  // The last registered is asked first: base classes come before derived ones. Python code also catches them as what
+  // its own functions would raise.
+  const auto bases = [&](const char* own, PyObject* of_python) {
+    return py::make_tuple(module.attr(own), py::handle(of_python));
+  };
   py::register_exception<zcomm::Error>(module, "Error", PyExc_RuntimeError);
-  py::register_exception<zcomm::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
-  py::register_exception<zcomm::TransportError>(module, "TransportError", PyExc_RuntimeError);
-  py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", module.attr("TransportError"));
+  py::register_exception<zcomm::ArgumentError>(module, "ArgumentError", bases("Error", PyExc_ValueError));
+  py::register_exception<zcomm::TransportError>(module, "TransportError", module.attr("Error"));
+  py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", bases("TransportError", PyExc_TimeoutError));
   zcomm::bind_format(module);
   zcomm::bind_codec(module);
   zcomm::bind_difference(module);

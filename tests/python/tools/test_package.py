@@ -1,0 +1,48 @@
+"""What ``import zcomm`` gives: its public names, and no more."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.resources
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import zcomm
+
+
+def test_public_names_are_there_and_listed() -> None:
+    pytest.importorskip("torch")
+    assert dir(zcomm) == sorted(zcomm.__all__)
+    assert all(getattr(zcomm, name) is not None for name in dir(zcomm))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        zcomm.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["codec.wire_bytes", "testing.LocalWorld", "reference.encode", "TransportError"])
+def test_modules_are_there_after_import_zcomm(name: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import zcomm; zcomm.{name}"], check=True)
+
+
+def test_errors_can_be_named() -> None:
+    for error in (zcomm.ArgumentError, zcomm.TransportError, zcomm.TimeoutError):
+        assert issubclass(error, zcomm.Error)
+    assert issubclass(zcomm.TimeoutError, zcomm.TransportError) and issubclass(
+        zcomm.TimeoutError, builtins.TimeoutError
+    )
+    assert issubclass(zcomm.ArgumentError, ValueError)
+    with pytest.raises(zcomm.ArgumentError, match="int5"):
+        zcomm.codec.wire_bytes(32, "float32", "int5:32")
+
+
+def test_a_late_rank_is_a_timeout_of_python() -> None:
+    world = zcomm.testing.LocalWorld("1x2", timeout=0.1)
+    with pytest.raises(builtins.TimeoutError) as caught:
+        world.ranks[0].all_gather(np.zeros(1024, np.float32), np.zeros(2048, np.float32))
+    assert isinstance(caught.value, zcomm.TimeoutError)
+
+
+def test_type_checkers_are_told() -> None:
+    assert (importlib.resources.files("zcomm") / "py.typed").is_file()

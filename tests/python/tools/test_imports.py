@@ -1,25 +1,104 @@
-"""Who may import whom, read from the sources."""
+"""Who may import whom and who may read what, read from the sources."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "zcomm"
+#: Where torch is imported. Elsewhere a function may, for a caller who has torch.
+WITH_TORCH = re.compile(r"zcomm\.(distributed|fsdp|bench|ddp|_c10d)\b")
 
 
-def imports(file: Path, top: bool = False) -> set[str]:
-    """The absolute names that ``file`` imports, "from a import b" as "a.b"; ``top``: as soon as it is imported."""
-    tree = ast.parse(file.read_text())
-    nodes = list(tree.body) if top else list(ast.walk(tree))
+def nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
+    """Those that run, TYPE_CHECKING left out; ``inside_functions``: also when a function is called."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not inside_functions:
+            continue
+        yield node
+        yield from nodes(node, inside_functions)
+
+
+def imports(file: Path, inside_functions: bool = True) -> set[str]:
+    """The names that ``file`` imports, "from a import b" as "a.b"."""
     found = set()
-    for node in nodes:
+    for node in nodes(ast.parse(file.read_text()), inside_functions):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+def modules() -> dict[str, Path]:
+    """Those of the package by name, but for its first file, which loads the others when they are asked for."""
+    found = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): file for name, file in found.items() if name != "zcomm.__init__"}
+
+
+def imported_modules(inside_functions: bool) -> dict[str, set[str]]:
+    """Module of the package -> those that it imports."""
+    known = modules()
+    found = {}
+    for module, file in known.items():
+        names = imports(file, inside_functions)
+        found[module] = {name if name in known else name.rpartition(".")[0] for name in names} & known.keys()
+    return found
+
+
+def reached_from(start: str, graph: dict[str, set[str]]) -> set[str]:
+    seen, todo = set(), {start}
+    while todo:
+        seen |= todo
+        todo = set().union(*(graph[module] for module in todo)) - seen
+    return seen
+
+
+def test_torch_is_imported_in_its_rooms_alone() -> None:
+    """What works without torch does not import it, nor a module that does."""
+    graph = imported_modules(inside_functions=False)
+    of_torch = {
+        module
+        for module, file in modules().items()
+        if any(name.split(".")[0] == "torch" for name in imports(file, inside_functions=False))
+    }
+    assert {"zcomm.ddp", "zcomm.fsdp.collectives", "zcomm.distributed.groups"} <= of_torch
+    for module in graph:
+        if not WITH_TORCH.match(module):
+            assert reached_from(module, graph) & of_torch == set(), module
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither when they are imported nor later."""
+    graph = imported_modules(inside_functions=True)
+    assert len(graph) > 25
+    for module, imported in graph.items():
+        assert all(module not in reached_from(other, graph) for other in imported), module
+
+
+def test_one_module_reads_the_private_names_of_fsdp2() -> None:
+    reader = PACKAGE / "fsdp" / "_fsdp2.py"
+    private = {node.attr for node in ast.walk(ast.parse(reader.read_text())) if isinstance(node, ast.Attribute)}
+    private = {name for name in private if name.startswith("_")} | {"fsdp_params", "sharded_param", "sharded_state"}
+    assert "_all_gather_comm" in private
+    for file in PACKAGE.rglob("*.py"):
+        if file != reader:
+            read = {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+            inside_torch = {name for name in imports(file) if name.startswith("torch.distributed.fsdp._")}
+            assert read & private | inside_torch == set(), file
+
+
+def test_functions_of_the_package_fit_on_a_page() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{file}: {node.name}"
 
 
 def test_no_test_imports_a_test() -> None:

@@ -25,7 +25,7 @@ bench: install
 
 # What compression costs in loss. Runs that are in bench/results/study.jsonl are not repeated.
 study: install
-	$(PY) bench/study.py --docs docs/numerics.md $(ARGS)
+	$(PY) -m bench.convergence.run --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
 # less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).

@@ -23,6 +23,7 @@ from zcomm.bench import report_file
 from zcomm.bench.run import measure_overhead, run_benchmark
 from zcomm.bench.spec import NO_LAB, Spec, parse_size, sweep
 from zcomm.distributed import environment
+from zcomm.lab import command as lab_command
 from zcomm.lab import gpus, network
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.add_typer(lab_command.app, name="lab")
 console = Console(highlight=False)
 Value = TypeVar("Value")
 

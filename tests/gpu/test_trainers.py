@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import zcomm
 
 pytest.importorskip("typer", reason="examples/train_gpt.py needs typer")
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import train_gpt
 
 RANKS, STEPS = 2, 30

@@ -13,8 +13,6 @@ import torch
 
 pytest.importorskip("pyroute2")
 
-sys.path.append(str(Path(__file__).parents[3] / "examples"))
-
 from demo_plan import Job, inter_node_bytes
 from train_gpt import GPT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,13 +24,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-sys.path.append(str(Path(__file__).parents[3] / "bench"))
-
-import study
-import study_report
-from study import Configuration, Setting
-from study_report import Row
-
+from bench.convergence import report
+from bench.convergence import run as study
+from bench.convergence.cases import Configuration, Setting
+from bench.convergence.report import Row
 from zcomm import _core
 
 TINY = Setting(width=64, layers=1, sequence=16, batch=1, steps=3, warmup_steps=2, validation_sequences=8)
@@ -183,7 +179,7 @@ def test_a_study_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # A process of its own would import torch once more, for longer than all runs here take.
     monkeypatch.setattr(study, "ProcessPoolExecutor", lambda processes, *_, **__: ThreadPoolExecutor(processes))
     results, page = tmp_path / "study.jsonl", tmp_path / "page.md"
-    page.write_text(f"before\n{study_report.BEGIN}\nold\n{study_report.END}\nafter\n")
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     quick = replace(Setting(), steps=2, batch=1, validation_sequences=16)
     line = json.dumps(study.train(Configuration(), quick, seed=1))
     results.write_text(line + "\n")
@@ -256,14 +252,14 @@ def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:
         for seed, percent in enumerate(percents):
             records.append(record_of("exact", formats, seed, exact[seed] * (1 + percent / 100), cost[formats]))
     records.append(record_of("exact", "int2:32", 9, 1.0, 1))  # of a seed that has no exact run
-    rows = {row.name: row for row in study_report.summarize(records)}
+    rows = {row.name: row for row in report.summarize(records)}
     assert list(rows) == ["exact", *(f"gradients {formats}" for formats in gaps)]
     row = rows["gradients int4:128"]
     assert row.gaps == pytest.approx([0.01, 0.02, 0.03])
     # mean 0.02, standard deviation 0.01: 4.303 * 0.01 / sqrt(3) on either side
     assert row.interval == pytest.approx((0.02 - 0.0248434, 0.02 + 0.0248434), rel=1e-5)
-    assert study_report.median_and_worst(row.gradient_snr) == (25.5, 21.0)
-    assert study_report.median_and_worst(row.weight_snr) is None
+    assert report.median_and_worst(row.gradient_snr) == (25.5, 21.0)
+    assert report.median_and_worst(row.weight_snr) is None
     assert [name for name, row in rows.items() if row.is_choice] == ["gradients int4:128"]
     assert not rows["gradients int4:64"].passes  # cheaper, but 0.23 % on average
 
@@ -279,7 +275,7 @@ def test_a_choice_passes_in_every_case() -> None:
                 record = record_of("exact", formats, seed, 2 + 0.02 * percent, cost)
                 record["configuration"]["case"] = case
                 records.append(record)
-    rows = study_report.summarize(records)
+    rows = report.summarize(records)
     assert [(row.case, row.name) for row in rows if row.is_choice] == [("usual", "gradients int8:128")]
 
 
@@ -288,11 +284,11 @@ def test_the_noise_floor_is_that_of_bf16() -> None:
     for formats, percents in {"bf16": [-0.1, 0.0, 0.1], "int4:128": [0.3, 0.0, 0.6]}.items():
         for seed, percent in enumerate(percents):
             records.append(record_of("exact", formats, seed, 2 * (1 + percent / 100), 100))
-    text = study_report.noise(study_report.summarize(records))
+    text = report.noise(report.summarize(records))
     # Standard deviations of 0.1 and 0.3, 4.303 * 0.1 / sqrt(3), and the root of (0.01 + 0.09) / 2.
     assert "-0.10, +0.00, +0.10 %, a standard deviation of 0.10 % and a mean known to ±0.25 %" in text
     assert "Within the 2 compressed rows the standard deviation over seeds is 0.22 %" in text
-    assert study_report.noise(study_report.summarize(records[:3])) == ""
+    assert report.noise(report.summarize(records[:3])) == ""
 
 
 def test_a_row_of_one_seed_has_no_verdict() -> None:

@@ -1,4 +1,4 @@
-"""What bench/study.py trains: the settings and the configurations that are compared."""
+"""What bench/convergence/run.py trains: the settings and the configurations that are compared."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the runs of bench/study.py say: gaps with their confidence, the rule that picks a default, table and plots."""
+"""What the runs say: gaps with their confidence, the rule that picks a default, table and plots."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """What the GPU codec's kernels are compiled to: registers, spills and instructions per element. Needs no GPU.
 
-python bench/sass.py build/src/libzcomm_core.so    a built library, or a cubin
-python bench/sass.py FILE --arch sm_90             one of its targets
-python bench/sass.py FILE --markdown               tables for the documentation
+python bench/kernel_listing.py build/src/libzcomm_core.so    a built library, or a cubin
+python bench/kernel_listing.py FILE --arch sm_90             one of its targets
+python bench/kernel_listing.py FILE --markdown               tables for the documentation
 
 An instruction is counted once for 32 threads. The path is the one of a thread whose groups are whole and aligned and
 whose blocks are finite: of all paths through the machine code with that path's memory accesses and shuffles, the

@@ -1,7 +1,7 @@
 """What sampling for zcomm.report() costs, in percent of the calls that are sampled.
 
-python bench/telemetry.py                          two ranks on this machine, over loopback
-python bench/telemetry.py --json telemetry.json    the rows as JSON as well
+python bench/sampling_cost.py                          two ranks on this machine, over loopback
+python bench/sampling_cost.py --json telemetry.json    the rows as JSON as well
 
 Two groups of the same ranks take turns, one that samples every call and one that samples none. Times are of the
 processor, in the thread that calls, where a synchronous call encodes, decodes and samples: they hold on a machine that

@@ -1,8 +1,8 @@
-"""Command line of the network lab: run commands on hosts with limited links, and check that the limits hold.
+"""The network lab from the command line: commands on hosts with limited links, and a check that the limits hold.
 
-python bench/netlab.py run --hosts 2 --rate 100mbit -- CMD...       the command on every host
-python bench/netlab.py ranks --nodes 2x2 --rate 1gbit -- CMD...     the command as every rank of a job, like torchrun
-python bench/netlab.py selfcheck --rate 100mbit                     what one TCP stream gets through
+python -m zcomm lab run --hosts 2 --rate 100mbit -- CMD...       the command on every host
+python -m zcomm lab ranks --nodes 2x2 --rate 1gbit -- CMD...     the command as every rank of a job, like torchrun
+python -m zcomm lab selfcheck --rate 100mbit                     what one TCP stream gets through
 """
 
 import json
@@ -75,7 +75,7 @@ def selfcheck(rate: Rate = "100mbit", seconds: float = 3.0) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
     with network.NetLab(2, rate) as lab:
         warn(lab.note)
-        here = [sys.executable, __file__]
+        here = [sys.executable, "-m", "zcomm", "lab"]
         sink = lab.popen(1, [*here, "sink", lab.addresses[1]], stdout=subprocess.PIPE)
         assert sink.stdout is not None
         sink.stdout.readline()  # it listens
@@ -118,7 +118,3 @@ def source(address: str, seconds: float) -> None:
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)
         print(json.dumps({"bytes": sent, "seconds": time.monotonic() - start}))
-
-
-if __name__ == "__main__":
-    app()

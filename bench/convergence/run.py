@@ -1,11 +1,11 @@
 """What compression costs in loss: the same small GPT, trained with exact and with compressed collectives, seed by seed.
 
-python bench/study.py                       every run that is not in the results yet, then the table and the plots
-python bench/study.py --only hadamard       the configurations whose names contain "hadamard", and the exact ones
-python bench/study.py --report              no runs: the table and the plots of the results that are there
-python bench/study.py --docs docs/numerics.md     writes the table into that page as well
-python bench/study.py --steps 21 --seeds 1 --results out/noise.jsonl      the signal-to-noise ratios at the start
-python bench/study.py --quick --results out/quick.jsonl      two steps per run, for a look
+python -m bench.convergence.run         every run that is not in the results yet, then the table and the plots
+python -m bench.convergence.run --only hadamard   the configurations whose names contain "hadamard", and the exact ones
+python -m bench.convergence.run --report              no runs: the table and the plots of the results that are there
+python -m bench.convergence.run --docs docs/numerics.md     writes the table into that page as well
+python -m bench.convergence.run --steps 21 --seeds 1 --results out/noise.jsonl   the signal-to-noise ratios at the start
+python -m bench.convergence.run --quick --results out/quick.jsonl      two steps per run, for a look
 
 8 ranks in 2 nodes train on the sources of the Python standard library, as FSDP2 would: weights are gathered from the
 ranks' float32 shards, every rank computes the gradient of its own sequences with the gathered weights, the mean
@@ -21,7 +21,6 @@ import json
 import math
 import multiprocessing
 import platform
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -34,21 +33,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
+from train_gpt import GPT, load_corpus, sample
 
+from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
+from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
 from zcomm import ErrorFeedback, _core
 from zcomm.codec import wire_bytes
 from zcomm.testing import LocalRank, LocalWorld
-
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-import study_report
-from study_cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
-from train_gpt import GPT, load_corpus, sample
 
 NUM_NODES, NODE_SIZE = 2, 4
 WORLD_SIZE = NUM_NODES * NODE_SIZE
 VALIDATION_BATCH = 64
 SNR_EVERY = 10  # steps
-RESULTS = Path(__file__).with_name("results") / "study.jsonl"
+RESULTS = Path(__file__).parents[1] / "results" / "study.jsonl"
 
 corpus = functools.cache(load_corpus)
 
@@ -292,7 +289,7 @@ def main(
     docs: Annotated[Path | None, typer.Option(help="A page whose table of the study is replaced.")] = None,
 ) -> None:
     console = Console(highlight=False)
-    console.width = max(console.width, study_report.WIDTH)
+    console.width = max(console.width, WIDTH)
     chosen = [one for one in CONFIGURATIONS if any(part in str(one) for part in only.split(","))]
     exact = [Configuration(case=case) for case in dict.fromkeys(one.case for one in chosen)]  # what they compare with
     chosen = [one for one in CONFIGURATIONS if one in chosen or one in exact]
@@ -304,15 +301,13 @@ def main(
         run_missing(keys, results, processes, console)
     done = read(results)
     by_seed = sorted(done, key=lambda key: key[2])  # all that are there, asked for or not
-    rows = study_report.summarize(
-        [done[key] for one in chosen for key in by_seed if key[:2] == (one, settings[one.case])]
-    )
-    study_report.show(rows, console)
+    rows = summarize([done[key] for one in chosen for key in by_seed if key[:2] == (one, settings[one.case])])
+    show(rows, console)
     picture = results.with_suffix(".png")
-    study_report.plot(rows, picture)
+    plot(rows, picture)
     console.print(f"wrote {picture}")
     if docs is not None:
-        study_report.write_markdown(rows, docs)
+        write_markdown(rows, docs)
         console.print(f"wrote {docs}")
 
 

@@ -73,11 +73,15 @@ $(VENV)/.modules: $(VENV)/.ready FORCE
 
 FORCE:
 
+define NEED_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo 'zcomm needs Python 3.10 or later'; exit 1; }
+@$(PYTHON) -c 'import venv, ensurepip, os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null \
+  || { $(APT) update -qq && $(APT) install -y -qq python3-venv python3-dev; }
+endef
+
 # A torch that the system has is used: it may be the one that fits its GPU.
 $(VENV)/.ready:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo 'zcomm needs Python 3.10 or later'; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip, os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null \
-	  || { $(APT) update -qq && $(APT) install -y -qq python3-venv python3-dev; }
+	$(NEED_PYTHON)
 	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
 	if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV) && $(PY) -m pip install -q torch==2.13.0; fi
@@ -114,12 +118,22 @@ SANITIZE_tsan := thread
 
 # --- Style --------------------------------------------------------------------------------------------------------
 
-lint: install
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
-	$(VENV)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
+# Needs neither a build nor torch: where there is no .venv yet, the tools have a small environment of their own.
+LINT := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-lint)
+LINT_TOOLS = $(shell sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
+
+$(LINT)/.lint: pyproject.toml
+	$(NEED_PYTHON)
+	@test -x $(LINT)/bin/python || $(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/python -m pip install -q $(LINT_TOOLS)
+	touch $@
+
+lint: $(LINT)/.lint
+	$(LINT)/bin/ruff check .
+	$(LINT)/bin/ruff format --check .
+	$(LINT)/bin/mypy
+	$(LINT)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
+	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:
-	rm -rf build out $(VENV)
+	rm -rf build out $(VENV) .venv-lint

@@ -13,6 +13,7 @@ settings.load_profile("repeatable")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes long; runs only where -m names it")
+    config.addinivalue_line("markers", "promise(*numbers): of the README, which it holds; see tools/promise_map.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -35,6 +35,7 @@ def cases(formats: str) -> Iterator[tuple[int, int, torch.dtype]]:
     return ((seed, num, dtype) for seed, num in enumerate(SIZES) for dtype in dtypes)
 
 
+@pytest.mark.promise(2, 5)
 @each_world
 @pytest.mark.parametrize("format", ["int8:256", "int4:128", "bf16"])
 def test_all_gather_gives_the_bits_of_the_reference(nodes: list[int], format: str) -> None:
@@ -49,6 +50,7 @@ def test_all_gather_gives_the_bits_of_the_reference(nodes: list[int], format: st
     run(body, len(nodes), nodes=nodes, options=options(all_gather=format, chunk_bytes=4096))
 
 
+@pytest.mark.promise(2, 5)
 @each_world
 @pytest.mark.parametrize("formats", ["int8:128/int4:128", "int4:32/int8:96", "exact/int8:64", "int8:64/exact", "bf16"])
 def test_reduce_scatter_gives_the_bits_of_the_reference(nodes: list[int], formats: str) -> None:
@@ -66,6 +68,7 @@ def test_reduce_scatter_gives_the_bits_of_the_reference(nodes: list[int], format
     run(body, len(nodes), nodes=nodes, options=options(reduce_scatter=formats, chunk_bytes=4096))
 
 
+@pytest.mark.promise(1, 2, 5)
 @each_world
 @pytest.mark.parametrize("formats", ["int8:128/int4:128", "exact/int8:32", "bf16"])
 def test_all_reduce_gives_the_bits_of_the_reference(nodes: list[int], formats: str) -> None:
@@ -83,6 +86,7 @@ def test_all_reduce_gives_the_bits_of_the_reference(nodes: list[int], formats: s
     run(body, len(nodes), nodes=nodes, options=options(all_reduce=formats, chunk_bytes=4096))
 
 
+@pytest.mark.promise(1, 2)
 def test_replicas_agree_and_runs_are_deterministic() -> None:
     """The same inputs give the same bits on every rank, in every run, with any threads, on every instruction set."""
 
@@ -117,6 +121,7 @@ def block_max(values: torch.Tensor, block: int) -> torch.Tensor:
     return padded.view(-1, block).amax(1).repeat_interleave(block)[: values.numel()]
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize(("format", "qmax", "block"), [("int8:256", 127, 256), ("int4:64", 7, 64)])
 def test_all_gather_is_bounded_per_element(format: str, qmax: int, block: int) -> None:
     """No element is further off than half a step of its own block."""
@@ -134,6 +139,7 @@ def test_all_gather_is_bounded_per_element(format: str, qmax: int, block: int) -
     run(body, options=options(all_gather=format))
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1], [0, 0, 1, 1]], ids=str)
 def test_reduce_scatter_is_bounded_per_element(nodes: list[int]) -> None:
     """One quantization per hop: half a step of each sender's block, and of each other node's sum."""
@@ -167,6 +173,7 @@ def test_reduce_scatter_is_bounded_per_element(nodes: list[int]) -> None:
 EXACTLY = {"int8:32": 127, "int4:32": 7}
 
 
+@pytest.mark.promise(4)
 @pytest.mark.parametrize("format", EXACTLY)
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3], [0, 1]], ids=str)
 @pytest.mark.parametrize("exact", [False, True], ids=["compressed", "exact"])
@@ -204,6 +211,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert got.shape == want.shape and ((got - want).abs() <= 0.1 * want).all(), (got, want)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("min_bytes", [0, 1])
 def test_no_and_one_element(size: int, min_bytes: int) -> None:
@@ -225,6 +233,7 @@ def test_no_and_one_element(size: int, min_bytes: int) -> None:
     run(body, size, options=options(all_reduce="int8:32", lists=True, min_bytes=min_bytes))
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1, 1]], ids=str)
 def test_non_finite_values_are_seen_by_every_receiver(nodes: list[int], bad: float) -> None:

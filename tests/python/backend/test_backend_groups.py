@@ -192,6 +192,7 @@ def test_object_collectives() -> None:
     run(body, 3, options=options(lists=True, out_of_place=True))
 
 
+@pytest.mark.promise(5)
 def test_subgroups_and_meshes() -> None:
     """Groups of some ranks compress with their own options; a 2-D mesh works along both dimensions."""
 

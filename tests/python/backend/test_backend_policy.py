@@ -92,6 +92,7 @@ TABLE: dict[str, tuple[Callable[[], Any], str, str]] = {
 }
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("opted_in", [False, True], ids=["default", "every opt-in"])
 def test_the_table_of_what_is_compressed(opted_in: bool) -> None:
     """Each call is compressed where the table says so, and else counted with the reason."""
@@ -120,6 +121,7 @@ EXACT_DTYPES = {
 }
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("name", EXACT_DTYPES)
 def test_other_dtypes_pass_bit_for_bit(name: str) -> None:
     """Integers, bool, uint8 (packed data), float64 and complex are never touched, whatever is opted in."""
@@ -171,6 +173,7 @@ def test_tensors_that_are_not_contiguous_go_exact() -> None:
     run(body, options=options(**OPT_INS))
 
 
+@pytest.mark.promise(8)
 def test_strict_raises_before_any_byte_moves() -> None:
     """Only for large floating-point calls, naming the reason and the way out; the group stays usable."""
 
@@ -248,6 +251,7 @@ def test_override_reaches_the_backward_pass_and_no_other_thread() -> None:
     run(body)
 
 
+@pytest.mark.promise(9)
 def test_wrong_tensors_are_refused_before_any_byte_moves() -> None:
     """ValueError on the rank that is wrong; the others hear nothing, and the group stays usable."""
 
@@ -271,6 +275,7 @@ def test_wrong_tensors_are_refused_before_any_byte_moves() -> None:
     run(body, options=options(**OPT_INS))
 
 
+@pytest.mark.promise(8)
 def test_a_refused_call_is_not_counted() -> None:
     def body() -> None:
         call = lambda: expect(ValueError, "", lambda: dist.all_gather_single(torch.empty(9), torch.empty(4)))  # noqa: E731

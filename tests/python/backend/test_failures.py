@@ -45,6 +45,7 @@ DISAGREEMENTS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize("field", DISAGREEMENTS)
 def test_ranks_that_disagree_on_options_are_told_the_difference(field: str) -> None:
     """At the first collective, on every rank, whatever it is; other groups are not concerned."""
@@ -62,6 +63,7 @@ def test_ranks_that_disagree_on_options_are_told_the_difference(field: str) -> N
     run(body)
 
 
+@pytest.mark.promise(8)
 def test_ranks_that_disagree_on_the_version_are_told() -> None:
     def body() -> None:
         zcomm.distributed.backend.__version__ = ("1.0", "2.0")[dist.get_rank()]
@@ -93,6 +95,7 @@ def gather_as(format: str) -> None:
         gather(mine())
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
@@ -128,6 +131,7 @@ def ended(outcomes: list[Outcome], but: int) -> list[str]:
     return errors
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("tcp", [False, True], ids=["file store", "store on rank 0"])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("hierarchical", [False, True], ids=["flat", "hierarchical"])
@@ -148,6 +152,7 @@ def test_a_killed_peer_is_noticed(tcp: bool, victim: int, hierarchical: bool) ->
         assert "lost rank" in error
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("first", [False, True], ids=["later", "at the first call"])
 def test_a_peer_that_never_calls_times_out(first: bool) -> None:
     """Every rank that waits raises after the timeout, and says for whom it waited."""
@@ -164,6 +169,7 @@ def test_a_peer_that_never_calls_times_out(first: bool) -> None:
         assert "rank 1" in message or "ranks [1]" in message
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize("first", [False, True], ids=["later", "the first compressed call"])
 def test_a_call_that_went_another_way_times_out_with_advice(first: bool) -> None:
     """One rank calls under exact(), the other not: the message points there."""
@@ -180,6 +186,7 @@ def test_a_call_that_went_another_way_times_out_with_advice(first: bool) -> None
     assert "rank 0" in message and "zcomm.exact()" in message
 
 
+@pytest.mark.promise(9)
 def test_a_rank_that_raises_takes_the_others_along() -> None:
     """Its connections close as it ends: the others raise at once and name it."""
 
@@ -195,6 +202,7 @@ def test_a_rank_that_raises_takes_the_others_along() -> None:
         assert "lost rank 1" in error
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("how", ["group.abort", "_abort_process_group"])
 @pytest.mark.parametrize("first", [False, True], ids=["later", "at the first call"])
 def test_abort_from_another_thread(how: str, first: bool) -> None:
@@ -250,6 +258,7 @@ def test_after_a_failure_the_group_says_so_and_a_new_one_works() -> None:
     run(body)
 
 
+@pytest.mark.promise(9)
 def test_wrong_arguments_leave_other_groups_alone() -> None:
     """strict and shape errors on one rank are local: nobody is lost."""
 

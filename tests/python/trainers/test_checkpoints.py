@@ -90,6 +90,7 @@ def local(value: Any) -> list[torch.Tensor]:
     return [value.to_local() if isinstance(value, DTensor) else value]
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_before_training_checkpoints_are_those_of_gloo(name: str, tmp_path: Path) -> None:
     """Full and sharded state dicts of all ranks, and what a checkpoint holds: the initial weights, to the last bit."""
@@ -115,6 +116,7 @@ def test_before_training_checkpoints_are_those_of_gloo(name: str, tmp_path: Path
     assert ours == gloo
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("name", [name for name in TRAINERS if "secondary" not in name])  # which test_fsdp.py has
 def test_training_goes_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
     """In the middle of training: the checkpoint holds the weights, and from it come the same losses and weights."""

@@ -100,7 +100,8 @@ class ExactAllToAll(Contender):
 
     def wire_bytes(self, problem: Problem) -> int:
         hops = 2 if problem.collective == "all_reduce" else 1
-        return hops * problem.whole.nbytes * (self.size - 1) // self.size
+        whole_bytes: int = problem.whole.nbytes
+        return hops * whole_bytes * (self.size - 1) // self.size
 
 
 class Naive(Contender):
@@ -135,8 +136,8 @@ class Naive(Contender):
         self._gather(self._reduced(problem), problem.whole)
 
     def wire_bytes(self, problem: Problem) -> int:
-        row = self._encode(torch.zeros(1, self._block)).shape[1]
-        rows = -(-problem.whole.numel() // self.size // self._block)
+        row: int = self._encode(torch.zeros(1, self._block)).shape[1]
+        rows: int = -(-problem.whole.numel() // self.size // self._block)
         hops = 2 if problem.collective == "all_reduce" else 1
         return hops * (self.size - 1) * rows * row
 

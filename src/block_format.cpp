@@ -36,6 +36,8 @@ int parse_block_size(std::string_view text) {
   return is_number && text.front() != '0' ? value : -1;
 }
 
+bool is_block_size(int value) { return value >= kMinBlockSize && value <= kMaxBlockSize && value % kMinBlockSize == 0; }
+
 // Takes `ending` off the end of `text`, if it is there.
 bool take(std::string_view& text, std::string_view ending) {
   if (!text.ends_with(ending)) return false;
@@ -53,6 +55,13 @@ const ElementTraits& traits(ElementKind kind) {
   return kTraits[index];
 }
 
+bool BlockFormat::is_valid() const {
+  const auto index = static_cast<std::size_t>(kind);
+  if (index >= kNumKinds) return false;
+  if (kTraits[index].max_code == 0) return *this == BlockFormat{kind};
+  return is_block_size(block_size) && (!stochastic || kTraits[index].stochastic);
+}
+
 BlockFormat BlockFormat::parse(std::string_view text) {
   std::string_view rest = text;
   BlockFormat format;
@@ -68,7 +77,7 @@ BlockFormat BlockFormat::parse(std::string_view text) {
     }
     if (rest == name) break;
     const int block_size = parse_block_size(rest.substr(name.size() + 1));
-    if (block_size < kMinBlockSize || block_size > kMaxBlockSize || block_size % kMinBlockSize != 0) break;
+    if (!is_block_size(block_size)) break;
     format.block_size = block_size;
     check_argument(!format.stochastic || kTraits[i].stochastic, [&] {
       return "format: got '" + std::string(text) + "', but " + std::string(name) + " is always rounded to nearest";

@@ -42,6 +42,9 @@ struct BlockFormat {
   static BlockFormat parse(std::string_view text);
   std::string to_string() const;
 
+  // Whether parse() gives it: fields that were set one by one may go together with no format.
+  bool is_valid() const;
+
   bool has_scales() const { return block_size != 0; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };

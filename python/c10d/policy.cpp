@@ -61,7 +61,7 @@ bool is_exact(const Policy& policy, const Call& call) {
     case Collective::all_reduce:
       return both_keep_all(policy.all_reduce);
   }
-  return true;
+  throw ArgumentError("collective: unknown value");
 }
 
 }  // namespace

@@ -80,8 +80,4 @@ class Chunks {
   std::vector<std::size_t> first_pieces_;  // of each chunk
 };
 
-inline std::size_t wire_bytes(BlockFormat format, DType dtype, std::int64_t num_elements) {
-  return WireLayout(format, dtype, num_elements).num_bytes;
-}
-
 }  // namespace zcomm

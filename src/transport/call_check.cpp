@@ -2,18 +2,10 @@
 
 #include <algorithm>
 
+#include "hash.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm {
-namespace {
-
-std::uint64_t fnv1a(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-}  // namespace
 
 CallCheck::Text CallCheck::fit(const std::string& call) {
   std::string text = call;

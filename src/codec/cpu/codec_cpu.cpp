@@ -84,8 +84,8 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
 // --- Steps
 
 CodedBlocks coded_blocks(BlockFormat format) {
-  const auto kind = static_cast<CodeKind>(static_cast<int>(format.kind) - static_cast<int>(ElementKind::int8));
-  return {nullptr, nullptr, format.block_size, kind, traits(format.kind).max_code, 1.0f, format.hadamard};
+  return {nullptr, nullptr,        format.block_size, code_kind(format.kind), traits(format.kind).max_code,
+          1.0f,    format.hadamard};
 }
 
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
@@ -106,7 +106,7 @@ float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t c
   std::uint16_t largest = 0;  // magnitude, whose order is that of its bits; a wire that no codec wrote may have a sign
   for (std::int64_t i = begin / blocks.block_size; i * blocks.block_size < begin + count; ++i) {
     std::uint16_t scale;
-    std::memcpy(&scale, blocks.scales + 2 * i, 2);
+    std::memcpy(&scale, blocks.scales + kScaleBytes * static_cast<std::size_t>(i), kScaleBytes);
     largest = std::max(largest, static_cast<std::uint16_t>(scale & 0x7fffu));
   }
   const float term = std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.max_code;
@@ -230,19 +230,18 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
   if (stream) kernels.end_stream();
 }
 
-// Encodes tiles of `values`, the first of them element `begin` of a wire. With scales.
+// Encodes tiles of `values`, the first of them element `begin` of a wire of this layout. With scales.
 void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
-                  std::int64_t begin, std::byte* scales, std::byte* codes) {
+                  const WireLayout& layout, std::int64_t begin, std::byte* wire) {
   const CodedBlocks blocks = coded_blocks(format);
   constexpr std::int64_t kElements = kEncodeTile / 2;  // of which there is a copy
   const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
     const Random random{rounding.seed, rounding.first_element + begin + i};
-    const WireLayout before(format, values.dtype, i);
-    kernels.encode_tile[index_of(values.dtype)](tile.data, tile.num_elements, blocks,
-                                                format.stochastic ? &random : nullptr, scales + before.num_blocks * 2,
-                                                codes + before.codes_bytes);
+    kernels.encode_tile[index_of(values.dtype)](
+        tile.data, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
+        wire + layout.scale_offset(begin + i), wire + layout.code_offset(begin + i));
   }
 }
 
@@ -251,12 +250,11 @@ void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
                   std::int64_t num_elements, std::int64_t begin, std::byte* wire) {
   const WireLayout layout(format, values.dtype, num_elements);
-  const WireLayout before(format, values.dtype, begin);  // blocks are whole bytes: its sizes are this range's offsets
-  std::byte* scales = wire + static_cast<std::size_t>(before.num_blocks) * 2;
-  std::byte* codes = wire + layout.codes_offset + before.codes_bytes;
+  std::byte* scales = wire + layout.scale_offset(begin);
+  std::byte* codes = wire + layout.code_offset(begin);
   const std::size_t dtype = index_of(values.dtype);
   if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
-    encode_tiles(kernels, values, format, rounding, begin, scales, codes);
+    encode_tiles(kernels, values, format, rounding, layout, begin, wire);
   } else if (format.has_scales()) {
     kernels.encode[dtype](values.data, values.num_elements, coded_blocks(format), scales, codes);
   } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
@@ -273,8 +271,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
     }
   }
   if (begin + values.num_elements == num_elements) {
-    const std::size_t scales_bytes = static_cast<std::size_t>(layout.num_blocks) * 2;
-    std::memset(wire + scales_bytes, 0, layout.codes_offset - scales_bytes);
+    std::memset(wire + layout.scales_bytes(), 0, layout.codes_offset - layout.scales_bytes());
     const std::size_t codes_end = layout.codes_offset + layout.codes_bytes;
     std::memset(wire + codes_end, 0, layout.num_bytes - codes_end);
   }

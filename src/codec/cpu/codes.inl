@@ -123,9 +123,17 @@ ZCOMM_INLINE bool is_bytes(CodeKind kind) { return kind == CodeKind::int8 || kin
 ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, std::byte* codes) {
   unsigned char* packed = reinterpret_cast<unsigned char*>(codes);
   for (std::int64_t i = count; i % 4 != 0; ++i) tile[i] = 0;
-  if (kind == CodeKind::int6) gather_int6(reinterpret_cast<const Word32*>(tile), count, packed);
-  if (kind == CodeKind::int4) gather_int4(reinterpret_cast<const Word16*>(tile), count, packed);
-  if (kind == CodeKind::int2) gather_int2(reinterpret_cast<const Word32*>(tile), count, packed);
+  switch (kind) {
+    case CodeKind::int8:
+    case CodeKind::fp8:
+      return;  // is_bytes: they were written where they belong
+    case CodeKind::int6:
+      return gather_int6(reinterpret_cast<const Word32*>(tile), count, packed);
+    case CodeKind::int4:
+      return gather_int4(reinterpret_cast<const Word16*>(tile), count, packed);
+    case CodeKind::int2:
+      return gather_int2(reinterpret_cast<const Word32*>(tile), count, packed);
+  }
 }
 
 // Bytes of `count` codes, a multiple of 32.

@@ -1,12 +1,14 @@
 // The loops of the host codec, as a table per instruction set.
 //
 // kernels.inl is compiled once per instruction set. An inline function or template that two of those files shared would
-// be merged by the linker into one copy, perhaps the AVX-512 one, which the baseline would then call. So this header,
-// all that those files include, holds no code, and kernels.inl is an unnamed namespace.
+// be merged by the linker into one copy, perhaps the AVX-512 one, which the baseline would then call. So this header
+// and what it includes, all that those files see, hold no code, and kernels.inl is an unnamed namespace.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "codec/code_kind.hpp"
 
 namespace zcomm::cpu {
 
@@ -24,9 +26,6 @@ inline constexpr float kLargeTerm = 0x1p123f;
 inline constexpr int kMaxWires = 4;  // that are added in one pass
 
 inline constexpr int kNumDTypes = 3;  // in the order of DType
-// The kinds of ElementKind that have scales, in its order.
-enum class CodeKind : std::uint8_t { int8, int6, int4, int2, fp8 };
-inline constexpr int kNumCodes = 5;
 
 // The two parts of a wire with scales.
 struct CodedBlocks {

@@ -94,10 +94,6 @@ void for_pieces(std::int64_t num_elements, std::int64_t block_size, const Run& r
   for (std::int64_t begin = 0; begin < num_elements; begin += step) run(begin, std::min(step, num_elements - begin));
 }
 
-inline CodeKind code_kind(BlockFormat format) {
-  return static_cast<CodeKind>(static_cast<int>(format.kind) - static_cast<int>(ElementKind::int8));
-}
-
 // A wire of num_elements elements from element `begin`, a multiple of 32, on.
 inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int64_t begin) {
   static_assert(static_cast<Source>(DType::float16) == Source::float16);
@@ -111,10 +107,10 @@ inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int6
   }
   const std::int64_t block_size = wire.format.block_size;
   const WireLayout layout(wire.format, wire.dtype, num_elements);
-  part.kind = code_kind(wire.format);
+  part.kind = code_kind(wire.format.kind);
   part.bits = static_cast<std::uint8_t>(traits(wire.format.kind).code_bits);
-  part.data = wire.data + layout.codes_offset + begin / 8 * part.bits;
-  part.scales = wire.data + begin / block_size * 2;
+  part.data = wire.data + layout.code_offset(begin);
+  part.scales = wire.data + layout.scale_offset(begin);
   part.magic = static_cast<std::uint32_t>(divide_up(std::int64_t{1} << 32, block_size / kGroup));
   part.phase = static_cast<std::uint16_t>(begin % block_size / kGroup);
   part.source = Source::any;
@@ -129,16 +125,14 @@ inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int6
 inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t num_elements, std::int64_t begin,
                             std::int64_t count, std::uint32_t thread_elements) {
   const WireLayout layout(format, DType::float32, num_elements);
-  const WireLayout before(format, DType::float32, begin);  // blocks are whole bytes: its sizes are offsets
   BlocksOut out{};
-  out.scales = wire + before.num_blocks * 2;
-  out.codes = wire + layout.codes_offset + before.codes_bytes;
+  out.scales = wire + layout.scale_offset(begin);
+  out.codes = wire + layout.code_offset(begin);
   out.num_elements = static_cast<std::uint32_t>(count);
   out.block_size = static_cast<std::uint16_t>(format.block_size);
   while (static_cast<int>(thread_elements << out.log2_lanes) < format.block_size) out.log2_lanes += 1;
   if (begin + count == num_elements) {
-    out.scale_padding =
-        static_cast<std::uint8_t>(layout.codes_offset / 2 - static_cast<std::size_t>(layout.num_blocks));
+    out.scale_padding = static_cast<std::uint8_t>((layout.codes_offset - layout.scales_bytes()) / kScaleBytes);
   }
   return out;
 }
@@ -153,7 +147,7 @@ inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t
   any.first_element = static_cast<std::uint64_t>(rounding.first_element + begin);
   any.max_code = kind.max_code;
   any.max_code_reciprocal = 1.0f / kind.max_code;
-  any.kind = code_kind(format);
+  any.kind = code_kind(format.kind);
   any.bits = static_cast<std::uint8_t>(kind.code_bits);
   any.hadamard = format.hadamard;
   any.stochastic = format.stochastic;

@@ -1,8 +1,10 @@
 // What a launch works on, as one kernel parameter: calls need no device memory and can be captured in a graph.
 #pragma once
 
+#include "codec/code_kind.hpp"
 #include "codec/cuda/numbers.cuh"
 #include "zcomm/dtype.hpp"
+#include "zcomm/wire_layout.hpp"
 
 namespace zcomm::gpu {
 
@@ -20,9 +22,6 @@ static_assert(kPieceElements % 4096 == 0 && kPieceElements <= std::int64_t{1} <<
 // What a wire adds to a sum: values, codes whose factor is 1, or codes of any kind.
 enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4, any };
 
-// The kinds of ElementKind that have scales, in its order.
-enum class CodeKind : std::uint8_t { int8, int6, int4, int2, fp8 };
-
 // The part of a wire that belongs to a piece.
 struct WirePart {
   const std::byte* data;    // values or codes
@@ -39,7 +38,9 @@ struct WirePart {
   // Scale of the block that holds group `group`. Groups are less than 2^22 + 256, blocks are 256 groups at most, and
   // magic * groups in a block is less than 256 above 2^32: group * magic / 2^32 exceeds the true quotient by less than
   // one group's share of it.
-  ZCOMM_DEVICE const std::byte* scale(std::uint32_t group) const { return scales + __umulhi(group + phase, magic) * 2; }
+  ZCOMM_DEVICE const std::byte* scale(std::uint32_t group) const {
+    return scales + __umulhi(group + phase, magic) * std::uint32_t{kScaleBytes};
+  }
 };
 
 // Where blocks are written.

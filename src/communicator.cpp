@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "collectives/random_seed.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -16,52 +17,11 @@ std::string exact_digits(float value) {
   return {digits, std::to_chars(digits, digits + sizeof(digits), value).ptr};
 }
 
-// "float32[2 x 12]": what peers compare, and what error messages show.
-template <class Views>
-std::string describe(const Views& views) {
-  const bool even = std::all_of(views.begin(), views.end(),
-                                [&](const auto& view) { return view.num_elements == views.front().num_elements; });
-  std::string text(to_string(views.front().dtype));
-  if (even) return text + "[" + std::to_string(views.size()) + " x " + std::to_string(views.front().num_elements) + "]";
-  text += "[";
-  for (const auto& view : views) text += std::to_string(view.num_elements) + ",";
-  text.back() = ']';
-  return text;
-}
-
 template <class Views>
 std::int64_t longest(const Views& slots) {
   std::int64_t num_elements = 0;
   for (const auto& slot : slots) num_elements = std::max(num_elements, slot.num_elements);
   return num_elements;
-}
-
-// "int8:256", or the number of the segments and a hash of them.
-template <class Format>
-std::string describe(std::span<const Segment<Format>> segments) {
-  if (segments.size() == 1) return segments[0].format.to_string();
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const Segment<Format>& segment : segments) {
-    for (const char c : std::to_string(segment.num_elements) + " " + segment.format.to_string() + ",") {
-      hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
-    }
-  }
-  return std::to_string(segments.size()) + " segments #" + std::to_string(hash);
-}
-
-template <class Format, class Views>
-void check_segments(std::span<const Segment<Format>> segments, const Views& slots) {
-  std::int64_t total = 0;
-  for (const Segment<Format>& segment : segments) {
-    check_argument(segment.num_elements >= 0, [&] {
-      return "segments: got one of " + std::to_string(segment.num_elements) + " elements, need 0 or more";
-    });
-    total += segment.num_elements;
-  }
-  check_argument(total == longest(slots), [&] {
-    return "segments: got " + std::to_string(total) + " elements, need those of the longest slot, " +
-           std::to_string(longest(slots));
-  });
 }
 
 std::string describe(const Feedback* feedback) {
@@ -70,7 +30,17 @@ std::string describe(const Feedback* feedback) {
   return text;
 }
 
-void check_feedback(const Feedback* feedback) {
+std::optional<BlockFormat> format_of(const Feedback* feedback) {
+  if (feedback == nullptr) return std::nullopt;
+  return feedback->format;
+}
+
+// `planned`: the format of the residual that the plan knows.
+void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned) {
+  const auto name = [](const std::optional<BlockFormat>& format) { return format ? format->to_string() : "none"; };
+  check_argument(format_of(feedback) == planned, [&] {
+    return "feedback: got a residual in " + name(format_of(feedback)) + ", need the plan's, " + name(planned);
+  });
   if (feedback == nullptr) return;
   const BlockFormat format = feedback->format;
   check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
@@ -84,10 +54,15 @@ void check_feedback(const Feedback* feedback) {
 }
 
 template <class Views>
-void check_slots(const Views& slots, int size, int rank, std::int64_t own_elements, DType dtype, const char* own_name) {
+void check_slots(const Views& slots, int size) {
   check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
     return "slots: got " + std::to_string(slots.size()) + ", need one for each of " + std::to_string(size) + " ranks";
   });
+}
+
+template <class Views>
+void check_slots(const Views& slots, int size, int rank, std::int64_t own_elements, DType dtype, const char* own_name) {
+  check_slots(slots, size);
   for (const auto& slot : slots) {
     check_argument(slot.dtype == dtype, [&] {
       return "slots: got dtype " + std::string(to_string(slot.dtype)) + ", need that of `" + own_name + "`, " +
@@ -101,16 +76,6 @@ void check_slots(const Views& slots, int size, int rank, std::int64_t own_elemen
   });
 }
 
-std::vector<int> peers_of(const Topology& topology, int rank) {
-  std::vector<int> peers;
-  for (int peer = 0; peer < topology.size(); ++peer) {
-    const bool met = !topology.is_hierarchical() || topology.same_node(rank, peer) ||
-                     topology.local_rank(rank) == topology.local_rank(peer);
-    if (met && peer != rank) peers.push_back(peer);
-  }
-  return peers;
-}
-
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topology, std::unique_ptr<Codec> codec,
@@ -119,14 +84,12 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
       codec_(std::move(codec)),
       transport_(std::move(transport)),
       topology_(std::move(topology)),
-      peers_(peers_of(topology_, transport_->rank())),
+      peers_(topology_.peers(transport_->rank())),
+      node_peers_(topology_.node_peers(transport_->rank())),
       chunk_bytes_(chunk_bytes) {
   check_argument(topology_.size() == transport_->size(), [&] {
     return "topology: got " + std::to_string(topology_.size()) + " ranks, need " + std::to_string(transport_->size());
   });
-  for (const int peer : peers_) {
-    if (topology_.same_node(rank(), peer)) node_peers_.push_back(peer);
-  }
   check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
 }
 
@@ -134,11 +97,10 @@ template <class Body>
 CallStats Communicator::run(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                             StreamView stream, Body&& body) {
   CallStats stats;
-  const std::uint64_t seed =
-      seed_ + 0x9e3779b97f4a7c15 * ++num_calls_;  // no two calls of one seed, nor of seeds nearby
+  const std::uint64_t seed = seed_of_call(seed_, ++num_calls_);
   try {
     transport_->begin(call, peers, timeout);
-    body(Resources{*codec_, *transport_, topology_, *workspace_, chunk_bytes_, stream, stats, seed});
+    body(Resources{*codec_, *transport_, topology_, *workspace_, stream, stats, seed});
   } catch (const std::exception& error) {
     // Peers wait for bytes that will not come.
     transport_->abort("in " + call + ": " + error.what());
@@ -147,10 +109,24 @@ CallStats Communicator::run(const std::string& call, std::span<const int> peers,
   return stats;
 }
 
-CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
+template <class Plan>
+void Communicator::check_plan(const Plan& plan, const SlotShape& slots) const {
+  check_argument(plan.rank() == rank() && plan.topology() == topology_, [&] {
+    return "plan: got one of rank " + std::to_string(plan.rank()) + " in " + plan.topology().to_string() +
+           ", need one of rank " + std::to_string(rank()) + " in " + topology_.to_string();
+  });
+  check_argument(plan.chunk_bytes() == chunk_bytes_, [&] {
+    return "plan: got one with a chunk_bytes of " + std::to_string(plan.chunk_bytes()) + ", need " +
+           std::to_string(chunk_bytes_);
+  });
+  check_argument(plan.slots() == slots,
+                 [&] { return "plan: got one of slots " + plan.slots().to_string() + ", need " + slots.to_string(); });
+}
+
+CallStats Communicator::all_gather(const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
                                    std::chrono::milliseconds timeout, StreamView stream, GatherExtras extras) {
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
-  check_segments(segments, slots);
+  check_plan(plan, shape_of(slots));
   check_argument(extras.secondary == nullptr || extras.reference == nullptr,
                  [] { return std::string("reference: got one beside a secondary shard, need one of the two"); });
   const std::byte* const end = shard.data + shard.num_bytes();
@@ -160,8 +136,14 @@ CallStats Communicator::all_gather(ConstTensorView shard, std::span<const Tensor
   const char* what = extras.secondary != nullptr   ? " keeping secondary shards"
                      : extras.reference != nullptr ? " of differences"
                                                    : "";
-  return run("all_gather " + describe(slots) + " " + describe(segments) + what, peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::all_gather(resources, shard, slots, segments, extras); });
+  return run("all_gather " + plan.description() + what, peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::all_gather(resources, plan, shard, slots, extras); });
+}
+
+CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
+                                   std::chrono::milliseconds timeout, StreamView stream, GatherExtras extras) {
+  check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
+  return all_gather(plan_all_gather(shape_of(slots), segments), shard, slots, timeout, stream, extras);
 }
 
 CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
@@ -170,27 +152,42 @@ CallStats Communicator::all_gather(ConstTensorView shard, std::span<const Tensor
   return all_gather(shard, slots, {&whole, 1}, timeout, stream, extras);
 }
 
+CallStats Communicator::gather_secondary(const GatherPlan& plan, const std::byte* secondary,
+                                         std::span<const TensorView> slots, std::chrono::milliseconds timeout,
+                                         StreamView stream) {
+  check_slots(slots, size());
+  const TensorView& own = slots[static_cast<std::size_t>(rank())];
+  check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
+  check_plan(plan, shape_of(slots));
+  return run("gather_secondary " + plan.description(), node_peers_, timeout, stream,
+             [&](const Resources& resources) { zcomm::gather_secondary(resources, plan, secondary, slots); });
+}
+
 CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,
                                          GatherSegments segments, std::chrono::milliseconds timeout,
                                          StreamView stream) {
-  const TensorView& own = slots[static_cast<std::size_t>(rank())];
-  check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
-  check_segments(segments, slots);
-  return run("gather_secondary " + describe(slots) + " " + describe(segments), node_peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::gather_secondary(resources, secondary, slots, segments); });
+  check_slots(slots, size());
+  return gather_secondary(plan_all_gather(shape_of(slots), segments), secondary, slots, timeout, stream);
+}
+
+CallStats Communicator::reduce_scatter(const ReducePlan& plan, std::span<const ConstTensorView> slots,
+                                       TensorView output, float factor, std::chrono::milliseconds timeout,
+                                       StreamView stream, const Feedback* feedback) {
+  check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
+  check_plan(plan, shape_of(slots));
+  check_feedback(feedback, plan.feedback());
+  return run("reduce_scatter " + plan.description() + " times " + exact_digits(factor) + describe(feedback), peers_,
+             timeout, stream, [&](const Resources& resources) {
+               zcomm::reduce_scatter(resources, plan, slots, output, factor, feedback);
+             });
 }
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output,
                                        ReduceSegments segments, float factor, std::chrono::milliseconds timeout,
                                        StreamView stream, const Feedback* feedback) {
   check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
-  check_segments(segments, slots);
-  check_feedback(feedback);
-  return run("reduce_scatter " + describe(slots) + " " + describe(segments) + " times " + exact_digits(factor) +
-                 describe(feedback),
-             peers_, timeout, stream, [&](const Resources& resources) {
-               zcomm::reduce_scatter(resources, slots, output, segments, factor, feedback);
-             });
+  const ReducePlan plan = plan_reduce_scatter(shape_of(slots), segments, format_of(feedback));
+  return reduce_scatter(plan, slots, output, factor, timeout, stream, feedback);
 }
 
 CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, TensorView output, HopFormats formats,
@@ -199,14 +196,23 @@ CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, T
   return reduce_scatter(slots, output, {&whole, 1}, factor, timeout, stream);
 }
 
+CallStats Communicator::all_reduce(const AllReducePlan& plan, TensorView tensor, float factor,
+                                   std::chrono::milliseconds timeout, StreamView stream, const Feedback* feedback) {
+  check_argument(plan.num_elements() == tensor.num_elements, [&] {
+    return "plan: got one of " + std::to_string(plan.num_elements()) + " elements, need those of the tensor, " +
+           std::to_string(tensor.num_elements);
+  });
+  check_plan(plan.reduce(), {plan.reduce().slots().lengths, tensor.dtype});
+  check_feedback(feedback, plan.reduce().feedback());
+  return run("all_reduce " + plan.description() + " times " + exact_digits(factor) + describe(feedback), peers_,
+             timeout, stream,
+             [&](const Resources& resources) { zcomm::all_reduce(resources, plan, tensor, factor, feedback); });
+}
+
 CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float factor,
                                    std::chrono::milliseconds timeout, StreamView stream, const Feedback* feedback) {
-  check_feedback(feedback);
-  const std::span<const TensorView> whole(&tensor, 1);
-  return run("all_reduce " + describe(whole) + " " + formats.to_string() + " times " + exact_digits(factor) +
-                 describe(feedback),
-             peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::all_reduce(resources, tensor, formats, factor, feedback); });
+  const AllReducePlan plan = plan_all_reduce(tensor.num_elements, tensor.dtype, formats, format_of(feedback));
+  return all_reduce(plan, tensor, factor, timeout, stream, feedback);
 }
 
 void Communicator::round_trip(ConstTensorView values, BlockFormat format, TensorView decoded, StreamView stream) const {

@@ -6,35 +6,140 @@
 #include "zcomm/error.hpp"
 
 namespace zcomm {
+namespace {
+
+bool are_equal(const std::vector<std::vector<int>>& nodes) {
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [&](const auto& members) { return members.size() == nodes.front().size(); });
+}
+
+}  // namespace
 
 Topology::Topology(std::span<const int> node_ids) {
   check_argument(!node_ids.empty(), [] { return std::string("node_ids: empty, need the node of every rank"); });
+  Tables tables;
   std::map<int, int> number_of;  // given id -> our number
   for (int rank = 0; rank < static_cast<int>(node_ids.size()); ++rank) {
     const int id = node_ids[static_cast<std::size_t>(rank)];
     const int node = number_of.try_emplace(id, static_cast<int>(number_of.size())).first->second;
-    if (node == num_nodes()) ranks_.emplace_back();
-    auto& members = ranks_[static_cast<std::size_t>(node)];
-    node_of_.push_back(node);
-    local_rank_.push_back(static_cast<int>(members.size()));
+    if (static_cast<std::size_t>(node) == tables.ranks.size()) tables.ranks.emplace_back();
+    auto& members = tables.ranks[static_cast<std::size_t>(node)];
+    tables.node_of.push_back(node);
+    tables.local_rank.push_back(static_cast<int>(members.size()));
     members.push_back(rank);
   }
-}
-
-bool Topology::is_hierarchical() const {
-  const std::size_t node_size = ranks_.front().size();
-  return num_nodes() > 1 && node_size > 1 &&
-         std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& members) { return members.size() == node_size; });
+  tables.is_hierarchical = tables.ranks.size() > 1 && tables.ranks.front().size() > 1 && are_equal(tables.ranks);
+  tables_ = std::make_shared<const Tables>(std::move(tables));
 }
 
 std::string Topology::to_string() const {
-  const std::size_t node_size = ranks_.front().size();
-  const bool even =
-      std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& members) { return members.size() == node_size; });
-  if (even) return std::to_string(num_nodes()) + "x" + std::to_string(node_size);
+  const auto& nodes = tables_->ranks;
+  if (are_equal(nodes)) return std::to_string(nodes.size()) + "x" + std::to_string(nodes.front().size());
   std::string text;
-  for (const auto& members : ranks_) text += (text.empty() ? "" : "+") + std::to_string(members.size());
+  for (const auto& members : nodes) text += (text.empty() ? "" : "+") + std::to_string(members.size());
   return text;
+}
+
+std::vector<int> Topology::peers(int rank) const {
+  std::vector<int> peers;
+  for (int peer = 0; peer < size(); ++peer) {
+    const bool exchanges = !is_hierarchical() || same_node(rank, peer) || local_rank(rank) == local_rank(peer);
+    if (exchanges && peer != rank) peers.push_back(peer);
+  }
+  return peers;
+}
+
+std::vector<int> Topology::node_peers(int rank) const {
+  std::vector<int> peers;
+  for (const int peer : ranks(node(rank))) {
+    if (peer != rank) peers.push_back(peer);
+  }
+  return peers;
+}
+
+std::array<Hop, 2> Topology::gather_hops(int rank) const {
+  std::array<Hop, 2> hops;
+  const auto exchange = [&](int peer) {
+    hops[0].sends.push_back({peer, rank});
+    hops[0].recvs.push_back({peer, peer});
+  };
+  if (!is_hierarchical()) {
+    for (int shift = 1; shift < size(); ++shift) exchange((rank + shift) % size());
+    return hops;
+  }
+  const int own_node = node(rank);
+  const std::vector<int> node_peers_of_rank = node_peers(rank);
+  for (int other = 0; other < num_nodes(); ++other) {
+    if (other != own_node) exchange(rank_of(other, local_rank(rank)));
+  }
+  for (const int peer : node_peers_of_rank) exchange(peer);
+  for (const int peer : node_peers_of_rank) {
+    for (int other = 0; other < num_nodes(); ++other) {
+      if (other == own_node) continue;
+      hops[1].sends.push_back({peer, rank_of(other, local_rank(rank))});
+      hops[1].recvs.push_back({peer, rank_of(other, local_rank(peer))});
+    }
+  }
+  return hops;
+}
+
+std::array<Hop, 2> Topology::reduce_hops(int rank) const {
+  std::array<Hop, 2> hops;
+  if (!is_hierarchical()) {
+    for (int shift = 1; shift < size(); ++shift) {
+      const int to = (rank + shift) % size();
+      hops[0].sends.push_back({to, to});
+      hops[0].recvs.push_back({(rank - shift + size()) % size(), rank});
+    }
+    return hops;
+  }
+  const int own_node = node(rank);
+  const int own_local = local_rank(rank);
+  const int node_size = static_cast<int>(ranks(own_node).size());
+  for (int shift = 1; shift < node_size; ++shift) {
+    const int to = (own_local + shift) % node_size;
+    const int from = (own_local - shift + node_size) % node_size;
+    for (int other = 0; other < num_nodes(); ++other) {
+      hops[0].sends.push_back({rank_of(own_node, to), rank_of(other, to)});
+      hops[0].recvs.push_back({rank_of(own_node, from), rank_of(other, own_local)});
+    }
+  }
+  for (int other = 0; other < num_nodes(); ++other) {
+    if (other == own_node) continue;
+    const int peer = rank_of(other, own_local);
+    hops[1].sends.push_back({peer, peer});
+    hops[1].recvs.push_back({peer, rank});
+  }
+  return hops;
+}
+
+int Topology::holder(int of_node, int slot) const {
+  const std::span<const int> members = ranks(of_node);
+  return members[static_cast<std::size_t>(local_rank(slot)) % members.size()];
+}
+
+Hop Topology::secondary_hop(int rank) const {
+  Hop hop;
+  const std::vector<int> receivers = node_peers(rank);
+  for (int slot = 0; slot < size(); ++slot) {
+    const int from = holder(node(rank), slot);
+    if (from != rank) {
+      hop.recvs.push_back({from, slot});
+      continue;
+    }
+    for (const int peer : receivers) hop.sends.push_back({peer, slot});
+  }
+  return hop;
+}
+
+std::vector<int> Topology::residual_owners(int rank) const {
+  const std::array<Hop, 2> hops = reduce_hops(rank);
+  std::vector<int> owners;
+  for (const Move& move : hops[is_hierarchical() ? 1 : 0].sends) {
+    if (num_nodes() == 1 || link(rank, move.peer) == Link::inter_node) owners.push_back(move.slot);
+  }
+  std::sort(owners.begin(), owners.end());
+  return owners;
 }
 
 }  // namespace zcomm

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "zcomm/link.hpp"
+
 namespace zcomm {
 
 // In the order of the table in block_format.cpp. `traits` gives a row of it.
@@ -58,6 +60,7 @@ struct HopFormats {
   static HopFormats parse(std::string_view text);
   std::string to_string() const;
 
+  const BlockFormat& on(Link link) const { return link == Link::intra_node ? inside : between; }
   bool is_exact() const { return inside.kind == ElementKind::exact && between.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
 };

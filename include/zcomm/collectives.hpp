@@ -3,6 +3,9 @@
 // qwZ and qgZ of ZeRO++ (arXiv 2306.10209), with per-hop formats as in SDP4Bit (arXiv 2410.15526). All of them cut long
 // messages into chunks of whole blocks and run their stages as a pipeline: stage s of chunk k beside stage s-1 of chunk
 // k+1, so that the hops and the codec overlap. Chunking does not change a bit of the result.
+//
+// Each follows a plan for this rank, topology and the lengths and dtype of `slots`, with the format of `feedback` if
+// there is one; Communicator checks that.
 #pragma once
 
 #include <chrono>
@@ -13,6 +16,7 @@
 
 #include "zcomm/codec.hpp"
 #include "zcomm/feedback.hpp"
+#include "zcomm/plan.hpp"
 #include "zcomm/segment.hpp"
 #include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
@@ -36,7 +40,6 @@ struct Resources {
   Transport& transport;
   const Topology& topology;
   Workspace& workspace;
-  std::size_t chunk_bytes;  // of values, per shard and chunk; rounded to whole blocks
   StreamView stream;
   CallStats& stats;
   std::uint64_t seed = 0;  // of stochastic rounding, another one for each call
@@ -54,13 +57,13 @@ struct GatherExtras {
 };
 
 // Every rank's shard, decoded into slots[rank] on every rank: the same bits everywhere. slots.size() is the number of
-// ranks; slots[own].num_elements == shard.num_elements; `shard` may be slots[own] itself. Slots may differ in length.
-// `segments` have the elements of the longest slot; a shorter one is cut off.
+// ranks; slots[own].num_elements == shard.num_elements; `shard` may be slots[own] itself. Slots may differ in length:
+// the plan's segments have the elements of the longest one, and a shorter one is cut off.
 //
 // Flat: every rank sends its wire to every other. Hierarchical: first between ranks of equal local rank in different
 // nodes, then inside the node, so that each byte enters a node once.
-void all_gather(const Resources& resources, ConstTensorView shard, std::span<const TensorView> slots,
-                GatherSegments segments, GatherExtras extras = {});
+void all_gather(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
+                std::span<const TensorView> slots, GatherExtras extras = {});
 
 // Secondary shards, hpZ of ZeRO++: the ranks of a node keep among them the wires of a gather, so that a later one of
 // the same values stays inside the node. In each node the wire of rank r's shard is kept by the rank whose local rank
@@ -72,18 +75,18 @@ std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chun
 
 // The slots once more, from the secondary shards that an all_gather with slots of the same lengths and dtype, in the
 // same segments, has filled on every rank of the node: the same bits, and no byte between nodes.
-void gather_secondary(const Resources& resources, const std::byte* secondary, std::span<const TensorView> slots,
-                      GatherSegments segments);
+void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
+                      std::span<const TensorView> slots);
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
-// be slots[own]. `segments` are as in all_gather. Sums are float32, in rank order (hierarchical: in local-rank order
+// be slots[own]. Segments are as in all_gather. Sums are float32, in rank order (hierarchical: in local-rank order
 // inside a node, then in node order). The own contribution is added in full precision.
 //
 // Hierarchical: slots go to the local rank of their owner, are summed there and encoded again, then go to the owner's
 // node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
 // the between format to others: one quantization.
-void reduce_scatter(const Resources& resources, std::span<const ConstTensorView> slots, TensorView output,
-                    ReduceSegments segments, float factor, const Feedback* feedback = nullptr);
+void reduce_scatter(const Resources& resources, const ReducePlan& plan, std::span<const ConstTensorView> slots,
+                    TensorView output, float factor, const Feedback* feedback = nullptr);
 
 // The slots of a tensor of so many elements in an all_reduce among `size` ranks: whole blocks of all formats, so that
 // the last ones are short or empty and no padding is copied.
@@ -91,7 +94,7 @@ std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats
 
 // tensor = factor * sum over ranks of tensor, the same bits on every rank: a reduce_scatter of these slots, then an
 // all_gather in the inside format.
-void all_reduce(const Resources& resources, TensorView tensor, HopFormats formats, float factor,
+void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorView tensor, float factor,
                 const Feedback* feedback = nullptr);
 
 }  // namespace zcomm

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zcomm/collectives.hpp"
@@ -30,8 +32,33 @@ class Communicator {
   int size() const { return transport_->size(); }
   const Topology& topology() const { return topology_; }
 
-  // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`. With a
-  // format in place of segments, all of a slot travels in it.
+  // What a call of this rank will do, for callers that make it again and again or want to know what it costs. Throw
+  // ArgumentError.
+  GatherPlan plan_all_gather(SlotShape slots, GatherSegments segments) const {
+    return {topology_, rank(), chunk_bytes_, std::move(slots), segments};
+  }
+  ReducePlan plan_reduce_scatter(SlotShape slots, ReduceSegments segments,
+                                 std::optional<BlockFormat> feedback = {}) const {
+    return {topology_, rank(), chunk_bytes_, std::move(slots), segments, feedback};
+  }
+  AllReducePlan plan_all_reduce(std::int64_t num_elements, DType dtype, HopFormats formats,
+                                std::optional<BlockFormat> feedback = {}) const {
+    return {topology_, rank(), chunk_bytes_, num_elements, dtype, formats, feedback};
+  }
+
+  // See collectives.hpp. On a CPU they return when the result is there, on a GPU when all is queued on `stream`. Throw
+  // ArgumentError if the plan is for another rank, topology, shape, chunk size or format of the residual.
+  CallStats all_gather(const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
+                       std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
+  CallStats gather_secondary(const GatherPlan& plan, const std::byte* secondary, std::span<const TensorView> slots,
+                             std::chrono::milliseconds timeout, StreamView stream = {});
+  CallStats reduce_scatter(const ReducePlan& plan, std::span<const ConstTensorView> slots, TensorView output,
+                           float factor, std::chrono::milliseconds timeout, StreamView stream = {},
+                           const Feedback* feedback = nullptr);
+  CallStats all_reduce(const AllReducePlan& plan, TensorView tensor, float factor, std::chrono::milliseconds timeout,
+                       StreamView stream = {}, const Feedback* feedback = nullptr);
+
+  // The same, with a plan of their own. With a format in place of segments, all of a slot travels in it.
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
                        std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,
@@ -69,6 +96,8 @@ class Communicator {
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
 
  private:
+  template <class Plan>
+  void check_plan(const Plan& plan, const SlotShape& slots) const;
   template <class Body>
   CallStats run(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                 StreamView stream, Body&& body);

@@ -1,104 +1,143 @@
 #include "gathered_wires.hpp"
+#include "pipeline.hpp"
+#include "random_seed.hpp"
 
 namespace zcomm {
+namespace {
 
-void all_gather(const Resources& r, ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
-                GatherExtras extras) {
-  constexpr int kDepth = 3;  // stages
-  const int rank = r.transport.rank();
-  const int size = r.transport.size();
-  const bool hierarchical = r.topology.is_hierarchical();
-  const std::span<const int> local_ranks = r.topology.ranks(r.topology.node(rank));
+class AllGather {
+ public:
+  AllGather(const Resources& r, const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
+            GatherExtras extras)
+      : r_(r),
+        plan_(plan),
+        shard_(shard),
+        slots_(slots),
+        differences_only_(extras.reference != nullptr),
+        reference_{extras.reference, shard.num_elements, shard.dtype},
+        uses_own_all_gather_(!plan.topology().is_hierarchical() && extras.secondary == nullptr &&
+                             plan.slots().is_even()),
+        wires_(r, plan, extras.secondary, extras.secondary, kDepth) {}
 
-  const GatherPlan plan(r.chunk_bytes, slots, segments);
-  if (plan.num_chunks() == 0) return;
-  const bool even = extras.secondary == nullptr && plan.is_even();  // wires are equal and side by side
-  const GatheredWires wires(r, plan, extras.secondary, kDepth);
-  Ring<std::unique_ptr<Transfer>, kDepth> first_hop;
-  Ring<std::unique_ptr<Transfer>, kDepth> second_hop;
-  std::vector<Send> sends;
-  std::vector<Recv> recvs;
-  std::vector<Encode> encodes;
-  std::vector<DecodeSumEncode> differences;
-  std::vector<Wire> terms;
-  GatheredWires::Jobs decodes;
-  const TensorView reference{extras.reference, shard.num_elements, shard.dtype};
+  void run() {
+    run_pipeline(plan_.num_chunks(), *this, &AllGather::encode_and_send, &AllGather::forward_inside_node,
+                 &AllGather::decode);
+  }
 
-  // Ranks in other nodes that hold what this node gets through `local`.
-  const auto for_each_counterpart = [&](int local, auto&& visit) {
-    for (int node = 0; node < r.topology.num_nodes(); ++node) {
-      if (node != r.topology.node(rank)) visit(r.topology.ranks(node)[static_cast<std::size_t>(local)]);
-    }
-  };
+ private:
+  static constexpr int kDepth = 3;  // stages
 
-  const auto encode_and_send = [&](std::int64_t chunk) {
-    encodes.clear();
-    differences.clear();
-    terms.clear();
-    terms.reserve(2 * plan.num_pieces(chunk));  // jobs hold spans of it
-    plan.for_each_piece(
-        shard, chunk, wires.data(rank, chunk),
-        [&](ConstTensorView values, const Piece<BlockFormat>& piece, std::byte* wire) {
-          const Rounding rounding = rounding_of(r, rank, piece, piece.format);
-          if (extras.reference == nullptr || piece.format.kind == ElementKind::exact) {
-            encodes.push_back({values, piece.format, wire, rounding});
-            return;
-          }
-          terms.push_back({values.data, {}, values.dtype});
-          // As add() takes it: values that are finite again arrive whole.
-          terms.push_back({reference.slice(piece.begin, piece.count).data, {}, values.dtype, -1.0f, true});
-          differences.push_back({std::span(terms).last(2), values.num_elements, piece.format, wire, rounding});
-        });
-    {
-      const Timed timed(r.stats.codec_time);
-      r.codec.encode(encodes, r.stream);
-      r.codec.decode_sum_encode(differences, r.stream);
-    }
-    if (!hierarchical && even) {
-      first_hop[chunk] = start_all_gather(r, wires.data(0, chunk), plan.slot_bytes(chunk));
+  void encode_and_send(std::int64_t chunk) {
+    encode(chunk);
+    if (uses_own_all_gather_) {  // the wires are equal and side by side
+      first_hop_[chunk] = start_all_gather(r_, wires_.room(0, chunk), plan_.slot_bytes(chunk));
       return;
     }
-    sends.clear();
-    recvs.clear();
-    const auto exchange = [&](int peer) {
-      if (peer == rank) return;
-      sends.push_back(wires.send(peer, rank, chunk));
-      recvs.push_back(wires.recv(peer, peer, chunk));
-    };
-    if (hierarchical) {
-      for_each_counterpart(r.topology.local_rank(rank), exchange);
-      for (const int peer : local_ranks) exchange(peer);
+    wires_.list(plan_.hops()[0], chunk, sends_, recvs_);
+    first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void encode(std::int64_t chunk) {
+    encodes_.clear();
+    differences_.clear();
+    terms_.clear();
+    MessageWriter message(wires_.room(plan_.rank(), chunk), shard_.dtype);
+    for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+      const ConstTensorView values = shard_.slice(piece.begin, piece.count);
+      std::byte* const wire = message.next(piece.format, values.num_elements);
+      const Rounding rounding = rounding_of(r_, plan_.rank(), piece, piece.format);
+      if (!differences_only_ || piece.format.kind == ElementKind::exact) {
+        encodes_.push_back({values, piece.format, wire, rounding});
+        continue;
+      }
+      terms_.begin_sum();
+      terms_.add({values.data, {}, values.dtype});
+      // As add_differences() takes it: values that are finite again arrive whole.
+      terms_.add({reference_.slice(piece.begin, piece.count).data, {}, values.dtype, -1.0f, true});
+      differences_.push_back({terms_.sum(), values.num_elements, piece.format, wire, rounding});
+    }
+    const Timed timed(r_.stats.codec_time);
+    r_.codec.encode(encodes_, r_.stream);
+    r_.codec.decode_sum_encode(differences_, r_.stream);
+  }
+
+  void forward_inside_node(std::int64_t chunk) {
+    finish_transfer(r_, first_hop_[chunk]);
+    if (!plan_.topology().is_hierarchical()) return;
+    wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
+    second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void decode(std::int64_t chunk) {
+    if (plan_.topology().is_hierarchical()) finish_transfer(r_, second_hop_[chunk]);
+    if (differences_only_) {
+      add_differences(chunk);
     } else {
-      for (int shift = 1; shift < size; ++shift) exchange((rank + shift) % size);
+      wires_.decode(r_, slots_, chunk, decodes_);
     }
-    first_hop[chunk] = start_transfer(r, sends, recvs);
-  };
+  }
 
-  const auto forward_inside_node = [&](std::int64_t chunk) {
-    finish_transfer(r, first_hop[chunk]);
-    if (!hierarchical) return;
-    sends.clear();
-    recvs.clear();
-    for (const int peer : local_ranks) {
-      if (peer == rank) continue;
-      for_each_counterpart(r.topology.local_rank(rank),
-                           [&](int slot) { sends.push_back(wires.send(peer, slot, chunk)); });
-      for_each_counterpart(r.topology.local_rank(peer),
-                           [&](int slot) { recvs.push_back(wires.recv(peer, slot, chunk)); });
+  // Adds the differences of a chunk to what all slots hold, and the own slot to the reference, which has what it held.
+  // A NaN is held as 0, or it would stay.
+  void add_differences(std::int64_t chunk) {
+    decodes_.clear();
+    sums_.clear();
+    terms_.clear();
+    wires_.for_each(slots_, chunk, [&](int slot, TensorView values, const Piece<BlockFormat>& piece, const Wire& wire) {
+      const bool is_own = slot == plan_.rank();
+      const TensorView target = is_own ? reference_.slice(piece.begin, piece.count) : values;
+      if (piece.format.kind == ElementKind::exact) {
+        decodes_.push_back({wire, target});
+        return;
+      }
+      terms_.begin_sum();
+      terms_.add({target.data, {}, target.dtype, 1.0f, true});
+      terms_.add(wire);
+      sums_.push_back({terms_.sum(), 1.0f, target});
+    });
+    const Timed timed(r_.stats.codec_time);
+    r_.codec.decode(decodes_, r_.stream);
+    r_.codec.decode_sum(sums_, r_.stream);
+    copy_reference(chunk);
+  }
+
+  // Into the own slot.
+  void copy_reference(std::int64_t chunk) {
+    decodes_.clear();
+    for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+      const ConstTensorView held = reference_.slice(piece.begin, piece.count);
+      const TensorView own = slots_[static_cast<std::size_t>(plan_.rank())].slice(piece.begin, piece.count);
+      decodes_.push_back({{held.data, {}, held.dtype}, own});
     }
-    second_hop[chunk] = start_transfer(r, sends, recvs);
-  };
+    r_.codec.decode(decodes_, r_.stream);
+  }
 
-  const auto decode_all = [&](std::int64_t chunk) {
-    if (hierarchical) finish_transfer(r, second_hop[chunk]);
-    if (extras.reference == nullptr) {
-      wires.decode(r, chunk, decodes);
-    } else {
-      wires.add(r, chunk, reference, decodes);
-    }
-  };
+  const Resources& r_;
+  const GatherPlan& plan_;
+  const ConstTensorView shard_;
+  const std::span<const TensorView> slots_;
+  const bool differences_only_;
+  const TensorView reference_;  // of the own slot, with differences_only_
+  const bool uses_own_all_gather_;
+  const GatheredWires wires_;
+  Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
+  Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
+  // Kept from chunk to chunk, for their memory.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Encode> encodes_;
+  std::vector<DecodeSumEncode> differences_;
+  std::vector<Decode> decodes_;
+  std::vector<DecodeSum> sums_;
+  TermList terms_;
+};
 
-  run_pipeline(plan.num_chunks(), encode_and_send, forward_inside_node, decode_all);
+}  // namespace
+
+void all_gather(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
+                std::span<const TensorView> slots, GatherExtras extras) {
+  if (plan.num_chunks() == 0) return;
+  AllGather(resources, plan, shard, slots, extras).run();
 }
 
 }  // namespace zcomm

@@ -1,24 +1,22 @@
-#include <numeric>
-
-#include "pipeline.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/plan.hpp"
 
 namespace zcomm {
 
 std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats) {
-  const std::int64_t granule =
-      std::lcm(std::max(formats.inside.block_size, 1), std::max(formats.between.block_size, 1));
+  const std::int64_t granule = granule_of(formats);
   const std::int64_t even = (tensor.num_elements + size - 1) / size;
   return split(tensor, size, (even + granule - 1) / granule * granule);
 }
 
-void all_reduce(const Resources& r, TensorView tensor, HopFormats formats, float factor, const Feedback* feedback) {
-  const std::vector<TensorView> slots = all_reduce_slots(tensor, r.transport.size(), formats);
-  const TensorView own = slots[static_cast<std::size_t>(r.transport.rank())];
+void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorView tensor, float factor,
+                const Feedback* feedback) {
+  const std::vector<TensorView> slots =
+      split(tensor, resources.transport.size(), plan.gather().slots().lengths.front());
+  const TensorView own = slots[static_cast<std::size_t>(resources.transport.rank())];
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  const Segment<HopFormats> reduced{slots[0].num_elements, formats};
-  const Segment<BlockFormat> gathered{slots[0].num_elements, formats.inside};
-  reduce_scatter(r, inputs, own, {&reduced, 1}, factor, feedback);
-  all_gather(r, own, slots, {&gathered, 1});
+  reduce_scatter(resources, plan.reduce(), inputs, own, factor, feedback);
+  all_gather(resources, plan.gather(), own, slots);
 }
 
 }  // namespace zcomm

@@ -1,47 +1,54 @@
 #include "gathered_wires.hpp"
+#include "pipeline.hpp"
 
 namespace zcomm {
+namespace {
+
+class SecondaryGather {
+ public:
+  SecondaryGather(const Resources& r, const GatherPlan& plan, const std::byte* secondary,
+                  std::span<const TensorView> slots)
+      : r_(r), plan_(plan), slots_(slots), wires_(r, plan, secondary, nullptr, kDepth) {}
+
+  void run() {
+    run_pipeline(plan_.num_chunks(), *this, &SecondaryGather::exchange_inside_node, &SecondaryGather::decode);
+  }
+
+ private:
+  static constexpr int kDepth = 2;  // stages
+
+  void exchange_inside_node(std::int64_t chunk) {
+    wires_.list(plan_.secondary_hop(), chunk, sends_, recvs_);
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void decode(std::int64_t chunk) {
+    finish_transfer(r_, transfers_[chunk]);
+    wires_.decode(r_, slots_, chunk, decodes_);
+  }
+
+  const Resources& r_;
+  const GatherPlan& plan_;
+  const std::span<const TensorView> slots_;
+  const GatheredWires wires_;
+  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  // Kept from chunk to chunk, for their memory.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Decode> decodes_;
+};
+
+}  // namespace
 
 std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
                             std::span<const TensorView> slots, GatherSegments segments) {
-  return SecondaryLayout(topology, rank, GatherPlan(chunk_bytes, slots, segments)).num_bytes();
+  return GatherPlan(topology, rank, chunk_bytes, shape_of(slots), segments).secondary_bytes();
 }
 
-void gather_secondary(const Resources& r, const std::byte* secondary, std::span<const TensorView> slots,
-                      GatherSegments segments) {
-  constexpr int kDepth = 2;  // stages
-  const int rank = r.transport.rank();
-  const int node = r.topology.node(rank);
-  const GatherPlan plan(r.chunk_bytes, slots, segments);
+void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
+                      std::span<const TensorView> slots) {
   if (plan.num_chunks() == 0) return;
-  // Wires that are kept are only read here: no rank of the node sends another what that one keeps.
-  const GatheredWires wires(r, plan, const_cast<std::byte*>(secondary), kDepth);
-  Ring<std::unique_ptr<Transfer>, kDepth> transfers;
-  std::vector<Send> sends;
-  std::vector<Recv> recvs;
-  GatheredWires::Jobs decodes;
-
-  const auto exchange_inside_node = [&](std::int64_t chunk) {
-    sends.clear();
-    recvs.clear();
-    for (int slot = 0; slot < r.transport.size(); ++slot) {
-      const int owner = keeper(r.topology, node, slot);
-      if (owner != rank) {
-        recvs.push_back(wires.recv(owner, slot, chunk));
-        continue;
-      }
-      for (const int peer : r.topology.ranks(node)) {
-        if (peer != rank) sends.push_back(wires.send(peer, slot, chunk));
-      }
-    }
-    transfers[chunk] = start_transfer(r, sends, recvs);
-  };
-  const auto decode_all = [&](std::int64_t chunk) {
-    finish_transfer(r, transfers[chunk]);
-    wires.decode(r, chunk, decodes);
-  };
-
-  run_pipeline(plan.num_chunks(), exchange_inside_node, decode_all);
+  SecondaryGather(resources, plan, secondary, slots).run();
 }
 
 }  // namespace zcomm

@@ -60,6 +60,25 @@ TEST_CASE("anything else is refused by name") {
                     "format: got the element kind 7, expected exact, bf16, int8, int6, int4, int2 or fp8");
 }
 
+TEST_CASE("fields that were set one by one are valid if they print as a format") {
+  for (const char* text : {"exact", "bf16", "int8:32", "int6:96", "int4:4096:hadamard", "int2:64:stochastic",
+                           "int4:64:hadamard:stochastic", "fp8:128:hadamard"}) {
+    CHECK(BlockFormat::parse(text).is_valid());
+  }
+  const auto valid = [](ElementKind kind, int block_size, bool hadamard = false, bool stochastic = false) {
+    return BlockFormat{kind, block_size, hadamard, stochastic}.is_valid();
+  };
+  CHECK_FALSE(valid(ElementKind::exact, 32));
+  CHECK_FALSE(valid(ElementKind::exact, 0, true));
+  CHECK_FALSE(valid(ElementKind::bf16, 0, false, true));
+  CHECK_FALSE(valid(ElementKind::int8, 0));
+  CHECK_FALSE(valid(ElementKind::int8, 48));
+  CHECK_FALSE(valid(ElementKind::int4, -32));
+  CHECK_FALSE(valid(ElementKind::int4, 8192));
+  CHECK_FALSE(valid(ElementKind::fp8, 128, false, true));
+  CHECK_FALSE(valid(static_cast<ElementKind>(99), 32));
+}
+
 TEST_CASE("hop formats print and parse") {
   const HopFormats formats = HopFormats::parse("int8:128/int4:64");
   CHECK(formats.inside == BlockFormat{ElementKind::int8, 128});

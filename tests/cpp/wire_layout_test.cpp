@@ -37,6 +37,20 @@ TEST_CASE("the parts of a wire") {
   check("fp8:32", DType::float32, 33, 2, 16, 33, 64);
 }
 
+TEST_CASE("where an element has its scale and its code") {
+  const WireLayout layout(BlockFormat::parse("int6:64"), DType::float32, 1000);
+  CHECK(layout.scales_bytes() == 32);
+  CHECK(layout.scale_offset(0) == 0);
+  CHECK(layout.scale_offset(63) == 0);
+  CHECK(layout.scale_offset(64) == 2);
+  CHECK(layout.code_offset(0) == layout.codes_offset);
+  CHECK(layout.code_offset(64) == layout.codes_offset + 48);
+  const WireLayout exact({}, DType::float16, 1000);
+  CHECK(exact.scale_offset(500) == 0);
+  CHECK(exact.code_offset(504) == 1008);
+  CHECK(wire_bytes({}, DType::float16, 1000) == exact.num_bytes);
+}
+
 TEST_CASE("sizes beyond 32 bits") {
   const std::int64_t n = (std::int64_t{1} << 40) + 1;
   check("int4:32", DType::float32, n, (std::int64_t{1} << 35) + 1, (std::size_t{1} << 36) + 16,

@@ -7,9 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "zcomm/dtype.hpp"
 #include "zcomm/segment.hpp"
-#include "zcomm/tensor_view.hpp"
-#include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 
@@ -25,6 +24,12 @@ struct Piece {
   std::size_t segment;      // that it is of,
   std::int64_t in_segment;  // from this element on
 };
+
+// Elements that whole blocks of all formats are a multiple of.
+inline std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
+inline std::int64_t granule_of(HopFormats formats) {
+  return std::lcm(granule_of(formats.inside), granule_of(formats.between));
+}
 
 // Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot
 // travels as the wires of its pieces, back to back.
@@ -64,6 +69,9 @@ class Chunks {
 
   std::int64_t count() const { return static_cast<std::int64_t>(first_pieces_.size()); }
 
+  std::size_t num_pieces() const { return pieces_.size(); }
+  std::size_t first_piece(std::int64_t chunk) const { return first_pieces_[static_cast<std::size_t>(chunk)]; }
+
   std::span<const Piece<Format>> operator[](std::int64_t chunk) const {
     const auto i = static_cast<std::size_t>(chunk);
     const std::size_t end = i + 1 < first_pieces_.size() ? first_pieces_[i + 1] : pieces_.size();
@@ -71,11 +79,6 @@ class Chunks {
   }
 
  private:
-  static std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
-  static std::int64_t granule_of(HopFormats formats) {
-    return std::lcm(granule_of(formats.inside), granule_of(formats.between));
-  }
-
   std::vector<Piece<Format>> pieces_;
   std::vector<std::size_t> first_pieces_;  // of each chunk
 };

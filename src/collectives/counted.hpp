@@ -1,0 +1,53 @@
+// Codec and transport calls that are counted and timed.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+
+#include "zcomm/collectives.hpp"
+
+namespace zcomm {
+
+// Adds the time of a scope to a counter.
+class Timed {
+ public:
+  explicit Timed(std::chrono::nanoseconds& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Timed() { total_ += std::chrono::steady_clock::now() - start_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  std::chrono::nanoseconds& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+inline void count_sent(const Resources& r, int peer, std::size_t num_bytes) {
+  const bool is_intra_node = r.topology.link(r.transport.rank(), peer) == Link::intra_node;
+  std::size_t& total = is_intra_node ? r.stats.inside_bytes : r.stats.between_bytes;
+  total += num_bytes;
+}
+
+inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<const Send> sends,
+                                                std::span<const Recv> recvs) {
+  for (const Send& send : sends) count_sent(r, send.peer, send.num_bytes);
+  const Timed timed(r.stats.transfer_time);
+  return r.transport.start(sends, recvs, r.stream);
+}
+
+// The transport's own all_gather, of slots that are equal and lie side by side.
+inline std::unique_ptr<Transfer> start_all_gather(const Resources& r, std::byte* slots, std::size_t slot_bytes) {
+  for (int peer = 0; peer < r.transport.size(); ++peer) {
+    if (peer != r.transport.rank()) count_sent(r, peer, slot_bytes);
+  }
+  const Timed timed(r.stats.transfer_time);
+  return r.transport.all_gather(slots, slot_bytes, r.stream);
+}
+
+inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer) {
+  const Timed timed(r.stats.transfer_time);
+  transfer->wait(r.stream);
+  transfer.reset();
+}
+
+}  // namespace zcomm

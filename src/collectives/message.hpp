@@ -1,0 +1,111 @@
+// Messages: the wires of a chunk's pieces, back to back; and the terms of the sums that are made of them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "zcomm/codec.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/transport.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+
+// Hands out the places of wires in a message that this rank fills.
+class MessageWriter {
+ public:
+  // `dtype`: of the values that are encoded.
+  MessageWriter(std::byte* message, DType dtype) : message_(message), dtype_(dtype) {}
+
+  // Where the next num_elements values go in `format`.
+  std::byte* next(BlockFormat format, std::int64_t num_elements) {
+    std::byte* const wire = message_ + num_bytes_;
+    num_bytes_ += wire_bytes(format, dtype_, num_elements);
+    return wire;
+  }
+
+  std::size_t num_bytes() const { return num_bytes_; }
+  Send send(int peer) const { return {peer, message_, num_bytes_}; }
+
+ private:
+  std::byte* message_;
+  DType dtype_;
+  std::size_t num_bytes_ = 0;
+};
+
+// Hands out the wires of a message that has arrived, in the order in which its sender asked for their places.
+class MessageReader {
+ public:
+  MessageReader(const std::byte* message, DType dtype) : message_(message), dtype_(dtype) {}
+
+  Wire next(BlockFormat format, std::int64_t num_elements) {
+    const Wire wire{message_, format, dtype_};
+    message_ += wire_bytes(format, dtype_, num_elements);
+    return wire;
+  }
+
+ private:
+  const std::byte* message_;
+  DType dtype_;
+};
+
+// Buffers for `num_peers` messages of each chunk that is under way.
+class MessageBuffers {
+ public:
+  MessageBuffers(const Resources& r, int num_peers, std::size_t message_bytes, int depth)
+      : num_peers_(num_peers),
+        depth_(depth),
+        message_bytes_(message_bytes),
+        scratch_(r.workspace, message_bytes * static_cast<std::size_t>(num_peers) * static_cast<std::size_t>(depth),
+                 r.stream) {}
+
+  std::byte* data(int peer, std::int64_t chunk) const {
+    const auto place = static_cast<std::size_t>((chunk % depth_) * num_peers_ + peer);
+    return scratch_.data() + place * message_bytes_;
+  }
+
+ private:
+  int num_peers_;
+  int depth_;
+  std::size_t message_bytes_;
+  Scratch scratch_;
+};
+
+// The terms of sums, one sum after another. What sum() gives stays as it is until clear(), so that jobs can hold it
+// while terms are added. Memory is kept from chunk to chunk.
+class TermList {
+ public:
+  TermList() { blocks_.emplace_back().reserve(64); }
+
+  void clear() {
+    for (std::vector<Wire>& block : blocks_) block.clear();
+    current_ = first_ = 0;
+  }
+  void begin_sum() { first_ = blocks_[current_].size(); }
+  void add(const Wire& term) {
+    if (blocks_[current_].size() == blocks_[current_].capacity()) move_on();
+    blocks_[current_].push_back(term);
+  }
+  // All terms since begin_sum().
+  std::span<const Wire> sum() const { return std::span(blocks_[current_]).subspan(first_); }
+
+ private:
+  // The sum that is being made goes on in a larger block; spans of its copy here stay valid.
+  void move_on() {
+    const std::size_t size = 2 * blocks_[current_].capacity();
+    if (current_ + 1 == blocks_.size()) blocks_.emplace_back().reserve(size);
+    const std::span<const Wire> terms = sum();
+    ++current_;
+    first_ = 0;
+    blocks_[current_].assign(terms.begin(), terms.end());
+  }
+
+  std::vector<std::vector<Wire>> blocks_;  // each twice as large as the one before, none ever grows
+  std::size_t current_ = 0;
+  std::size_t first_ = 0;  // of the sum, in the current block
+};
+
+}  // namespace zcomm

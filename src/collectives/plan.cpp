@@ -1,0 +1,278 @@
+#include "zcomm/plan.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "hash.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace {
+
+// "int8:256", or the number of the segments and a hash of them. Ranks compare it: other words are another protocol.
+template <class Format>
+std::string describe(std::span<const Segment<Format>> segments) {
+  if (segments.size() == 1) return segments[0].format.to_string();
+  std::uint64_t hash = kFnvBasis;
+  for (const Segment<Format>& segment : segments) {
+    hash = fnv1a(std::to_string(segment.num_elements) + " " + segment.format.to_string() + ",", hash);
+  }
+  return std::to_string(segments.size()) + " segments #" + std::to_string(hash);
+}
+
+// Returns `slots`.
+template <class Format>
+SlotShape checked(SlotShape slots, const Topology& topology, int rank, std::size_t chunk_bytes,
+                  std::span<const Segment<Format>> segments) {
+  check_argument(rank >= 0 && rank < topology.size(), [&] {
+    return "rank: got " + std::to_string(rank) + ", need 0 to " + std::to_string(topology.size() - 1);
+  });
+  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
+  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
+    return "slots: got " + std::to_string(slots.lengths.size()) + ", need one for each of " +
+           std::to_string(topology.size()) + " ranks";
+  });
+  for (const std::int64_t length : slots.lengths) {
+    check_argument(length >= 0,
+                   [&] { return "slots: got one of " + std::to_string(length) + " elements, need 0 or more"; });
+  }
+  std::int64_t total = 0;
+  for (const Segment<Format>& segment : segments) {
+    check_argument(segment.num_elements >= 0, [&] {
+      return "segments: got one of " + std::to_string(segment.num_elements) + " elements, need 0 or more";
+    });
+    total += segment.num_elements;
+  }
+  check_argument(total == slots.longest(), [&] {
+    return "segments: got " + std::to_string(total) + " elements, need those of the longest slot, " +
+           std::to_string(slots.longest());
+  });
+  return slots;
+}
+
+// Bytes of the pieces of a slot of `length` elements, each in the format that `format_of` picks.
+template <class Format, class FormatOf>
+std::size_t message_bytes(std::span<const Piece<Format>> pieces, std::int64_t length, DType dtype,
+                          FormatOf&& format_of) {
+  std::size_t num_bytes = 0;
+  for (const Piece<Format>& piece : pieces) {
+    const std::int64_t count = std::clamp<std::int64_t>(length - piece.begin, 0, piece.count);
+    num_bytes += wire_bytes(format_of(piece.format), dtype, count);
+  }
+  return num_bytes;
+}
+
+template <class FormatOf>
+std::size_t largest_message(const Chunks<HopFormats>& chunks, std::int64_t length, DType dtype, FormatOf&& format_of) {
+  std::size_t largest = 0;
+  for (std::int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    largest = std::max(largest, message_bytes(chunks[chunk], length, dtype, format_of));
+  }
+  return largest;
+}
+
+auto on(Link link) {
+  return [link](const HopFormats& formats) { return formats.on(link); };
+}
+
+void add(LinkBytes& total, Link link, std::size_t num_bytes) {
+  if (link == Link::intra_node) {
+    total.intra_node += num_bytes;
+  } else {
+    total.inter_node += num_bytes;
+  }
+}
+
+int num_held(const Topology& topology, int rank) {
+  int count = 0;
+  for (int slot = 0; slot < topology.size(); ++slot) {
+    if (topology.holder(topology.node(rank), slot) == rank) ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::int64_t SlotShape::longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
+
+bool SlotShape::is_even() const {
+  return std::all_of(lengths.begin(), lengths.end(), [this](std::int64_t length) { return length == lengths.front(); });
+}
+
+// Ranks compare it: other words are another protocol.
+std::string SlotShape::to_string() const {
+  std::string text(zcomm::to_string(dtype));
+  if (is_even()) return text + "[" + std::to_string(lengths.size()) + " x " + std::to_string(lengths.front()) + "]";
+  text += "[";
+  for (const std::int64_t length : lengths) text += std::to_string(length) + ",";
+  text.back() = ']';
+  return text;
+}
+
+// --- GatherPlan
+
+GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments)
+    : topology_(std::move(topology)),
+      rank_(rank),
+      chunk_bytes_(chunk_bytes),
+      slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
+      segments_(segments.begin(), segments.end()),
+      description_(slots_.to_string() + " " + describe(segments)),
+      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype),
+      longest_(slots_.longest()),
+      hops_(topology_.gather_hops(rank)),
+      secondary_hop_(topology_.secondary_hop(rank)) {
+  wire_offsets_.push_back(0);
+  for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
+    wire_offsets_.push_back(wire_offsets_.back() +
+                            message_bytes(pieces(chunk), longest_, slots_.dtype, std::identity()));
+  }
+  for (int slot = 0; slot < topology_.size(); ++slot) {
+    const bool is_held = topology_.holder(topology_.node(rank), slot) == rank;
+    places_.push_back(is_held ? num_held_++ : -1);
+  }
+}
+
+std::size_t GatherPlan::num_bytes(int slot, std::int64_t chunk) const {
+  const std::int64_t length = slots_.lengths[static_cast<std::size_t>(slot)];
+  return length == longest_ ? slot_bytes(chunk) : message_bytes(pieces(chunk), length, slots_.dtype, std::identity());
+}
+
+std::size_t GatherPlan::largest_secondary_bytes() const {
+  int most = 0;
+  for (int node = 0; node < topology_.num_nodes(); ++node) {
+    // The ranks of a node take turns with the slots, the first one first.
+    most = std::max(most, num_held(topology_, topology_.ranks(node).front()));
+  }
+  return static_cast<std::size_t>(most) * wire_offsets_.back();
+}
+
+LinkBytes GatherPlan::bytes_of(std::span<const Hop> hops) const {
+  LinkBytes total;
+  for (const Hop& hop : hops) {
+    for (const Move& move : hop.sends) {
+      std::size_t sent = 0;
+      for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) sent += num_bytes(move.slot, chunk);
+      add(total, topology_.link(rank_, move.peer), sent);
+    }
+  }
+  return total;
+}
+
+CodecPasses GatherPlan::passes() const {
+  CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank_)], 0};
+  for (const std::int64_t length : slots_.lengths) passes.decoded += length;
+  return passes;
+}
+
+// --- ReducePlan
+
+ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, ReduceSegments segments,
+                       std::optional<BlockFormat> feedback)
+    : topology_(std::move(topology)),
+      rank_(rank),
+      chunk_bytes_(chunk_bytes),
+      slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
+      segments_(segments.begin(), segments.end()),
+      feedback_(feedback),
+      description_(slots_.to_string() + " " + describe(segments)),
+      // No block of a residual straddles two pieces.
+      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
+      hops_(topology_.reduce_hops(rank)) {
+  if (feedback_) lay_out_residual();
+}
+
+void ReducePlan::lay_out_residual() {
+  const Link link = topology_.num_nodes() == 1 ? Link::intra_node : Link::inter_node;
+  first_residual_.assign(slots_.lengths.size(), -1);
+  for (const int owner : topology_.residual_owners(rank_)) {
+    const auto slot = static_cast<std::size_t>(owner);
+    first_residual_[slot] = static_cast<std::ptrdiff_t>(residual_offsets_.size());
+    for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
+      for (const Piece<HopFormats>& piece : pieces(chunk)) {
+        residual_offsets_.push_back(residual_bytes_);
+        if (piece.format.on(link).kind == ElementKind::exact) continue;
+        const std::int64_t count = std::clamp<std::int64_t>(slots_.lengths[slot] - piece.begin, 0, piece.count);
+        residual_bytes_ += wire_bytes(*feedback_, DType::float32, count);
+      }
+    }
+  }
+}
+
+std::size_t ReducePlan::num_bytes(int slot, std::int64_t chunk, Link link, DType dtype) const {
+  return message_bytes(pieces(chunk), slots_.lengths[static_cast<std::size_t>(slot)], dtype, on(link));
+}
+
+std::size_t ReducePlan::largest_bytes(Link link, DType dtype) const {
+  return largest_message(chunks_, slots_.longest(), dtype, on(link));
+}
+
+std::size_t ReducePlan::largest_sum_bytes() const {
+  return largest_message(chunks_, slots_.longest(), DType::float32, [](const HopFormats&) { return BlockFormat{}; });
+}
+
+LinkBytes ReducePlan::bytes() const {
+  LinkBytes total;
+  for (const Hop& hop : hops_) {
+    const DType dtype = &hop == &hops_[0] ? slots_.dtype : DType::float32;  // sums are sent on
+    for (const Move& move : hop.sends) {
+      const Link link = topology_.link(rank_, move.peer);
+      for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
+        add(total, link, num_bytes(move.slot, chunk, link, dtype));
+      }
+    }
+  }
+  return total;
+}
+
+CodecPasses ReducePlan::passes() const {
+  CodecPasses passes;
+  for (const Hop& hop : hops_) {
+    for (const Move& move : hop.sends) passes.encoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
+    for (const Move& move : hop.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
+  }
+  return passes;
+}
+
+// --- AllReducePlan
+
+namespace {
+
+SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
+  return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
+}
+
+}  // namespace
+
+AllReducePlan::AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements,
+                             DType dtype, HopFormats formats, std::optional<BlockFormat> feedback)
+    : AllReducePlan(topology, rank, chunk_bytes, all_reduce_shape(num_elements, dtype, topology.size(), formats),
+                    formats, feedback) {}
+
+AllReducePlan::AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, HopFormats formats,
+                             std::optional<BlockFormat> feedback)
+    : num_elements_(0),
+      reduce_(topology, rank, chunk_bytes, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}},
+              feedback),
+      gather_(topology, rank, chunk_bytes, slots,
+              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.inside}}) {
+  for (const std::int64_t length : slots.lengths) num_elements_ += length;
+  description_ = SlotShape{{num_elements_}, slots.dtype}.to_string() + " " + formats.to_string();
+}
+
+LinkBytes AllReducePlan::bytes() const {
+  const LinkBytes reduced = reduce_.bytes();
+  const LinkBytes gathered = gather_.bytes();
+  return {reduced.intra_node + gathered.intra_node, reduced.inter_node + gathered.inter_node};
+}
+
+CodecPasses AllReducePlan::passes() const {
+  const CodecPasses reduced = reduce_.passes();
+  const CodecPasses gathered = gather_.passes();
+  return {reduced.encoded + gathered.encoded, reduced.decoded + gathered.decoded};
+}
+
+}  // namespace zcomm

@@ -1,0 +1,34 @@
+// Seeds of stochastic rounding.
+#pragma once
+
+#include <cstdint>
+
+#include "zcomm/chunks.hpp"
+#include "zcomm/collectives.hpp"
+
+namespace zcomm {
+
+inline constexpr std::uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, odd
+
+// Of the call with this number: another one for each call of a seed. Calls of two seeds share one by chance only.
+constexpr std::uint64_t seed_of_call(std::uint64_t seed, std::uint64_t number) { return seed + kGoldenGamma * number; }
+
+// splitmix64 (Steele et al., OOPSLA 2014): a bijection.
+constexpr std::uint64_t mix_seed(std::uint64_t x) {
+  x += kGoldenGamma;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// The random bits of a piece of the slot of `owner`: others for each call, rank, slot and segment.
+template <class Format>
+Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, BlockFormat format) {
+  if (!format.stochastic) return {};
+  std::uint64_t seed = mix_seed(r.seed);
+  seed = mix_seed(seed ^ static_cast<std::uint64_t>(r.transport.rank()));
+  seed = mix_seed(seed ^ static_cast<std::uint64_t>(owner));
+  return {mix_seed(seed ^ piece.segment), piece.in_segment};
+}
+
+}  // namespace zcomm

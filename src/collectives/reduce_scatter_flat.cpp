@@ -1,0 +1,121 @@
+#include "counted.hpp"
+#include "message.hpp"
+#include "pipeline.hpp"
+#include "random_seed.hpp"
+#include "reduce_scatter.hpp"
+#include "residuals.hpp"
+
+namespace zcomm {
+namespace {
+
+class FlatReduceScatter {
+ public:
+  FlatReduceScatter(const Resources& r, const Reduction& call)
+      : r_(r),
+        call_(call),
+        plan_(call.plan),
+        dtype_(call.output.dtype),
+        outgoing_(r, plan_.topology().size(), message_bytes(), kDepth),
+        incoming_(r, plan_.topology().size(), message_bytes(), kDepth),
+        residuals_(plan_, call.feedback) {}
+
+  void run() { run_pipeline(plan_.num_chunks(), *this, &FlatReduceScatter::encode_and_send, &FlatReduceScatter::sum); }
+
+ private:
+  static constexpr int kDepth = 2;  // stages
+
+  std::size_t message_bytes() const {
+    return std::max(plan_.largest_bytes(Link::intra_node, dtype_), plan_.largest_bytes(Link::inter_node, dtype_));
+  }
+  Link link(int peer) const { return plan_.topology().link(plan_.rank(), peer); }
+
+  void encode_and_send(std::int64_t chunk) {
+    encodes_.clear();
+    encodes_with_residual_.clear();
+    terms_.clear();
+    residuals_.begin_chunk();
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.hop(0).sends) {
+      MessageWriter message(outgoing_.data(move.peer, chunk), dtype_);
+      list_encodes(move.slot, chunk, message);
+      sends_.push_back(message.send(move.peer));
+    }
+    for (const auto& [peer, slot] : plan_.hop(0).recvs) {
+      recvs_.push_back({peer, incoming_.data(peer, chunk), plan_.num_bytes(slot, chunk, link(peer), dtype_)});
+    }
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.encode(encodes_, r_.stream);
+      r_.codec.decode_sum_encode(encodes_with_residual_, r_.stream);
+    }
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+    const Timed timed(r_.stats.codec_time);  // while they are under way
+    r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
+  }
+
+  // The jobs that fill the message to the owner of a slot.
+  void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
+    const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const ConstTensorView values = call_.values(owner, pieces[i]);
+      const BlockFormat format = pieces[i].format.on(link(owner));
+      const Rounding rounding = rounding_of(r_, owner, pieces[i], format);
+      std::byte* const wire = message.next(format, values.num_elements);
+      if (residuals_.covers(owner, format)) {
+        terms_.begin_sum();
+        terms_.add(exact_wire(values));
+        residuals_.encode(owner, chunk, i, terms_, {{}, values.num_elements, format, wire, rounding},
+                          encodes_with_residual_);
+      } else {
+        encodes_.push_back({values, format, wire, rounding});
+      }
+    }
+  }
+
+  void sum(std::int64_t chunk) {
+    finish_transfer(r_, transfers_[chunk]);
+    terms_.clear();
+    sums_.clear();
+    messages_.clear();
+    const int size = plan_.topology().size();
+    for (int peer = 0; peer < size; ++peer) messages_.emplace_back(incoming_.data(peer, chunk), dtype_);
+    for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
+      const ConstTensorView own = call_.values(plan_.rank(), piece);
+      terms_.begin_sum();
+      for (int peer = 0; peer < size; ++peer) {
+        terms_.add(peer == plan_.rank()
+                       ? exact_wire(own)
+                       : messages_[static_cast<std::size_t>(peer)].next(piece.format.on(link(peer)), own.num_elements));
+      }
+      sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count)});
+    }
+    const Timed timed(r_.stats.codec_time);
+    r_.codec.decode_sum(sums_, r_.stream);
+  }
+
+  const Resources& r_;
+  const Reduction& call_;
+  const ReducePlan& plan_;
+  const DType dtype_;
+  const MessageBuffers outgoing_;  // one message for each rank
+  const MessageBuffers incoming_;
+  Residuals residuals_;
+  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  // Kept from chunk to chunk, for their memory.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Encode> encodes_;
+  std::vector<DecodeSumEncode> encodes_with_residual_;
+  std::vector<DecodeSum> sums_;
+  std::vector<MessageReader> messages_;
+  TermList terms_;
+};
+
+}  // namespace
+
+void reduce_scatter_flat(const Resources& resources, const Reduction& reduction) {
+  FlatReduceScatter(resources, reduction).run();
+}
+
+}  // namespace zcomm

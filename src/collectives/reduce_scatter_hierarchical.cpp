@@ -1,0 +1,208 @@
+#include "counted.hpp"
+#include "message.hpp"
+#include "pipeline.hpp"
+#include "random_seed.hpp"
+#include "reduce_scatter.hpp"
+#include "residuals.hpp"
+
+namespace zcomm {
+namespace {
+
+// A message between local ranks holds the wires of one slot per node, in node order. This order is the transpose that
+// brings every slot to its owner in the second hop.
+class HierarchicalReduceScatter {
+ public:
+  HierarchicalReduceScatter(const Resources& r, const Reduction& call)
+      : r_(r),
+        call_(call),
+        plan_(call.plan),
+        topology_(call.plan.topology()),
+        dtype_(call.output.dtype),
+        own_node_(topology_.node(plan_.rank())),
+        own_local_(topology_.local_rank(plan_.rank())),
+        num_nodes_(topology_.num_nodes()),
+        node_size_(static_cast<int>(topology_.ranks(own_node_).size())),
+        first_out_(r, node_size_, first_bytes(), kDepth),
+        first_in_(r, node_size_, first_bytes(), kDepth),
+        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
+        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
+        partial_(r, 1, plan_.largest_sum_bytes(), kDepth),
+        residuals_(plan_, call.feedback) {}
+
+  void run() {
+    run_pipeline(plan_.num_chunks(), *this, &HierarchicalReduceScatter::encode_and_send_inside,
+                 &HierarchicalReduceScatter::sum_and_send_between, &HierarchicalReduceScatter::sum_nodes);
+  }
+
+ private:
+  static constexpr int kDepth = 3;  // stages
+
+  std::size_t first_bytes() const {
+    return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
+  }
+
+  void encode_and_send_inside(std::int64_t chunk) {
+    encodes_.clear();
+    sends_.clear();
+    recvs_.clear();
+    // Moves to and from a peer follow each other, one for each node.
+    const Hop& hop = plan_.hop(0);
+    const auto nodes = static_cast<std::size_t>(num_nodes_);
+    for (std::size_t first = 0; first < hop.sends.size(); first += nodes) {
+      const int peer = hop.sends[first].peer;
+      MessageWriter message(first_out_.data(topology_.local_rank(peer), chunk), dtype_);
+      for (const Move& move : std::span(hop.sends).subspan(first, nodes)) list_encodes(move.slot, chunk, message);
+      sends_.push_back(message.send(peer));
+    }
+    std::size_t own_bytes = 0;
+    for (int node = 0; node < num_nodes_; ++node) {
+      own_bytes += plan_.num_bytes(topology_.rank_of(node, own_local_), chunk, Link::intra_node, dtype_);
+    }
+    for (std::size_t first = 0; first < hop.recvs.size(); first += nodes) {
+      const int peer = hop.recvs[first].peer;
+      recvs_.push_back({peer, first_in_.data(topology_.local_rank(peer), chunk), own_bytes});
+    }
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.encode(encodes_, r_.stream);
+    }
+    first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
+    for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
+      const ConstTensorView values = call_.values(owner, piece);
+      const BlockFormat format = piece.format.on(Link::intra_node);
+      encodes_.push_back(
+          {values, format, message.next(format, values.num_elements), rounding_of(r_, owner, piece, format)});
+    }
+  }
+
+  void sum_and_send_between(std::int64_t chunk) {
+    finish_transfer(r_, first_hop_[chunk]);
+    list_sums(chunk);
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.decode_sum_encode(forwards_, r_.stream);
+    }
+    second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+    const Timed timed(r_.stats.codec_time);  // while the second hop is under way
+    r_.codec.decode_sum(sums_, r_.stream);
+    r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
+  }
+
+  // The sums over the own node: that of the own slot stays here, the others are encoded again for other nodes.
+  void list_sums(std::int64_t chunk) {
+    terms_.clear();
+    sums_.clear();
+    forwards_.clear();
+    sends_.clear();
+    recvs_.clear();
+    residuals_.begin_chunk();
+    messages_.clear();
+    for (int local = 0; local < node_size_; ++local) messages_.emplace_back(first_in_.data(local, chunk), dtype_);
+    for (int node = 0; node < num_nodes_; ++node) {
+      if (node == own_node_) {
+        list_own_sums(chunk);
+        continue;
+      }
+      const int owner = topology_.rank_of(node, own_local_);
+      MessageWriter message(second_out_.data(node, chunk), DType::float32);
+      list_forwards(owner, chunk, message);
+      sends_.push_back(message.send(owner));
+      recvs_.push_back({owner, second_in_.data(node, chunk),
+                        plan_.num_bytes(plan_.rank(), chunk, Link::inter_node, DType::float32)});
+    }
+  }
+
+  void list_own_sums(std::int64_t chunk) {
+    MessageWriter partial(partial_.data(0, chunk), DType::float32);
+    for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
+      const std::int64_t count = list_terms(plan_.rank(), piece);
+      sums_.push_back({terms_.sum(), 1.0f, {partial.next({}, count), count, DType::float32}});
+    }
+  }
+
+  void list_forwards(int owner, std::int64_t chunk, MessageWriter& message) {
+    const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const BlockFormat format = pieces[i].format.on(Link::inter_node);
+      const std::int64_t count = list_terms(owner, pieces[i]);
+      const DecodeSumEncode forward{terms_.sum(), count, format, message.next(format, count),
+                                    rounding_of(r_, owner, pieces[i], format)};
+      if (residuals_.covers(owner, format)) {
+        residuals_.encode(owner, chunk, i, terms_, forward, forwards_);
+      } else {
+        forwards_.push_back(forward);
+      }
+    }
+  }
+
+  // What the ranks of this node have for `owner`, in local-rank order. Returns the number of elements.
+  std::int64_t list_terms(int owner, const Piece<HopFormats>& piece) {
+    const ConstTensorView values = call_.values(owner, piece);
+    terms_.begin_sum();
+    for (int local = 0; local < node_size_; ++local) {
+      terms_.add(local == own_local_ ? exact_wire(values)
+                                     : messages_[static_cast<std::size_t>(local)].next(
+                                           piece.format.on(Link::intra_node), values.num_elements));
+    }
+    return values.num_elements;
+  }
+
+  void sum_nodes(std::int64_t chunk) {
+    finish_transfer(r_, second_hop_[chunk]);
+    terms_.clear();
+    sums_.clear();
+    messages_.clear();
+    for (int node = 0; node < num_nodes_; ++node) {
+      const std::byte* message = node == own_node_ ? partial_.data(0, chunk) : second_in_.data(node, chunk);
+      messages_.emplace_back(message, DType::float32);
+    }
+    for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
+      const TensorView values = call_.output.slice(piece.begin, piece.count);
+      terms_.begin_sum();
+      for (int node = 0; node < num_nodes_; ++node) {
+        const BlockFormat format = node == own_node_ ? BlockFormat{} : piece.format.on(Link::inter_node);
+        terms_.add(messages_[static_cast<std::size_t>(node)].next(format, values.num_elements));
+      }
+      sums_.push_back({terms_.sum(), call_.factor, values});
+    }
+    const Timed timed(r_.stats.codec_time);
+    r_.codec.decode_sum(sums_, r_.stream);
+  }
+
+  const Resources& r_;
+  const Reduction& call_;
+  const ReducePlan& plan_;
+  const Topology& topology_;
+  const DType dtype_;
+  const int own_node_;
+  const int own_local_;
+  const int num_nodes_;
+  const int node_size_;
+  const MessageBuffers first_out_;  // one message for each local rank
+  const MessageBuffers first_in_;
+  const MessageBuffers second_out_;  // one for each node
+  const MessageBuffers second_in_;
+  const MessageBuffers partial_;  // float32 sums of the own slot over the own node
+  Residuals residuals_;
+  Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
+  Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
+  // Kept from chunk to chunk, for their memory.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Encode> encodes_;
+  std::vector<DecodeSum> sums_;
+  std::vector<DecodeSumEncode> forwards_;
+  std::vector<MessageReader> messages_;
+  TermList terms_;
+};
+
+}  // namespace
+
+void reduce_scatter_hierarchical(const Resources& resources, const Reduction& reduction) {
+  HierarchicalReduceScatter(resources, reduction).run();
+}
+
+}  // namespace zcomm

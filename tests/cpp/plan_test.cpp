@@ -1,0 +1,235 @@
+#include "zcomm/plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "ranks.hpp"
+#include "values.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace test;
+
+// Counts the values of wires that are lossy.
+class CountingCodec final : public Codec {
+ public:
+  explicit CountingCodec(CodecPasses& passes) : codec_(make_cpu_codec()), passes_(passes) {}
+
+  void encode(std::span<const Encode> jobs, StreamView stream) const override {
+    for (const Encode& job : jobs) passes_.encoded += job.values.num_elements;
+    codec_->encode(jobs, stream);
+  }
+  void decode(std::span<const Decode> jobs, StreamView stream) const override {
+    for (const Decode& job : jobs) passes_.decoded += job.values.num_elements;
+    codec_->decode(jobs, stream);
+  }
+  void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
+    for (const DecodeSum& job : jobs) count(job.wires, job.values.num_elements);
+    codec_->decode_sum(jobs, stream);
+  }
+  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
+    for (const DecodeSumEncode& job : jobs) {
+      passes_.encoded += job.num_elements;
+      count(job.wires, job.num_elements);
+    }
+    codec_->decode_sum_encode(jobs, stream);
+  }
+
+ private:
+  void count(std::span<const Wire> wires, std::int64_t num_elements) const {
+    for (const Wire& wire : wires) {
+      if (wire.format.kind != ElementKind::exact) passes_.decoded += num_elements;
+    }
+  }
+
+  std::unique_ptr<Codec> codec_;
+  CodecPasses& passes_;
+};
+
+struct World {
+  World(const std::vector<int>& node_ids, std::size_t chunk_bytes) : passes(node_ids.size()) {
+    std::size_t rank = 0;
+    for (auto& transport : make_local_transports(static_cast<int>(node_ids.size()))) {
+      communicators.push_back(std::make_unique<Communicator>(std::move(transport), Topology(node_ids),
+                                                             std::make_unique<CountingCodec>(passes[rank++]),
+                                                             make_host_workspace(), chunk_bytes));
+    }
+  }
+  std::vector<CodecPasses> passes;  // of each rank
+  std::vector<std::unique_ptr<Communicator>> communicators;
+};
+
+void expect(const char* what, const CallStats& stats, LinkBytes planned) {
+  if (stats.inside_bytes == planned.intra_node && stats.between_bytes == planned.inter_node) return;
+  throw Error(std::string(what) + ": sent " + std::to_string(stats.inside_bytes) + " and " +
+              std::to_string(stats.between_bytes) + " bytes, planned " + std::to_string(planned.intra_node) + " and " +
+              std::to_string(planned.inter_node));
+}
+
+void expect(const char* what, CodecPasses passes, CodecPasses planned) {
+  if (passes == planned) return;
+  throw Error(std::string(what) + ": encoded " + std::to_string(passes.encoded) + " and decoded " +
+              std::to_string(passes.decoded) + " values, planned " + std::to_string(planned.encoded) + " and " +
+              std::to_string(planned.decoded));
+}
+
+// Slots of n elements, cut off at the end, as of a tensor of fewer elements than there is room for.
+std::vector<TensorView> slots_of(Values& values, int size, std::int64_t n, std::int64_t missing) {
+  TensorView tensor = view(values);
+  tensor.num_elements = std::max<std::int64_t>(size * n - missing, n);
+  return split(tensor, size, n);
+}
+
+template <class Format>
+std::vector<Segment<Format>> segments_of(std::int64_t n, const char* format, bool mixed) {
+  if (!mixed) return {{n, Format::parse(format)}};
+  return {{n / 3, Format::parse(format)}, {n / 5, {}}, {n - n / 3 - n / 5, Format::parse(format)}};
+}
+
+const std::vector<Shape> kWorlds{{{1}}, {{4}}, {{1, 1, 1}}, {{2, 2}}, {{3, 1}}, {{1, 2, 2}, true}, {{3, 3}, true}};
+
+TEST_CASE("plans: the bytes and codec passes of a call are those that were planned") {
+  for (const Shape& shape : kWorlds) {
+    const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);
+    const int size = static_cast<int>(ids.size());
+    for (const std::int64_t n : {1, 100, 1031}) {
+      for (const std::int64_t missing : {std::int64_t{0}, n + 7}) {
+        for (const bool mixed : {false, true}) {
+          World world(ids, 1024);
+          run_ranks(size, [&](int rank) {
+            Communicator& communicator = *world.communicators[static_cast<std::size_t>(rank)];
+            CodecPasses& passes = world.passes[static_cast<std::size_t>(rank)];
+            Values values = random_tensors(1, size * n, static_cast<unsigned>(rank))[0];
+            const auto slots = slots_of(values, size, n, missing);
+            const TensorView own = slots[static_cast<std::size_t>(rank)];
+
+            const auto reduced = segments_of<HopFormats>(n, "int8:64/int4:32", mixed);
+            const ReducePlan reduce = communicator.plan_reduce_scatter(shape_of(slots), reduced);
+            Values sum(static_cast<std::size_t>(own.num_elements));
+            const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+            expect("reduce_scatter", communicator.reduce_scatter(reduce, inputs, view(sum), 1.0f, 20s), reduce.bytes());
+            if (!mixed) expect("reduce_scatter", passes, reduce.passes());
+            Values alone(sum.size());
+            communicator.reduce_scatter(inputs, view(alone), reduced, 1.0f, 20s);
+            if (!same_bits(sum, alone)) throw Error("reduce_scatter: other bits with a plan");
+
+            passes = {};
+            const GatherPlan gather =
+                communicator.plan_all_gather(shape_of(slots), segments_of<BlockFormat>(n, "int8:64", mixed));
+            std::vector<std::max_align_t> kept(gather.secondary_bytes() / sizeof(std::max_align_t) + 1);
+            auto* const secondary = reinterpret_cast<std::byte*>(kept.data());
+            expect("all_gather", communicator.all_gather(gather, own, slots, 20s), gather.bytes());
+            if (!mixed) expect("all_gather", passes, gather.passes());
+            expect("all_gather", communicator.all_gather(gather, own, slots, 20s, {}, {secondary}), gather.bytes());
+            passes = {};
+            expect("gather_secondary", communicator.gather_secondary(gather, secondary, slots, 20s),
+                   gather.bytes_from_secondary());
+            if (!mixed) expect("gather_secondary", passes, gather.passes_from_secondary());
+            if (gather.bytes_from_secondary().inter_node != 0) throw Error("gather_secondary: bytes between nodes");
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("plans: an all_reduce costs what its two halves cost") {
+  for (const Shape& shape : kWorlds) {
+    const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);
+    const int size = static_cast<int>(ids.size());
+    for (const std::int64_t n : {1, 97, 5000}) {
+      World world(ids, 4096);
+      run_ranks(size, [&](int rank) {
+        Communicator& communicator = *world.communicators[static_cast<std::size_t>(rank)];
+        Values values = random_tensors(1, n, static_cast<unsigned>(rank))[0];
+        const AllReducePlan plan =
+            communicator.plan_all_reduce(n, DType::float32, HopFormats::parse("int8:32/int4:64"));
+        expect("all_reduce", communicator.all_reduce(plan, view(values), 1.0f, 20s), plan.bytes());
+        expect("all_reduce", world.passes[static_cast<std::size_t>(rank)], plan.passes());
+      });
+    }
+  }
+}
+
+TEST_CASE("plans: the largest secondary shard is that of some rank, and none is larger") {
+  for (const Shape& shape : kWorlds) {
+    const Topology topology(node_ids(shape.nodes, shape.interleaved));
+    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000)};
+    std::size_t largest = 0;
+    for (int rank = 0; rank < topology.size(); ++rank) {
+      const GatherPlan plan(topology, rank, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
+      largest = std::max(largest, plan.secondary_bytes());
+    }
+    const GatherPlan plan(topology, 0, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
+    CHECK(plan.largest_secondary_bytes() == largest);
+  }
+}
+
+TEST_CASE(
+    "plans: a residual is needed where something lossy leaves the node, or leaves the rank if there is one node") {
+  const SlotShape slots{{64, 64, 64, 64}};
+  const auto bytes = [&](const std::vector<int>& ids, const char* formats) {
+    const Segment<HopFormats> segment{64, HopFormats::parse(formats)};
+    const ReducePlan plan(Topology(ids), 0, 1 << 20, slots, {&segment, 1}, BlockFormat::parse("int8:32"));
+    return plan.residual_bytes();
+  };
+  const std::size_t wire = WireLayout(BlockFormat::parse("int8:32"), DType::float32, 64).num_bytes;
+  CHECK(bytes({0, 0, 0, 0}, "int8:32") == 3 * wire);
+  CHECK(bytes({0, 0, 1, 1}, "int8:32") == wire);
+  CHECK(bytes({0, 0, 0, 1}, "int8:32") == wire);
+  CHECK(bytes({0, 1, 2, 3}, "int8:32") == 3 * wire);
+  CHECK(bytes({0, 0, 1, 1}, "int8:32/exact") == 0);
+  CHECK(bytes({0, 0, 1, 1}, "exact/int8:32") == wire);
+}
+
+TEST_CASE("plans: what they are not for is refused before a byte moves") {
+  const auto communicators = make_communicators({0});
+  Communicator& communicator = *communicators[0];
+  Values values(64);
+  const TensorView slot = view(values);
+  const ConstTensorView input = slot;
+  const Segment<BlockFormat> gathered{64, BlockFormat::parse("int8:32")};
+  const Segment<HopFormats> reduced{64, HopFormats::parse("int8:32")};
+  const auto gather = [&](const GatherPlan& plan) { communicator.all_gather(plan, input, {&slot, 1}, 1s); };
+  const SlotShape slots{{64}};
+  gather(communicator.plan_all_gather(slots, {&gathered, 1}));
+  CHECK_THROWS_WITH_AS(gather({Topology(std::vector<int>{0, 0}), 1, kDefaultChunkBytes, {{64, 64}}, {&gathered, 1}}),
+                       "plan: got one of rank 1 in 1x2, need one of rank 0 in 1x1", ArgumentError);
+  CHECK_THROWS_WITH_AS(gather({communicator.topology(), 0, 64, slots, {&gathered, 1}}),
+                       "plan: got one with a chunk_bytes of 64, need 1048576", ArgumentError);
+  CHECK_THROWS_WITH_AS(gather(communicator.plan_all_gather({{64}, DType::float16}, {&gathered, 1})),
+                       "plan: got one of slots float16[1 x 64], need float32[1 x 64]", ArgumentError);
+  CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{63}}, {&gathered, 1}),
+                       "segments: got 64 elements, need those of the longest slot, 63", ArgumentError);
+  CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{64, 64}}, {&gathered, 1}),
+                       "slots: got 2, need one for each of 1 ranks", ArgumentError);
+  CHECK_THROWS_WITH_AS(GatherPlan(communicator.topology(), 1, 64, slots, {&gathered, 1}), "rank: got 1, need 0 to 0",
+                       ArgumentError);
+  const ReducePlan with_residual =
+      communicator.plan_reduce_scatter(slots, {&reduced, 1}, BlockFormat::parse("int8:128"));
+  CHECK_THROWS_WITH_AS(communicator.reduce_scatter(with_residual, {&input, 1}, slot, 1.0f, 1s),
+                       "feedback: got a residual in none, need the plan's, int8:128", ArgumentError);
+  const AllReducePlan shorter = communicator.plan_all_reduce(63, DType::float32, HopFormats::parse("int8:32"));
+  CHECK_THROWS_WITH_AS(communicator.all_reduce(shorter, slot, 1.0f, 1s),
+                       "plan: got one of 63 elements, need those of the tensor, 64", ArgumentError);
+}
+
+TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") {
+  const Topology topology(std::vector<int>{0, 0});
+  const auto words = [&](const SlotShape& slots, const std::vector<Segment<BlockFormat>>& segments) {
+    return GatherPlan(topology, 0, 64, slots, segments).description();
+  };
+  const BlockFormat int8 = BlockFormat::parse("int8:32");
+  CHECK(words({{12, 12}}, {{12, int8}}) == "float32[2 x 12] int8:32");
+  CHECK(words({{12, 7}, DType::bfloat16}, {{12, int8}}) == "bfloat16[12,7] int8:32");
+  const std::string two = words({{12, 12}}, {{6, int8}, {6, {}}});
+  CHECK(two.starts_with("float32[2 x 12] 2 segments #"));
+  CHECK(two != words({{12, 12}}, {{5, int8}, {7, {}}}));
+}
+
+}  // namespace
+}  // namespace zcomm

@@ -86,6 +86,81 @@ def load_nccl(wheel_path: str = "") -> tuple[str, int]: ...
 def wait_for(stream: int, earlier: int) -> None: ...
 def synchronize(stream: int) -> None: ...
 
+Moves = list[tuple[int, int]]  # peer, and the rank whose slot it is
+Hop = tuple[Moves, Moves]  # what is sent, and what is received
+
+class Topology:
+    size: int
+    num_nodes: int
+    is_hierarchical: bool
+    def __init__(self, node_ids: Sequence[int]) -> None: ...
+    def same_node(self, a: int, b: int) -> bool: ...
+    def holder(self, node: int, slot: int) -> int: ...
+    def gather_hops(self, rank: int) -> tuple[Hop, Hop]: ...
+    def reduce_hops(self, rank: int) -> tuple[Hop, Hop]: ...
+    def secondary_hop(self, rank: int) -> Hop: ...
+
+class LinkBytes:
+    intra_node: int
+    inter_node: int
+    total: int
+
+class CodecPasses:
+    encoded: int
+    decoded: int
+
+class GatherPlan:
+    description: str
+    num_chunks: int
+    bytes: LinkBytes
+    passes: CodecPasses
+    secondary_bytes: int
+    largest_secondary_bytes: int
+    bytes_from_secondary: LinkBytes
+    passes_from_secondary: CodecPasses
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        lengths: Sequence[int],
+        dtype: str,
+        segments: Segments,
+        chunk_bytes: int = ...,
+    ) -> None: ...
+
+class ReducePlan:
+    description: str
+    num_chunks: int
+    bytes: LinkBytes
+    passes: CodecPasses
+    residual_bytes: int
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        lengths: Sequence[int],
+        dtype: str,
+        segments: Segments,
+        feedback: str | None = None,
+        chunk_bytes: int = ...,
+    ) -> None: ...
+
+class AllReducePlan:
+    description: str
+    bytes: LinkBytes
+    passes: CodecPasses
+    residual_bytes: int
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        num_elements: int,
+        dtype: str,
+        formats: str,
+        feedback: str | None = None,
+        chunk_bytes: int = ...,
+    ) -> None: ...
+
 class CallStats:
     """Bytes that one call sent from this rank."""
 
@@ -119,9 +194,19 @@ class Communicator:
         factor: float,
         timeout: timedelta,
         stream: int = 0,
-        feedback: tuple[int, str, float, bool] | None = None,  # address, format, decay, whether it is empty
     ) -> CallStats: ...
-    def feedback_bytes(self, slots: Sequence[Values], segments: Segments, format: str) -> int: ...
+    def plan_reduce_scatter(self, slots: Sequence[Values], segments: Segments, feedback: str) -> ReducePlan: ...
+    def run_reduce_scatter(
+        self,
+        plan: ReducePlan,
+        slots: Sequence[Values],
+        output: Values,
+        factor: float,
+        timeout: timedelta,
+        stream: int = 0,
+        *,
+        feedback: tuple[int, str, float, bool],  # address, format, decay, whether it is empty
+    ) -> CallStats: ...
     def set_seed(self, seed: int) -> None: ...
     def all_reduce(
         self, tensor: Values, formats: str, factor: float, timeout: timedelta, stream: int = 0

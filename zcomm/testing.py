@@ -85,12 +85,14 @@ class LocalRank:
         slots = slots_of(call.values(input, "input"), self.size, "input")
         output = call.values(out, "out", writable=True).raw
         segments = _segments(formats, output[1])
-        kept = None
-        if feedback is not None:
-            num_bytes = self._communicator.feedback_bytes(slots, segments, feedback.format)
-            residual, empty = feedback.use("reduce_scatter", f"{output[1:]} in {segments}", num_bytes, aligned_bytes)
-            kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
-        self._communicator.reduce_scatter(slots, output, segments, factor, self._timeout, feedback=kept)
+        if feedback is None:
+            self._communicator.reduce_scatter(slots, output, segments, factor, self._timeout)
+            return out
+        plan = self._communicator.plan_reduce_scatter(slots, segments, feedback.format)
+        shape = f"{output[1:]} in {segments}"
+        residual, empty = feedback.use("reduce_scatter", shape, plan.residual_bytes, aligned_bytes)
+        kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
+        self._communicator.run_reduce_scatter(plan, slots, output, factor, self._timeout, feedback=kept)
         return out
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:

@@ -38,7 +38,6 @@ from train_gpt import GPT, load_corpus, sample
 from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
 from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
 from zcomm import ErrorFeedback, _core
-from zcomm.codec import wire_bytes
 from zcomm.testing import LocalRank, LocalWorld
 
 NUM_NODES, NODE_SIZE = 2, 4
@@ -65,15 +64,14 @@ def segments(formats: str, parameters: Sequence[nn.Parameter], flat: bool) -> Se
 def bytes_per_step(weights: Segments, gradients: Segments) -> dict[str, int]:
     """What one rank sends to ranks of its node and to other nodes, one gather of the weights and one reduction of the
     gradients. A step of FSDP2 gathers twice, if nothing keeps the weights."""
-    inside = between = 0
-    for elements, format in weights:
-        inside += wire_bytes(format, "float32", elements)
-        between += wire_bytes(format, "float32", elements)
-    for elements, format in gradients:
-        hops = _core.HopFormats(format)
-        inside += wire_bytes(str(hops.inside), "float32", elements)
-        between += wire_bytes(str(hops.between), "float32", elements)
-    return {"bytes_inside": (NODE_SIZE - 1) * NUM_NODES * inside, "bytes_between": (NUM_NODES - 1) * between}
+    topology = _core.Topology([rank // NODE_SIZE for rank in range(WORLD_SIZE)])
+    lengths = [sum(elements for elements, _ in weights)] * WORLD_SIZE
+    gathered = _core.GatherPlan(topology, 0, lengths, "float32", weights).bytes
+    reduced = _core.ReducePlan(topology, 0, lengths, "float32", gradients).bytes
+    return {
+        "bytes_inside": gathered.intra_node + reduced.intra_node,
+        "bytes_between": gathered.inter_node + reduced.inter_node,
+    }
 
 
 class Collectives:

@@ -30,32 +30,32 @@ std::string name_of(const SampledCall& site, std::span<const ConstTensorView> sl
          std::string(to_string(slots[0].dtype));
 }
 
-struct Hop {
-  const char* name;
+struct Encoded {
+  const char* link;
   BlockFormat format;
-  std::vector<ConstTensorView> sent;  // the slots of this rank that take it
+  std::vector<ConstTensorView> slots;  // of this rank, in rank order
 };
 
-// What this rank encodes, as the collectives do: see src/collectives.
-std::vector<Hop> hops_of(Collective collective, std::span<const ConstTensorView> slots, HopFormats formats,
-                         const Communicator& communicator) {
+// What this rank encodes, for which links.
+std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
+                                std::span<const ConstTensorView> slots, HopFormats formats) {
   if (collective == Collective::all_gather) return {{"all", formats.inside, {slots[0]}}};
   const Topology& topology = communicator.topology();
   const int rank = communicator.rank();
-  Hop inside{"inside", formats.inside, {}};
-  Hop between{"between", formats.between, {}};
-  for (int peer = 0; peer < topology.size(); ++peer) {
-    if (peer == rank) continue;
-    // The whole tensor of an all-reduce: its shards are made of whole blocks.
-    const ConstTensorView& slot = slots.size() == 1 ? slots[0] : slots[static_cast<std::size_t>(peer)];
-    // In two hops a slot first meets the others of its node at the rank that has its owner's local rank.
-    const bool crosses = !topology.same_node(rank, peer);
-    const bool moves_inside =
-        topology.is_hierarchical() ? topology.local_rank(peer) != topology.local_rank(rank) : !crosses;
-    if (moves_inside) inside.sent.push_back(slot);
-    if (crosses && !(topology.is_hierarchical() && moves_inside)) between.sent.push_back(slot);
+  std::vector<int> inside, between;
+  for (const Hop& hop : topology.reduce_hops(rank)) {
+    for (const Move& move : hop.sends) {
+      (topology.link(rank, move.peer) == Link::intra_node ? inside : between).push_back(move.slot);
+    }
   }
-  return {inside, between};
+  const auto views = [&](std::vector<int>& of) {
+    std::sort(of.begin(), of.end());
+    std::vector<ConstTensorView> found;
+    // The whole tensor of an all-reduce is one view: its shards are made of whole blocks.
+    for (const int slot : of) found.push_back(slots.size() == 1 ? slots[0] : slots[static_cast<std::size_t>(slot)]);
+    return found;
+  };
+  return {{"inside", formats.inside, views(inside)}, {"between", formats.between, views(between)}};
 }
 
 // The `number`-th sample of `slots`: in turn the first piece of each, the second of each, ...
@@ -76,13 +76,13 @@ void Telemetry::count(const SampledCall& site, std::span<const ConstTensorView> 
   const std::lock_guard lock(mutex_);
   Calls& calls = sites_[{site.collective, name_of(site, slots, communicator.size())}];
   if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
-  for (const Hop& hop : hops_of(site.collective, slots, formats, communicator)) {
-    if (hop.sent.empty() || hop.format.kind == ElementKind::exact) continue;
-    Row& row = calls.rows[{hop.name, hop.format.to_string()}];
-    const ConstTensorView values = piece_of(hop.sent, row.samples, block_of(hop.format));
+  for (const Encoded& encoded : encoded_by(communicator, site.collective, slots, formats)) {
+    if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
+    Row& row = calls.rows[{encoded.link, encoded.format.to_string()}];
+    const ConstTensorView values = piece_of(encoded.slots, row.samples, block_of(encoded.format));
     // A gathered value is rounded to its type again; the terms of a sum are float32.
     const DType decoded = site.collective == Collective::all_gather ? values.dtype : DType::float32;
-    sample(row, values, hop.format, decoded, site.device, communicator, stream);
+    sample(row, values, encoded.format, decoded, site.device, communicator, stream);
   }
 }
 

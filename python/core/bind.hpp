@@ -10,6 +10,8 @@ void bind_codec(pybind11::module_& module);
 void bind_difference(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
+void bind_topology(pybind11::module_& module);
+void bind_plan(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_local(pybind11::module_& module);
 

@@ -53,10 +53,9 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
 // Address, format, decay, whether it is empty.
 using FeedbackTuple = std::tuple<std::uintptr_t, std::string, float, bool>;
 
-std::optional<Feedback> feedback_of(const std::optional<FeedbackTuple>& tuple) {
-  if (!tuple) return std::nullopt;
-  const auto& [address, format, decay, empty] = *tuple;
-  return Feedback{reinterpret_cast<std::byte*>(address), BlockFormat::parse(format), decay, empty};
+Feedback feedback_of(const FeedbackTuple& tuple) {
+  const auto& [address, format, decay, empty] = tuple;
+  return {reinterpret_cast<std::byte*>(address), BlockFormat::parse(format), decay, empty};
 }
 
 }  // namespace
@@ -94,18 +93,15 @@ void bind_communicator(py::module_& module) {
       .def(
           "reduce_scatter",
           [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const ArrayTuple& output,
-             const NamedSegments& segments, float factor, milliseconds timeout, std::uintptr_t stream,
-             const std::optional<FeedbackTuple>& feedback) {
+             const NamedSegments& segments, float factor, milliseconds timeout, std::uintptr_t stream) {
             return self.run([&](Communicator& communicator) {
               const auto parsed = parse_segments<HopFormats>(segments);
-              const std::optional<Feedback> kept = feedback_of(feedback);
               return communicator.reduce_scatter(views_of<ConstTensorView>(slots), view_of(output),
-                                                 ReduceSegments(parsed), factor, timeout, stream_of(stream),
-                                                 kept ? &*kept : nullptr);
+                                                 ReduceSegments(parsed), factor, timeout, stream_of(stream));
             });
           },
           py::arg("slots"), py::arg("output"), py::arg("segments"), py::arg("factor"), py::arg("timeout"),
-          py::arg("stream") = 0, py::arg("feedback") = py::none(), no_gil)
+          py::arg("stream") = 0, no_gil)
       .def(
           "all_reduce",
           [](BoundCommunicator& self, const ArrayTuple& tensor, const std::string& formats, float factor,
@@ -117,15 +113,29 @@ void bind_communicator(py::module_& module) {
           },
           py::arg("tensor"), py::arg("formats"), py::arg("factor"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
       .def(
-          "feedback_bytes",
+          "plan_reduce_scatter",
           [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const NamedSegments& segments,
-             const std::string& format) {
+             const std::string& feedback) {
             return self.run([&](Communicator& communicator) {
-              return communicator.feedback_bytes(views_of<ConstTensorView>(slots), parse_segments<HopFormats>(segments),
-                                                 BlockFormat::parse(format));
+              return communicator.plan_reduce_scatter(shape_of(views_of<ConstTensorView>(slots)),
+                                                      parse_segments<HopFormats>(segments),
+                                                      BlockFormat::parse(feedback));
             });
           },
-          py::arg("slots"), py::arg("segments"), py::arg("format"), no_gil)
+          py::arg("slots"), py::arg("segments"), py::arg("feedback"), no_gil)
+      .def(
+          "run_reduce_scatter",
+          [](BoundCommunicator& self, const ReducePlan& plan, const std::vector<ArrayTuple>& slots,
+             const ArrayTuple& output, float factor, milliseconds timeout, std::uintptr_t stream,
+             const FeedbackTuple& feedback) {
+            return self.run([&](Communicator& communicator) {
+              const Feedback kept = feedback_of(feedback);
+              return communicator.reduce_scatter(plan, views_of<ConstTensorView>(slots), view_of(output), factor,
+                                                 timeout, stream_of(stream), &kept);
+            });
+          },
+          py::arg("plan"), py::arg("slots"), py::arg("output"), py::arg("factor"), py::arg("timeout"),
+          py::arg("stream") = 0, py::kw_only(), py::arg("feedback"), no_gil)
       .def(
           "set_seed",
           [](BoundCommunicator& self, std::uint64_t seed) {

@@ -20,6 +20,8 @@ PYBIND11_MODULE(_core, module) {
   zcomm::bind_difference(module);
   zcomm::bind_dlpack(module);
   zcomm::bind_cuda(module);
+  zcomm::bind_topology(module);
+  zcomm::bind_plan(module);
   zcomm::bind_communicator(module);
   zcomm::bind_local(module);
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zcomm import codec
+from zcomm import _core, codec
 from zcomm.bench.contenders import Problem
 
 REPEATS = 7
@@ -43,43 +43,48 @@ def _event() -> Any:
 def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node: int) -> float:
     """The encodes and decodes of one call, one after the other with nothing beside them, in seconds.
 
-    The steps are those of docs/design.md: what a rank encodes and decodes, not how it is cut into chunks.
+    What rank 0 encodes and decodes along the topology's routes, not how it is cut into chunks.
     """
-    inside, _, between = formats.partition("/")
-    between = between or inside
+    hops = _core.HopFormats(formats)
+    inside = str(hops.inside)
+    topology = _core.Topology([rank // ranks_per_node for rank in range(num_ranks)])
     slots = problem.whole.view(-1)[: problem.whole.numel() // num_ranks * num_ranks].view(num_ranks, -1)
     out = torch.empty_like(slots[0])
-    num_nodes = num_ranks // ranks_per_node
     steps: list[Pass] = []
 
-    def encode(format: str, count: int) -> None:
-        for slot in slots[:count]:
-            steps.append(partial(codec.encode, slot, format, out=_wire(slot, format)))
+    def format_to(peer: int) -> str:
+        return inside if topology.same_node(0, peer) else str(hops.between)
+
+    def encode(slot: int, format: str) -> None:
+        steps.append(partial(codec.encode, slots[slot], format, out=_wire(slots[slot], format)))
 
     def add(terms: Sequence[tuple[Any, str]]) -> None:
         steps.append(lambda: codec.decode_sum(terms, out))
 
     if problem.collective == "all_gather":
-        encode(inside, 1)
+        encode(0, inside)
         _decode_all(steps, slots, inside)
         return _median_of(steps)
     own = (slots[0], "exact")
-    if num_nodes > 1 and ranks_per_node > 1:
-        encode(inside, num_nodes * (ranks_per_node - 1))
-        first = [own, *[(codec.encode(slots[0], inside), inside)] * (ranks_per_node - 1)]
+    (sent, received), (forwarded, sums_received) = topology.reduce_hops(0)
+    for peer, slot in sent:
+        encode(slot, format_to(peer))
+    arrived = [format_to(peer) for peer, slot in received if slot == 0]
+    first = [own, *((codec.encode(slots[0], format), format) for format in arrived)]
+    if forwarded:
         sums = torch.zeros_like(out, dtype=torch.float32)
         steps.append(lambda: codec.decode_sum(first, sums))
-        wire = _wire(sums, between)
         dtype = str(out.dtype).removeprefix("torch.")
-        for _ in range(num_nodes - 1):
-            steps.append(lambda: codec.decode_sum_encode(first, out.numel(), between, dtype=dtype, out=wire))
-        add([(sums, "exact"), *[(codec.encode(sums, between), between)] * (num_nodes - 1)])
+        for peer, _ in forwarded:
+            format = format_to(peer)
+            wire = _wire(sums, format)
+            steps.append(partial(codec.decode_sum_encode, first, out.numel(), format, dtype=dtype, out=wire))
+        between = [format_to(peer) for peer, _ in sums_received]
+        add([(sums, "exact"), *((codec.encode(sums, format), format) for format in between)])
     else:
-        format = inside if num_nodes == 1 else between
-        encode(format, num_ranks - 1)
-        add([own, *[(codec.encode(slots[0], format), format)] * (num_ranks - 1)])
+        add(first)
     if problem.collective == "all_reduce":
-        encode(inside, 1)
+        encode(0, inside)
         _decode_all(steps, slots, inside)
     return _median_of(steps)
 

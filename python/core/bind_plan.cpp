@@ -1,0 +1,95 @@
+// Plans of collectives, in Python.
+#include <pybind11/stl.h>
+
+#include "bind.hpp"
+#include "zcomm/communicator.hpp"
+#include "zcomm/plan.hpp"
+
+namespace py = pybind11;
+
+namespace zcomm {
+namespace {
+
+std::optional<BlockFormat> format_of(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  return BlockFormat::parse(*name);
+}
+
+void bind_costs(py::module_& module) {
+  py::class_<LinkBytes>(module, "LinkBytes", "Bytes that one rank sends.")
+      .def_readonly("intra_node", &LinkBytes::intra_node, "To ranks of the same node.")
+      .def_readonly("inter_node", &LinkBytes::inter_node, "To other nodes.")
+      .def_property_readonly("total", [](const LinkBytes& self) { return self.intra_node + self.inter_node; })
+      .def("__repr__", [](const LinkBytes& self) {
+        return "LinkBytes(intra_node=" + std::to_string(self.intra_node) +
+               ", inter_node=" + std::to_string(self.inter_node) + ")";
+      });
+
+  py::class_<CodecPasses>(module, "CodecPasses", "Values that one rank's codec handles.")
+      .def_readonly("encoded", &CodecPasses::encoded, "Written into wires.")
+      .def_readonly("decoded", &CodecPasses::decoded, "Read out of wires.");
+}
+
+// `lengths`: elements of each rank's slot.
+void bind_gather(py::module_& module) {
+  py::class_<GatherPlan>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
+      .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
+                       const NamedSegments& segments, std::size_t chunk_bytes) {
+             return GatherPlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)},
+                               parse_segments<BlockFormat>(segments));
+           }),
+           py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
+           py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def_property_readonly("description", &GatherPlan::description)
+      .def_property_readonly("num_chunks", &GatherPlan::num_chunks)
+      .def_property_readonly("bytes", &GatherPlan::bytes)
+      .def_property_readonly("passes", &GatherPlan::passes)
+      .def_property_readonly("secondary_bytes", &GatherPlan::secondary_bytes)
+      .def_property_readonly("largest_secondary_bytes", &GatherPlan::largest_secondary_bytes)
+      .def_property_readonly("bytes_from_secondary", &GatherPlan::bytes_from_secondary)
+      .def_property_readonly("passes_from_secondary", &GatherPlan::passes_from_secondary);
+}
+
+void bind_reduce(py::module_& module) {
+  py::class_<ReducePlan>(module, "ReducePlan", "What one rank does in a reduce_scatter. See plan.hpp.")
+      .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
+                       const NamedSegments& segments, const std::optional<std::string>& feedback,
+                       std::size_t chunk_bytes) {
+             return ReducePlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)},
+                               parse_segments<HopFormats>(segments), format_of(feedback));
+           }),
+           py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
+           py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def_property_readonly("description", &ReducePlan::description)
+      .def_property_readonly("num_chunks", &ReducePlan::num_chunks)
+      .def_property_readonly("bytes", &ReducePlan::bytes)
+      .def_property_readonly("passes", &ReducePlan::passes)
+      .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes);
+}
+
+void bind_all_reduce(py::module_& module) {
+  py::class_<AllReducePlan>(module, "AllReducePlan", "What one rank does in an all_reduce. See plan.hpp.")
+      .def(
+          py::init([](const Topology& topology, int rank, std::int64_t num_elements, const std::string& dtype,
+                      const std::string& formats, const std::optional<std::string>& feedback, std::size_t chunk_bytes) {
+            return AllReducePlan(topology, rank, chunk_bytes, num_elements, parse_dtype(dtype),
+                                 HopFormats::parse(formats), format_of(feedback));
+          }),
+          py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
+          py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def_property_readonly("description", &AllReducePlan::description)
+      .def_property_readonly("bytes", &AllReducePlan::bytes)
+      .def_property_readonly("passes", &AllReducePlan::passes)
+      .def_property_readonly("residual_bytes", &AllReducePlan::residual_bytes);
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  bind_costs(module);
+  bind_gather(module);
+  bind_reduce(module);
+  bind_all_reduce(module);
+}
+
+}  // namespace zcomm

@@ -11,12 +11,12 @@ import itertools
 import weakref
 import zlib
 from dataclasses import dataclass, field  # without postponed annotations: DDP looks at the hook's own
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
@@ -88,7 +88,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
 
 
 def _feedback_of(
-    state: CompressState, feedback: ErrorFeedback, backend: Any, bucket: GradBucket, formats: str
+    state: CompressState, feedback: ErrorFeedback, backend: _c10d.ProcessGroup, bucket: GradBucket, formats: str
 ) -> tuple[torch.Tensor, str, float, bool] | None:
     """None the first time that this bucket is seen."""
     name = state._buckets.name_of(bucket)

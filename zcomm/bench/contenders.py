@@ -46,7 +46,7 @@ class Contender:
     def __init__(self, name: str, group: Group) -> None:
         self.name = name
         self.group = group
-        self.size = group.size()
+        self.size: int = group.size()
 
     def prepare(self, problem: Problem) -> None:
         """Called once per size, before any call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,4 +27,9 @@ def _load() -> Any:
     return _c10d
 
 
-_c10d: Any = _load()
+if TYPE_CHECKING:
+    from zcomm import _c10d
+else:
+    _c10d = _load()
+
+__all__ = ["_c10d"]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import atexit
-from typing import Any
 
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
 
-_living: dict[object, Any] = {}  # until they are shut down; torch holds groups in C++ alone, so weak ones would be dead
+# Until they are shut down; torch holds groups in C++ alone, so weak ones would be dead.
+_living: dict[object, _c10d.ProcessGroup] = {}
 
 
-def register(key: object, backend: Any) -> None:
+def register(key: object, backend: _c10d.ProcessGroup) -> None:
     """Keeps ``backend`` until ``forget(key)``."""
     _living[key] = backend
 
 
-def forget(key: object) -> Any:
+def forget(key: object) -> _c10d.ProcessGroup | None:
     """The backend that was registered as ``key``; None if it is forgotten already."""
     return _living.pop(key, None)
 
@@ -28,7 +28,7 @@ def is_over(key: object) -> bool:
     return backend is None or backend.is_aborted
 
 
-def backend_of(group: dist.ProcessGroup | None = None) -> Any:
+def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
     """The zcomm backend of ``group`` (default: the world). Raises ValueError if it has none."""
     group = group if group is not None else dist.group.WORLD
     if group is None:
@@ -41,7 +41,7 @@ def backend_of(group: dist.ProcessGroup | None = None) -> Any:
     raise ValueError("group: it was not made with the backend 'zcomm'")
 
 
-def living_backends() -> list[Any]:
+def living_backends() -> list[_c10d.ProcessGroup]:
     """Of all groups that this process has not ended. Raises ValueError if there is none."""
     if not _living:
         raise ValueError("group: no process group has the backend 'zcomm'")

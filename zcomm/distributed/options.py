@@ -11,7 +11,7 @@ from zcomm.distributed.binding import _c10d
 FIELDS = tuple(option for option, _ in environment.VARIABLES.values())
 
 
-class Options(_c10d.Options):  # type: ignore[misc]
+class Options(_c10d.Options):
     """How a group compresses: ``pg_options=`` of ``init_process_group`` and ``new_group``. Immutable. A group that is
     made without options has those of the world.
 

@@ -55,7 +55,7 @@ def set_step(step: int, group: dist.ProcessGroup | None = None) -> None:
         backend.set_step(step)
 
 
-class _Active(_c10d.PolicyOverride):  # type: ignore[misc]
+class _Active(_c10d.PolicyOverride):
     """An override with all fields of its outer ones, which the C++ side reads, and the fields to extend it by."""
 
     def __init__(self, fields: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zcomm._version import __version__
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -85,7 +86,7 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     return made
 
 
-def report_of(backend: Any) -> Report:
+def report_of(backend: _c10d.ProcessGroup) -> Report:
     """The report of one backend object; see :func:`report`."""
     every = backend.options.telemetry_every
     if every == 0:
@@ -100,13 +101,17 @@ def report_of(backend: Any) -> Report:
     return Report(backend.rank(), every, **sites, advice=advice)
 
 
-def _site_of(loss: dict[str, Any]) -> SiteReport:
+def _site_of(loss: _c10d.Loss) -> SiteReport:
     def share(part: float, whole: float) -> float:
         return part / whole if whole else 0.0
 
     lost_some = loss["noise"] > 0 and loss["signal"] > 0
     return SiteReport(
-        **{name: loss[name] for name in ("site", "hop", "format", "calls", "samples")},
+        site=loss["site"],
+        hop=loss["hop"],
+        format=loss["format"],
+        calls=loss["calls"],
+        samples=loss["samples"],
         elements=int(loss["elements"]),
         snr_db=10 * math.log10(loss["signal"] / loss["noise"]) if lost_some else None,
         largest_block_error=loss["largest_block_error"],

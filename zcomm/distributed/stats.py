@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch.distributed as dist
 
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
 
@@ -74,7 +74,7 @@ def stats(group: dist.ProcessGroup | None = None) -> Stats:
     return stats_of(backend_of(group))
 
 
-def stats_of(backend: Any) -> Stats:
+def stats_of(backend: _c10d.ProcessGroup) -> Stats:
     """Counters of one backend object; see :func:`stats`."""
     raw = backend.stats()
 

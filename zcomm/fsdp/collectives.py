@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from zcomm.fsdp import _fsdp2
 
 _log = logging.getLogger("zcomm")
 
+Backend: TypeAlias = "_c10d.ProcessGroup"
+
 #: How many elements of a shard travel in which format, from its first element on.
 Segments = list[tuple[int, str]]
 
@@ -31,7 +33,7 @@ class GatherCall:
     output: torch.Tensor
     shard: torch.Tensor
     group: dist.ProcessGroup
-    backend: Any
+    backend: Backend
     segments: Segments | None
     async_op: bool
 
@@ -143,7 +145,7 @@ class Collectives:
         if self.rule is None and self.strategy is self.plain:
             _fsdp2.set_collectives(self._param_group, *self._previous)
 
-    def gather_segments(self, output: torch.Tensor, shard: torch.Tensor, backend: Any) -> Segments | None:
+    def gather_segments(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> Segments | None:
         """None: the gather is left exact."""
         rule = self.rule
         format = backend.gather_format(output, shard, (rule.all_gather or "") if rule else "")
@@ -159,7 +161,7 @@ class Collectives:
             return None
         return rule.segments(format, numels, range(len(numels)))
 
-    def reduce_segments(self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Any) -> Segments | None:
+    def reduce_segments(self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Backend) -> Segments | None:
         """None: the reduce-scatter is left exact."""
         rule = self.rule
         assert rule is not None
@@ -178,7 +180,7 @@ class Collectives:
             return None
         return rule.segments(formats, numels, which)
 
-    def feedback_of(self, whole: torch.Tensor, segments: Segments, backend: Any) -> Any:
+    def feedback_of(self, whole: torch.Tensor, segments: Segments, backend: Backend) -> _c10d.Feedback | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
@@ -190,7 +192,7 @@ class Collectives:
         )
         return residual, feedback.format, feedback.decay, empty
 
-    def _warn(self, what: str, backend: Any) -> None:
+    def _warn(self, what: str, backend: Backend) -> None:
         if backend.is_strict:
             raise RuntimeError(f"strict=True forbids that a call goes out exact: {self.name} {what}")
         if not self._warned:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
+from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, Segments, collectives_of, finished
 
 _log = logging.getLogger("zcomm")
 
@@ -180,15 +180,16 @@ class _Shard:
         return self._group.plain.allocate(size, dtype, device)
 
     def gather(self, call: GatherCall) -> Any:
-        version = self._version_of(call)
-        if version is None:
+        segments = call.segments
+        version = None if segments is None else self._version_of(call, segments)
+        if segments is None or version is None:
             self.gathers_plain += 1
             return self._group.plain.gather(call)
-        if version == self._kept_version:
+        if self._kept is not None and version == self._kept_version:
             self.gathers_inside += 1
-            work = call.backend.gather_secondary(call.output, self._kept, call.segments, self._inside, call.async_op)
+            work = call.backend.gather_secondary(call.output, self._kept, segments, self._inside, call.async_op)
             return finished(work, call.async_op)
-        num_bytes, largest = call.backend.secondary_bytes(call.output, call.segments)
+        num_bytes, largest = call.backend.secondary_bytes(call.output, segments)
         if self._fits is None:
             self._fits = self._owner._reserve(self._group.name, largest)
         if not self._fits:
@@ -199,19 +200,17 @@ class _Shard:
         self._kept_version = None  # while it is being written
         self.gathers_between += 1
         work = call.backend.all_gather_segments(
-            call.output, call.shard, call.segments, self._kept, None, self._group.gathered, call.async_op
+            call.output, call.shard, segments, self._kept, None, self._group.gathered, call.async_op
         )
         self._kept_version = version
         return finished(work, call.async_op)
 
-    def _version_of(self, call: GatherCall) -> WeightsVersion | None:
-        """None: the call is left exact, or the weights cannot be watched."""
-        if call.segments is None:
-            return None
+    def _version_of(self, call: GatherCall, segments: Segments) -> WeightsVersion | None:
+        """None: the weights cannot be watched."""
         params = []
         for param in self._group.params:
             version = _fsdp2.version_of(param)
             if version is None:
                 return None
             params.append(version)
-        return WeightsVersion(tuple(params), call.output.dtype, call.output.numel(), tuple(call.segments))
+        return WeightsVersion(tuple(params), call.output.dtype, call.output.numel(), tuple(segments))

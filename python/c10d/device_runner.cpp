@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "device_work.hpp"
+#include "gil.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm::c10d_binding {
@@ -15,27 +15,6 @@ namespace {
 StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
 
 }  // namespace
-
-void Failure::set(std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  if (!error_) error_ = std::move(error);
-}
-
-std::exception_ptr Failure::get() const {
-  const std::lock_guard lock(mutex_);
-  return error_;
-}
-
-void Stash::clear() {
-  std::vector<at::Tensor> freed;  // outside of the lock
-  const std::lock_guard lock(mutex);
-  freed.swap(tensors);
-}
-
-bool Stash::is_clear() {
-  const std::lock_guard lock(mutex);
-  return tensors.empty();
-}
 
 void DeviceRunner::connect(at::Device device) {
   auto fresh = connect_(device, failure_);
@@ -50,23 +29,23 @@ void DeviceRunner::connect(at::Device device) {
 
 // Tensors whose jobs are done although nobody has waited for them.
 void DeviceRunner::release_finished() {
-  while (!stashes_.empty() && (stashes_.front()->is_clear() || stashes_.front()->end.query())) {
-    stashes_.front()->clear();
-    stashes_.pop_front();
+  while (!held_.empty() && (held_.front()->is_clear() || held_.front()->end.query())) {
+    held_.front()->clear();
+    held_.pop_front();
   }
 }
 
-void DeviceRunner::run(const Job& job, c10::Stream stream) {
+void DeviceRunner::run(Job& job, c10::Stream stream) {
   try {
     job.run(*communicator_, view_of(stream));
   } catch (const std::exception& caught) {
-    std::rethrow_exception(on_error_(caught));
+    std::rethrow_exception(errors_.record(caught));
   }
 }
 
-c10::intrusive_ptr<::c10d::Work> DeviceRunner::launch(Job job) {
+WorkPtr DeviceRunner::launch(std::unique_ptr<Job> job) {
   const std::lock_guard lock(launch_mutex_);
-  const at::Device device = job.outputs[0].device();
+  const at::Device device = job->outputs[0].device();
   TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
   TORCH_CHECK_VALUE(!device_ || *device_ == device, "zcomm: got a tensor on ", device,
                     ", need one on this group's device, ", device_.value_or(device), ": a rank has one device");
@@ -78,7 +57,7 @@ c10::intrusive_ptr<::c10d::Work> DeviceRunner::launch(Job job) {
     capturing = is_capturing(view_of(current));
     if (!communicator_ && !capturing) connect(device);
   } catch (const std::exception& caught) {
-    std::rethrow_exception(on_error_(caught));
+    std::rethrow_exception(errors_.record(caught));
   }
   TORCH_CHECK(
       communicator_,
@@ -86,28 +65,29 @@ c10::intrusive_ptr<::c10d::Work> DeviceRunner::launch(Job job) {
       "before the capture");
   if (!capturing) release_finished();
 
-  if (!job.async) {
-    run(job, current);
-    return c10::make_intrusive<DeviceWork>(job, current, nullptr, failure_, blocking_wait_);
+  if (!job->async) {
+    run(*job, current);
+    return c10::make_intrusive<DeviceWork>(*job, current, nullptr, failure_, blocking_wait_);
   }
   start_event_->record(current);
   start_event_->block(*stream_);
   const c10::StreamGuard on_stream(*stream_);  // scratch is the stream's, too
-  run(job, *stream_);
-  auto stash = std::make_shared<Stash>(device.type());
-  stash->end.record(*stream_);
-  stash->tensors = job.inputs;
-  stash->tensors.insert(stash->tensors.end(), job.outputs.begin(), job.outputs.end());
-  if (!capturing) stashes_.push_back(stash);  // an event of a graph cannot be asked, and its memory is the graph's
-  return c10::make_intrusive<DeviceWork>(job, *stream_, std::move(stash), failure_, blocking_wait_);
+  run(*job, *stream_);
+  auto held = std::make_shared<HeldTensors>(device.type());
+  held->end.record(*stream_);
+  held->tensors = job->inputs;
+  held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
+  if (!capturing) held_.push_back(held);  // an event of a graph cannot be asked, and its memory is the graph's
+  return c10::make_intrusive<DeviceWork>(*job, *stream_, std::move(held), failure_, blocking_wait_);
 }
 
 bool DeviceRunner::drain(std::chrono::milliseconds limit) {
+  const WithoutGil no_gil;
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::unique_lock lock(launch_mutex_, limit);
   if (!lock) return false;
-  for (const auto& stash : stashes_) {
-    while (!stash->end.query()) {
+  for (const auto& held : held_) {
+    while (!held->end.query()) {
       if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -122,11 +102,14 @@ void DeviceRunner::abort(const std::string& reason) noexcept {
 }
 
 void DeviceRunner::stop() {
+  const WithoutGil no_gil;
   const std::lock_guard launch_lock(launch_mutex_);
   std::unique_ptr<Communicator> last;
   const std::lock_guard lock(mutex_);
   stopped_ = true;
   last = std::move(communicator_);
 }
+
+DeviceRunner::~DeviceRunner() { stop(); }
 
 }  // namespace zcomm::c10d_binding

@@ -8,36 +8,57 @@
 
 namespace zcomm::c10d_binding {
 
-DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<Stash> stash,
+void Failure::set(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+}
+
+std::exception_ptr Failure::get() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void HeldTensors::clear() {
+  std::vector<at::Tensor> freed;  // outside of the lock
+  const std::lock_guard lock(mutex);
+  freed.swap(tensors);
+}
+
+bool HeldTensors::is_clear() {
+  const std::lock_guard lock(mutex);
+  return tensors.empty();
+}
+
+DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held,
                        std::shared_ptr<Failure> failure, bool blocking_wait)
     : Work(-1, job.type, job.title, job.inputs),
       outputs_(job.outputs),
       stream_(stream),
-      stash_(std::move(stash)),
+      held_(std::move(held)),
       failure_(std::move(failure)),
       blocking_wait_(blocking_wait),
       sequence_number_(job.sequence_number) {
-  if (stash_) getFuture();  // while nothing else is behind the job on its stream
+  if (held_) getFuture();  // while nothing else is behind the job on its stream
 }
 
-bool DeviceWork::isCompleted() { return !stash_ || exception() || stash_->end.query(); }
+bool DeviceWork::isCompleted() { return !held_ || exception() || held_->end.query(); }
 
 void DeviceWork::synchronize() {
-  if (!stash_) return;
-  stash_->end.block(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
-  stash_->clear();
+  if (!held_) return;
+  held_->end.block(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
+  held_->clear();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
-  if (stash_ && (timeout != kNoTimeout || blocking_wait_)) block_host(timeout);
+  if (held_ && (timeout != kNoTimeout || blocking_wait_)) block_host(timeout);
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   return true;
 }
 
 void DeviceWork::block_host(std::chrono::milliseconds timeout) {
   const auto start = std::chrono::steady_clock::now();
-  while (!stash_->end.query() && !exception()) {
+  while (!held_->end.query() && !exception()) {
     if (timeout != kNoTimeout && std::chrono::steady_clock::now() - start > timeout) {
       C10_THROW_ERROR(DistBackendError, "zcomm: the collective was not done within the " +
                                             std::to_string(timeout.count()) + " ms that wait() was given");

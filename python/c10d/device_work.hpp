@@ -1,17 +1,45 @@
 // A compressed collective on GPU tensors, as its caller sees it.
 #pragma once
 
-#include <memory>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
-#include "device_runner.hpp"
+#include <memory>
+#include <mutex>
+
+#include "job.hpp"
 
 namespace zcomm::c10d_binding {
 
-// Made when the job is queued, with the job's stream current. A synchronous job has no stash: it is on the caller's own
-// stream, and there is nothing to wait for.
+// What went wrong with a group's transfers after they were queued: set once, by the transport's watchdog.
+class Failure {
+ public:
+  void set(std::exception_ptr error);
+  // Null while all is well.
+  std::exception_ptr get() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+// Tensors of an asynchronous job: they must outlive it, even if its caller drops the work without waiting.
+struct HeldTensors {
+  explicit HeldTensors(at::DeviceType type) : end(type) {}
+
+  c10::Event end;
+  std::mutex mutex;
+  std::vector<at::Tensor> tensors;
+
+  void clear();
+  bool is_clear();
+};
+
+// Made when the job is queued, with the job's stream current. A synchronous job holds no tensors: it is on the caller's
+// own stream, and there is nothing to wait for.
 class DeviceWork final : public ::c10d::Work {
  public:
-  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<Stash> stash, std::shared_ptr<Failure> failure,
+  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held, std::shared_ptr<Failure> failure,
              bool blocking_wait);
 
   // True once the device has done it; a synchronous job counts as done when it is queued.
@@ -32,7 +60,7 @@ class DeviceWork final : public ::c10d::Work {
 
   std::vector<at::Tensor> outputs_;
   c10::Stream stream_;
-  std::shared_ptr<Stash> stash_;
+  std::shared_ptr<HeldTensors> held_;
   std::shared_ptr<Failure> failure_;
   bool blocking_wait_;
   std::uint64_t sequence_number_;

@@ -2,9 +2,45 @@
 
 #include <ATen/Parallel.h>
 
-#include "work.hpp"
+#include "gil.hpp"
+#include "host_work.hpp"
 
 namespace zcomm::c10d_binding {
+
+class HostRunner::Task final : public WorkQueue::Task {
+ public:
+  Task(HostRunner& runner, std::unique_ptr<Job> job)
+      : runner_(runner),
+        owner_(runner.keep_alive_()),
+        job_(std::move(job)),
+        work_(c10::make_intrusive<HostWork>(*job_)) {}
+
+  void run() override {
+    try {
+      job_->run(runner_.communicator(), {});
+    } catch (const std::exception& caught) {
+      error_ = runner_.errors_.record(caught);
+    }
+    job_.reset();
+    owner_.reset();  // may be the last one, and end the runner
+  }
+  void tell() override { work_->complete(error_); }
+
+  const c10::intrusive_ptr<HostWork>& work() const { return work_; }
+
+ private:
+  HostRunner& runner_;
+  c10::intrusive_ptr<c10::intrusive_ptr_target> owner_;  // so that no reference that a user drops ends it in the middle
+  std::unique_ptr<Job> job_;
+  c10::intrusive_ptr<HostWork> work_;
+  std::exception_ptr error_;
+};
+
+HostRunner::~HostRunner() {
+  const WithoutGil no_gil;
+  queue_.stop();
+  communicator_.reset();  // its transport waits for threads, too
+}
 
 Communicator& HostRunner::communicator() {
   if (!communicator_) {
@@ -16,21 +52,12 @@ Communicator& HostRunner::communicator() {
   return *communicator_;
 }
 
-c10::intrusive_ptr<::c10d::Work> HostRunner::launch(Job job) {
-  auto work = c10::make_intrusive<HostWork>(job);
+WorkPtr HostRunner::launch(std::unique_ptr<Job> job) {
+  const bool here = !job->async;
   set_num_threads(at::get_num_threads());
-  // The task holds the group, so that no reference that a user drops can end it in the middle.
-  WorkQueue::Task task = [this, owner = keep_alive_(), work, run = std::move(job.run)]() -> std::function<void()> {
-    std::exception_ptr error;
-    try {
-      run(communicator(), {});
-    } catch (const std::exception& caught) {
-      error = on_error_(caught);
-    }
-    return [work, error] { work->complete(error); };
-  };
-  const bool queued = queue_.push(std::move(task), !job.async);
-  TORCH_CHECK(queued, "zcomm: the process group was shut down");
+  auto task = std::make_unique<Task>(*this, std::move(job));
+  WorkPtr work = task->work();
+  TORCH_CHECK(queue_.push(std::move(task), here), "zcomm: the process group was shut down");
   return work;
 }
 

@@ -1,9 +1,10 @@
 // CPU tensors: one job at a time, in order, on the caller's thread or one of its own.
 #pragma once
 
-#include <atomic>
+#include <functional>
 #include <mutex>
 
+#include "group_errors.hpp"
 #include "runner.hpp"
 #include "work_queue.hpp"
 
@@ -12,21 +13,22 @@ namespace zcomm::c10d_binding {
 class HostRunner final : public Runner {
  public:
   // `connect` makes the communicator at the first job. `keep_alive` is held by jobs under way: their owner must not go.
-  HostRunner(std::function<std::unique_ptr<Communicator>()> connect, OnError on_error,
+  HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
              std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
-      : connect_(std::move(connect)), on_error_(std::move(on_error)), keep_alive_(std::move(keep_alive)) {}
-  ~HostRunner() override { queue_.stop(); }
+      : connect_(std::move(connect)), errors_(errors), keep_alive_(std::move(keep_alive)) {}
+  ~HostRunner() override;
 
-  c10::intrusive_ptr<::c10d::Work> launch(Job job) override;
+  WorkPtr launch(std::unique_ptr<Job> job) override;
   bool drain(std::chrono::milliseconds limit) override { return queue_.drain(limit); }
   void abort(const std::string& reason) noexcept override;
   void stop() override { queue_.stop(); }
 
  private:
+  class Task;
   Communicator& communicator();
 
   std::function<std::unique_ptr<Communicator>()> connect_;
-  OnError on_error_;
+  GroupErrors& errors_;
   std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive_;
   std::mutex mutex_;  // of the two below, for abort()
   std::unique_ptr<Communicator> communicator_;

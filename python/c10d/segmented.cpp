@@ -2,6 +2,7 @@
 // their wires inside the node (hpZ of ZeRO++, arXiv 2306.10209), and calls that are counted by themselves. Who gathers
 // from secondary shards knows that the values have not changed since they were kept, on any rank.
 #include "process_group.hpp"
+#include "tensors.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -20,7 +21,7 @@ std::string ProcessGroup::gather_format(const at::Tensor& output, const at::Tens
   policy = effective_policy(policy);
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, getRank());
-  return judge(policy, call) == Verdict::compressed ? policy.all_gather.to_string() : "exact";
+  return compressed_.decide(policy, call) == Verdict::compressed ? policy.all_gather.to_string() : "exact";
 }
 
 std::string ProcessGroup::reduce_format(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
@@ -29,25 +30,26 @@ std::string ProcessGroup::reduce_format(const at::Tensor& output, const at::Tens
   if (!formats.empty()) policy.reduce_scatter = HopFormats::parse(formats);
   policy = effective_policy(policy);
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op);
-  return judge(policy, call) == Verdict::compressed ? policy.reduce_scatter.to_string() : "exact";
+  return compressed_.decide(policy, call) == Verdict::compressed ? policy.reduce_scatter.to_string() : "exact";
 }
 
 std::size_t ProcessGroup::secondary_bytes_of(int rank, const at::Tensor& output, GatherSegments segments) {
-  agree();
-  return zcomm::secondary_bytes(*topology_, rank, options_->chunk_bytes, gathered_slots(output, getSize()), segments);
+  handshake_.topology();
+  return zcomm::secondary_bytes(handshake_.topology(), rank, options_->chunk_bytes, gathered_slots(output, getSize()),
+                                segments);
 }
 
 std::pair<std::size_t, std::size_t> ProcessGroup::secondary_bytes(const at::Tensor& output,
                                                                   const NamedSegments& segments) {
-  agree();
+  handshake_.topology();
   const auto parsed = parse_segments<BlockFormat>(segments);
   // A node's ranks take turns with the slots: the first rank of the smallest node keeps the most.
   int smallest = 0;
-  for (int node = 1; node < topology_->num_nodes(); ++node) {
-    if (topology_->ranks(node).size() < topology_->ranks(smallest).size()) smallest = node;
+  for (int node = 1; node < handshake_.topology().num_nodes(); ++node) {
+    if (handshake_.topology().ranks(node).size() < handshake_.topology().ranks(smallest).size()) smallest = node;
   }
   return {secondary_bytes_of(getRank(), output, parsed),
-          secondary_bytes_of(topology_->ranks(smallest).front(), output, parsed)};
+          secondary_bytes_of(handshake_.topology().ranks(smallest).front(), output, parsed)};
 }
 
 void ProcessGroup::check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments) {
@@ -71,47 +73,42 @@ WorkPtr ProcessGroup::all_gather_segments(at::Tensor output, at::Tensor input, c
     check_shapes(output, *reference, getSize(), "output", "reference");
     call.reference = *reference;
   }
-  count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
-  return launch_all_gather(::c10d::OpType::_ALLGATHER_BASE, input, gathered_slots(output, getSize()), {output},
-                           {options_->policy, options_->timeout, async}, std::move(call));
+  compressed_.count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
+  return inner_.track(compressed_.all_gather(::c10d::OpType::_ALLGATHER_BASE, input, gathered_slots(output, getSize()),
+                                             {output}, {options_->policy, options_->timeout, async}, std::move(call)));
 }
 
 WorkPtr ProcessGroup::gather_secondary(at::Tensor output, at::Tensor secondary, const NamedSegments& segments,
                                        const SitePtr& site, bool async) {
   auto parsed = parse_segments<BlockFormat>(segments);
   check_secondary(secondary, output, parsed);
-  count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
-  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, "zcomm:gather_secondary", {secondary},
-                {output}, async, site,
-                [slots = gathered_slots(output, getSize()), parsed = std::move(parsed),
-                 kept = static_cast<const std::byte*>(secondary.data_ptr()),
-                 timeout = options_->timeout](Communicator& communicator, StreamView stream) {
-                  return communicator.gather_secondary(kept, slots, parsed, timeout, stream);
-                });
+  compressed_.count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
+  return inner_.track(compressed_.gather_secondary(secondary, gathered_slots(output, getSize()), output,
+                                                   {options_->policy, options_->timeout, async},
+                                                   {std::move(parsed), {}, {}, site}));
 }
 
 std::size_t ProcessGroup::feedback_bytes(const at::Tensor& input, const NamedSegments& segments,
                                          const std::string& format) {
-  agree();
+  handshake_.topology();
   const std::vector<TensorView> slots = gathered_slots(input, getSize());
-  return zcomm::feedback_bytes(*topology_, getRank(), options_->chunk_bytes,
+  return zcomm::feedback_bytes(handshake_.topology(), getRank(), options_->chunk_bytes,
                                std::vector<ConstTensorView>(slots.begin(), slots.end()),
                                parse_segments<HopFormats>(segments), BlockFormat::parse(format));
 }
 
 std::size_t ProcessGroup::all_reduce_feedback_bytes(const at::Tensor& tensor, const std::string& formats,
                                                     const std::string& format) {
-  agree();
+  handshake_.topology();
   const HopFormats parsed = HopFormats::parse(formats);
   const std::vector<TensorView> slots = all_reduce_slots(gathered_slots(tensor, 1)[0], getSize(), parsed);
   const Segment<HopFormats> segment{slots[0].num_elements, parsed};
-  return zcomm::feedback_bytes(*topology_, getRank(), options_->chunk_bytes,
+  return zcomm::feedback_bytes(handshake_.topology(), getRank(), options_->chunk_bytes,
                                std::vector<ConstTensorView>(slots.begin(), slots.end()), {&segment, 1},
                                BlockFormat::parse(format));
 }
 
-ProcessGroup::ReduceCall ProcessGroup::with_feedback(const NamedFeedback& feedback, std::size_t num_bytes,
-                                                     const at::Tensor& like) {
+ReduceCall ProcessGroup::with_feedback(const NamedFeedback& feedback, std::size_t num_bytes, const at::Tensor& like) {
   const auto& [residual, format, decay, empty] = feedback;
   TORCH_CHECK_VALUE(residual.scalar_type() == at::kByte && residual.is_contiguous() &&
                         residual.device() == like.device() && residual.nbytes() == num_bytes,
@@ -132,9 +129,10 @@ WorkPtr ProcessGroup::reduce_scatter_segments(at::Tensor output, at::Tensor inpu
   if (feedback) call = with_feedback(*feedback, feedback_bytes(input, segments, std::get<1>(*feedback)), input);
   call.segments = parse_segments<HopFormats>(segments);
   call.site = site;
-  count(describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op), Verdict::compressed);
-  return launch_reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output, gathered_slots(input, getSize()), {input},
-                               op, {options_->policy, options_->timeout, async}, std::move(call));
+  compressed_.count(describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op), Verdict::compressed);
+  return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
+                                                 gathered_slots(input, getSize()), {input}, op,
+                                                 {options_->policy, options_->timeout, async}, std::move(call)));
 }
 
 std::string ProcessGroup::all_reduce_format(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
@@ -143,17 +141,17 @@ std::string ProcessGroup::all_reduce_format(const at::Tensor& tensor, const ::c1
   policy.all_reduce = HopFormats::parse(formats);
   policy = effective_policy(policy);
   const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
-  return judge(policy, call) == Verdict::compressed ? policy.all_reduce.to_string() : "exact";
+  return compressed_.decide(policy, call) == Verdict::compressed ? policy.all_reduce.to_string() : "exact";
 }
 
 WorkPtr ProcessGroup::all_reduce_feedback(at::Tensor tensor, const ::c10d::ReduceOp& op, const std::string& formats,
                                           const NamedFeedback& feedback, bool async) {
-  Terms terms{options_->policy, options_->timeout, async};
-  terms.policy.all_reduce = HopFormats::parse(formats);
+  CallSettings settings{options_->policy, options_->timeout, async};
+  settings.policy.all_reduce = HopFormats::parse(formats);
   const std::size_t num_bytes = all_reduce_feedback_bytes(tensor, formats, std::get<1>(feedback));
   ReduceCall call = with_feedback(feedback, num_bytes, tensor);
-  count(describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op), Verdict::compressed);
-  return launch_all_reduce(::c10d::OpType::ALLREDUCE, tensor, op, terms, std::move(call));
+  compressed_.count(describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op), Verdict::compressed);
+  return inner_.track(compressed_.all_reduce(::c10d::OpType::ALLREDUCE, tensor, op, settings, std::move(call)));
 }
 
 }  // namespace zcomm::c10d_binding

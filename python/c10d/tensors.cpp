@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "reduce_op.hpp"
+
 namespace zcomm::c10d_binding {
 
 std::optional<DType> dtype_of(const at::Tensor& tensor) {
@@ -39,17 +41,6 @@ bool is_dense_on(const at::Tensor& tensor, at::Device device) {
 }
 
 }  // namespace
-
-bool is_linear(const ::c10d::ReduceOp& op) {
-  return op.op_ == ::c10d::ReduceOp::SUM || op.op_ == ::c10d::ReduceOp::AVG || is_premul(op);
-}
-
-double factor_of(const ::c10d::ReduceOp& op, int size) {
-  if (op.op_ == ::c10d::ReduceOp::AVG) return 1.0 / size;
-  if (!is_premul(op)) return 1.0;
-  const auto* supplement = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
-}
 
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole) {
   Call call;
@@ -96,18 +87,6 @@ void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, in
 bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank) {
   return static_cast<const char*>(input.data_ptr()) ==
          static_cast<const char*>(output.data_ptr()) + static_cast<std::size_t>(rank) * input.nbytes();
-}
-
-std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, double factor) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> results;
-  for (const at::Tensor& tensor : tensors) results.push_back(tensor * factor);
-  return results;
-}
-
-void scale_in_place(std::vector<at::Tensor>& tensors, double factor) {
-  const at::NoGradGuard no_grad;
-  for (at::Tensor& tensor : tensors) tensor.mul_(factor);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -1,4 +1,4 @@
-// What the backend asks of tensors and reduce operations.
+// What the backend asks of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,20 +36,5 @@ void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, co
                   const char* shard_name);
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name);
-
-// True if the operation is factor * sum over ranks.
-bool is_linear(const ::c10d::ReduceOp& op);
-// The factor of a linear operation. One that PREMUL_SUM keeps on a GPU is fetched, which blocks.
-double factor_of(const ::c10d::ReduceOp& op, int size);
-
-inline bool is_premul(const ::c10d::ReduceOp& op) { return op.op_ == ::c10d::ReduceOp::PREMUL_SUM; }
-std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, double factor);
-void scale_in_place(std::vector<at::Tensor>& tensors, double factor);
-
-template <class CallOptions>
-CallOptions as_sum(CallOptions opts) {
-  opts.reduceOp = ::c10d::ReduceOp::SUM;
-  return opts;
-}
 
 }  // namespace zcomm::c10d_binding

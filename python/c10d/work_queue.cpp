@@ -1,7 +1,5 @@
 #include "work_queue.hpp"
 
-#include <torch/csrc/utils/pybind.h>
-
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -9,21 +7,14 @@
 #include <thread>
 #include <utility>
 
-namespace zcomm::c10d_binding {
+#include "gil.hpp"
 
-void without_gil(const std::function<void()>& body) {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    const pybind11::gil_scoped_release release;
-    body();
-  } else {
-    body();
-  }
-}
+namespace zcomm::c10d_binding {
 
 struct WorkQueue::State {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Task> tasks;
+  std::deque<std::unique_ptr<Task>> tasks;
   bool running = false;  // a task, taken from `tasks`
   bool stopped = false;
   std::uint64_t num_pushed = 0;
@@ -35,20 +26,19 @@ struct WorkQueue::State {
 
   // Runs the first task on this thread.
   void run_one(std::unique_lock<std::mutex>& lock) {
-    Task task = std::move(tasks.front());
+    std::unique_ptr<Task> task = std::move(tasks.front());
     tasks.pop_front();
     running = true;
     lock.unlock();
-    std::function<void()> tell = task();
-    task = nullptr;
+    task->run();
     lock.lock();
     running = false;
     ++num_done;
     changed.notify_all();
     lock.unlock();
     const State* const outer = std::exchange(telling, this);
-    tell();
-    tell = nullptr;
+    task->tell();
+    task.reset();
     telling = outer;
     lock.lock();
     ++num_told;
@@ -78,43 +68,38 @@ thread_local const WorkQueue::State* WorkQueue::State::telling = nullptr;
 
 WorkQueue::WorkQueue() : state_(std::make_shared<State>()) {}
 
-bool WorkQueue::push(Task task, bool here) {
+bool WorkQueue::push(std::unique_ptr<Task> task, bool here) {
   const std::shared_ptr<State> state = state_;
-  bool accepted = false;
-  without_gil([&] {
-    std::unique_lock lock(state->mutex);
-    if (state->stopped) return;
-    accepted = true;
-    const bool idle = state->tasks.empty() && !state->running;
-    state->tasks.push_back(std::move(task));
-    ++state->num_pushed;
-    if (here && idle) {
-      state->run_one(lock);
-    } else if (!state->thread.joinable()) {
-      state->thread = std::thread([state] { state->run_until_stopped(); });
-      state->thread_id = state->thread.get_id();
-    }
-    state->run_all_if_own_thread(lock);
-    state->changed.notify_all();
-  });
-  return accepted;
+  const WithoutGil no_gil;
+  std::unique_lock lock(state->mutex);
+  if (state->stopped) return false;
+  const bool idle = state->tasks.empty() && !state->running;
+  state->tasks.push_back(std::move(task));
+  ++state->num_pushed;
+  if (here && idle) {
+    state->run_one(lock);
+  } else if (!state->thread.joinable()) {
+    state->thread = std::thread([state] { state->run_until_stopped(); });
+    state->thread_id = state->thread.get_id();
+  }
+  state->run_all_if_own_thread(lock);
+  state->changed.notify_all();
+  return true;
 }
 
 bool WorkQueue::drain(std::chrono::milliseconds limit) {
   const std::shared_ptr<State> state = state_;
-  bool drained = false;
-  without_gil([&] {
-    std::unique_lock lock(state->mutex);
-    state->run_all_if_own_thread(lock);
-    const std::uint64_t target = state->num_pushed;
-    // A caller that is being told waits here in a callback: it is not told yet.
-    const std::uint64_t& reached = State::telling == state.get() ? state->num_done : state->num_told;
-    drained = state->changed.wait_for(lock, limit, [&] { return reached >= target; });
-  });
-  return drained;
+  const WithoutGil no_gil;
+  std::unique_lock lock(state->mutex);
+  state->run_all_if_own_thread(lock);
+  const std::uint64_t target = state->num_pushed;
+  // A caller that is being told waits here in a callback: it is not told yet.
+  const std::uint64_t& reached = State::telling == state.get() ? state->num_done : state->num_told;
+  return state->changed.wait_for(lock, limit, [&] { return reached >= target; });
 }
 
 void WorkQueue::stop() {
+  const WithoutGil no_gil;
   std::thread thread;
   {
     const std::lock_guard lock(state_->mutex);
@@ -126,7 +111,7 @@ void WorkQueue::stop() {
   if (thread.get_id() == std::this_thread::get_id()) {
     thread.detach();
   } else {
-    without_gil([&] { thread.join(); });
+    thread.join();
   }
 }
 

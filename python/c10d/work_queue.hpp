@@ -2,16 +2,21 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 
 namespace zcomm::c10d_binding {
 
 class WorkQueue {
  public:
-  // Does the work, and returns what tells the caller that it is done. The latter runs when the queue is free again: it
-  // may call the queue, and wait. Neither throws.
-  using Task = std::function<std::function<void()>()>;
+  // Neither function throws.
+  class Task {
+   public:
+    virtual ~Task() = default;
+    // Does the work, and lets go of what it needed for it.
+    virtual void run() = 0;
+    // Tells the caller that it is done. Runs when the queue is free again: it may call the queue, and wait.
+    virtual void tell() = 0;
+  };
 
   WorkQueue();
   ~WorkQueue() { stop(); }
@@ -20,7 +25,7 @@ class WorkQueue {
 
   // Runs `task` after all earlier ones: on this thread if `here` and nothing else is queued, which saves two thread
   // switches, else on a thread of the queue's own. Returns false, and does nothing, after stop().
-  bool push(Task task, bool here);
+  bool push(std::unique_ptr<Task> task, bool here);
 
   // Blocks until all tasks so far have run, or `limit` has passed: then false.
   bool drain(std::chrono::milliseconds limit);
@@ -35,8 +40,5 @@ class WorkQueue {
   // Shared with the thread, which may be the last one to hold the group, and so to destroy it.
   std::shared_ptr<State> state_;
 };
-
-// Runs `body` without Python's lock if this thread has it.
-void without_gil(const std::function<void()>& body);
 
 }  // namespace zcomm::c10d_binding

@@ -149,7 +149,7 @@ def test_gpus_are_measured_alike() -> None:
     ).view(8, 128)
     finite = torch.cat([x[:4], x[6:]])
     x[4, 5], x[5, 6] = math.inf, math.nan
-    totals, largest = _c10d.measure_on_device(x, y)
+    totals, largest = _c10d._testing.measure_on_device(x, y)
     names = ["finite_blocks", "nonzero", "zeroed", "signal", "noise", "block_errors"]
     measured = {**dict(zip(names, totals.tolist(), strict=True)), "largest_block_error": largest.item()}
     assert_measured(measured, {name: expected(finite.view(-1), "int4:128", torch.float32)[name] for name in measured})

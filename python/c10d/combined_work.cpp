@@ -1,4 +1,4 @@
-#include "work.hpp"
+#include "combined_work.hpp"
 
 #include <ATen/core/ivalue_inl.h>
 
@@ -18,24 +18,7 @@ void append(c10::List<at::Tensor>& tensors, const c10::IValue& value) {
 
 }  // namespace
 
-HostWork::HostWork(const Job& job)
-    : Work(-1, job.type, job.title, job.inputs),
-      inputs_(job.inputs),
-      outputs_(job.outputs),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-      sequence_number_(job.sequence_number) {}
-
-void HostWork::complete(std::exception_ptr error) {
-  inputs_.clear();
-  finish(error);  // first: callbacks of the future may look at this work
-  if (error) {
-    future_->setError(error);
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
-  }
-}
-
-CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<::c10d::Work>> works)
+CombinedWork::CombinedWork(int rank, std::vector<WorkPtr> works)
     : Work(rank, ::c10d::OpType::COALESCED), works_(std::move(works)) {}
 
 bool CombinedWork::isCompleted() {

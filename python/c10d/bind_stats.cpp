@@ -1,0 +1,70 @@
+// What a group has counted and measured.
+#include "bind_stats.hpp"
+
+#include <pybind11/stl.h>
+
+#include "bind.hpp"
+#include "measure.hpp"
+#include "site.hpp"
+
+namespace zcomm::c10d_binding {
+
+py::dict stats_of(Stats& stats) {
+  constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
+  const auto calls_dict = [](const Stats::Calls& calls) {
+    return py::dict(py::arg("calls") = calls.calls.load(), py::arg("bytes") = calls.bytes.load());
+  };
+  py::dict all;
+  for (const Collective collective : kCollectives) {
+    const Stats::Compressed& cost = stats.compressed(collective);
+    const Stats::Calls& compressed = stats.calls(collective, Verdict::compressed);
+    py::dict exact;
+    for (int i = 1; i < kNumVerdicts; ++i) {
+      const Stats::Calls& calls = stats.calls(collective, static_cast<Verdict>(i));
+      if (calls.calls.load() > 0) exact[py::str(std::string(to_string(static_cast<Verdict>(i))))] = calls_dict(calls);
+    }
+    all[py::str(std::string(to_string(collective)))] = py::dict(
+        py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
+        py::arg("inside_bytes") = cost.inside_bytes.load(), py::arg("between_bytes") = cost.between_bytes.load(),
+        py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
+        py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
+  }
+  all["others"] = calls_dict(stats.others);
+  return all;
+}
+
+py::list losses_of(Telemetry& telemetry) {
+  std::vector<Loss> losses;
+  {
+    const py::gil_scoped_release no_gil;
+    losses = telemetry.read();
+  }
+  py::list all;
+  for (const Loss& loss : losses) {
+    all.append(py::dict(
+        py::arg("collective") = std::string(to_string(loss.collective)), py::arg("site") = loss.site,
+        py::arg("hop") = loss.hop, py::arg("format") = loss.format, py::arg("calls") = loss.calls,
+        py::arg("samples") = loss.samples, py::arg("elements") = loss.elements, py::arg("blocks") = loss.blocks,
+        py::arg("finite_blocks") = loss.finite_blocks, py::arg("nonzero") = loss.nonzero,
+        py::arg("zeroed") = loss.zeroed, py::arg("signal") = loss.signal, py::arg("noise") = loss.noise,
+        py::arg("block_errors") = loss.block_errors, py::arg("largest_block_error") = loss.largest_block_error));
+  }
+  return all;
+}
+
+void bind_stats(py::module_& module) {
+  py::class_<Site, SitePtr>(module, "Site")
+      .def(py::init<std::string, std::vector<std::string>>(), py::arg("name"), py::arg("parts"))
+      .def_readonly("name", &Site::name)
+      .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
+      .def_property_readonly("inside_bytes", [](const Site& site) { return site.cost.inside_bytes.load(); })
+      .def_property_readonly("between_bytes", [](const Site& site) { return site.cost.between_bytes.load(); });
+
+  // What samples on a GPU go through: it runs on CPU tensors as well.
+  module.def_submodule("_testing").def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {
+    const Measured measured = measure_on_device(original, decoded);
+    return py::make_tuple(measured.totals, measured.largest);
+  });
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,157 @@
+#include "compressed_calls.hpp"
+
+#include "reduce_op.hpp"
+#include "tensors.hpp"
+#include "torch_workspace.hpp"
+#include "zcomm/cuda.hpp"
+
+namespace zcomm::c10d_binding {
+
+CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
+                                 TransportFactories transports, Handshake& handshake, GroupErrors& errors)
+    : size_(group.getSize()),
+      options_(std::move(options)),
+      transports_(std::move(transports)),
+      handshake_(handshake),
+      telemetry_(options_->telemetry_every),
+      host_runner_([this] { return make_communicator(transports_.host(), make_cpu_codec(), make_host_workspace()); },
+                   errors,
+                   [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
+      device_runner_(
+          [this](at::Device device, const std::shared_ptr<Failure>& failure) {
+            auto workspace = make_torch_workspace(device.type());
+            auto codec = make_cuda_codec(*workspace);
+            return make_communicator(transports_.device(failure), std::move(codec), std::move(workspace));
+          },
+          errors, options_->high_priority_stream, options_->blocking_wait) {}
+
+std::unique_ptr<Communicator> CompressedCalls::make_communicator(std::unique_ptr<Transport> transport,
+                                                                 std::unique_ptr<Codec> codec,
+                                                                 std::unique_ptr<Workspace> workspace) {
+  return std::make_unique<Communicator>(std::move(transport), handshake_.topology(), std::move(codec),
+                                        std::move(workspace), options_->chunk_bytes);
+}
+
+Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
+  handshake_.topology();
+  const Verdict verdict = zcomm::decide(policy, call, size_);
+  enforce_strict(policy, call, verdict);
+  return verdict;
+}
+
+void CompressedCalls::count(const Call& call, Verdict verdict) {
+  stats_.calls(call.collective, verdict).add(call.num_bytes);
+  ++num_calls_;
+}
+
+void CompressedCalls::count_other(std::span<const at::Tensor> tensors) {
+  std::int64_t num_bytes = 0;
+  for (const at::Tensor& tensor : tensors) num_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  stats_.others.add(num_bytes);
+  ++num_calls_;
+}
+
+CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const std::vector<Call>& calls,
+                                                  const std::function<void(std::size_t)>& check) {
+  std::vector<Verdict> verdicts;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    verdicts.push_back(decide(policy, calls[i]));
+    if (verdicts[i] == Verdict::compressed) check(i);
+  }
+  Parts parts;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    count(calls[i], verdicts[i]);
+    (verdicts[i] == Verdict::compressed ? parts.compressed : parts.exact).push_back(i);
+  }
+  return parts;
+}
+
+WorkPtr CompressedCalls::launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
+                                std::unique_ptr<CompressedJob> job) {
+  job->type = type;
+  job->sequence_number = num_calls_.load();
+  job->async = settings.async;
+  job->timeout = settings.timeout;
+  // As calls are launched, not as they run, so that a step's calls are its own. Odd factors make two alike unlikely.
+  job->seed = options_->seed + 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * calls_in_step_.fetch_add(1);
+  job->site = std::move(site);
+  job->telemetry = &telemetry_;
+  job->cost = &stats_.compressed(collective);
+  Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
+  return runner.launch(std::move(job));
+}
+
+WorkPtr CompressedCalls::all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
+                                    std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call) {
+  if (call.segments.empty()) call.segments.push_back({input.numel(), settings.policy.all_gather});
+  auto job = std::make_unique<AllGatherJob>();
+  job->title = "zcomm:all_gather";
+  job->inputs = {input};
+  job->outputs = std::move(outputs);
+  job->shard = view_of(input);
+  job->slots = std::move(slots);
+  job->segments = std::move(call.segments);
+  const auto hold = [&](const at::Tensor& tensor) {
+    job->inputs.push_back(tensor);
+    return static_cast<std::byte*>(tensor.data_ptr());
+  };
+  if (call.secondary.defined()) job->extras.secondary = hold(call.secondary);
+  if (call.reference.defined()) job->extras.reference = hold(call.reference);
+  return launch(Collective::all_gather, type, settings, std::move(call.site), std::move(job));
+}
+
+WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vector<TensorView> slots,
+                                          const at::Tensor& output, const CallSettings& settings, GatherCall call) {
+  auto job = std::make_unique<GatherSecondaryJob>();
+  job->title = "zcomm:gather_secondary";
+  job->inputs = {secondary};
+  job->outputs = {output};
+  job->secondary = static_cast<const std::byte*>(secondary.data_ptr());
+  job->slots = std::move(slots);
+  job->segments = std::move(call.segments);
+  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
+                std::move(job));
+}
+
+WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& output,
+                                        const std::vector<TensorView>& slots, std::vector<at::Tensor> inputs,
+                                        const ::c10d::ReduceOp& op, const CallSettings& settings, ReduceCall call) {
+  if (call.segments.empty()) call.segments.push_back({output.numel(), settings.policy.reduce_scatter});
+  auto job = std::make_unique<ReduceScatterJob>();
+  job->title = "zcomm:reduce_scatter";
+  job->inputs = std::move(inputs);
+  if (call.feedback) job->inputs.push_back(call.residual);
+  job->outputs = {output};
+  job->slots.assign(slots.begin(), slots.end());
+  job->output = view_of(output);
+  job->segments = std::move(call.segments);
+  job->factor = static_cast<float>(factor_of(op, size_));
+  job->feedback = call.feedback;
+  return launch(Collective::reduce_scatter, type, settings, std::move(call.site), std::move(job));
+}
+
+WorkPtr CompressedCalls::all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                                    const CallSettings& settings, ReduceCall call) {
+  auto job = std::make_unique<AllReduceJob>();
+  job->title = "zcomm:all_reduce";
+  job->inputs = {tensor};
+  if (call.feedback) job->inputs.push_back(call.residual);
+  job->outputs = {tensor};
+  job->tensor = view_of(tensor);
+  job->formats = settings.policy.all_reduce;
+  job->factor = static_cast<float>(factor_of(op, size_));
+  job->feedback = call.feedback;
+  return launch(Collective::all_reduce, type, settings, std::move(call.site), std::move(job));
+}
+
+void CompressedCalls::abort(const std::string& reason) noexcept {
+  host_runner_.abort(reason);
+  device_runner_.abort(reason);
+}
+
+void CompressedCalls::stop() {
+  device_runner_.stop();
+  host_runner_.stop();
+}
+
+}  // namespace zcomm::c10d_binding

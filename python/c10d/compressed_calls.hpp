@@ -1,0 +1,113 @@
+// The calls of a group that are compressed: which they are, how they run, and what they have cost.
+#pragma once
+
+#include "compressed_jobs.hpp"
+#include "device_runner.hpp"
+#include "handshake.hpp"
+#include "host_runner.hpp"
+#include "options.hpp"
+#include "stats.hpp"
+#include "telemetry.hpp"
+
+namespace zcomm::c10d_binding {
+
+// What holds for one call, of its own options and the group's.
+struct CallSettings {
+  Policy policy;
+  std::chrono::milliseconds timeout;
+  bool async;  // the caller goes on before it is done
+};
+
+// What a caller says of its tensors. No segments: all travels as the policy has it.
+struct GatherCall {
+  std::vector<Segment<BlockFormat>> segments;
+  at::Tensor secondary;
+  at::Tensor reference;
+  SitePtr site;
+};
+struct ReduceCall {
+  std::vector<Segment<HopFormats>> segments;
+  std::optional<Feedback> feedback;
+  at::Tensor residual;  // of the feedback, held
+  SitePtr site;
+};
+
+// How bytes come to other ranks: one transport for each device type, made at its first compressed call.
+struct TransportFactories {
+  std::function<std::unique_ptr<Transport>()> host;
+  // Sets what goes wrong with transfers later in the Failure.
+  std::function<std::unique_ptr<Transport>(const std::shared_ptr<Failure>&)> device;
+};
+
+class CompressedCalls {
+ public:
+  // Of `group`, which outlives this, as do `handshake` and `errors`.
+  CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, TransportFactories transports,
+                  Handshake& handshake, GroupErrors& errors);
+
+  Stats& stats() { return stats_; }
+  Telemetry& telemetry() { return telemetry_; }
+  std::uint64_t num_calls() const { return num_calls_; }
+  // Stochastic rounding draws from the options' seed, this step, and the number of calls since.
+  void set_step(std::uint64_t step) {
+    step_ = step;
+    calls_in_step_ = 0;
+  }
+
+  // What becomes of `call`; throws if `policy` is strict about it.
+  Verdict decide(const Policy& policy, const Call& call);
+  void count(const Call& call, Verdict verdict);
+  // A collective outside of the policy.
+  void count_other(std::span<const at::Tensor> tensors);
+  // True if `call` is to be compressed and its arguments pass `check`, which throws. Counts it.
+  template <class Check>
+  bool should_compress(const Policy& policy, const Call& call, Check&& check) {
+    const Verdict verdict = decide(policy, call);
+    if (verdict == Verdict::compressed) check();
+    count(call, verdict);
+    return verdict == Verdict::compressed;
+  }
+  // The same for the calls of a coalesced one: indices.
+  struct Parts {
+    std::vector<std::size_t> compressed;
+    std::vector<std::size_t> exact;
+  };
+  Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
+
+  // Start the collectives of zcomm/collectives.hpp on the device of their tensors.
+  WorkPtr all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
+                     std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call = {});
+  WorkPtr gather_secondary(const at::Tensor& secondary, std::vector<TensorView> slots, const at::Tensor& output,
+                           const CallSettings& settings, GatherCall call);
+  WorkPtr reduce_scatter(::c10d::OpType type, const at::Tensor& output, const std::vector<TensorView>& slots,
+                         std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const CallSettings& settings,
+                         ReduceCall call = {});
+  WorkPtr all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                     const CallSettings& settings, ReduceCall call = {});
+
+  // As Runner's, of both runners.
+  bool drain(std::chrono::milliseconds limit) { return host_runner_.drain(limit) && device_runner_.drain(limit); }
+  void drain_host() { host_runner_.drain(kNoLimit); }
+  void abort(const std::string& reason) noexcept;
+  void stop();
+
+ private:
+  std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport, std::unique_ptr<Codec> codec,
+                                                  std::unique_ptr<Workspace> workspace);
+  WorkPtr launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
+                 std::unique_ptr<CompressedJob> job);
+
+  const int size_;
+  c10::intrusive_ptr<ZcommOptions> options_;
+  TransportFactories transports_;
+  Handshake& handshake_;
+  Stats stats_;
+  Telemetry telemetry_;
+  std::atomic<std::uint64_t> num_calls_{0};
+  std::atomic<std::uint64_t> step_{0};
+  std::atomic<std::uint64_t> calls_in_step_{0};
+  HostRunner host_runner_;  // the last two: their threads use all of the above
+  DeviceRunner device_runner_;
+};
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,68 @@
+#include "compressed_jobs.hpp"
+
+#include <algorithm>
+
+namespace zcomm::c10d_binding {
+namespace {
+
+HopFormats hop_formats(HopFormats formats) { return formats; }
+HopFormats hop_formats(BlockFormat format) { return {format, format}; }
+
+// Hands each lossy segment of `slots` to the telemetry.
+template <class Format, class View>
+void sample(const CompressedJob& job, Collective collective, const std::vector<View>& slots,
+            const std::vector<Segment<Format>>& segments, Communicator& communicator, StreamView stream) {
+  if (!job.telemetry->is_on()) return;
+  const auto is_lossy = [](const Segment<Format>& segment) {
+    return segment.num_elements > 0 && !hop_formats(segment.format).is_exact();
+  };
+  const auto num_lossy = static_cast<std::size_t>(std::count_if(segments.begin(), segments.end(), is_lossy));
+  std::int64_t begin = 0;
+  std::size_t index = 0;
+  for (const Segment<Format>& segment : segments) {
+    if (is_lossy(segment)) {
+      std::vector<ConstTensorView> parts;
+      for (const View& slot : slots) parts.push_back(slot.slice(begin, segment.num_elements));
+      const std::string name = job.site ? job.site->name_of_part(index++, num_lossy) : "";
+      job.telemetry->before({collective, name, job.outputs[0].device()}, parts, hop_formats(segment.format),
+                            communicator, stream);
+    }
+    begin += segment.num_elements;
+  }
+}
+
+}  // namespace
+
+void CompressedJob::count(const CallStats& stats) {
+  cost->add(stats);
+  if (site) site->add(stats);
+}
+
+void AllGatherJob::run(Communicator& communicator, StreamView stream) {
+  communicator.set_seed(seed);
+  // Of differences it would measure the weights.
+  if (extras.reference == nullptr) {
+    sample(*this, Collective::all_gather, std::vector{shard}, segments, communicator, stream);
+  }
+  count(communicator.all_gather(shard, slots, segments, timeout, stream, extras));
+}
+
+void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
+  communicator.set_seed(seed);
+  count(communicator.gather_secondary(secondary, slots, segments, timeout, stream));
+}
+
+void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
+  communicator.set_seed(seed);
+  sample(*this, Collective::reduce_scatter, slots, segments, communicator, stream);
+  count(communicator.reduce_scatter(slots, output, segments, factor, timeout, stream, feedback ? &*feedback : nullptr));
+}
+
+void AllReduceJob::run(Communicator& communicator, StreamView stream) {
+  communicator.set_seed(seed);
+  const std::vector<Segment<HopFormats>> whole{{tensor.num_elements, formats}};
+  sample(*this, Collective::all_reduce, std::vector{tensor}, whole, communicator, stream);
+  count(communicator.all_reduce(tensor, formats, factor, timeout, stream, feedback ? &*feedback : nullptr));
+}
+
+}  // namespace zcomm::c10d_binding

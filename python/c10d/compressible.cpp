@@ -1,0 +1,98 @@
+// The calls that may be compressed.
+#include "process_group.hpp"
+#include "reduce_op.hpp"
+#include "tensors.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+at::DeviceType first_device(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::kCPU : tensors[0].device().type();
+}
+
+}  // namespace
+
+WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {
+  const CallSettings settings = settings_of(opts);
+  Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
+  call.in_place = is_own_slot(output, input, getRank());
+  if (!compressed_.should_compress(settings.policy, call,
+                                   [&] { check_shapes(output, input, getSize(), "output", "input"); })) {
+    return inner_.forward(output, [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
+  }
+  return inner_.track(
+      compressed_.all_gather(::c10d::OpType::_ALLGATHER_BASE, input, slots_of(output, getSize()), {output}, settings));
+}
+
+WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                const ::c10d::AllgatherOptions& opts) {
+  if (outputs.size() != 1 || inputs.size() != 1) {
+    return inner_.forward(first_device(inputs), [&](::c10d::Backend& inner) {
+      return inner.allgather(outputs, inputs, opts);
+    });  // which refuses it
+  }
+  const CallSettings settings = settings_of(opts);
+  const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
+  if (!compressed_.should_compress(settings.policy, call, [&] {
+        check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor");
+      })) {
+    return inner_.forward(inputs[0], [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
+  }
+  return inner_.track(
+      compressed_.all_gather(::c10d::OpType::ALLGATHER, inputs[0], views_of(outputs[0]), outputs[0], settings));
+}
+
+WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                           const ::c10d::ReduceScatterOptions& opts) {
+  const CallSettings settings = settings_of(opts);
+  const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
+  if (!compressed_.should_compress(settings.policy, call,
+                                   [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
+    if (!needs_premul_emulation(opts.reduceOp, output))
+      return inner_.forward(output,
+                            [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
+    at::Tensor product = scaled({input}, factor_of(opts.reduceOp, getSize()))[0];
+    return inner_.forward(
+        output, [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, product, as_sum(opts)); });
+  }
+  return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
+                                                 slots_of(input, getSize()), {input}, opts.reduceOp, settings));
+}
+
+WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                     const ::c10d::ReduceScatterOptions& opts) {
+  if (outputs.size() != 1 || inputs.size() != 1) {
+    return inner_.forward(first_device(outputs),
+                          [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+  }
+  const CallSettings settings = settings_of(opts);
+  const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
+  if (!compressed_.should_compress(settings.policy, call,
+                                   [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
+    if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
+      return inner_.forward(outputs[0],
+                            [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], factor_of(opts.reduceOp, getSize()))};
+    return inner_.forward(
+        outputs[0], [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, products, as_sum(opts)); });
+  }
+  return inner_.track(compressed_.reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]),
+                                                 inputs[0], opts.reduceOp, settings));
+}
+
+WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
+  if (tensors.size() != 1)
+    return inner_.forward(first_device(tensors),
+                          [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+  const CallSettings settings = settings_of(opts);
+  const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
+  if (!compressed_.should_compress(settings.policy, call, [] {})) {
+    if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
+      return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+    scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
+    return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
+  }
+  return inner_.track(compressed_.all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings));
+}
+
+}  // namespace zcomm::c10d_binding

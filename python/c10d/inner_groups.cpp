@@ -1,0 +1,73 @@
+#include "inner_groups.hpp"
+
+#include <utility>
+
+#include "combined_work.hpp"
+#include "gil.hpp"
+
+namespace zcomm::c10d_binding {
+
+InnerGroups::~InnerGroups() {
+  // Gloo joins its threads, which may be about to let go of a tensor of Python's.
+  const WithoutGil no_gil;
+  coalesced_.clear();
+  cuda_.reset();
+  cpu_.reset();
+}
+
+::c10d::Backend& InnerGroups::cuda() {
+  const std::lock_guard lock(cuda_mutex_);
+  if (!cuda_) {
+    cuda_ = call_python(make_cuda_);
+    cuda_->setGroupUid(uid_);
+  }
+  return *cuda_;
+}
+
+BackendPtr InnerGroups::existing_cuda() {
+  const std::lock_guard lock(cuda_mutex_);
+  return cuda_;
+}
+
+::c10d::Backend& InnerGroups::for_device(at::DeviceType type) {
+  if (type == at::kCPU) return *cpu_;
+  TORCH_CHECK_VALUE(type == at::kCUDA, "zcomm: got a tensor on ", type, ", need one on cpu or cuda");
+  ::c10d::Backend& inner = cuda();
+  if (coalescing_ && !coalescing_cuda_) {
+    inner.startCoalescing();
+    coalescing_cuda_ = true;
+  }
+  return inner;
+}
+
+void InnerGroups::set_group_uid(const std::string& uid) {
+  {
+    const std::lock_guard lock(cuda_mutex_);
+    uid_ = uid;
+  }
+  for_each([&](::c10d::Backend& inner) { inner.setGroupUid(uid); });
+}
+
+void InnerGroups::start_coalescing() {
+  coalesced_.clear();  // torch does not end a block that raised
+  if (coalescing_cuda_) cuda().endCoalescing();
+  coalescing_cuda_ = false;
+  coalescing_ = true;
+}
+
+WorkPtr InnerGroups::end_coalescing() {
+  TORCH_CHECK(coalescing_, "zcomm: endCoalescing was called without startCoalescing");
+  coalescing_ = false;
+  std::vector<WorkPtr> works = std::exchange(coalesced_, {});
+  if (std::exchange(coalescing_cuda_, false)) {
+    if (WorkPtr work = cuda().endCoalescing()) works.push_back(std::move(work));
+  }
+  return c10::make_intrusive<CombinedWork>(cpu_->getRank(), std::move(works));
+}
+
+WorkPtr InnerGroups::track(WorkPtr work) {
+  if (coalescing_ && work) coalesced_.push_back(work);
+  return work;
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,31 @@
+// What the backend asks of reduce operations.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+namespace zcomm::c10d_binding {
+
+// True if the operation is factor * sum over ranks.
+bool is_linear(const ::c10d::ReduceOp& op);
+// The factor of a linear operation. One that PREMUL_SUM keeps on a GPU is fetched, which blocks.
+double factor_of(const ::c10d::ReduceOp& op, int size);
+
+inline bool is_premul(const ::c10d::ReduceOp& op) { return op.op_ == ::c10d::ReduceOp::PREMUL_SUM; }
+std::vector<at::Tensor> scaled(const std::vector<at::Tensor>& tensors, double factor);
+void scale_in_place(std::vector<at::Tensor>& tensors, double factor);
+
+template <class CallOptions>
+CallOptions as_sum(CallOptions opts) {
+  opts.reduceOp = ::c10d::ReduceOp::SUM;
+  return opts;
+}
+
+// Gloo has no PREMUL_SUM: on CPU tensors its exact path scales, then sums.
+inline bool needs_premul_emulation(const ::c10d::ReduceOp& op, const at::Tensor& tensor) {
+  return is_premul(op) && tensor.device().is_cpu();
+}
+
+}  // namespace zcomm::c10d_binding

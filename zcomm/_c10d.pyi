@@ -34,11 +34,28 @@ class Loss(TypedDict):
 torch_version: str
 OVERRIDE_KEY: str
 
+class OptionField:
+    """A row of the table of options."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...  # "text", "integer" or "flag": what its environment variable is read as
+    @property
+    def overridable(self) -> bool: ...
+    @property
+    def compared(self) -> bool: ...  # between ranks
+
+OPTION_FIELDS: tuple[OptionField, ...]
+
 class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
     """A property for each option."""
 
     def __init__(self, **fields: Any) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
+    def handshake_text(self) -> str: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
 
 class PolicyOverride:
     def __init__(self, **fields: Any) -> None: ...
@@ -56,7 +73,9 @@ class Site:
     @property
     def between_bytes(self) -> int: ...
 
-def measure_on_device(original: torch.Tensor, decoded: torch.Tensor) -> tuple[list[float], float]: ...
+class _testing:  # a submodule
+    @staticmethod
+    def measure_on_device(original: torch.Tensor, decoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def __init__(

@@ -77,19 +77,19 @@ def info() -> None:
     console.print(facts)
 
     try:
-        from zcomm.distributed.options import Options
+        from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
 
-        options: Any = Options()
+        options = Options()
+        in_force = {field.name: (variable_of(field.name), str(getattr(options, field.name))) for field in OPTION_FIELDS}
     except ImportError:
-        options = None
+        in_force = {}  # without the binding no option does anything
     except (TypeError, ValueError) as error:
         raise SystemExit(f"the environment holds a wrong option: {error}") from None
     variables = Table(box=box.SIMPLE_HEAD)
     for title in ("variable", "set to", "option", "in force"):
         variables.add_column(title)
-    for variable, (option, _) in environment.VARIABLES.items():
-        in_force = "-" if options is None else str(getattr(options, option))
-        variables.add_row(variable, os.environ.get(variable, "-"), option, in_force)
+    for option, (variable, value) in in_force.items():
+        variables.add_row(variable, os.environ.get(variable, "-"), option, value)
     for variable, meaning in environment.OTHERS.items():
         variables.add_row(variable, os.environ.get(variable, "-"), f"({meaning})", "")
     console.print(variables)

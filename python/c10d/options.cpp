@@ -3,27 +3,43 @@
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <torch/csrc/utils/pybind.h>
 
-namespace zcomm::c10d_binding {
+#include <type_traits>
 
-std::string ZcommOptions::to_string() const {
-  const auto flag = [](bool on) { return on ? "True" : "False"; };
-  return "all_gather='" + policy.all_gather.to_string() + "', reduce_scatter='" + policy.reduce_scatter.to_string() +
-         "', all_reduce='" + policy.all_reduce.to_string() + "', min_bytes=" + std::to_string(policy.min_bytes) +
-         ", out_of_place=" + flag(policy.out_of_place) + ", lists=" + flag(policy.lists) +
-         ", coalesced=" + flag(policy.coalesced) + ", strict=" + flag(policy.strict) +
-         ", node_size=" + (node_size == 0 ? "None" : std::to_string(node_size)) +
-         ", chunk_bytes=" + std::to_string(chunk_bytes) + ", seed=" + std::to_string(seed);
+namespace zcomm::c10d_binding {
+namespace {
+
+std::string text_of(const BlockFormat& format) { return "'" + format.to_string() + "'"; }
+std::string text_of(const HopFormats& formats) { return "'" + formats.to_string() + "'"; }
+std::string text_of(bool on) { return on ? "True" : "False"; }
+std::string text_of(const std::optional<int>& number) { return number ? std::to_string(*number) : "None"; }
+template <class Integer>
+  requires(std::is_integral_v<Integer> && !std::is_same_v<Integer, bool>)
+std::string text_of(Integer number) {
+  return std::to_string(number);
 }
 
+std::string text_of_fields(const OptionValues& values, bool compared_only) {
+  std::string text;
+  for_each_field([&](const OptionField& field, auto member) {
+    if (compared_only && !field.compared) return;
+    text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" + text_of(member_of(values, member));
+  });
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const OptionValues& values) { return text_of_fields(values, false); }
+std::string handshake_text(const OptionValues& values) { return text_of_fields(values, true); }
+
 Policy PolicyOverride::apply(Policy policy) const {
-  if (all_gather) policy.all_gather = *all_gather;
-  if (reduce_scatter) policy.reduce_scatter = *reduce_scatter;
-  if (all_reduce) policy.all_reduce = *all_reduce;
-  if (min_bytes) policy.min_bytes = *min_bytes;
-  if (out_of_place) policy.out_of_place = *out_of_place;
-  if (lists) policy.lists = *lists;
-  if (coalesced) policy.coalesced = *coalesced;
-  if (strict) policy.strict = *strict;
+  std::size_t row = 0;
+  for_each_field([&](const OptionField&, auto member) {
+    if constexpr (is_overridable(decltype(member){})) {
+      if (named[row]) policy.*member = values.policy.*member;
+    }
+    ++row;
+  });
   return policy;
 }
 

@@ -78,7 +78,8 @@ class _Group:
     def make(self) -> Any:
         """The backend."""
         # Before Gloo connects all ranks, so that comparing never waits for one that does something else first.
-        handshake = {"version": __version__, "options": repr(self._options), "node": environment.node_identity()}
+        options = self._options.handshake_text()
+        handshake = {"version": __version__, "options": options, "node": environment.node_identity()}
         self._prefixed("agreement").set(f"{self._rank}", json.dumps(handshake))
         backend = _c10d.ProcessGroup(
             exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options),

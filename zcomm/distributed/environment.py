@@ -1,37 +1,10 @@
-"""The ``ZCOMM_*`` environment variables, read here and nowhere else (``ZCOMM_ISA`` and ``ZCOMM_NCCL_LIB`` are the
-core's own)."""
+"""What a process finds in its environment beside the options: see options.py for these (``ZCOMM_ISA`` and
+``ZCOMM_NCCL_LIB`` are read by the core)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
-
-
-def _flag(text: str) -> bool:
-    values = {"1": True, "true": True, "0": False, "false": False}
-    if text.lower() not in values:
-        raise ValueError(f"got {text!r}, need 1, 0, true or false")
-    return values[text.lower()]
-
-
-# Variable -> (option, how its text is read).
-VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "ZCOMM_ALL_GATHER": ("all_gather", str),
-    "ZCOMM_REDUCE_SCATTER": ("reduce_scatter", str),
-    "ZCOMM_ALL_REDUCE": ("all_reduce", str),
-    "ZCOMM_MIN_BYTES": ("min_bytes", int),
-    "ZCOMM_OUT_OF_PLACE": ("out_of_place", _flag),
-    "ZCOMM_LISTS": ("lists", _flag),
-    "ZCOMM_COALESCED": ("coalesced", _flag),
-    "ZCOMM_STRICT": ("strict", _flag),
-    "ZCOMM_NODE_SIZE": ("node_size", int),
-    "ZCOMM_CHUNK_BYTES": ("chunk_bytes", int),
-    "ZCOMM_SEED": ("seed", int),
-    "ZCOMM_HIGH_PRIORITY_STREAM": ("high_priority_stream", _flag),
-    "ZCOMM_BLOCKING_WAIT": ("blocking_wait", _flag),
-    "ZCOMM_TELEMETRY_EVERY": ("telemetry_every", int),
-}
+from collections.abc import Mapping
 
 # Variable -> what it is for.
 OTHERS: Mapping[str, str] = {
@@ -39,20 +12,6 @@ OTHERS: Mapping[str, str] = {
     "ZCOMM_NCCL_LIB": "the file of NCCL",
     "ZCOMM_LOG": "info: a line per group",
 }
-
-
-def option_fields() -> dict[str, Any]:
-    """The options that the environment sets. Raises ValueError that names the variable."""
-    fields = {}
-    for variable, (option, read) in VARIABLES.items():
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        try:
-            fields[option] = read(text)
-        except ValueError as error:
-            raise ValueError(f"{variable}: {error}") from None
-    return fields
 
 
 def _count(variable: str, least: int) -> int:

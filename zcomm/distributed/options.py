@@ -1,14 +1,24 @@
-"""How a group compresses: the options that a user gives."""
+"""The options of a group.
+
+They follow from the table in python/c10d/options.hpp: an option is a row there, a paragraph in the docstring below and
+a line in the README.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Callable
 from typing import Any
 
-from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
 
-FIELDS = tuple(option for option, _ in environment.VARIABLES.values())
+OPTION_FIELDS = _c10d.OPTION_FIELDS
+
+
+def variable_of(option: str) -> str:
+    """The environment variable that sets an option."""
+    return f"ZCOMM_{option.upper()}"
 
 
 class Options(_c10d.Options):
@@ -39,19 +49,45 @@ class Options(_c10d.Options):
     Raises ValueError or TypeError that names the field, what was given and what is accepted.
     """
 
-    __signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in FIELDS]
+    __signature__ = inspect.Signature(  # what help() and editors show
+        [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None) for field in _c10d.OPTION_FIELDS]
     )
 
     def __init__(self, **fields: Any) -> None:
-        given = {name: value for name, value in fields.items() if value is not None}
-        super().__init__(**{**environment.option_fields(), **given})
+        known = {field.name for field in OPTION_FIELDS}
+        given = {name: value for name, value in fields.items() if value is not None or name not in known}
+        super().__init__(**{**_of_environment(), **given})
 
     def __copy__(self) -> Options:
         twin = Options.__new__(Options)
-        _c10d.Options.__init__(twin, **{name: getattr(self, name) for name in FIELDS})  # not the environment's
+        fields = {field.name: getattr(self, field.name) for field in OPTION_FIELDS}
+        _c10d.Options.__init__(twin, **fields)  # not the environment's
         twin._timeout = self._timeout
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
         return self.__copy__()
+
+
+def _of_environment() -> dict[str, Any]:
+    """The options that the environment sets. Raises ValueError that names the variable."""
+    fields = {}
+    for field in OPTION_FIELDS:
+        text = os.environ.get(variable_of(field.name))
+        if text is None:
+            continue
+        try:
+            fields[field.name] = _READ[field.kind](text)
+        except ValueError as error:
+            raise ValueError(f"{variable_of(field.name)}: {error}") from None
+    return fields
+
+
+def _flag(text: str) -> bool:
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise ValueError(f"got {text!r}, need 1, 0, true or false")
+    return values[text.lower()]
+
+
+_READ: dict[str, Callable[[str], Any]] = {"text": str, "integer": int, "flag": _flag}

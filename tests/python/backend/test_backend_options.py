@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.calls import expect, gather_list, newly_counted
 from support.worlds import run
 
 import zcomm
+from zcomm.distributed.options import OPTION_FIELDS, variable_of
 
 
 @pytest.mark.parametrize(
@@ -55,39 +58,83 @@ def test_options_are_values() -> None:
     assert (made.all_gather, made.node_size, made.strict, made.lists) == ("int4:64", 3, True, False)
     for twin in (copy.copy(made), copy.deepcopy(made), eval(repr(made), {"zcomm": zcomm})):
         assert isinstance(twin, zcomm.Options)
+        assert twin == made and hash(twin) == hash(made)
         assert repr(twin) == repr(made)
+    assert made != zcomm.Options() and made != "options"
 
 
-VARIABLES = {
-    "ZCOMM_ALL_GATHER": ("int4:96", "all_gather", "int4:96"),
-    "ZCOMM_REDUCE_SCATTER": ("int8:32/bf16", "reduce_scatter", "int8:32/bf16"),
-    "ZCOMM_ALL_REDUCE": ("bf16", "all_reduce", "bf16"),
-    "ZCOMM_MIN_BYTES": ("7", "min_bytes", 7),
-    "ZCOMM_OUT_OF_PLACE": ("1", "out_of_place", True),
-    "ZCOMM_LISTS": ("true", "lists", True),
-    "ZCOMM_COALESCED": ("True", "coalesced", True),
-    "ZCOMM_STRICT": ("0", "strict", False),
-    "ZCOMM_NODE_SIZE": ("2", "node_size", 2),
-    "ZCOMM_CHUNK_BYTES": ("4096", "chunk_bytes", 4096),
-    "ZCOMM_TELEMETRY_EVERY": ("100", "telemetry_every", 100),
+README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
+
+# Another value than the default for every option: the text of its variable, and the option.
+OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "all_gather": ("int4:96", "int4:96"),
+    "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
+    "all_reduce": ("bf16", "bf16"),
+    "min_bytes": ("7", 7),
+    "out_of_place": ("1", True),
+    "lists": ("true", True),
+    "coalesced": ("True", True),
+    "strict": ("1", True),
+    "node_size": ("2", 2),
+    "chunk_bytes": ("4096", 4096),
+    "seed": ("12", 12),
+    "high_priority_stream": ("1", True),
+    "blocking_wait": ("1", True),
+    "telemetry_every": ("100", 100),
 }
+
+
+def test_every_option_is_printed_compared_and_documented() -> None:
+    """Each row of the table: in repr, in ==, in the README's table, and, if ranks compare it, in the handshake."""
+    names = [field.name for field in OPTION_FIELDS]
+    assert names == list(OTHER_VALUES) == list(inspect.signature(zcomm.Options).parameters)
+    rows = [line.split("|") for line in README.read_text().splitlines() if line.startswith("| `")]
+    documented = "".join(row[1] for row in rows if "ZCOMM_" in row[2])
+    default = zcomm.Options()
+    for field in OPTION_FIELDS:
+        changed = zcomm.Options(**{field.name: OTHER_VALUES[field.name][1]})
+        assert changed != default and hash(changed) != hash(default)
+        assert repr(changed) != repr(default)
+        assert (changed.handshake_text() != default.handshake_text()) == field.compared
+        assert f"`{field.name}`" in documented
+        assert f"        {field.name}: " in str(zcomm.Options.__doc__)
+    uncompared = [field.name for field in OPTION_FIELDS if not field.compared]
+    assert uncompared == ["high_priority_stream", "blocking_wait", "telemetry_every"]
+
+
+@pytest.mark.parametrize("value", [2**63, 2**70, -(2**70)])
+def test_numbers_that_no_option_holds_are_refused(value: int) -> None:
+    expect(ValueError, "seed", lambda: zcomm.Options(seed=value))
+    expect(ValueError, "node_size", lambda: zcomm.Options(node_size=value))
 
 
 def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variable sets the option of its name; an argument wins over it; a wrong value is refused by name."""
-    for variable, (text, _, _) in VARIABLES.items():
-        monkeypatch.setenv(variable, text)
+    for name, (text, _) in OTHER_VALUES.items():
+        monkeypatch.setenv(variable_of(name), text)
     made = zcomm.Options()
-    assert {field: getattr(made, field) for _, field, _ in VARIABLES.values()} == {
-        field: value for _, field, value in VARIABLES.values()
+    assert {name: getattr(made, name) for name in OTHER_VALUES} == {
+        name: value for name, (_, value) in OTHER_VALUES.items()
     }
     assert zcomm.Options(min_bytes=9, out_of_place=False).min_bytes == 9
     assert not zcomm.Options(out_of_place=False).out_of_place
-    for variable in VARIABLES:
+    for name in OTHER_VALUES:
         with monkeypatch.context() as patch:
-            patch.setenv(variable, "nonsense")
-            with pytest.raises(ValueError, match=f"(?i){variable.removeprefix('ZCOMM_')}"):
+            patch.setenv(variable_of(name), "nonsense")
+            with pytest.raises(ValueError, match=f"(?i){name}"):
                 zcomm.Options()
+
+
+def test_ranks_may_differ_in_what_is_not_compared() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        loose = dist.new_group([0, 1], pg_options=zcomm.Options(telemetry_every=rank, blocking_wait=bool(rank)))
+        dist.all_reduce(torch.ones(1), group=loose)
+        strict = dist.new_group([0, 1], pg_options=zcomm.Options(all_gather=f"int8:{64 * (1 + rank)}"))
+        with pytest.raises(RuntimeError, match="disagree on the options"):
+            dist.all_reduce(torch.ones(1), group=strict)
+
+    run(body)
 
 
 def test_groups_take_their_options_from_the_environment_or_pg_options() -> None:

@@ -22,6 +22,7 @@ from support.worlds import Outcome, collect, options, run
 
 import zcomm
 import zcomm.distributed.backend
+from zcomm.distributed.groups import backend_of
 
 IN_TIME = 15.0  # for ranks to end after the first; of GROUP_SECONDS, 20, so none ends by a timeout
 SOON = 2.0  # a group's timeout where a test waits for it
@@ -291,3 +292,35 @@ def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, 
     assert [code for code, _ in ends] == exits.SCENARIOS[scenario], "\n".join(output for _, output in ends)
     if scenario is exits.one_raises:
         assert all("lost rank 1" in output for _, output in (ends[0], ends[2]))
+
+
+def test_a_group_ends_although_gloo_is_in_a_callback() -> None:
+    """The last reference to a group is dropped with Python's lock held, while Gloo's thread, which it joins, runs a
+    callback in Python."""
+
+    def body() -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            store.wait(["callback is set"])
+            dist.all_reduce(torch.ones(8))
+            dist.destroy_process_group()
+            return
+        backend: Any = backend_of()
+        entered = threading.Event()
+
+        def stay(_: Any) -> None:
+            entered.set()
+            time.sleep(2)  # until the destructor waits for this thread
+
+        work = dist.all_reduce(torch.ones(8), async_op=True)
+        assert work is not None
+        work.get_future().then(stay)
+        store.set("callback is set", "")
+        assert entered.wait(IN_TIME)
+        del work
+        dist.destroy_process_group()
+        assert sys.getrefcount(backend) == 2
+        del backend
+
+    for outcome in collect(body, grace=IN_TIME):
+        assert not outcome.stuck and outcome.error is None, outcome

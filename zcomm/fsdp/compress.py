@@ -164,12 +164,12 @@ def _select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, s
                 if _selects(selector, full_name, parameter, modules):
                     found = True
                     selected.add((id(module), name))
-        if not found and not callable_selector(selector):
+        if not found and not _is_function(selector):
             raise ValueError(f"exempt: {selector!r} selects no parameter of the model")
     return selected
 
 
-def callable_selector(selector: Any) -> bool:
+def _is_function(selector: Any) -> bool:
     return callable(selector) and not isinstance(selector, type)
 
 
@@ -179,6 +179,6 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
     if isinstance(selector, type) and issubclass(selector, nn.Module):
         parts = name.split(".")[:-1]
         return any(isinstance(modules[".".join(parts[:depth])], selector) for depth in range(len(parts) + 1))
-    if callable_selector(selector):
+    if _is_function(selector):
         return bool(selector(name, parameter))  # type: ignore[call-arg,unused-ignore]
     raise ValueError(f"exempt: got {selector!r}, need a pattern, a type of module, or a function")

@@ -28,7 +28,7 @@ ArrayT = TypeVar("ArrayT")
 Format: TypeAlias = "str | Sequence[tuple[int, str]]"
 
 
-def aligned_bytes(num_bytes: int) -> NDArray[np.uint8]:
+def _aligned_bytes(num_bytes: int) -> NDArray[np.uint8]:
     """Zeros at an address that is a multiple of 64."""
     buffer = np.zeros(num_bytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
@@ -90,7 +90,7 @@ class LocalRank:
             return out
         plan = self._communicator.plan_reduce_scatter(slots, segments, feedback.format)
         shape = f"{output[1:]} in {segments}"
-        residual, empty = feedback.use("reduce_scatter", shape, plan.residual_bytes, aligned_bytes)
+        residual, empty = feedback.use("reduce_scatter", shape, plan.residual_bytes, _aligned_bytes)
         kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
         self._communicator.run_reduce_scatter(plan, slots, output, factor, self._timeout, feedback=kept)
         return out

@@ -1,0 +1,67 @@
+"""What a plan says of a call, from Python, beside what the call sends."""
+
+from __future__ import annotations
+
+import datetime
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from zcomm import _core
+
+TIMEOUT = datetime.timedelta(seconds=60)
+NUM = 1031
+SEGMENTS = [(1000, "int8:64"), (31, "exact")]
+REDUCED = [(1000, "int8:64/int4:32"), (31, "exact")]
+
+
+def values_of(array: np.ndarray) -> tuple[int, int, str]:
+    return array.ctypes.data, array.size, "float32"
+
+
+@pytest.mark.parametrize("nodes", [[0], [0, 0, 0], [0, 1, 2], [0, 0, 1, 1], [0, 0, 0, 1]], ids=str)
+def test_a_plan_tells_what_a_call_sends(nodes: list[int]) -> None:
+    size = len(nodes)
+    topology = _core.Topology(nodes)
+    communicators = _core.make_local_communicators(nodes, 1024)
+
+    def calls(rank: int) -> list[tuple[int, int]]:
+        whole = np.random.default_rng(rank).standard_normal((size, NUM), np.float32)
+        out = np.empty(NUM, np.float32)
+        slots = [values_of(slot) for slot in whole]
+        reduced = communicators[rank].reduce_scatter(slots, values_of(out), REDUCED, 1.0, TIMEOUT)
+        gathered = communicators[rank].all_gather(slots[rank], slots, SEGMENTS, TIMEOUT)
+        all_reduced = communicators[rank].all_reduce(values_of(out), "int8:32", 1.0, TIMEOUT)
+        return [(stats.inside_bytes, stats.between_bytes) for stats in (reduced, gathered, all_reduced)]
+
+    with ThreadPoolExecutor(size) as pool:
+        sent = list(pool.map(calls, range(size)))
+    for rank in range(size):
+        plans = [
+            _core.ReducePlan(topology, rank, [NUM] * size, "float32", REDUCED, chunk_bytes=1024),
+            _core.GatherPlan(topology, rank, [NUM] * size, "float32", SEGMENTS, chunk_bytes=1024),
+            _core.AllReducePlan(topology, rank, NUM, "float32", "int8:32", chunk_bytes=1024),
+        ]
+        assert [(plan.bytes.intra_node, plan.bytes.inter_node) for plan in plans] == sent[rank]
+
+
+def test_routes_and_passes() -> None:
+    topology = _core.Topology([0, 0, 1, 1])
+    assert topology.is_hierarchical and str(topology) == "2x2"
+    (sends, receives), (forwards, sums) = topology.reduce_hops(1)
+    assert sends == [(0, 0), (0, 2)] and receives == [(0, 1), (0, 3)]
+    assert forwards == [(3, 3)] and sums == [(3, 1)]
+    assert topology.holder(1, 0) == 2
+    plan = _core.ReducePlan(topology, 1, [100] * 4, "float32", [(100, "int8:32")], feedback="int8:128")
+    assert (plan.passes.encoded, plan.passes.decoded) == (300, 300)
+    assert plan.residual_bytes == _core.WireLayout("int8:128", "float32", 100).num_bytes
+    assert plan.description == "float32[4 x 100] int8:32"
+
+
+def test_wrong_arguments_are_refused() -> None:
+    topology = _core.Topology([0, 0])
+    with pytest.raises(_core.ArgumentError, match="rank: got 2, need 0 to 1"):
+        _core.GatherPlan(topology, 2, [8, 8], "float32", [(8, "int8:32")])
+    with pytest.raises(_core.ArgumentError, match="segments: got 9 elements"):
+        _core.ReducePlan(topology, 0, [8, 8], "float32", [(9, "int8:32")])

@@ -6,9 +6,10 @@ from typing import Any, TypeAlias, TypedDict
 import torch
 from torch._C._distributed_c10d import Backend, ReduceOp, Store, Work
 
+from zcomm._core import BlockFormat
+
 Op: TypeAlias = "ReduceOp | ReduceOp.RedOpType"
-Segments = Sequence[tuple[int, str]]  # number of elements, format
-Feedback = tuple[torch.Tensor, str, float, bool]  # residual, its format, decay, whether it is empty
+Parts: TypeAlias = "Sequence[tuple[int, bool]]"  # number of elements of a shard, whether they travel as they are
 
 class Calls(TypedDict):
     calls: int
@@ -77,6 +78,81 @@ class _testing:  # a submodule
     @staticmethod
     def measure_on_device(original: torch.Tensor, decoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
+class PlannedGather:
+    """Of a collective, held by who makes it again and again. Bytes are those that this rank sends."""
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def intra_node_bytes(self) -> int: ...
+    @property
+    def inter_node_bytes(self) -> int: ...
+    @property
+    def segments(self) -> list[tuple[int, str]]: ...
+    @property
+    def secondary_bytes(self) -> int: ...
+    @property
+    def largest_secondary_bytes(self) -> int: ...
+    def run(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        secondary: torch.Tensor | None = None,
+        reference: torch.Tensor | None = None,
+        site: Site | None = None,
+        async_op: bool = False,
+    ) -> Work: ...
+    def run_from_secondary(
+        self, output: torch.Tensor, secondary: torch.Tensor, *, site: Site | None = None, async_op: bool = False
+    ) -> Work: ...
+
+class Residual:
+    """Of one call, in the format that was planned. ``data``: uint8, of the plan's ``residual_bytes``."""
+
+    def __init__(self, data: torch.Tensor, *, decay: float, empty: bool) -> None: ...
+
+class PlannedReduce:
+    @property
+    def description(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def intra_node_bytes(self) -> int: ...
+    @property
+    def inter_node_bytes(self) -> int: ...
+    @property
+    def segments(self) -> list[tuple[int, str]]: ...
+    @property
+    def residual_bytes(self) -> int: ...
+    def run(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: Op,
+        *,
+        residual: Residual | None = None,
+        site: Site | None = None,
+        async_op: bool = False,
+    ) -> Work: ...
+
+class PlannedAllReduce:
+    @property
+    def description(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def intra_node_bytes(self) -> int: ...
+    @property
+    def inter_node_bytes(self) -> int: ...
+    @property
+    def residual_bytes(self) -> int: ...
+    def run(
+        self, tensor: torch.Tensor, op: Op, *, residual: Residual | None = None, async_op: bool = False
+    ) -> Work: ...
+
 class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def __init__(
         self,
@@ -99,38 +175,37 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def split(self, store: Store, ranks: list[int], options: Any) -> Backend: ...
     def shutdown(self) -> None: ...
     def perform_nocolor_split(self, device: Any) -> None: ...
-    def gather_format(self, output: torch.Tensor, input: torch.Tensor, format: str = "") -> str: ...
-    def reduce_format(self, output: torch.Tensor, input: torch.Tensor, op: Op, formats: str = "") -> str: ...
-    def all_reduce_format(self, tensor: torch.Tensor, op: Op, formats: str) -> str: ...
-    def all_gather_segments(
+    def plan_gather(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        segments: Segments,
-        secondary: torch.Tensor | None,
-        reference: torch.Tensor | None,
-        site: Site,
-        async_op: bool,
-    ) -> Work: ...
-    def reduce_scatter_segments(
+        *,
+        formats: PolicyOverride | None = None,
+        parts: Parts = [],
+        kept: PlannedGather | None = None,
+    ) -> PlannedGather | None: ...
+    def plan_reduce(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         op: Op,
-        segments: Segments,
-        feedback: Feedback | None,
-        site: Site,
-        async_op: bool,
-    ) -> Work: ...
-    def all_reduce_feedback(
-        self, tensor: torch.Tensor, op: Op, formats: str, feedback: Feedback, async_op: bool
-    ) -> Work: ...
-    def feedback_bytes(self, input: torch.Tensor, segments: Segments, format: str) -> int: ...
-    def all_reduce_feedback_bytes(self, tensor: torch.Tensor, formats: str, format: str) -> int: ...
-    def secondary_bytes(self, output: torch.Tensor, segments: Segments) -> tuple[int, int]: ...
-    def gather_secondary(
-        self, output: torch.Tensor, secondary: torch.Tensor, segments: Segments, site: Site, async_op: bool
-    ) -> Work: ...
+        *,
+        formats: PolicyOverride | None = None,
+        parts: Parts = [],
+        feedback: BlockFormat | None = None,
+        kept: PlannedReduce | None = None,
+    ) -> PlannedReduce | None: ...
+    def plan_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: Op,
+        *,
+        formats: PolicyOverride | None = None,
+        feedback: BlockFormat | None = None,
+        kept: PlannedAllReduce | None = None,
+    ) -> PlannedAllReduce | None: ...
+    @property
+    def plans_made(self) -> int: ...
     def set_step(self, step: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def losses(self) -> list[Loss]: ...

@@ -30,6 +30,8 @@ class _Buckets:
         self._numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = itertools.count()
         self._seen: set[str] = set()
+        self.formats: _c10d.PolicyOverride | None = None  # of the state, read once
+        self.plans: dict[int, _c10d.PlannedAllReduce] = {}  # of the last all-reduce of each bucket
 
     def name_of(self, bucket: GradBucket) -> str:
         numbers = array.array("Q")
@@ -74,32 +76,40 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     """
     backend = backend_of(state.process_group)
     gradients = bucket.buffer()
-    formats = backend.all_reduce_format(gradients, dist.ReduceOp.AVG, state.formats)
-    feedback = None
-    if formats != "exact" and state.error_feedback is not None:
-        feedback = _feedback_of(state, state.error_feedback, backend, bucket, formats)
-    if feedback is not None:
-        work = backend.all_reduce_feedback(gradients, dist.ReduceOp.AVG, formats, feedback, True)
-    else:
-        with override(all_reduce=formats):
+    buckets, feedback = state._buckets, state.error_feedback
+    if buckets.formats is None:
+        buckets.formats = _c10d.PolicyOverride(all_reduce=state.formats)
+    key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
+    plan = backend.plan_all_reduce(
+        gradients,
+        dist.ReduceOp.AVG,
+        formats=buckets.formats,
+        feedback=feedback.block_format if feedback is not None and key is not None else None,
+        kept=buckets.plans.get(bucket.index()),
+    )
+    if plan is None:
+        with override(all_reduce="exact"):
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
+    else:
+        buckets.plans[bucket.index()] = plan
+        residual = None
+        if feedback is not None and key is not None:
+            data, empty = feedback.use(
+                key,
+                f"{gradients.dtype} {plan.format}",
+                plan.residual_bytes,
+                lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
+            )
+            residual = _c10d.Residual(data, decay=feedback.decay, empty=empty)
+        work = plan.run(gradients, dist.ReduceOp.AVG, residual=residual, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
     return future
 
 
-def _feedback_of(
-    state: CompressState, feedback: ErrorFeedback, backend: _c10d.ProcessGroup, bucket: GradBucket, formats: str
-) -> tuple[torch.Tensor, str, float, bool] | None:
+def _residual_key(
+    buckets: _Buckets, feedback: ErrorFeedback, backend: _c10d.ProcessGroup, bucket: GradBucket
+) -> str | None:
     """None the first time that this bucket is seen."""
-    name = state._buckets.name_of(bucket)
-    key = f"{feedback.claim(state._buckets, 'DDP')}: {name}/rank {backend.rank()}"
-    if state._buckets.is_new(name) and not feedback.has(key):
-        return None
-    gradients = bucket.buffer()
-    residual, empty = feedback.use(
-        key,
-        f"{gradients.dtype} {formats}",
-        backend.all_reduce_feedback_bytes(gradients, formats, feedback.format),
-        lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
-    )
-    return residual, feedback.format, feedback.decay, empty
+    name = buckets.name_of(bucket)
+    key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {backend.rank()}"
+    return None if buckets.is_new(name) and not feedback.has(key) else key

@@ -38,7 +38,7 @@ class ErrorFeedback:
     def __init__(self, format: str = "int8:128", *, decay: float = 1.0, reset_every: int | None = None) -> None:
         if format == "exact" or ":stochastic" in format:
             raise ValueError(f"format: got {format!r}, need a lossy one that rounds to nearest")
-        _core.BlockFormat(format)  # raises on an unknown one
+        self.block_format = _core.BlockFormat(format)  # raises on an unknown one
         if not (math.isfinite(decay) and 0 <= decay <= 1):
             raise ValueError(f"decay: got {decay}, need 0 to 1")
         if reset_every is not None and reset_every < 1:

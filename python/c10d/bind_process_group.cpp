@@ -29,28 +29,34 @@ void bind_process_group(py::module_& module) {
       // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
       // nothing that these ranks take part in.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
-      .def("gather_format", &ProcessGroup::gather_format, py::arg("output"), py::arg("input"), py::arg("format") = "",
-           py::call_guard<py::gil_scoped_release>())
-      .def("reduce_format", &ProcessGroup::reduce_format, py::arg("output"), py::arg("input"), py::arg("op"),
-           py::arg("formats") = "", py::call_guard<py::gil_scoped_release>())
-      .def("all_gather_segments", &ProcessGroup::all_gather_segments, py::arg("output"), py::arg("input"),
-           py::arg("segments"), py::arg("secondary"), py::arg("reference"), py::arg("site"), py::arg("async_op"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("reduce_scatter_segments", &ProcessGroup::reduce_scatter_segments, py::arg("output"), py::arg("input"),
-           py::arg("op"), py::arg("segments"), py::arg("feedback"), py::arg("site"), py::arg("async_op"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("all_reduce_feedback", &ProcessGroup::all_reduce_feedback, py::arg("tensor"), py::arg("op"),
-           py::arg("formats"), py::arg("feedback"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
-      .def("feedback_bytes", &ProcessGroup::feedback_bytes, py::arg("input"), py::arg("segments"), py::arg("format"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("all_reduce_feedback_bytes", &ProcessGroup::all_reduce_feedback_bytes, py::arg("tensor"), py::arg("formats"),
-           py::arg("format"), py::call_guard<py::gil_scoped_release>())
-      .def("all_reduce_format", &ProcessGroup::all_reduce_format, py::arg("tensor"), py::arg("op"), py::arg("formats"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("secondary_bytes", &ProcessGroup::secondary_bytes, py::arg("output"), py::arg("segments"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("gather_secondary", &ProcessGroup::gather_secondary, py::arg("output"), py::arg("secondary"),
-           py::arg("segments"), py::arg("site"), py::arg("async_op"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "plan_gather",
+          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
+             const Parts& parts, const std::shared_ptr<PlannedGather>& kept) {
+            return group.planned().plan_gather(output, input, formats, parts, kept);
+          },
+          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
+          py::arg("parts") = Parts{}, py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "plan_reduce",
+          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+             const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
+             const std::shared_ptr<PlannedReduce>& kept) {
+            return group.planned().plan_reduce(output, input, op, formats, parts, feedback, kept);
+          },
+          py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
+          py::arg("parts") = Parts{}, py::arg("feedback") = py::none(), py::arg("kept") = py::none(),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "plan_all_reduce",
+          [](ProcessGroup& group, const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
+             const std::optional<BlockFormat>& feedback, const std::shared_ptr<PlannedAllReduce>& kept) {
+            return group.planned().plan_all_reduce(tensor, op, formats, feedback, kept);
+          },
+          py::arg("tensor"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
+          py::arg("feedback") = py::none(), py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>())
+      // Plans of compressed calls that were made; a call that its caller has planned before makes none.
+      .def_property_readonly("plans_made", [](ProcessGroup& group) { return group.compressed().stats().plans.load(); })
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))

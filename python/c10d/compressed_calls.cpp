@@ -9,7 +9,8 @@ namespace zcomm::c10d_binding {
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
                                  TransportFactories transports, Handshake& handshake, GroupErrors& errors)
-    : size_(group.getSize()),
+    : rank_(group.getRank()),
+      size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
       handshake_(handshake),
@@ -66,6 +67,27 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
   return parts;
 }
 
+std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(SlotShape slots,
+                                                               const std::vector<Segment<BlockFormat>>& segments) {
+  ++stats_.plans;
+  return std::make_shared<GatherPlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots), segments);
+}
+
+std::shared_ptr<const ReducePlan> CompressedCalls::plan_reduce(SlotShape slots,
+                                                               const std::vector<Segment<HopFormats>>& segments,
+                                                               std::optional<BlockFormat> feedback) {
+  ++stats_.plans;
+  return std::make_shared<ReducePlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots), segments,
+                                      feedback);
+}
+
+std::shared_ptr<const AllReducePlan> CompressedCalls::plan_all_reduce(TensorView tensor, HopFormats formats,
+                                                                      std::optional<BlockFormat> feedback) {
+  ++stats_.plans;
+  return std::make_shared<AllReducePlan>(handshake_.topology(), rank_, options_->chunk_bytes, tensor.num_elements,
+                                         tensor.dtype, formats, feedback);
+}
+
 WorkPtr CompressedCalls::launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
                                 std::unique_ptr<CompressedJob> job) {
   job->type = type;
@@ -83,14 +105,14 @@ WorkPtr CompressedCalls::launch(Collective collective, ::c10d::OpType type, cons
 
 WorkPtr CompressedCalls::all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                                     std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call) {
-  if (call.segments.empty()) call.segments.push_back({input.numel(), settings.policy.all_gather});
+  if (!call.plan) call.plan = plan_gather(shape_of(slots), {{input.numel(), settings.policy.all_gather}});
   auto job = std::make_unique<AllGatherJob>();
   job->title = "zcomm:all_gather";
   job->inputs = {input};
   job->outputs = std::move(outputs);
   job->shard = view_of(input);
   job->slots = std::move(slots);
-  job->segments = std::move(call.segments);
+  job->plan = std::move(call.plan);
   const auto hold = [&](const at::Tensor& tensor) {
     job->inputs.push_back(tensor);
     return static_cast<std::byte*>(tensor.data_ptr());
@@ -108,7 +130,7 @@ WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vect
   job->outputs = {output};
   job->secondary = static_cast<const std::byte*>(secondary.data_ptr());
   job->slots = std::move(slots);
-  job->segments = std::move(call.segments);
+  job->plan = std::move(call.plan);
   return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
                 std::move(job));
 }
@@ -116,7 +138,7 @@ WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vect
 WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& output,
                                         const std::vector<TensorView>& slots, std::vector<at::Tensor> inputs,
                                         const ::c10d::ReduceOp& op, const CallSettings& settings, ReduceCall call) {
-  if (call.segments.empty()) call.segments.push_back({output.numel(), settings.policy.reduce_scatter});
+  if (!call.plan) call.plan = plan_reduce(shape_of(slots), {{output.numel(), settings.policy.reduce_scatter}});
   auto job = std::make_unique<ReduceScatterJob>();
   job->title = "zcomm:reduce_scatter";
   job->inputs = std::move(inputs);
@@ -124,7 +146,7 @@ WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& o
   job->outputs = {output};
   job->slots.assign(slots.begin(), slots.end());
   job->output = view_of(output);
-  job->segments = std::move(call.segments);
+  job->plan = std::move(call.plan);
   job->factor = static_cast<float>(factor_of(op, size_));
   job->feedback = call.feedback;
   return launch(Collective::reduce_scatter, type, settings, std::move(call.site), std::move(job));
@@ -138,7 +160,8 @@ WorkPtr CompressedCalls::all_reduce(::c10d::OpType type, const at::Tensor& tenso
   if (call.feedback) job->inputs.push_back(call.residual);
   job->outputs = {tensor};
   job->tensor = view_of(tensor);
-  job->formats = settings.policy.all_reduce;
+  job->plan =
+      call.all_reduce_plan ? std::move(call.all_reduce_plan) : plan_all_reduce(job->tensor, settings.policy.all_reduce);
   job->factor = static_cast<float>(factor_of(op, size_));
   job->feedback = call.feedback;
   return launch(Collective::all_reduce, type, settings, std::move(call.site), std::move(job));

@@ -18,15 +18,16 @@ struct CallSettings {
   bool async;  // the caller goes on before it is done
 };
 
-// What a caller says of its tensors. No segments: all travels as the policy has it.
+// What a caller says of its tensors. No plan: all travels as the policy has it.
 struct GatherCall {
-  std::vector<Segment<BlockFormat>> segments;
+  std::shared_ptr<const GatherPlan> plan;
   at::Tensor secondary;
   at::Tensor reference;
   SitePtr site;
 };
 struct ReduceCall {
-  std::vector<Segment<HopFormats>> segments;
+  std::shared_ptr<const ReducePlan> plan;
+  std::shared_ptr<const AllReducePlan> all_reduce_plan;
   std::optional<Feedback> feedback;
   at::Tensor residual;  // of the feedback, held
   SitePtr site;
@@ -74,6 +75,13 @@ class CompressedCalls {
   };
   Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
+  // What a call will do. Counted.
+  std::shared_ptr<const GatherPlan> plan_gather(SlotShape slots, const std::vector<Segment<BlockFormat>>& segments);
+  std::shared_ptr<const ReducePlan> plan_reduce(SlotShape slots, const std::vector<Segment<HopFormats>>& segments,
+                                                std::optional<BlockFormat> feedback = {});
+  std::shared_ptr<const AllReducePlan> plan_all_reduce(TensorView tensor, HopFormats formats,
+                                                       std::optional<BlockFormat> feedback = {});
+
   // Start the collectives of zcomm/collectives.hpp on the device of their tensors.
   WorkPtr all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                      std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call = {});
@@ -97,6 +105,7 @@ class CompressedCalls {
   WorkPtr launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
                  std::unique_ptr<CompressedJob> job);
 
+  const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
   TransportFactories transports_;

@@ -11,7 +11,7 @@ HopFormats hop_formats(BlockFormat format) { return {format, format}; }
 // Hands each lossy segment of `slots` to the telemetry.
 template <class Format, class View>
 void sample(const CompressedJob& job, Collective collective, const std::vector<View>& slots,
-            const std::vector<Segment<Format>>& segments, Communicator& communicator, StreamView stream) {
+            std::span<const Segment<Format>> segments, Communicator& communicator, StreamView stream) {
   if (!job.telemetry->is_on()) return;
   const auto is_lossy = [](const Segment<Format>& segment) {
     return segment.num_elements > 0 && !hop_formats(segment.format).is_exact();
@@ -42,27 +42,28 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
   // Of differences it would measure the weights.
   if (extras.reference == nullptr) {
-    sample(*this, Collective::all_gather, std::vector{shard}, segments, communicator, stream);
+    sample(*this, Collective::all_gather, std::vector{shard}, plan->segments(), communicator, stream);
   }
-  count(communicator.all_gather(shard, slots, segments, timeout, stream, extras));
+  count(communicator.all_gather(*plan, shard, slots, timeout, stream, extras));
 }
 
 void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
-  count(communicator.gather_secondary(secondary, slots, segments, timeout, stream));
+  count(communicator.gather_secondary(*plan, secondary, slots, timeout, stream));
 }
 
 void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
-  sample(*this, Collective::reduce_scatter, slots, segments, communicator, stream);
-  count(communicator.reduce_scatter(slots, output, segments, factor, timeout, stream, feedback ? &*feedback : nullptr));
+  sample(*this, Collective::reduce_scatter, slots, plan->segments(), communicator, stream);
+  count(communicator.reduce_scatter(*plan, slots, output, factor, timeout, stream, feedback ? &*feedback : nullptr));
 }
 
 void AllReduceJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
-  const std::vector<Segment<HopFormats>> whole{{tensor.num_elements, formats}};
-  sample(*this, Collective::all_reduce, std::vector{tensor}, whole, communicator, stream);
-  count(communicator.all_reduce(tensor, formats, factor, timeout, stream, feedback ? &*feedback : nullptr));
+  // The whole tensor: its shards are made of whole blocks.
+  const std::vector<Segment<HopFormats>> whole{{tensor.num_elements, plan->reduce().segments()[0].format}};
+  sample(*this, Collective::all_reduce, std::vector{tensor}, std::span(whole), communicator, stream);
+  count(communicator.all_reduce(*plan, tensor, factor, timeout, stream, feedback ? &*feedback : nullptr));
 }
 
 }  // namespace zcomm::c10d_binding

@@ -21,9 +21,9 @@ struct CompressedJob : Job {
 };
 
 struct AllGatherJob final : CompressedJob {
+  std::shared_ptr<const GatherPlan> plan;
   ConstTensorView shard;
   std::vector<TensorView> slots;
-  std::vector<Segment<BlockFormat>> segments;
   GatherExtras extras;
 
   void run(Communicator& communicator, StreamView stream) override;
@@ -31,17 +31,17 @@ struct AllGatherJob final : CompressedJob {
 
 // From secondary shards.
 struct GatherSecondaryJob final : CompressedJob {
+  std::shared_ptr<const GatherPlan> plan;
   const std::byte* secondary = nullptr;
   std::vector<TensorView> slots;
-  std::vector<Segment<BlockFormat>> segments;
 
   void run(Communicator& communicator, StreamView stream) override;
 };
 
 struct ReduceScatterJob final : CompressedJob {
+  std::shared_ptr<const ReducePlan> plan;
   std::vector<ConstTensorView> slots;
   TensorView output;
-  std::vector<Segment<HopFormats>> segments;
   float factor = 1.0f;
   std::optional<Feedback> feedback;
 
@@ -49,8 +49,8 @@ struct ReduceScatterJob final : CompressedJob {
 };
 
 struct AllReduceJob final : CompressedJob {
+  std::shared_ptr<const AllReducePlan> plan;
   TensorView tensor;
-  HopFormats formats;
   float factor = 1.0f;
   std::optional<Feedback> feedback;
 

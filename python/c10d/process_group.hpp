@@ -4,11 +4,9 @@
 #include "compressed_calls.hpp"
 #include "inner_groups.hpp"
 #include "nccl_rendezvous.hpp"
+#include "planned_calls.hpp"
 
 namespace zcomm::c10d_binding {
-
-// Of error feedback: the residual, its format, its decay, and whether it is empty.
-using NamedFeedback = std::tuple<at::Tensor, std::string, float, bool>;
 
 // Compresses the calls that its policy names, in order; hands every other call to an inner process group: `exact_cpu`,
 // Gloo, or one of NCCL for tensors on a GPU.
@@ -21,6 +19,8 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
+  // For callers that know what their tensors hold.
+  PlannedCalls& planned() { return planned_; }
   bool is_aborted() const { return aborted_; }
   bool has_ended() const { return ended_; }
   // By the options, or the override in force.
@@ -40,33 +40,6 @@ class ProcessGroup final : public ::c10d::Backend {
                                           const ::c10d::ReduceScatterOptions& opts) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
-
-  // For callers that know what their tensors hold; see segmented.cpp. Of an all-gather of `input` in place in `output`,
-  // or a reduce-scatter: the format that the policy in force has it go in, "exact" if it leaves it so. `format`, unless
-  // it is empty, takes the place of the options', but not that of an override.
-  std::string gather_format(const at::Tensor& output, const at::Tensor& input, const std::string& format);
-  std::string reduce_format(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
-                            const std::string& formats);
-  // `secondary` is filled; of `reference` see GatherExtras.
-  WorkPtr all_gather_segments(at::Tensor output, at::Tensor input, const NamedSegments& segments,
-                              const std::optional<at::Tensor>& secondary, const std::optional<at::Tensor>& reference,
-                              const SitePtr& site, bool async);
-  WorkPtr reduce_scatter_segments(at::Tensor output, at::Tensor input, const ::c10d::ReduceOp& op,
-                                  const NamedSegments& segments, const std::optional<NamedFeedback>& feedback,
-                                  const SitePtr& site, bool async);
-  WorkPtr all_reduce_feedback(at::Tensor tensor, const ::c10d::ReduceOp& op, const std::string& formats,
-                              const NamedFeedback& feedback, bool async);
-  // Bytes of the residual of such a reduce-scatter, or all-reduce.
-  std::size_t feedback_bytes(const at::Tensor& input, const NamedSegments& segments, const std::string& format);
-  std::size_t all_reduce_feedback_bytes(const at::Tensor& tensor, const std::string& formats,
-                                        const std::string& format);
-  // "exact" as above, of an all-reduce.
-  std::string all_reduce_format(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const std::string& formats);
-  // Bytes of this rank's secondary shard of such an all-gather, and of the largest one of all ranks.
-  std::pair<std::size_t, std::size_t> secondary_bytes(const at::Tensor& output, const NamedSegments& segments);
-  // `output` once more, from the secondary shards of all ranks of the node.
-  WorkPtr gather_secondary(at::Tensor output, at::Tensor secondary, const NamedSegments& segments, const SitePtr& site,
-                           bool async);
 
   // Exact, always. See exact.cpp.
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
@@ -118,10 +91,6 @@ class ProcessGroup final : public ::c10d::Backend {
   void begin_exact(std::span<const at::Tensor> tensors);
   void abort_compressed();
 
-  std::size_t secondary_bytes_of(int rank, const at::Tensor& output, GatherSegments segments);
-  ReduceCall with_feedback(const NamedFeedback& feedback, std::size_t num_bytes, const at::Tensor& like);
-  void check_secondary(const at::Tensor& secondary, const at::Tensor& output, GatherSegments segments);
-
   c10::intrusive_ptr<ZcommOptions> options_;
   PythonHooks hooks_;
   GroupErrors errors_;
@@ -134,7 +103,8 @@ class ProcessGroup final : public ::c10d::Backend {
   std::once_flag shutdown_once_;
   BackendPtr last_split_;
   std::string last_split_name_;
-  CompressedCalls compressed_;  // last: its threads use all of the above
+  CompressedCalls compressed_;  // its threads use all of the above
+  PlannedCalls planned_;
 };
 
 }  // namespace zcomm::c10d_binding

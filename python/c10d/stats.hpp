@@ -42,7 +42,8 @@ struct Stats {
 
   std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
   std::array<Compressed, 3> by_collective;
-  Calls others;  // broadcast, send, all-to-all, ...: never compressed
+  Counter plans{0};  // of compressed calls that were made
+  Calls others;      // broadcast, send, all-to-all, ...: never compressed
 };
 
 }  // namespace zcomm::c10d_binding

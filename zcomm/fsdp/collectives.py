@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,19 +23,18 @@ _log = logging.getLogger("zcomm")
 
 Backend: TypeAlias = "_c10d.ProcessGroup"
 
-#: How many elements of a shard travel in which format, from its first element on.
-Segments = list[tuple[int, str]]
+#: How many elements of a shard, from its first one on, and whether they travel as they are.
+Parts = list[tuple[int, bool]]
 
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``segments``: what the shard travels in; None: it is left exact."""
+    """One all-gather of FSDP2. ``plan``: how the shard travels; None: it is left exact."""
 
     output: torch.Tensor
     shard: torch.Tensor
     group: dist.ProcessGroup
-    backend: Backend
-    segments: Segments | None
+    plan: _c10d.PlannedGather | None
     async_op: bool
 
 
@@ -57,17 +57,11 @@ class Rule:
     exempt: Sequence[bool]
     error_feedback: ErrorFeedback | None
 
-    def segments(self, format: str, numels: Sequence[int], which: Sequence[int]) -> Segments | None:
-        """Of a shard that holds the parameters ``which``, so many elements of each. None: all are exempt."""
-        segments: Segments = []
-        for index, numel in zip(which, numels, strict=True):
-            if not self.exempt[index]:
-                segments.append((numel, format))
-            elif segments and segments[-1][1] == "exact":
-                segments[-1] = (segments[-1][0] + numel, "exact")
-            else:
-                segments.append((numel, "exact"))
-        return None if all(part == "exact" for _, part in segments) else segments
+    @functools.cached_property
+    def formats(self) -> _c10d.PolicyOverride:
+        """Read once."""
+        named = {"all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter}
+        return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})
 
 
 class Collectives:
@@ -82,6 +76,9 @@ class Collectives:
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._warned = False
+        self._gather_plan: _c10d.PlannedGather | None = None  # of the last compressed gather, and reduction
+        self._reduce_plan: _c10d.PlannedReduce | None = None
+        self._reduce_layout = ""
         self._previous = _fsdp2.collectives_of(param_group)
         self.plain = Plain(self, self._previous[0])
         self.strategy: GatherStrategy = self.plain
@@ -145,52 +142,63 @@ class Collectives:
         if self.rule is None and self.strategy is self.plain:
             _fsdp2.set_collectives(self._param_group, *self._previous)
 
-    def gather_segments(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> Segments | None:
+    def plan_gather(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> _c10d.PlannedGather | None:
         """None: the gather is left exact."""
         rule = self.rule
-        format = backend.gather_format(output, shard, (rule.all_gather or "") if rule else "")
-        if format == "exact":
-            return None
-        if rule is None:
-            return [(shard.numel(), format)]
-        numels = [_fsdp2.gathered_elements(param) for param in self.params]
-        if sum(numels) != shard.numel():
-            self._warn(
-                f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are", backend
-            )
-            return None
-        return rule.segments(format, numels, range(len(numels)))
+        formats = rule.formats if rule else None
+        parts: Parts = []
+        if rule is not None:
+            numels = [_fsdp2.gathered_elements(param) for param in self.params]
+            if sum(numels) != shard.numel():
+                if backend.plan_gather(output, shard, formats=formats) is not None:
+                    what = f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are"
+                    self._warn(what, backend)
+                return None
+            parts = list(zip(numels, rule.exempt, strict=True))
+        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, kept=self._gather_plan)
+        self._gather_plan = plan or self._gather_plan
+        return plan
 
-    def reduce_segments(self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Backend) -> Segments | None:
+    def plan_reduce(
+        self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Backend
+    ) -> _c10d.PlannedReduce | None:
         """None: the reduce-scatter is left exact."""
         rule = self.rule
         assert rule is not None
-        formats = backend.reduce_format(output, whole, op, rule.reduce_scatter or "")
-        if formats == "exact":
+        parts: Parts = [
+            (_fsdp2.reduced_elements(param), exempt)
+            for param, exempt in zip(self.params, rule.exempt, strict=True)
+            if _fsdp2.requires_grad(param)
+        ]
+        total = sum(numel for numel, _ in parts)
+        if total != output.numel():
+            if backend.plan_reduce(output, whole, op, formats=rule.formats) is not None:
+                self._warn(
+                    f"has gradients for some of its parameters only ({output.numel()} elements of {total}), and "
+                    "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
+                    backend,
+                )
             return None
-        params = self.params
-        which = [index for index, param in enumerate(params) if _fsdp2.requires_grad(param)]
-        numels = [_fsdp2.reduced_elements(params[index]) for index in which]
-        if sum(numels) != output.numel():
-            self._warn(
-                f"has gradients for some of its parameters only ({output.numel()} elements of {sum(numels)}), and "
-                "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
-                backend,
-            )
-            return None
-        return rule.segments(formats, numels, which)
+        feedback = rule.error_feedback.block_format if rule.error_feedback else None
+        plan = backend.plan_reduce(
+            output, whole, op, formats=rule.formats, parts=parts, feedback=feedback, kept=self._reduce_plan
+        )
+        if plan is not None and plan is not self._reduce_plan:
+            self._reduce_plan = plan
+            self._reduce_layout = f"{whole.numel()} {whole.dtype} in {plan.segments}"
+        return plan
 
-    def feedback_of(self, whole: torch.Tensor, segments: Segments, backend: Backend) -> _c10d.Feedback | None:
+    def residual_of(self, whole: torch.Tensor, plan: _c10d.PlannedReduce, backend: Backend) -> _c10d.Residual | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
-        residual, empty = feedback.use(
+        data, empty = feedback.use(
             f"{self._residual_key}/rank {backend.rank()}",
-            f"{whole.numel()} {whole.dtype} in {segments}",
-            backend.feedback_bytes(whole, segments, feedback.format),
+            self._reduce_layout,
+            plan.residual_bytes,
             lambda size: torch.empty(size, dtype=torch.uint8, device=whole.device),
         )
-        return residual, feedback.format, feedback.decay, empty
+        return _c10d.Residual(data, decay=feedback.decay, empty=empty)
 
     def _warn(self, what: str, backend: Backend) -> None:
         if backend.is_strict:
@@ -211,12 +219,10 @@ class Plain:
         return self._previous.allocate(size, dtype=dtype, device=device)
 
     def gather(self, call: GatherCall) -> Any:
-        if call.segments is None:
+        if call.plan is None:
             with _left_exact(self._owner.rule is not None, "all_gather"):
                 return self._previous(call.output, call.shard, call.group, call.async_op)
-        work = call.backend.all_gather_segments(
-            call.output, call.shard, call.segments, None, None, self._owner.gathered, call.async_op
-        )
+        work = call.plan.run(call.output, call.shard, site=self._owner.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
 
@@ -236,13 +242,13 @@ class Differences:
         return self._whole
 
     def gather(self, call: GatherCall) -> Any:
-        if call.segments is None or self._own is None or self._own.shape != call.shard.shape:
+        if call.plan is None or self._own is None or self._own.shape != call.shard.shape:
             with override(all_gather="exact"):
                 work = dist.all_gather_into_tensor(call.output, call.shard, group=call.group, async_op=True)
             self._own = call.shard.clone()
         else:
-            work = call.backend.all_gather_segments(
-                call.output, call.shard, call.segments, None, self._own, self._owner.gathered, call.async_op
+            work = call.plan.run(
+                call.output, call.shard, reference=self._own, site=self._owner.gathered, async_op=call.async_op
             )
         return finished(work, call.async_op)
 
@@ -261,8 +267,8 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         backend = backend_of(group)
-        segments = self.owner.gather_segments(output_tensor, input_tensor, backend)
-        call = GatherCall(output_tensor, input_tensor, group, backend, segments, async_op)
+        plan = self.owner.plan_gather(output_tensor, input_tensor, backend)
+        call = GatherCall(output_tensor, input_tensor, group, plan, async_op)
         return self.owner.strategy.gather(call)
 
 
@@ -286,14 +292,12 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         if owner.rule is None:
             return self._previous(output_tensor, input_tensor, group, op, async_op)
         backend = backend_of(group)
-        segments = owner.reduce_segments(output_tensor, input_tensor, op, backend)
-        if segments is None:
+        plan = owner.plan_reduce(output_tensor, input_tensor, op, backend)
+        if plan is None:
             with _left_exact(True, "reduce_scatter"):
                 return self._previous(output_tensor, input_tensor, group, op, async_op)
-        feedback = owner.feedback_of(input_tensor, segments, backend)
-        work = backend.reduce_scatter_segments(
-            output_tensor, input_tensor, op, segments, feedback, owner.reduced, async_op
-        )
+        residual = owner.residual_of(input_tensor, plan, backend)
+        work = plan.run(output_tensor, input_tensor, op, residual=residual, site=owner.reduced, async_op=async_op)
         return finished(work, async_op)
 
 

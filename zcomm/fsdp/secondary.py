@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, Segments, collectives_of, finished
+from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
 
 _log = logging.getLogger("zcomm")
 
@@ -137,9 +137,7 @@ class WeightsVersion:
     """What a secondary shard was made of. Two that are equal are of the same weights, in the same message."""
 
     params: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    num_elements: int
-    segments: tuple[tuple[int, str], ...]
+    plan: _c10d.PlannedGather
 
 
 class _Shard:
@@ -180,32 +178,31 @@ class _Shard:
         return self._group.plain.allocate(size, dtype, device)
 
     def gather(self, call: GatherCall) -> Any:
-        segments = call.segments
-        version = None if segments is None else self._version_of(call, segments)
-        if segments is None or version is None:
+        plan = call.plan
+        version = None if plan is None else self._version_of(plan)
+        if plan is None or version is None:
             self.gathers_plain += 1
             return self._group.plain.gather(call)
         if self._kept is not None and version == self._kept_version:
             self.gathers_inside += 1
-            work = call.backend.gather_secondary(call.output, self._kept, segments, self._inside, call.async_op)
+            work = plan.run_from_secondary(call.output, self._kept, site=self._inside, async_op=call.async_op)
             return finished(work, call.async_op)
-        num_bytes, largest = call.backend.secondary_bytes(call.output, segments)
         if self._fits is None:
-            self._fits = self._owner._reserve(self._group.name, largest)
+            self._fits = self._owner._reserve(self._group.name, plan.largest_secondary_bytes)
         if not self._fits:
             self.gathers_beyond_limit += 1
             return self._group.plain.gather(call)
-        if self._kept is None or self._kept.numel() != num_bytes:
-            self._kept = torch.empty(num_bytes, dtype=torch.uint8, device=call.output.device)
+        if self._kept is None or self._kept.numel() != plan.secondary_bytes:
+            self._kept = torch.empty(plan.secondary_bytes, dtype=torch.uint8, device=call.output.device)
         self._kept_version = None  # while it is being written
         self.gathers_between += 1
-        work = call.backend.all_gather_segments(
-            call.output, call.shard, segments, self._kept, None, self._group.gathered, call.async_op
+        work = plan.run(
+            call.output, call.shard, secondary=self._kept, site=self._group.gathered, async_op=call.async_op
         )
         self._kept_version = version
         return finished(work, call.async_op)
 
-    def _version_of(self, call: GatherCall, segments: Segments) -> WeightsVersion | None:
+    def _version_of(self, plan: _c10d.PlannedGather) -> WeightsVersion | None:
         """None: the weights cannot be watched."""
         params = []
         for param in self._group.params:
@@ -213,4 +210,4 @@ class _Shard:
             if version is None:
                 return None
             params.append(version)
-        return WeightsVersion(tuple(params), call.output.dtype, call.output.numel(), tuple(segments))
+        return WeightsVersion(tuple(params), plan)

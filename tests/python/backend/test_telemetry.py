@@ -200,14 +200,16 @@ def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
         scatter(values(800))
         whole = torch.zeros(800)
         own = whole[dist.get_rank() * 400 :][:400]
-        parts = [(300, "int8:256"), (50, "exact"), (50, "int8:32")]
+        parts = [(300, False), (50, True), (50, False)]
         site = _c10d.Site("head", ["weight", "scale"])
-        backend_of().all_gather_segments(whole, own, parts, None, None, site, False).wait()
+        plan = backend_of().plan_gather(whole, own, parts=parts)
+        assert plan is not None
+        plan.run(whole, own, site=site).wait()
         assert [(row["collective"], row["site"], row["format"], row["calls"]) for row in losses()] == [
             ("all_gather", "all_gather of 800 bfloat16", "int8:256", 1),
             ("all_gather", "all_gather of 800 float32", "int4:64", 2),
             ("all_gather", "all_gather of 800 float32", "int8:256", 2),
-            ("all_gather", "head.scale", "int8:32", 1),
+            ("all_gather", "head.scale", "int8:256", 1),
             ("all_gather", "head.weight", "int8:256", 1),
             ("reduce_scatter", "reduce_scatter of 800 float32", "int8:128", 1),
         ]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 TOKENS, INPUTS, OUTPUTS = 128, 256, 1024  # of the product that is measured
 REPEATS = 3
@@ -55,3 +57,25 @@ def measure() -> MatrixSpeed:
         return MatrixSpeed(gflops(torch.bfloat16), gflops(torch.float32))
     finally:
         torch.set_num_threads(threads)
+
+
+class MultiplyAs(TorchFunctionMode):
+    """Inside, products of matrices whose inputs are bfloat16 are made in another dtype; their results are bfloat16."""
+
+    PRODUCTS = (F.linear, F.scaled_dot_product_attention, torch.matmul)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in self.PRODUCTS or args[0].dtype != torch.bfloat16:
+            return function(*args, **kwargs)
+
+        def cast(value: Any) -> Any:
+            is_bfloat16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+            return value.to(self.dtype) if is_bfloat16 else value
+
+        named = {name: cast(value) for name, value in kwargs.items()}
+        return function(*(cast(value) for value in args), **named).to(torch.bfloat16)

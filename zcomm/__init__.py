@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zcomm import codec, ddp, fsdp, reference, testing
     from zcomm._core import ArgumentError, CallStats, Error, TimeoutError, TransportError
     from zcomm.communicator import Communicator, unique_id
+    from zcomm.distributed.exact_group import new_exact_group
     from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override, set_step
     from zcomm.distributed.report import Report, report
@@ -37,6 +38,7 @@ __all__ = [
     "exact",
     "fsdp",
     "install_as_default",
+    "new_exact_group",
     "override",
     "reference",
     "report",
@@ -58,6 +60,7 @@ _HOMES = {
     "Communicator": "zcomm.communicator",
     "unique_id": "zcomm.communicator",
     "ErrorFeedback": "zcomm.feedback",
+    "new_exact_group": "zcomm.distributed.exact_group",
     "exact": "zcomm.distributed.overrides",
     "override": "zcomm.distributed.overrides",
     "set_step": "zcomm.distributed.overrides",

@@ -69,7 +69,7 @@ class _Group:
     """One rank of a group: what its backend asks of Python. It is the key under which the backend is registered."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        self._store = store
+        self._keys = rendezvous.fresh_keys(store, size)
         self._rank = rank
         self._size = size
         self._options = options
@@ -96,7 +96,7 @@ class _Group:
         return backend
 
     def _prefixed(self, name: str) -> PrefixStore:
-        return PrefixStore(f"zcomm/{name}", self._store)
+        return PrefixStore(name, self._keys)
 
     def _meet(self, name: str, purpose: str) -> list[str]:
         timeout = self._options._timeout.total_seconds()

@@ -29,6 +29,11 @@ def log_level() -> str:
     return level
 
 
+def restart_count() -> int:
+    """How often an elastic agent has restarted its workers."""
+    return _count("TORCHELASTIC_RESTART_COUNT", 0)
+
+
 def node_identity() -> str:
     """Names the node of this process: the same text on all ranks that share a fast link.
 

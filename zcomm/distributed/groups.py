@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 
 import torch.distributed as dist
 
@@ -46,6 +48,16 @@ def living_backends() -> list[_c10d.ProcessGroup]:
     if not _living:
         raise ValueError("group: no process group has the backend 'zcomm'")
     return list(_living.values())
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, which has neither the threads that the groups of its parent would join, nor their GPU."""
+    for backend in _living.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # so that they never end here
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

@@ -7,6 +7,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore
+
+from zcomm.distributed import environment
+
+
+def fresh_keys(store: Any, size: int) -> PrefixStore:
+    """A part of ``store`` that no group of an earlier generation of ranks has used; called once by each of ``size``.
+
+    An elastic agent's store outlives the restart of its workers, a process's store its groups: what the last ones left
+    there would be taken for news.
+    """
+    restarted = PrefixStore(f"zcomm/restart{environment.restart_count()}", store)
+    generation = (restarted.add("arrivals", 1) - 1) // size
+    return PrefixStore(f"generation{generation}", restarted)
+
 
 def wait_for_all(store: Any, size: int, timeout: float, purpose: str, is_over: Callable[[], bool]) -> list[str]:
     """What every rank has set in ``store``, in rank order, once all have. Raises RuntimeError that names the ranks that

@@ -47,7 +47,8 @@ void synchronize(StreamView stream);
 std::unique_ptr<Codec> make_cuda_codec(Workspace& workspace);
 
 // Device memory for callers without an allocator of their own: pieces are kept and handed out again, to the stream that
-// released them. Allocates with cudaMalloc at first use; not while a graph is captured. Freed with the workspace.
+// released them. Allocates with cudaMalloc at first use; not while a graph is captured. Freed with the workspace, or
+// with the last graph that captured their use.
 std::unique_ptr<Workspace> make_cuda_workspace();
 
 }  // namespace zcomm

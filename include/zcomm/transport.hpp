@@ -55,6 +55,12 @@ class [[gnu::visibility("default")]] Transport {
   // a transport that has something better overrides it.
   virtual std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream);
 
+  // Transfers that are started between these two may go out together, when the group ends, behind the work that is on
+  // `stream` then; those that do cannot be waited for before. Ranks make the same groups. Here every transfer goes out
+  // at once. For TransferGroup.
+  virtual void begin_group() {}
+  virtual void end_group(StreamView) {}
+
   // Makes every pending and future call on this rank throw, and tells the peers `reason` as well as it can. Any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 };

@@ -1,11 +1,14 @@
 // Device memory that is kept and handed out again.
+#include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cuda/check.hpp"
+#include "host/aside.hpp"
 #include "host/size_class.hpp"
 #include "zcomm/cuda.hpp"
 
@@ -14,13 +17,16 @@ namespace {
 
 using CaptureId = unsigned long long;
 
-// 0 if `stream` runs.
-CaptureId capture_of(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+// What a stream records; 0 and null if it runs.
+struct Capture {
+  explicit Capture(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id, &graph), "tell whether a stream records a graph");
+    if (status == cudaStreamCaptureStatusNone) id = 0;
+  }
   CaptureId id = 0;
-  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id), "tell whether a stream records a graph");
-  return status == cudaStreamCaptureStatusNone ? 0 : id;
-}
+  cudaGraph_t graph = nullptr;
+};
 
 class Piece {
  public:
@@ -44,10 +50,12 @@ class Piece {
 
   void mark_released(cudaStream_t on_stream) {
     stream = on_stream;
-    capture = capture_of(on_stream);
+    capture = Capture(on_stream).id;
     if (capture == 0) check_cuda(cudaEventRecord(released_, on_stream), "record an event");
   }
+  // Nothing that is queued, or that a graph may yet do, uses it.
   bool is_passed() const {
+    if (capture != 0) return num_graphs == 0;
     if (cudaEventQuery(released_) == cudaSuccess) return true;
     static_cast<void>(cudaGetLastError());
     return false;
@@ -58,11 +66,33 @@ class Piece {
   cudaStream_t stream = nullptr;  // that it was released on last
   // The graph that it was released in. Replays use it at times that are unknown here: nothing else may have it.
   CaptureId capture = 0;
+  std::atomic<int> num_graphs{0};  // that use it and are alive, captures under way included
 
  private:
   std::byte* data_ = nullptr;
   cudaEvent_t released_ = nullptr;
 };
+
+// Keeps `piece` for as long as `graph` and what is instantiated from it.
+void keep_for(cudaGraph_t graph, std::shared_ptr<Piece> piece) {
+  constexpr const char* kWhat = "tie scratch to a graph";
+  auto* kept = new std::shared_ptr<Piece>(std::move(piece));
+  // Called by CUDA, where calls of CUDA are forbidden.
+  const auto let_go = [](void* data) {
+    const std::unique_ptr<std::shared_ptr<Piece>> last(static_cast<std::shared_ptr<Piece>*>(data));
+    --(*last)->num_graphs;
+    if (last->use_count() == 1) run_aside([freed = std::move(*last)]() mutable { freed.reset(); });
+  };
+  cudaUserObject_t object = nullptr;
+  ++(*kept)->num_graphs;
+  if (const cudaError_t result = cudaUserObjectCreate(&object, kept, let_go, 1, cudaUserObjectNoDestructorSync);
+      result != cudaSuccess) {
+    --(*kept)->num_graphs;
+    delete kept;
+    check_cuda(result, kWhat);
+  }
+  check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove), kWhat);
+}
 
 class CudaWorkspace final : public Workspace {
  public:
@@ -71,25 +101,29 @@ class CudaWorkspace final : public Workspace {
     const cudaStream_t stream = as_cuda(view);
     int device = 0;
     check_cuda(cudaGetDevice(&device), "tell the current device");
-    const CaptureId capture = capture_of(stream);
+    const Capture recorded(stream);
+    const CaptureId capture = recorded.id;
     const std::lock_guard lock(mutex_);
     const auto is_ordered = [&](const Piece& piece) { return piece.stream == stream && piece.capture == capture; };
     // What eager work of the stream released is there for a graph, too: its first launch comes after that work.
     const auto is_eager = [&](const Piece& piece) { return piece.stream == stream && piece.capture == 0; };
-    const auto is_passed = [&](const Piece& piece) { return piece.capture == 0 && piece.is_passed(); };
+    const auto is_passed = [&](const Piece& piece) { return piece.is_passed(); };
     Piece* piece = take(size, device, is_ordered);
     if (piece == nullptr && capture != 0) piece = take(size, device, is_eager);
     if (piece == nullptr) {
       const RelaxedCapture relaxed;
       piece = take(size, device, is_passed);
     }
-    if (piece != nullptr) return piece->data();
+    if (piece != nullptr) {
+      if (capture != 0) keep_for(recorded.graph, owned_.find(piece->data())->second);
+      return piece->data();
+    }
     if (capture != 0) {
       throw Error("a CUDA graph is captured, and " + std::to_string(size) +
                   " bytes of scratch would have to be allocated: run the same calls once on this stream before each "
                   "capture");
     }
-    auto fresh = std::make_unique<Piece>(size, device);
+    auto fresh = std::make_shared<Piece>(size, device);
     auto& idle = idle_[size];
     idle.reserve(++num_pieces_[size]);  // so that release() never allocates
     std::byte* data = fresh->data();
@@ -126,7 +160,7 @@ class CudaWorkspace final : public Workspace {
   }
 
   std::mutex mutex_;
-  std::unordered_map<std::byte*, std::unique_ptr<Piece>> owned_;
+  std::unordered_map<std::byte*, std::shared_ptr<Piece>> owned_;
   std::map<std::size_t, std::vector<Piece*>> idle_;
   std::map<std::size_t, std::size_t> num_pieces_;  // of each size, idle or not
 };

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
+#include <future>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "host/aside.hpp"
+#include "transport/nccl_communicator.hpp"
 #include "transport/nccl_flights.hpp"
-#include "transport/nccl_lane.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -21,13 +25,24 @@ using Clock = std::chrono::steady_clock;
 // How often the watchdog looks at the transfers that are under way, and asks for what peers say.
 constexpr auto kWatchInterval = 50ms;
 constexpr auto kPeerInterval = 1s;
-// How long communicators without work may take to close, and those that a graph may still need.
+// How long a failure waits for what peers say, and for on_failure.
+constexpr auto kAskTimeout = 1s;
+constexpr auto kTellTimeout = 2s;
+// How long a communicator without work may take to close, or an abort, and those that a graph may still need.
 constexpr auto kCloseTimeout = 10s;
 constexpr auto kGraphTimeout = 1s;
 
 struct Failure {
   std::string reason;
   bool is_timeout = false;
+};
+
+// Messages that go out together, and their flight once they are under way.
+struct Group {
+  NcclMessages messages;
+  int num_transfers = 0;
+  Flight* flight = nullptr;
+  bool is_captured = false;
 };
 
 class NcclTransport final : public Transport {
@@ -41,86 +56,127 @@ class NcclTransport final : public Transport {
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override;
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override;
-  void abort(const std::string& reason) noexcept override { fail({reason, false}); }
+  void begin_group() override;
+  void end_group(StreamView stream) override;
+  void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
 
-  void wait(Flight& flight, StreamView stream);
-  void give_up(const Flight& flight) noexcept;
+  void wait(Group& group, StreamView stream);
+  void give_up(const Group& group) noexcept;
 
  private:
   void connect();
-  // group(lane, patience) starts a transfer.
-  template <class Group>
-  std::unique_ptr<Transfer> launch(bool is_empty, StreamView stream, Group&& group);
+  std::vector<int> peers() const;
+  // The open group, or one that goes out at once.
+  std::shared_ptr<Group> join_group();
+  std::unique_ptr<Transfer> add_transfer(std::shared_ptr<Group> group, StreamView stream);
+  void launch(Group& group, StreamView stream);
+  Flight& take_flight(const Group& group);
+  void watch(Flight& flight);
 
-  void fail(Failure failure) noexcept;
-  [[noreturn]] void throw_failure(const char* prefix) const;
-  void throw_if_failed() const;
-  std::string what_peers_say() const noexcept;
+  // The first failure counts: what is under way ends, peers are told.
+  // False if there was one before.
+  bool fail(Failure failure, bool ask) noexcept;
+  [[noreturn]] void throw_failure(const char* prefix);
+  void throw_if_failed();
+  bool has_failed() const;
+  void wait_for_abort() noexcept;
+  std::shared_ptr<const NcclCall> call() const;
+  std::string reason() const;
 
-  void watch();
+  void watch_all();
   std::optional<Failure> look_at_transfers();
-  std::optional<Failure> look_at_communicators();
-  bool finish_transfers();
+  std::optional<Failure> look_at_communicator();
+  std::optional<Failure> look_at_peers();
+  bool finish_transfers() noexcept;
+  void close() noexcept;
 
   const NcclOptions options_;
   int device_ = 0;
-  // Held by whoever is inside NCCL or changes the lanes; taken before state_mutex_.
-  std::mutex nccl_mutex_;
-  std::array<std::unique_ptr<NcclLane>, NcclFlights::kNumLanes> lanes_;
-  std::size_t num_started_ = 0;  // since begin()
-  bool was_captured_ = false;
+  // Shared with the thread that aborts it.
+  std::shared_ptr<NcclCommunicator> communicator_;
+  std::atomic<bool> was_captured_{false};
   std::atomic<bool> give_up_{false};  // makes those who poll NCCL leave it
+  std::shared_ptr<Group> open_group_;
 
+  // Held over queries of events, but over nothing that waits for the device or submits work.
+  std::mutex flights_mutex_;
+  NcclFlights flights_;
+
+  // Held over no call of CUDA or NCCL. Of all below.
   mutable std::mutex state_mutex_;
   std::condition_variable changed_;
   std::shared_ptr<const NcclCall> call_ = std::make_shared<NcclCall>();
-  NcclFlights flights_;
-  std::optional<Failure> failure_;  // never changes once it is there
-  bool is_aborted_ = false;
+  std::optional<Failure> failure_;  // never changes once is_told_
+  bool is_told_ = false;
+  std::shared_future<void> abort_;
+  bool is_busy_ = false;  // flights may be watched
   bool is_closing_ = false;
   std::thread watchdog_;  // since the first transfer
+  // The watchdog's.
+  Clock::time_point next_question_{};
+  std::future<std::string> answer_;
 };
 
 class NcclTransfer final : public Transfer {
  public:
-  // A null flight moves nothing.
-  NcclTransfer(NcclTransport& transport, Flight* flight) : transport_(transport), flight_(flight) {}
+  // A null group moves nothing.
+  NcclTransfer(NcclTransport& transport, std::shared_ptr<Group> group)
+      : transport_(transport), group_(std::move(group)) {}
   ~NcclTransfer() override {
-    if (flight_ != nullptr) transport_.give_up(*flight_);
+    if (group_ != nullptr) transport_.give_up(*group_);
   }
   void wait(StreamView stream) override {
-    if (flight_ == nullptr) return;
-    transport_.wait(*flight_, stream);
-    flight_ = nullptr;
+    if (group_ == nullptr) return;
+    transport_.wait(*group_, stream);
+    group_.reset();
   }
 
  private:
   NcclTransport& transport_;
-  Flight* flight_;
+  std::shared_ptr<Group> group_;
 };
+
+// Aborts on a thread of its own, as NCCL's abort waits for the device, and for graphs.
+std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device) {
+  return run_aside([communicator = std::move(communicator), device]() mutable {
+    static_cast<void>(cudaSetDevice(device));
+    {
+      // An abort while another thread is inside NCCL would pull the communicator away under it; that thread leaves
+      // soon.
+      const std::lock_guard lock(communicator->mutex());
+      communicator->abort();
+    }
+    communicator.reset();
+  });
+}
 
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   check_argument(options.rank >= 0 && options.rank < options.size, [&] {
     return "rank: got " + std::to_string(options.rank) + ", need 0 to " + std::to_string(options.size - 1);
   });
   check_cuda(cudaGetDevice(&device_), "tell the current device");
+  communicator_ = std::make_shared<NcclCommunicator>(nccl::library().symbols);
+  communicator_->check_not_capturing();
   try {
     connect();
   } catch (...) {
-    for (const auto& lane : lanes_) {
-      if (lane) lane->abort();
-    }
+    static_cast<void>(abort_aside(communicator_, device_).wait_for(kCloseTimeout));
     throw;
   }
 }
 
+std::vector<int> NcclTransport::peers() const {
+  if (!options_.peers.empty()) return options_.peers;
+  std::vector<int> all(static_cast<std::size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  all.erase(all.begin() + rank());
+  return all;
+}
+
 void NcclTransport::connect() {
-  for (auto& lane : lanes_) lane = std::make_unique<NcclLane>(nccl::library().symbols);
-  lanes_[0]->check_not_capturing();
-  const Patience patience{Clock::now() + options_.connect_timeout, give_up_};
   try {
-    lanes_[0]->connect(options_, patience);
-    lanes_[1]->connect_beside(*lanes_[0], options_.rank, patience);
+    const std::lock_guard lock(communicator_->mutex());
+    communicator_->connect(options_, peers(), {Clock::now() + options_.connect_timeout, give_up_});
   } catch (const TimeoutError&) {
     throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
@@ -136,197 +192,290 @@ NcclTransport::~NcclTransport() {
   }
   changed_.notify_all();
   if (watchdog_.joinable()) watchdog_.join();
-  if (!all_done) return;
-  // A graph that captured transfers needs the communicators for as long as it is there, and NCCL waits for it to go.
-  // Whether there is one is unknown here: then they stay for good.
-  const Patience patience{Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout), give_up_};
-  for (auto lane = lanes_.rbegin(); lane != lanes_.rend(); ++lane) {
-    if ((*lane)->close(patience)) continue;
-    was_captured_ ? (*lane)->forget() : (*lane)->abort();
-  }
+  if (all_done) close();
 }
 
-// False if the transport failed, before or here; it is aborted then. The watchdog sees to it that this ends.
-bool NcclTransport::finish_transfers() {
-  const Clock::time_point latest = Clock::now() + kCloseTimeout;
-  std::unique_lock lock(state_mutex_);
+void NcclTransport::close() noexcept {
+  // A graph that captured transfers needs the communicator for as long as it is there, and NCCL waits for it to go.
+  // Whether there is one is unknown here: then it stays for good.
+  const Patience patience{Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout), give_up_};
   try {
-    while (!failure_) {
-      flights_.collect_done();
-      if (!flights_.any_watched()) return true;
-      if (call_->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
-      changed_.wait_for(lock, 1ms);
+    const CudaDeviceGuard device(device_);
+    const std::lock_guard lock(communicator_->mutex());
+    if (communicator_->close(patience)) return;
+    if (was_captured_) return communicator_->forget();
+  } catch (const Error&) {
+    // The device is lost.
+  }
+  fail({"the transport did not close", false}, /*ask=*/false);
+  wait_for_abort();
+}
+
+// False if the transport failed, before or here. The watchdog sees to it that this ends.
+bool NcclTransport::finish_transfers() noexcept {
+  const Clock::time_point latest = Clock::now() + kCloseTimeout;
+  try {
+    const CudaDeviceGuard device(device_);
+    while (!has_failed()) {
+      {
+        const std::lock_guard lock(flights_mutex_);
+        flights_.collect_done();
+        if (!flights_.any_watched()) return true;
+      }
+      if (call()->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
+      std::this_thread::sleep_for(1ms);
     }
   } catch (const Error&) {
     // The device is lost.
   }
-  lock.unlock();
-  fail({"the transport was closed with transfers under way", false});
-  lock.lock();
-  changed_.wait(lock, [&] { return is_aborted_; });
+  fail({"the transport was closed with transfers under way", false}, /*ask=*/false);
+  wait_for_abort();
   return false;
 }
 
-void NcclTransport::begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout) {
-  throw_if_failed();
-  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, Clock::now() + timeout});
-  const std::lock_guard lock(state_mutex_);
-  call_ = std::move(fresh);
-  num_started_ = 0;
+// Until NCCL has no memory of callers in use any more, as far as that can be told: with a graph that captured transfers
+// the abort may never be over, but its work is soon.
+void NcclTransport::wait_for_abort() noexcept {
+  std::shared_future<void> aborted;
+  {
+    const std::lock_guard lock(state_mutex_);
+    aborted = abort_;
+  }
+  if (was_captured_) {
+    aborted.wait_for(kGraphTimeout);
+  } else if (aborted.wait_for(kCloseTimeout) != std::future_status::ready) {
+    std::fprintf(stderr, "zcomm, rank %d: NCCL has not aborted a communicator within %d s; it is left behind\n", rank(),
+                 static_cast<int>(kCloseTimeout.count()));
+  }
 }
 
-template <class Group>
-std::unique_ptr<Transfer> NcclTransport::launch(bool is_empty, StreamView stream, Group&& group) {
+void NcclTransport::begin(const std::string& text, std::span<const int>, std::chrono::milliseconds timeout) {
   throw_if_failed();
-  try {
-    const CudaDeviceGuard device(device_);
-    const std::lock_guard nccl_lock(nccl_mutex_);
-    if (give_up_) throw_failure("");
-    // In turn, so that the first hop of a chunk and the second hop of the one before it do not queue behind each other.
-    const std::size_t index = num_started_++ % lanes_.size();
-    if (is_empty) return std::make_unique<NcclTransfer>(*this, nullptr);
-    NcclLane& lane = *lanes_[index];
-    const bool is_captured = is_capturing(stream);
-    was_captured_ |= is_captured;
-    Flight* flight = nullptr;
-    {
-      const std::lock_guard lock(state_mutex_);
-      flight = &flights_.take(call_);
-    }
-    lane.follow(as_cuda(stream));
-    group(lane, Patience{flight->call->deadline, give_up_});
-    check_cuda(cudaEventRecord(flight->done, lane.stream()), "record an event");
-    if (!is_captured) {
-      const std::lock_guard lock(state_mutex_);
-      const bool was_idle = !flights_.any_watched();
-      flights_.watch(*flight, index);
-      if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch(); });
-      if (was_idle) changed_.notify_all();
-    }
-    return std::make_unique<NcclTransfer>(*this, flight);
-  } catch (const Error& error) {
-    const std::string peers = what_peers_say();
-    fail({call_->in() + error.what() + (peers.empty() ? "" : " (" + peers + ")"),
-          dynamic_cast<const TimeoutError*>(&error) != nullptr});
-    throw_failure("");
-  }
+  open_group_.reset();
+  auto fresh = std::make_shared<const NcclCall>(NcclCall{text, timeout, Clock::now() + timeout});
+  const std::lock_guard lock(state_mutex_);
+  call_ = std::move(fresh);
+}
+
+std::shared_ptr<const NcclCall> NcclTransport::call() const {
+  const std::lock_guard lock(state_mutex_);
+  return call_;
+}
+
+void NcclTransport::begin_group() { open_group_ = std::make_shared<Group>(); }
+
+void NcclTransport::end_group(StreamView stream) {
+  const std::shared_ptr<Group> group = std::exchange(open_group_, nullptr);
+  if (group != nullptr && group->num_transfers > 0) launch(*group, stream);
+}
+
+std::shared_ptr<Group> NcclTransport::join_group() {
+  throw_if_failed();
+  return open_group_ != nullptr ? open_group_ : std::make_shared<Group>();
+}
+
+std::unique_ptr<Transfer> NcclTransport::add_transfer(std::shared_ptr<Group> group, StreamView stream) {
+  ++group->num_transfers;
+  if (group != open_group_) launch(*group, stream);
+  return std::make_unique<NcclTransfer>(*this, std::move(group));
 }
 
 std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std::span<const Recv> recvs,
                                                StreamView stream) {
   const auto moves = [](const auto& message) { return message.num_bytes > 0; };
+  std::shared_ptr<Group> group = join_group();
   const bool is_empty =
       std::none_of(sends.begin(), sends.end(), moves) && std::none_of(recvs.begin(), recvs.end(), moves);
-  return launch(is_empty, stream,
-                [&](NcclLane& lane, const Patience& patience) { lane.exchange(sends, recvs, patience); });
+  if (is_empty) return std::make_unique<NcclTransfer>(*this, nullptr);
+  std::copy_if(sends.begin(), sends.end(), std::back_inserter(group->messages.sends), moves);
+  std::copy_if(recvs.begin(), recvs.end(), std::back_inserter(group->messages.recvs), moves);
+  return add_transfer(std::move(group), stream);
 }
 
 std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) {
-  return launch(size() == 1 || slot_bytes == 0, stream, [&](NcclLane& lane, const Patience& patience) {
-    lane.all_gather(slots, slot_bytes, rank(), patience);
-  });
+  std::shared_ptr<Group> group = join_group();
+  if (size() == 1 || slot_bytes == 0) return std::make_unique<NcclTransfer>(*this, nullptr);
+  group->messages.gathers.push_back({slots, slot_bytes});
+  return add_transfer(std::move(group), stream);
 }
 
-void NcclTransport::wait(Flight& flight, StreamView stream) {
+// CUDA blocks whoever submits work behind a launch queue that is full: no lock is held where it may.
+void NcclTransport::launch(Group& group, StreamView stream) {
   throw_if_failed();
-  const CudaDeviceGuard device(device_);
-  check_cuda(cudaStreamWaitEvent(as_cuda(stream), flight.done, 0), "make a stream wait");
-  const std::lock_guard lock(state_mutex_);
-  flights_.mark_waited(flight);
+  try {
+    const CudaDeviceGuard device(device_);
+    group.is_captured = is_capturing(stream);
+    if (group.is_captured) was_captured_ = true;
+    Flight& flight = take_flight(group);
+    communicator_->follow(as_cuda(stream));
+    {
+      const std::lock_guard lock(communicator_->mutex());
+      if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
+      communicator_->run(group.messages, {flight.call->deadline, give_up_});
+    }
+    check_cuda(cudaEventRecord(flight.done, communicator_->stream()), "record an event");
+    group.flight = &flight;
+    if (!group.is_captured) watch(flight);
+  } catch (const Error& error) {
+    fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
+    wait_for_abort();  // NCCL may have been about to launch what this thread no longer waits for
+    throw_failure("");
+  }
 }
 
-void NcclTransport::give_up(const Flight& flight) noexcept {
-  fail({flight.call->in() + "this rank stopped between the start of a transfer and its end", false});
+Flight& NcclTransport::take_flight(const Group& group) {
+  Flight* flight = nullptr;
+  {
+    const std::lock_guard lock(flights_mutex_);
+    flight = flights_.take();
+  }
+  if (flight == nullptr) {
+    cudaEvent_t done = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "create an event");
+    const std::lock_guard lock(flights_mutex_);
+    flight = &flights_.add(done);
+  }
+  flight->call = call();
+  flight->num_waits = group.num_transfers;
+  return *flight;
+}
+
+void NcclTransport::watch(Flight& flight) {
+  {
+    const std::lock_guard lock(flights_mutex_);
+    flights_.watch(flight);
+  }
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch_all(); });
+    if (std::exchange(is_busy_, true)) return;
+  }
+  changed_.notify_all();
+}
+
+void NcclTransport::wait(Group& group, StreamView stream) {
+  throw_if_failed();
+  if (group.flight == nullptr) throw TransportError("a transfer was waited for before its group was ended");
+  const CudaDeviceGuard device(device_);
+  check_cuda(cudaStreamWaitEvent(as_cuda(stream), group.flight->done, 0), "make a stream wait");
+  const std::lock_guard lock(flights_mutex_);
+  flights_.mark_waited(*group.flight);
+}
+
+void NcclTransport::give_up(const Group& group) noexcept {
+  fail({call()->in() + "this rank stopped between the start of a transfer and its end", false}, /*ask=*/false);
+  if (group.flight == nullptr || group.is_captured) return;
   // Its memory may go as soon as this returns.
   const Clock::time_point latest = Clock::now() + kCloseTimeout;
-  std::unique_lock lock(state_mutex_);
-  changed_.wait_until(lock, latest, [&] { return is_aborted_; });
   try {
-    while (flight.is_watched && Clock::now() < latest) {
+    for (; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
+      const std::lock_guard lock(flights_mutex_);
       flights_.collect_done();
-      changed_.wait_for(lock, 1ms);
+      if (!group.flight->is_watched) return;
     }
   } catch (const Error&) {
     // The device is lost; so is its memory.
   }
 }
 
-void NcclTransport::throw_failure(const char* prefix) const {
+// Once it is complete.
+void NcclTransport::throw_failure(const char* prefix) {
+  std::unique_lock lock(state_mutex_);
+  changed_.wait_for(lock, kAskTimeout + kTellTimeout, [&] { return is_told_; });
   if (failure_->is_timeout) throw TimeoutError(prefix + failure_->reason);
   throw TransportError(prefix + failure_->reason);
 }
 
-void NcclTransport::throw_if_failed() const {
+std::string NcclTransport::reason() const {
   const std::lock_guard lock(state_mutex_);
-  if (failure_) throw_failure("this transport failed before: ");
+  return failure_->reason;
 }
 
-std::string NcclTransport::what_peers_say() const noexcept {
-  try {
-    return options_.peer_failure ? options_.peer_failure() : std::string();
-  } catch (...) {
-    return {};
-  }
+bool NcclTransport::has_failed() const {
+  const std::lock_guard lock(state_mutex_);
+  return failure_.has_value();
 }
 
-void NcclTransport::fail(Failure failure) noexcept {
+void NcclTransport::throw_if_failed() {
+  if (has_failed()) throw_failure("this transport failed before: ");
+}
+
+// What is under way ends first; nothing that this rank says or hears may keep it from that.
+bool NcclTransport::fail(Failure failure, bool ask) noexcept {
   {
     const std::lock_guard lock(state_mutex_);
-    if (failure_) return;
-    failure_ = std::move(failure);
+    if (failure_) return false;
+    failure_ = failure;
     give_up_ = true;
+    abort_ = abort_aside(communicator_, device_);
   }
   try {
-    if (options_.on_failure) options_.on_failure(failure_->reason);
+    if (ask && options_.peer_failure) {
+      auto answer = run_aside(options_.peer_failure);
+      if (answer.wait_for(kAskTimeout) == std::future_status::ready) {
+        if (const std::string peers = answer.get(); !peers.empty()) failure.reason += " (" + peers + ")";
+      }
+    }
   } catch (...) {
-    // It could not be told; the peers time out.
+    // They could not be asked.
   }
   {
-    // An abort while another thread is inside NCCL would pull the communicator away under it.
-    const std::lock_guard nccl_lock(nccl_mutex_);
-    for (const auto& lane : lanes_) lane->abort();
+    const std::lock_guard lock(state_mutex_);
+    failure_ = failure;
   }
-  const std::lock_guard lock(state_mutex_);
-  is_aborted_ = true;
+  if (options_.on_failure) {
+    static_cast<void>(run_aside([tell = options_.on_failure, reason = failure.reason] {
+                        try {
+                          tell(reason);
+                        } catch (...) {
+                          // They could not be told; they time out.
+                        }
+                      }).wait_for(kTellTimeout));
+  }
+  {
+    const std::lock_guard lock(state_mutex_);
+    is_told_ = true;
+  }
   changed_.notify_all();
+  return true;
 }
 
-void NcclTransport::watch() {
+void NcclTransport::watch_all() {
   const RelaxedCapture relaxed;
   static_cast<void>(cudaSetDevice(device_));
-  Clock::time_point next_question = Clock::now() + kPeerInterval;
+  next_question_ = Clock::now() + kPeerInterval;
   const auto is_over = [&] { return is_closing_ || failure_; };
   std::unique_lock lock(state_mutex_);
   while (!is_over()) {
-    if (!flights_.any_watched()) {
-      changed_.wait(lock, [&] { return is_over() || flights_.any_watched(); });
+    if (!is_busy_) {
+      changed_.wait(lock, [&] { return is_over() || is_busy_; });
       continue;
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
+    is_busy_ = false;  // unless there is something, or comes meanwhile
+    lock.unlock();
     std::optional<Failure> failure = look_at_transfers();
-    lock.unlock();
-    if (!failure) failure = look_at_communicators();
-    const bool ask = failure || Clock::now() >= next_question;
-    const std::string peers = ask ? what_peers_say() : std::string();
-    if (ask) next_question = Clock::now() + kPeerInterval;
+    if (!failure) failure = look_at_communicator();
+    const bool ask = failure.has_value();
+    if (!failure) failure = look_at_peers();
+    if (failure) {
+      if (fail(*failure, ask) && options_.on_undefined_bytes) options_.on_undefined_bytes(reason());
+      return;
+    }
     lock.lock();
-    if (!failure && peers.empty()) continue;
-    if (!failure)
-      failure = Failure{call_->in() + peers, false};
-    else if (!peers.empty())
-      failure->reason += " (" + peers + ")";
-    lock.unlock();
-    fail(*failure);
-    return;
   }
 }
 
-// Under state_mutex_.
 std::optional<Failure> NcclTransport::look_at_transfers() {
+  const std::lock_guard lock(flights_mutex_);
   try {
     flights_.collect_done();
   } catch (const Error& error) {
-    return Failure{call_->in() + error.what(), false};
+    return Failure{call()->in() + error.what(), false};
+  }
+  if (flights_.any_watched()) {
+    const std::lock_guard state_lock(state_mutex_);
+    is_busy_ = true;
   }
   const Flight* flight = flights_.find_overdue(Clock::now());
   if (flight == nullptr) return {};
@@ -335,15 +484,29 @@ std::optional<Failure> NcclTransport::look_at_transfers() {
                  true};
 }
 
-std::optional<Failure> NcclTransport::look_at_communicators() {
-  // Who is inside NCCL sees its errors.
-  const std::unique_lock nccl_lock(nccl_mutex_, std::try_to_lock);
-  if (!nccl_lock || give_up_) return {};
+std::optional<Failure> NcclTransport::look_at_communicator() {
+  // Who is inside NCCL sees its errors. Two threads must never be, not even to ask how it is.
+  const std::unique_lock lock(communicator_->mutex(), std::try_to_lock);
+  if (!lock || give_up_) return {};
   try {
-    for (const auto& lane : lanes_) lane->check_health();
+    communicator_->check_health();
   } catch (const TransportError& error) {
-    const std::lock_guard lock(state_mutex_);
-    return Failure{call_->in() + error.what(), false};
+    return Failure{call()->in() + error.what(), false};
+  }
+  return {};
+}
+
+// Never waits for the answer.
+std::optional<Failure> NcclTransport::look_at_peers() {
+  if (!options_.peer_failure) return {};
+  if (!answer_.valid() && Clock::now() >= next_question_) answer_ = run_aside(options_.peer_failure);
+  if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
+  next_question_ = Clock::now() + kPeerInterval;
+  try {
+    const std::string peers = answer_.get();
+    if (!peers.empty()) return Failure{call()->in() + peers, false};
+  } catch (...) {
+    // They could not be asked.
   }
   return {};
 }

@@ -1,7 +1,6 @@
-// The NCCL transfers that are under way, and the CUDA events that tell when they are done.
+// The NCCL groups that are under way, and the CUDA events that tell when they are done.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -21,33 +20,33 @@ struct NcclCall {
   std::string in() const { return "in " + text + ": "; }
 };
 
-// Used again once it was waited for and, if it is watched, done.
+// Used again once all its transfers were waited for and, if it is watched, done.
 struct Flight {
   cudaEvent_t done = nullptr;
   std::shared_ptr<const NcclCall> call;
-  bool is_waited = false;
+  int num_waits = 0;  // to come
   bool is_watched = false;
 };
 
 // Not thread-safe.
 class NcclFlights {
  public:
-  static constexpr std::size_t kNumLanes = 2;
-
   NcclFlights() = default;
   ~NcclFlights();
   NcclFlights(const NcclFlights&) = delete;
   NcclFlights& operator=(const NcclFlights&) = delete;
 
-  // Creates an event only where no flight can be used again.
-  Flight& take(std::shared_ptr<const NcclCall> call);
-  // From now on collect_done() looks at it. Flights of a lane are done in the order of these calls.
-  void watch(Flight& flight, std::size_t lane);
+  // One that can be used again, or null.
+  Flight* take();
+  // A new one, taken. Owns `done`.
+  Flight& add(cudaEvent_t done);
+  // From now on collect_done() looks at it. Flights are done in the order of these calls.
+  void watch(Flight& flight);
   void mark_waited(Flight& flight);
 
   void collect_done();
   // Of those that are watched and, as far as collect_done() knows, not done.
-  bool any_watched() const;
+  bool any_watched() const { return !watched_.empty(); }
   const Flight* find_overdue(std::chrono::steady_clock::time_point now) const;  // or null
 
  private:
@@ -55,7 +54,7 @@ class NcclFlights {
 
   std::vector<std::unique_ptr<Flight>> all_;
   std::vector<Flight*> idle_;
-  std::array<std::vector<Flight*>, kNumLanes> watched_;
+  std::vector<Flight*> watched_;
 };
 
 }  // namespace zcomm

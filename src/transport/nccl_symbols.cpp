@@ -56,7 +56,7 @@ Library open_library(const std::string& named_path, const std::string& wheel_pat
   const auto resolve = [&]<class Function>(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(handle, name));
     if (function == nullptr) {
-      throw TransportError(library.description.path + " has no " + name + ": zcomm needs NCCL 2.18 or later");
+      throw TransportError(library.description.path + " has no " + name + ": zcomm needs NCCL 2.27.3 or later");
     }
   };
 #define ZCOMM_RESOLVE(name, result, parameters) resolve(library.symbols.name, "nccl" #name);
@@ -64,6 +64,11 @@ Library open_library(const std::string& named_path, const std::string& wheel_pat
 #undef ZCOMM_RESOLVE
   if (library.symbols.GetVersion(&library.description.version) != Result::success) {
     throw TransportError(library.description.path + " does not tell its version");
+  }
+  if (const int version = library.description.version; version < kMinNcclVersion) {
+    throw TransportError(library.description.path + " is NCCL " + std::to_string(version / 10000) + "." +
+                         std::to_string(version / 100 % 100) + "." + std::to_string(version % 100) +
+                         ": zcomm needs NCCL 2.27.3 or later (earlier ones can hang or crash in an abort)");
   }
   return library;
 }

@@ -56,7 +56,6 @@ struct Config {
   F(GetErrorString, const char*, (Result))                                 \
   F(GetLastError, const char*, (Comm))                                     \
   F(CommInitRankConfig, Result, (Comm*, int, UniqueId, int, Config*))      \
-  F(CommSplit, Result, (Comm, int, int, Comm*, Config*))                   \
   F(CommGetAsyncError, Result, (Comm, Result*))                            \
   F(CommFinalize, Result, (Comm))                                          \
   F(CommDestroy, Result, (Comm))                                           \

@@ -27,9 +27,11 @@ struct NoTraces {
     CHECK(nccl_host_live_communicators() == communicators_before);
     CHECK(cuda_host::counts() == before);
     CHECK(std::string(nccl_host_take_misuse()) == "");
+    CHECK(cuda_host::num_bytes_written_after_free() == written_before);
   }
   cuda_host::Counts before = cuda_host::counts();
   int communicators_before = nccl_host_live_communicators();
+  std::int64_t written_before = cuda_host::num_bytes_written_after_free();
 };
 
 class Stream {
@@ -90,6 +92,15 @@ cudaGraphExec_t capture(cudaStream_t stream, Body&& body) {
   require_cuda(cudaGraphInstantiate(&exec, graph));
   require_cuda(cudaGraphDestroy(graph));
   return exec;
+}
+
+// As Python makes one.
+inline std::unique_ptr<Communicator> make_cuda_communicator(const std::vector<int>& node_ids, std::size_t chunk_bytes,
+                                                            const NcclOptions& options) {
+  auto workspace = make_cuda_workspace();
+  auto codec = make_cuda_codec(*workspace);
+  return std::make_unique<Communicator>(make_nccl_transport(options), Topology(node_ids), std::move(codec),
+                                        std::move(workspace), chunk_bytes);
 }
 
 // body(rank, options) on one thread and device per rank.

@@ -38,6 +38,10 @@ class Reasons {
     REQUIRE(reasons_.size() == 1);
     return reasons_[0];
   }
+  bool none() {
+    const std::lock_guard lock(mutex_);
+    return reasons_.empty();
+  }
 
  private:
   std::mutex mutex_;
@@ -48,8 +52,9 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 // One rank of two, with a transfer that waits for the other.
 struct Waiting {
-  explicit Waiting(const NcclOptions& options, std::chrono::milliseconds timeout = 60s)
+  explicit Waiting(const NcclOptions& options, std::chrono::milliseconds timeout = 60s, bool is_held = false)
       : transport(make_nccl_transport(options)), bytes(64) {
+    if (is_held) nccl_host_hold_rank(options.rank, 1);
     bytes.set(std::vector<unsigned char>(64), stream);
     transport->begin("all_gather of a test", std::vector<int>{1 - options.rank}, timeout);
     transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
@@ -77,7 +82,9 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
   std::latch both_done(2);
   run_nccl_ranks(2, [&](int rank, NcclOptions options) {
     Reasons reasons;
+    Reasons undefined;
     options.on_failure = reasons.recorder();
+    options.on_undefined_bytes = undefined.recorder();
     if (rank == 1) {
       const auto transport = make_nccl_transport(options);
       both_done.arrive_and_wait();
@@ -89,6 +96,7 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
     CHECK(waiting.failure() == "this transport failed before: " + reason);
     CHECK_THROWS_AS(waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view()), TimeoutError);
     CHECK(contains(reasons.only(), "200 ms"));  // told once
+    CHECK(undefined.only() == reason);
     both_done.arrive_and_wait();
   });
 }
@@ -119,8 +127,7 @@ TEST_CASE("nccl: an error that NCCL meets later ends the transfer, with what a p
     Reasons reasons;
     options.on_failure = reasons.recorder();
     if (rank == 0) options.peer_failure = [&] { return both_waiting.try_wait() ? "rank 1 fell over" : ""; };
-    nccl_host_hold_rank(rank, 1);
-    Waiting waiting(options);
+    Waiting waiting(options, 60s, true);
     both_waiting.arrive_and_wait();
     constexpr int kRemoteError = 6;
     if (rank == 0) nccl_host_fail_rank(0, kRemoteError);
@@ -180,11 +187,15 @@ TEST_CASE("nccl: two sides that disagree on a size fail instead of writing past 
 
 TEST_CASE("nccl: abort from another thread, also while a start waits for NCCL, and twice") {
   const NoTraces no_traces;
-  nccl_host_set_launch_polls(1 << 30);  // NCCL never gets to launch
+  std::latch both_connected(2);
   run_nccl_ranks(2, [&](int, NcclOptions options) {
     Reasons reasons;
+    Reasons undefined;
     options.on_failure = reasons.recorder();
+    options.on_undefined_bytes = undefined.recorder();
     const auto transport = make_nccl_transport(options);
+    both_connected.arrive_and_wait();
+    nccl_host_set_launch_polls(1 << 30);  // NCCL never gets to launch
     Stream stream;
     DeviceArray<unsigned char> bytes(64);
     transport->begin("stuck", {}, 60s);
@@ -196,6 +207,7 @@ TEST_CASE("nccl: abort from another thread, also while a start waits for NCCL, a
     CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()), "for a test", TransportError);
     aborter.join();
     CHECK(reasons.only() == "for a test");
+    CHECK(undefined.none());  // the call itself raised
     CHECK_THROWS_WITH_AS(transport->begin("next", {}, 1s), "this transport failed before: for a test", TransportError);
   });
   nccl_host_set_launch_polls(2);
@@ -203,9 +215,11 @@ TEST_CASE("nccl: abort from another thread, also while a start waits for NCCL, a
 
 TEST_CASE("nccl: a launch that takes longer than the timeout") {
   const NoTraces no_traces;
-  nccl_host_set_launch_polls(1 << 30);
+  std::latch both_connected(2);
   run_nccl_ranks(2, [&](int, const NcclOptions& options) {
     const auto transport = make_nccl_transport(options);
+    both_connected.arrive_and_wait();
+    nccl_host_set_launch_polls(1 << 30);
     Stream stream;
     DeviceArray<unsigned char> bytes(64);
     transport->begin("slow", {}, 50ms);

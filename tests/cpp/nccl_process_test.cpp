@@ -1,14 +1,6 @@
-// NCCL ranks that are processes: this program starts itself once per rank.
-#include <doctest/doctest.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <charconv>
-#include <csignal>
-#include <cstdlib>
-
+// NCCL ranks that are processes.
 #include "cuda_helpers.hpp"
+#include "rank_process.hpp"
 
 namespace zcomm {
 namespace {
@@ -17,56 +9,21 @@ using namespace std::chrono_literals;
 using test::DeviceArray;
 using test::Stream;
 
-std::string to_hex(const NcclUniqueId& id) {
-  std::string text;
-  for (const std::byte byte : id) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    text += {kDigits[static_cast<int>(byte) >> 4], kDigits[static_cast<int>(byte) & 15]};
-  }
-  return text;
-}
-
-NcclUniqueId from_hex(std::string_view text) {
-  NcclUniqueId id{};
-  for (std::size_t i = 0; i < id.size(); ++i) {
-    int byte = 0;
-    std::from_chars(&text[2 * i], &text[2 * i] + 2, byte, 16);
-    id[i] = static_cast<std::byte>(byte);
-  }
-  return id;
-}
-
-// Starts this program as rank `rank`; it runs the test case of that name, which is skipped otherwise.
+// Starts rank `rank` of that test case.
 pid_t spawn_rank(const char* test_case, const NcclUniqueId& id, int rank, int size) {
-  std::vector<std::string> variables{"NCCL_TEST_ID=" + to_hex(id), "NCCL_TEST_RANK=" + std::to_string(rank),
-                                     "NCCL_TEST_SIZE=" + std::to_string(size)};
-  std::vector<char*> environment;
-  for (std::string& variable : variables) environment.push_back(variable.data());
-  for (char** variable = environ; *variable != nullptr; ++variable) environment.push_back(*variable);
-  environment.push_back(nullptr);
-  std::vector<std::string> words{"rank", std::string("--test-case=") + test_case, "--no-skip", "--minimal"};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  REQUIRE(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments.data(), environment.data()) == 0);
-  return pid;
+  return test::spawn_case(test_case, {"NCCL_TEST_ID=" + test::to_hex(id), "NCCL_TEST_RANK=" + std::to_string(rank),
+                                      "NCCL_TEST_SIZE=" + std::to_string(size)});
 }
 
 // What spawn_rank() said. Outside of it, nothing.
 bool read_options(NcclOptions& options) {
   if (std::getenv("NCCL_TEST_RANK") == nullptr) return false;
-  options.unique_id = from_hex(std::getenv("NCCL_TEST_ID"));
+  options.unique_id = test::id_from_hex(std::getenv("NCCL_TEST_ID"));
   options.rank = std::atoi(std::getenv("NCCL_TEST_RANK"));
   options.size = std::atoi(std::getenv("NCCL_TEST_SIZE"));
   options.connect_timeout = 60s;
   test::require_cuda(cudaSetDevice(options.rank));
   return true;
-}
-
-bool ends_well(pid_t pid) {
-  int status = 0;
-  return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 // Every rank's slots of this many bytes hold its number plus one.
@@ -115,7 +72,7 @@ TEST_CASE("nccl: ranks may be processes") {
   const NcclUniqueId id = make_nccl_unique_id();
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < kSize; ++rank) ranks.push_back(spawn_rank("a rank that gathers", id, rank, kSize));
-  for (const pid_t pid : ranks) CHECK(ends_well(pid));
+  for (const pid_t pid : ranks) CHECK(test::outcome_of(pid) == "ends well");
 }
 
 TEST_CASE("nccl: a process that dies is a timeout for the others") {
@@ -123,7 +80,9 @@ TEST_CASE("nccl: a process that dies is a timeout for the others") {
   const NcclUniqueId id = make_nccl_unique_id();
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < kSize; ++rank) ranks.push_back(spawn_rank("a rank that loses its peer", id, rank, kSize));
-  for (int rank = 0; rank < kSize; ++rank) CHECK(ends_well(ranks[static_cast<std::size_t>(rank)]) == (rank != 1));
+  for (int rank = 0; rank < kSize; ++rank) {
+    CHECK(test::outcome_of(ranks[static_cast<std::size_t>(rank)]) == (rank == 1 ? "fails" : "ends well"));
+  }
 }
 
 }  // namespace zcomm

@@ -1,14 +1,27 @@
 // What is queued on a stream of the CUDA runtime on the host, or recorded in a graph.
 #include <algorithm>
+#include <memory>
 
 #include "runtime.hpp"
 
+struct CUuserObject_st {
+  CUuserObject_st(void* of, cudaHostFn_t by) : data(of), destroy(by) {}
+  ~CUuserObject_st() { destroy(data); }
+  CUuserObject_st(const CUuserObject_st&) = delete;
+  CUuserObject_st& operator=(const CUuserObject_st&) = delete;
+
+  void* data;
+  cudaHostFn_t destroy;
+};
+
 struct CUgraph_st {
   std::vector<std::function<void()>> operations;
+  std::vector<std::shared_ptr<CUuserObject_st>> objects;
 };
 
 struct CUgraphExec_st {
   std::vector<std::function<void()>> operations;
+  std::vector<std::shared_ptr<CUuserObject_st>> objects;
   cuda_host::Flag* launched = nullptr;  // set when the last launch is done
 };
 
@@ -58,8 +71,23 @@ bool forbidden_by_capture() {
   return forbidden;
 }
 
+namespace {
+
+// A stream that records a graph submits nothing.
+void wait_for_room_of(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(stream->mutex);
+    if (stream->capture != nullptr) return;
+  }
+  wait_for_room(stream->device);
+}
+
+}  // namespace
+
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
+  if (is_broken()) return cudaErrorLaunchFailure;
   stream = resolve(stream);
+  wait_for_room_of(stream);
   const std::lock_guard lock(stream->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
   if (stream->capture == nullptr) {
@@ -69,13 +97,14 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   const std::lock_guard captures_lock(captures_mutex());
   Capture& capture = *stream->capture;
   if (capture.invalidated) return report(cudaErrorStreamCaptureInvalidated);
-  capture.operations.push_back(std::move(work));
+  capture.graph->operations.push_back(std::move(work));
   advance(capture, stream);
   return cudaSuccess;
 }
 
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel) {
   if (resolve(stream)->device != current_device()) return report(cudaErrorInvalidResourceHandle);
+  pay_for_launch();
   return enqueue(stream, std::move(kernel));
 }
 
@@ -86,6 +115,9 @@ using namespace cuda_host;
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   stream = resolve(stream);
   if (event == nullptr || event->device != stream->device) return report(cudaErrorInvalidResourceHandle);
+  if (is_broken()) return cudaErrorLaunchFailure;
+  ++tally().records;
+  wait_for_room_of(stream);
   const std::scoped_lock lock(stream->mutex, event->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
   event->capture = stream->capture;
@@ -101,10 +133,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   stream = resolve(stream);
+  if (is_broken()) return cudaErrorLaunchFailure;
+  ++tally().waits;
+  wait_for_room_of(stream);
   const std::scoped_lock lock(stream->mutex, event->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
   if (stream->capture == nullptr && event->capture == nullptr) {
-    if (event->recorded != nullptr) stream->push([flag = event->recorded] { flag->wait(); });
+    if (event->recorded != nullptr) stream->push([flag = event->recorded] { flag->wait(); }, nullptr, true);
     return cudaSuccess;
   }
   const std::lock_guard captures_lock(captures_mutex());
@@ -132,6 +167,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   const std::lock_guard captures_lock(captures_mutex());
   auto* capture = all_captures().emplace_back(new Capture{
       .id = all_captures().size() + 1, .origin = stream, .mode = mode, .thread = std::this_thread::get_id()});
+  capture->graph = new CUgraph_st;
   capture->streams[stream];
   stream->capture = capture;
   ++num_captures;
@@ -142,7 +178,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   Capture* capture = nullptr;
   cudaError_t error = cudaSuccess;
-  std::vector<std::function<void()>> operations;
+  std::unique_ptr<CUgraph_st> recorded;
   std::map<cudaStream_t, Clock> streams;
   {
     const std::scoped_lock lock(stream->mutex, captures_mutex());
@@ -157,8 +193,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
       if (streams[stream][forked] < clock[forked]) error = cudaErrorStreamCaptureUnjoined;
     }
     if (capture->invalidated) error = cudaErrorStreamCaptureInvalidated;
-    operations = std::move(capture->operations);
-    capture->operations.clear();
+    recorded.reset(std::exchange(capture->graph, nullptr));
     capture->ended = true;
     --num_captures;
   }
@@ -167,7 +202,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (forked->capture == capture) forked->capture = nullptr;
   }
   if (error != cudaSuccess) return report(error);
-  *graph = new CUgraph_st{std::move(operations)};
+  *graph = recorded.release();
   count(&Counts::graphs, 1);
   return cudaSuccess;
 }
@@ -176,29 +211,33 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaStreamGetCaptureInfo(stream, status);
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* graph) {
   stream = resolve(stream);
   const std::scoped_lock lock(stream->mutex, captures_mutex());
   *status = stream->capture == nullptr     ? cudaStreamCaptureStatusNone
             : stream->capture->invalidated ? cudaStreamCaptureStatusInvalidated
                                            : cudaStreamCaptureStatusActive;
   if (id != nullptr && stream->capture != nullptr) *id = stream->capture->id;
+  if (graph != nullptr) *graph = stream->capture == nullptr ? nullptr : stream->capture->graph;
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  *exec = new CUgraphExec_st{graph->operations};
+  *exec = new CUgraphExec_st{graph->operations, graph->objects};
   count(&Counts::graphs, 1);
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  if (is_broken()) return cudaErrorLaunchFailure;
   stream = resolve(stream);
+  wait_for_room_of(stream);
   const std::lock_guard lock(stream->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
   if (stream->capture != nullptr) return report(cudaErrorNotSupported);
   // Launches of one graph never overlap.
-  if (exec->launched != nullptr) stream->push([flag = exec->launched] { flag->wait(); });
+  if (exec->launched != nullptr) stream->push([flag = exec->launched] { flag->wait(); }, nullptr, true);
   for (const auto& operation : exec->operations) stream->push([&operation] { operation(); });
   exec->launched = &stream->mark();
   return cudaSuccess;
@@ -208,6 +247,18 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   if (exec->launched != nullptr) exec->launched->wait();
   delete exec;
   count(&Counts::graphs, -1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned, unsigned) {
+  *object = new CUuserObject_st(data, destroy);
+  return cudaSuccess;
+}
+
+// The caller's only reference moves to the graph.
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned, unsigned) {
+  const std::lock_guard lock(captures_mutex());
+  graph->objects.emplace_back(object);
   return cudaSuccess;
 }
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <new>
 
 #include "runtime.hpp"
@@ -15,6 +17,34 @@ thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_thread = 0;
 std::atomic<int> num_devices{8};
 std::atomic<std::int64_t> created{0};
+std::atomic<bool> broken{false};
+std::atomic<std::int64_t> launch_cost_ns{0};
+
+// What was freed stays as it is for a while, with this in each byte.
+constexpr unsigned char kFreed = 0xdd;
+constexpr std::size_t kMaxFreedBytes = std::size_t{64} << 20;
+
+struct Memory {
+  std::mutex mutex;
+  std::map<void*, std::size_t> allocations;
+  std::deque<std::pair<void*, std::size_t>> freed;
+  std::size_t freed_bytes = 0;
+  std::int64_t num_written = 0;
+};
+Memory& memory() {
+  static auto& all = *new Memory;
+  return all;
+}
+
+// Under the memory's mutex. Gives the oldest of what was freed back.
+void give_back(Memory& all) {
+  const auto [data, num_bytes] = all.freed.front();
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  all.num_written += std::count_if(bytes, bytes + num_bytes, [](unsigned char byte) { return byte != kFreed; });
+  ::operator delete(data, kAlignment);
+  all.freed_bytes -= num_bytes;
+  all.freed.pop_front();
+}
 
 struct Live {
   std::mutex mutex;
@@ -48,6 +78,39 @@ Counts counts() {
 }
 
 std::int64_t num_creations() { return created; }
+
+Tally& tally() {
+  static auto& all = *new Tally;
+  return all;
+}
+
+Calls calls() { return {tally().launches, tally().records, tally().waits, tally().host_waits}; }
+
+bool is_broken() {
+  if (!broken) return false;
+  report(cudaErrorLaunchFailure);
+  return true;
+}
+
+void set_sticky_error(bool there) { broken = there; }
+
+void set_launch_cost(std::chrono::nanoseconds time) { launch_cost_ns = time.count(); }
+
+void pay_for_launch() {
+  ++tally().launches;
+  const std::int64_t cost = launch_cost_ns;
+  if (cost == 0) return;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(cost);
+  while (std::chrono::steady_clock::now() < until) {
+  }
+}
+
+std::int64_t num_bytes_written_after_free() {
+  Memory& all = memory();
+  const std::lock_guard lock(all.mutex);
+  while (!all.freed.empty()) give_back(all);
+  return all.num_written;
+}
 
 }  // namespace cuda_host
 
@@ -132,9 +195,14 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaMalloc(void** data, std::size_t num_bytes) {
+  if (is_broken()) return cudaErrorLaunchFailure;
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
   *data = ::operator new(std::max<std::size_t>(num_bytes, 1), kAlignment, std::nothrow);
   if (*data == nullptr) return report(cudaErrorMemoryAllocation);
+  {
+    const std::lock_guard lock(memory().mutex);
+    memory().allocations[*data] = std::max<std::size_t>(num_bytes, 1);
+  }
   count(&Counts::allocations, 1);
   return cudaSuccess;
 }
@@ -143,7 +211,15 @@ cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
   // Work that uses the memory may still be queued: the real one waits for the device, too.
   if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) return error;
-  ::operator delete(data, kAlignment);
+  Memory& all = memory();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.allocations.find(data);
+  if (found == all.allocations.end()) return report(cudaErrorInvalidValue);
+  std::memset(data, kFreed, found->second);
+  all.freed_bytes += found->second;
+  all.freed.emplace_back(data, found->second);
+  all.allocations.erase(found);
+  while (all.freed_bytes > kMaxFreedBytes) give_back(all);
   count(&Counts::allocations, -1);
   return cudaSuccess;
 }
@@ -153,6 +229,7 @@ cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+  pay_for_launch();
   return enqueue(stream, [=] {
     if (num_bytes > 0) std::memmove(target, source, num_bytes);
   });
@@ -165,6 +242,7 @@ cudaError_t cudaMemcpy(void* target, const void* source, std::size_t num_bytes, 
 }
 
 cudaError_t cudaMemsetAsync(void* target, int value, std::size_t num_bytes, cudaStream_t stream) {
+  pay_for_launch();
   return enqueue(stream, [=] {
     if (num_bytes > 0) std::memset(target, value, num_bytes);
   });

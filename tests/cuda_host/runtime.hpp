@@ -41,10 +41,23 @@ class Flag {
   std::atomic<std::uint32_t> state_{0};
 };
 
+// Starts operations of several streams in the order in which they were submitted. Relaxed: it orders no memory.
+struct HardwareQueue {
+  std::atomic<std::uint64_t> num_submitted{0};
+  std::atomic<std::uint64_t> num_started{0};
+};
+
+// Of one device: operations that it has not done.
+std::atomic<std::int64_t>& pending_operations(int device);
+// Blocks while the device's launch queue is full.
+void wait_for_room(int device);
+
 // Work, or a flag to set, or neither: the end of the stream.
 struct Operation {
   std::function<void()> work;
   Flag* flag = nullptr;
+  bool is_wait = false;      // of the stream for something else: its hardware queue waits, too
+  std::uint64_t ticket = 0;  // in the hardware queue
   std::atomic<Operation*> next{nullptr};
 };
 
@@ -60,7 +73,7 @@ struct Capture {
   bool invalidated = false;
   bool ended = false;
   std::map<cudaStream_t, Clock> streams{};
-  std::vector<std::function<void()>> operations{};  // in the order of the calls, which respects every dependency
+  cudaGraph_t graph = nullptr;  // what is recorded, in the order of the calls, which respects every dependency
 };
 
 std::mutex& captures_mutex();
@@ -77,13 +90,25 @@ std::vector<cudaStream_t> streams_of(int device);
 
 void count(int Counts::* member, int change);
 
+// Whether the device is lost; reports it.
+bool is_broken();
+struct Tally {
+  std::atomic<std::int64_t> launches{0};
+  std::atomic<std::int64_t> records{0};
+  std::atomic<std::int64_t> waits{0};
+  std::atomic<std::int64_t> host_waits{0};
+};
+Tally& tally();
+// Takes the host time of a launch.
+void pay_for_launch();
+
 }  // namespace cuda_host
 
 struct CUstream_st {
   CUstream_st(int device, std::uint32_t index);
 
   // Under `mutex`, outside a capture.
-  void push(std::function<void()> work, cuda_host::Flag* flag = nullptr);
+  void push(std::function<void()> work, cuda_host::Flag* flag = nullptr, bool is_wait = false);
   // Under `mutex`. A flag that is set when all earlier work is done.
   cuda_host::Flag& mark();
   bool is_idle() const;  // under `mutex`
@@ -96,10 +121,12 @@ struct CUstream_st {
 
  private:
   void work_off();
+  void start(const cuda_host::Operation& operation);
 
-  cuda_host::Operation* newest_;  // of the callers
-  cuda_host::Operation* oldest_;  // of the worker; the last one that it has run
-  std::uint64_t num_pushed_ = 0;  // of the callers
+  cuda_host::HardwareQueue* const queue_;  // null: one of its own
+  cuda_host::Operation* newest_;           // of the callers
+  cuda_host::Operation* oldest_;           // of the worker; the last one that it has run
+  std::uint64_t num_pushed_ = 0;           // of the callers
   std::atomic<std::uint64_t> num_done_{0};
   std::atomic<std::uint32_t> queued_{0};  // to sleep on
 };

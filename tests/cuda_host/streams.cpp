@@ -20,16 +20,32 @@ std::atomic<std::int64_t> longest_delay_us{[] {
   return text == nullptr ? 0L : std::atol(text);
 }()};
 
+std::atomic<int> queue_limit{1024};
+constexpr int kMaxDevices = 64;
+std::atomic<std::int64_t> pending[kMaxDevices]{};
+
 // Every stream and the blocks of flags: reachable for leak checkers.
 struct Registry {
   std::mutex mutex;
   std::vector<cudaStream_t> streams;
   std::map<int, cudaStream_t> default_streams;
   std::vector<Flag*> flags;
+  int num_queues = 0;  // of each device
+  std::map<int, std::vector<HardwareQueue*>> queues;
+  std::map<int, std::size_t> num_queued_streams;
 };
 Registry& registry() {
   static auto& all = *new Registry;
   return all;
+}
+
+// Under the registry's mutex. Of the stream that is made next on a device, or null.
+HardwareQueue* next_queue(int device) {
+  const auto limit = static_cast<std::size_t>(registry().num_queues);
+  if (limit == 0) return nullptr;
+  std::vector<HardwareQueue*>& queues = registry().queues[device];
+  if (queues.size() < limit) queues.push_back(new HardwareQueue);
+  return queues[registry().num_queued_streams[device]++ % limit];
 }
 
 // Under the registry's mutex.
@@ -71,6 +87,24 @@ void Flag::wait() {
   while (!is_set()) futex_wait(state_, 0);
 }
 
+std::atomic<std::int64_t>& pending_operations(int device) { return pending[device]; }
+
+void set_queue_limit(int num_operations) { queue_limit = num_operations; }
+
+void wait_for_room(int device) {
+  const auto is_full = [&] { return pending[device].load(std::memory_order_relaxed) >= queue_limit; };
+  if (!is_full()) return;
+  ++tally().host_waits;
+  while (is_full()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void set_hardware_queues(int count) {
+  const std::lock_guard lock(registry().mutex);
+  registry().num_queues = count;
+  registry().queues.clear();
+  registry().num_queued_streams.clear();
+}
+
 void set_delays(std::uint32_t seed, std::chrono::microseconds longest) {
   delay_seed = seed;
   longest_delay_us = longest.count();
@@ -99,13 +133,15 @@ std::vector<cudaStream_t> streams_of(int device) {
 using namespace cuda_host;
 
 CUstream_st::CUstream_st(int on_device, std::uint32_t number)
-    : device(on_device), index(number), newest_(new Operation), oldest_(newest_) {
+    : device(on_device), index(number), queue_(next_queue(on_device)), newest_(new Operation), oldest_(newest_) {
   // Never joined: a stream that is stuck, as behind a rank that never comes, must not keep the process.
   std::thread([this] { work_off(); }).detach();
 }
 
-void CUstream_st::push(std::function<void()> work, Flag* flag) {
-  auto* operation = new Operation{std::move(work), flag};
+void CUstream_st::push(std::function<void()> work, Flag* flag, bool is_wait) {
+  auto* operation = new Operation{std::move(work), flag, is_wait};
+  if (queue_ != nullptr) operation->ticket = queue_->num_submitted.fetch_add(1, std::memory_order_relaxed);
+  pending[device].fetch_add(1, std::memory_order_relaxed);
   Operation* previous = std::exchange(newest_, operation);
   previous->next.store(operation, std::memory_order_release);
   ++num_pushed_;
@@ -125,6 +161,20 @@ Flag& CUstream_st::mark() {
   return flag;
 }
 
+// Waits for its turn in the hardware queue, and lets the next one go.
+void CUstream_st::start(const Operation& operation) {
+  if (queue_ == nullptr) {
+    if (operation.work) operation.work();
+    return;
+  }
+  while (queue_->num_started.load(std::memory_order_relaxed) != operation.ticket) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  if (operation.work && operation.is_wait) operation.work();
+  queue_->num_started.store(operation.ticket + 1, std::memory_order_relaxed);
+  if (operation.work && !operation.is_wait) operation.work();
+}
+
 void CUstream_st::work_off() {
   cudaSetDevice(device);
   std::minstd_rand random(delay_seed.load(std::memory_order_relaxed) + index);
@@ -139,8 +189,10 @@ void CUstream_st::work_off() {
     if (const std::int64_t longest = longest_delay_us.load(std::memory_order_relaxed); longest > 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(random()) % longest));
     }
-    if (!operation->work && operation->flag == nullptr) return;
-    if (operation->work) operation->work();
+    const bool is_end = !operation->work && operation->flag == nullptr;
+    start(*operation);
+    pending[device].fetch_sub(1, std::memory_order_relaxed);
+    if (is_end) return;
     operation->work = nullptr;
     // Before the flag: who saw it must not find the stream busy.
     num_done_.store(++num_done, std::memory_order_release);
@@ -177,6 +229,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  if (is_broken()) return cudaErrorLaunchFailure;
   stream = resolve(stream);
   const std::lock_guard lock(stream->mutex);
   return stream->is_idle() ? cudaSuccess : report(cudaErrorNotReady);
@@ -184,6 +237,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  if (is_broken()) return cudaErrorLaunchFailure;
+  ++tally().host_waits;
   stream = resolve(stream);
   Flag* done = nullptr;
   {
@@ -197,6 +252,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaDeviceSynchronize() {
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  ++tally().host_waits;
   std::vector<Flag*> pending;
   for (cudaStream_t stream : streams_of(current_device())) {
     const std::lock_guard lock(stream->mutex);
@@ -223,6 +279,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  if (is_broken()) return cudaErrorLaunchFailure;
   const std::lock_guard lock(event->mutex);
   if (event->capture != nullptr) return report(cudaErrorCapturedEvent);
   return event->recorded == nullptr || event->recorded->is_set() ? cudaSuccess : report(cudaErrorNotReady);
@@ -230,6 +287,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  ++tally().host_waits;
   Flag* recorded = nullptr;
   {
     const std::lock_guard lock(event->mutex);

@@ -31,7 +31,7 @@ def log_level() -> str:
 
 def restart_count() -> int:
     """How often an elastic agent has restarted its workers."""
-    return _count("TORCHELASTIC_RESTART_COUNT", 0)
+    return _count("TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
 
 
 def node_identity() -> str:

@@ -16,6 +16,22 @@ void set_device_count(int count);
 // out missing waits. Also set by CUDA_HOST_DELAY_US at the first use of a stream.
 void set_delays(std::uint32_t seed, std::chrono::microseconds longest);
 
+// How many operations a device takes ahead of what it has done. Whoever submits one more blocks, as with CUDA's own
+// launch queue. 1024 unless set.
+void set_queue_limit(int num_operations);
+
+// Streams that are made from now on share so many hardware queues of their device, in turn; 0, the initial value, for
+// one each. A queue starts its operations in the order in which they were submitted: one that waits holds up those of
+// other streams.
+void set_hardware_queues(int count);
+
+// Host time of a kernel launch, a copy or a fill. 0 unless set.
+void set_launch_cost(std::chrono::nanoseconds time);
+
+// From now on every operation that allocates, synchronizes, launches or asks reports cudaErrorLaunchFailure, as after
+// an illegal access; false ends that.
+void set_sticky_error(bool there);
+
 // Queues `work` as one operation; adds it to the graph if the stream is capturing.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 
@@ -32,5 +48,18 @@ Counts counts();
 
 // cudaMalloc, cudaEventCreate and cudaStreamCreate so far: what the steady state must not add to.
 std::int64_t num_creations();
+
+// Calls of the process so far.
+struct Calls {
+  std::int64_t launches = 0;    // kernels, copies, fills
+  std::int64_t records = 0;     // of events
+  std::int64_t waits = 0;       // of streams for events
+  std::int64_t host_waits = 0;  // synchronizations, and submissions that found the launch queue full
+};
+Calls calls();
+
+// Bytes that work wrote to memory after it was freed. Freed memory keeps a pattern for a while, which is looked at
+// here.
+std::int64_t num_bytes_written_after_free();
 
 }  // namespace cuda_host

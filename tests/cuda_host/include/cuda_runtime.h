@@ -40,6 +40,8 @@ using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+using cudaUserObject_t = struct CUuserObject_st*;
+using cudaHostFn_t = void (*)(void*);
 
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -141,11 +143,18 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id = nullptr);
+                                     unsigned long long* id = nullptr, cudaGraph_t* graph = nullptr);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
+// Called when the last graph that retains the object goes, instantiated ones included.
+inline constexpr unsigned cudaUserObjectNoDestructorSync = 1;
+inline constexpr unsigned cudaGraphUserObjectMove = 1;
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned references,
+                                 unsigned flags);
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count, unsigned flags);
 
 namespace cuda_host {
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel);

@@ -9,6 +9,13 @@ int nccl_host_live_communicators();
 // Groups that this process put on streams so far, captured ones included.
 int nccl_host_num_launches();
 
+// Threads that this process started to put groups on streams.
+int nccl_host_num_threads();
+
+// Of the communicators that live, to a peer in one direction; and the device memory that NCCL would take for them.
+long long nccl_host_num_connections();
+long long nccl_host_connection_bytes();
+
 // What was done that NCCL forbids, in words; empty if nothing was. Forgets it.
 const char* nccl_host_take_misuse();
 
@@ -23,5 +30,15 @@ void nccl_host_set_link(double bytes_per_second, double latency_seconds);
 
 // How many times ncclCommGetAsyncError says ncclInProgress before a group is on its stream. 2 unless set.
 void nccl_host_set_launch_polls(int polls);
+
+// Time that a group takes on the thread that puts it on its stream. 0 unless set.
+void nccl_host_set_group_cost(int microseconds);
+
+// How many of NCCL's kernels fit on a device beside each other. Those that are ready start in any order. 4 unless set.
+void nccl_host_set_kernel_slots(int slots);
+
+// What ncclGetVersion says; before 2.26.2 a thread's groups on two communicators are forbidden. 0: NCCL_HOST_VERSION of
+// the environment, or 2.28.9.
+void nccl_host_set_version(int version);
 
 }  // extern "C"

@@ -16,6 +16,16 @@ Texts& texts() {
 }
 
 std::atomic<int> num_live{0};
+std::atomic<std::int64_t> num_connections{0};
+std::atomic<std::int64_t> connection_bytes{0};
+
+// Per peer, direction and channel: what NCCL takes between eight GPUs (NVIDIA/nccl issue 1685) by these.
+constexpr std::int64_t kConnectionBytes = std::int64_t{7} << 20;
+
+void count_connections(const ncclComm& communicator, std::int64_t change) {
+  num_connections += change;
+  connection_bytes += change * communicator.num_channels * kConnectionBytes;
+}
 
 // All that there ever were.
 struct Registry {
@@ -66,10 +76,36 @@ ncclComm& make_communicator(const std::string& name, int rank, int size, bool is
 
 void close(ncclComm& communicator) {
   if (communicator.background.joinable()) communicator.background.join();
-  communicator.launch = nullptr;
   if (communicator.is_closed.exchange(true)) return;
   --num_live;
+  count_connections(communicator, -static_cast<std::int64_t>(communicator.connections.size()));
   communicator.detach_if_unused();
+}
+
+bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages) {
+  Segment& segment = *communicator.segment;
+  const auto rank = static_cast<std::size_t>(communicator.rank);
+  std::vector<const std::atomic<bool>*> awaited;
+  for (const Message& message : messages) {
+    const auto peer = static_cast<std::size_t>(message.peer);
+    if (message.kind != 0) {
+      segment.has_collectives[rank].store(true, std::memory_order_relaxed);
+      if (!communicator.has_collectives) awaited.push_back(&segment.has_collectives[peer]);
+      continue;
+    }
+    if (!communicator.connections.emplace(message.peer, message.is_send).second) continue;
+    count_connections(communicator, 1);
+    auto& own = message.is_send ? segment.has_sender[rank][peer] : segment.has_receiver[peer][rank];
+    own.store(true, std::memory_order_relaxed);
+    awaited.push_back(message.is_send ? &segment.has_receiver[rank][peer] : &segment.has_sender[peer][rank]);
+  }
+  for (const std::atomic<bool>* other : awaited) {
+    while (!other->load(std::memory_order_relaxed) && !communicator.is_aborted.load(std::memory_order_relaxed)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+  communicator.has_collectives |= !messages.empty() && messages.front().kind != 0;
+  return !awaited.empty();
 }
 
 }  // namespace nccl_host
@@ -111,5 +147,15 @@ void nccl_host_set_link(double bytes_per_second, double latency_seconds) {
 }
 
 void nccl_host_set_launch_polls(int polls) { settings().launch_polls = polls; }
+
+void nccl_host_set_group_cost(int microseconds) { settings().group_cost_us = microseconds; }
+
+void nccl_host_set_kernel_slots(int slots) { settings().kernel_slots = slots; }
+
+void nccl_host_set_version(int version) { settings().version = version; }
+
+long long nccl_host_num_connections() { return num_connections; }
+
+long long nccl_host_connection_bytes() { return connection_bytes; }
 
 }  // extern "C"

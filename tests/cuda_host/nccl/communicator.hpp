@@ -5,8 +5,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime.hpp"
@@ -30,6 +32,9 @@ struct Settings {
   std::atomic<double> bytes_per_second{0};
   std::atomic<double> latency_seconds{0};
   std::atomic<int> launch_polls{2};
+  std::atomic<int> group_cost_us{0};
+  std::atomic<int> kernel_slots{4};  // of each device
+  std::atomic<int> version{0};       // 0: what NCCL_HOST_VERSION says, or 22809
   std::atomic<bool> held[kMaxRanks]{};
 };
 Settings& settings();
@@ -50,6 +55,7 @@ struct ncclComm {
   int size = 0;
   int device = 0;
   bool is_blocking = true;
+  int num_channels = 32;                  // between it and each peer
   nccl_host::Segment* segment = nullptr;  // null until all ranks are there
   std::atomic<nccl_host::Result> async_error{nccl_host::Result::success};
   std::atomic<bool> is_aborted{false};
@@ -61,11 +67,11 @@ struct ncclComm {
   // Below: host threads, one at a time, which `inside` checks.
   std::atomic<int> inside{0};
   std::atomic<bool> is_connecting{false};  // set back by `background`
+  std::atomic<bool> is_launching{false};   // the same
   std::thread background;
-  std::atomic<ncclComm*> splitting{nullptr};  // the child that `background` connects
-  int num_splits = 0;
-  std::function<void()> launch;  // of the last group, not on the stream yet
-  int polls_left = 0;
+  std::atomic<int> polls_left{0};              // before the last group gets onto its stream
+  std::set<std::pair<int, bool>> connections;  // peer and whether it is for sends
+  bool has_collectives = false;
   bool is_finalizing = false;
   bool is_finalized = false;
 
@@ -96,8 +102,13 @@ class Lease {
   ncclComm& communicator_;
 };
 
+// Makes the connections that `messages` need and that are not there: returns when each peer has come to make them, too,
+// or the communicator is aborted. True if there were any.
+bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages);
+
 // Moves all messages, side by side, those between the same two ranks in order. Returns when they are done or the
-// communicator is aborted. Runs on the thread of a stream.
+// communicator is aborted, which leaves a pattern where bytes were to arrive. Runs on the thread of a stream, once one
+// of the device's places for NCCL's kernels is free.
 void exchange(ncclComm& communicator, const std::vector<Message>& messages);
 
 }  // namespace nccl_host

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <random>
 
 #include "communicator.hpp"
 
@@ -44,6 +45,10 @@ class Channel {
   // True if anything moved.
   bool send_some();
   bool receive_some();
+  // What memory that an abort kept from being filled holds: anything.
+  void spoil() {
+    for (; current_ < messages_.size(); next()) std::memset(current().data, 0xa5, current().num_bytes);
+  }
   // All sent and read by the other side, or all received.
   bool is_done() const {
     return current_ == messages_.size() &&
@@ -137,14 +142,48 @@ bool Channel::receive_some() {
   return true;
 }
 
+// One of the places for NCCL's kernels on a device. Relaxed: places order no memory.
+class Place {
+ public:
+  explicit Place(ncclComm& communicator) : num_taken_(taken_on(communicator.device)) {
+    thread_local std::minstd_rand random(
+        static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id())));
+    const auto pause = [&] { std::this_thread::sleep_for(std::chrono::microseconds(random() % 200)); };
+    if (settings().kernel_slots < 4) pause();  // so that who is first is left to chance
+    for (int taken = num_taken_.load(std::memory_order_relaxed); !has_it_;) {
+      if (communicator.is_aborted.load(std::memory_order_relaxed)) return;
+      if (taken >= settings().kernel_slots.load(std::memory_order_relaxed)) {
+        pause();
+        taken = num_taken_.load(std::memory_order_relaxed);
+      } else {
+        has_it_ = num_taken_.compare_exchange_weak(taken, taken + 1, std::memory_order_relaxed);
+      }
+    }
+  }
+  ~Place() {
+    if (has_it_) num_taken_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+ private:
+  static std::atomic<int>& taken_on(int device) {
+    static std::atomic<int> taken[64];
+    return taken[device];
+  }
+
+  std::atomic<int>& num_taken_;
+  bool has_it_ = false;
+};
+
 }  // namespace
 
 void exchange(ncclComm& communicator, const std::vector<Message>& messages) {
   const auto is_aborted = [&] { return communicator.is_aborted.load(std::memory_order_relaxed); };
+  const Place place(communicator);
   while (settings().held[communicator.rank].load(std::memory_order_relaxed) && !is_aborted()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  if (is_aborted()) return;
   std::vector<Channel> sends;
   std::vector<Channel> recvs;
   for (int peer = 0; peer < communicator.size; ++peer) {
@@ -167,6 +206,7 @@ void exchange(ncclComm& communicator, const std::vector<Message>& messages) {
     if (all_done(sends) && all_done(recvs)) return;
     communicator.segment->sleep(communicator.rank, seen);
   }
+  for (Channel& channel : recvs) channel.spoil();
 }
 
 }  // namespace nccl_host

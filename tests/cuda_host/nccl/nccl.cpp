@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -24,10 +25,12 @@ namespace nccl_host {
 namespace {
 
 constexpr int kVersion = 22809;
+constexpr int kHasSafeGroups = 22602;  // one thread may have groups on several communicators
 constexpr int kSendRecv = 0;
 constexpr int kAllGather = 1;
 
 std::atomic<int> num_launches{0};
+std::atomic<int> num_threads{0};
 
 // What this thread has called since ncclGroupStart.
 struct Pending {
@@ -38,6 +41,14 @@ struct Pending {
 thread_local int group_depth = 0;
 thread_local std::vector<Pending> group;
 thread_local Result group_error = Result::success;
+thread_local std::vector<ncclComm*> aborted;     // since ncclGroupStart
+thread_local ncclComm* last_launched = nullptr;  // by this thread
+
+int version() {
+  if (const int set = settings().version) return set;
+  const char* text = std::getenv("NCCL_HOST_VERSION");
+  return text == nullptr ? kVersion : std::atoi(text);
+}
 
 // A call on a communicator, which no other thread may be inside.
 class Inside {
@@ -55,7 +66,7 @@ class Inside {
 };
 
 bool is_in_progress(const ncclComm& communicator) {
-  return communicator.is_connecting || communicator.launch ||
+  return communicator.is_connecting || communicator.is_launching ||
          (communicator.is_finalizing && !communicator.is_finalized);
 }
 
@@ -96,9 +107,42 @@ Result connect_in_background(ncclComm& communicator, Work&& work) {
   return communicator.async_error;
 }
 
-void put_on_stream(ncclComm& communicator) {
-  std::exchange(communicator.launch, nullptr)();
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Connects where that is needed, and waits as long as a launch takes. False if the communicator was aborted.
+bool prepare(ncclComm& communicator, const Pending& pending) {
+  if (connect_peers(communicator, pending.messages) && is_captured(pending.stream)) {
+    note_misuse("ranks connect while a graph is captured");
+  }
+  if (const int cost = settings().group_cost_us) std::this_thread::sleep_for(std::chrono::microseconds(cost));
+  while (!communicator.is_blocking && communicator.polls_left > 0 && !communicator.is_aborted) {
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
+  }
+  return !communicator.is_aborted;
+}
+
+void put_on_stream(ncclComm& communicator, Pending pending) {
+  const auto lease = std::make_shared<Lease>(communicator);
+  const auto work = [&communicator, lease, messages = std::move(pending.messages)] {
+    exchange(communicator, messages);
+  };
+  if (cuda_host::enqueue(pending.stream, work) != cudaSuccess) communicator.async_error = Result::unhandled_cuda_error;
   ++num_launches;
+}
+
+// After all flags are set: returns when nothing that these put on streams, or that a graph has of them, is there.
+void reclaim(const std::vector<ncclComm*>& communicators) {
+  for (ncclComm* communicator : communicators) {
+    if (communicator->background.joinable()) communicator->background.join();
+  }
+  for (ncclComm* communicator : communicators) {
+    while (communicator->num_leases > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    close(*communicator);
+  }
 }
 
 Result launch(Pending pending) {
@@ -107,15 +151,24 @@ Result launch(Pending pending) {
   if (cuda_host::resolve(pending.stream)->device != communicator.device) {
     note_misuse("a transfer on a stream of another device");
   }
-  const auto lease = std::make_shared<Lease>(communicator);
-  communicator.launch = [&communicator, stream = pending.stream, lease, messages = std::move(pending.messages)] {
-    const auto work = [&communicator, lease, messages] { exchange(communicator, messages); };
-    if (cuda_host::enqueue(stream, work) != cudaSuccess) communicator.async_error = Result::unhandled_cuda_error;
-  };
-  communicator.polls_left = settings().launch_polls;
-  if (!communicator.is_blocking) return Result::in_progress;
-  put_on_stream(communicator);
-  return communicator.async_error;
+  if (version() < kHasSafeGroups && last_launched != nullptr && last_launched != &communicator) {
+    note_misuse("a thread's groups on two communicators, which crash NCCL before 2.26.2");
+  }
+  last_launched = &communicator;
+  if (communicator.background.joinable()) communicator.background.join();
+  communicator.polls_left = settings().launch_polls.load();
+  if (communicator.is_blocking) {
+    if (prepare(communicator, pending)) put_on_stream(communicator, std::move(pending));
+    return communicator.async_error;
+  }
+  communicator.is_launching = true;
+  ++num_threads;
+  communicator.background = std::thread([&communicator, pending = std::move(pending)] {
+    cudaSetDevice(communicator.device);
+    if (prepare(communicator, pending)) put_on_stream(communicator, pending);
+    communicator.is_launching = false;
+  });
+  return Result::in_progress;
 }
 
 Result end_group() {
@@ -125,6 +178,7 @@ Result end_group() {
         result == Result::success || result == Result::in_progress ? launch(std::move(pending)) : result;
     if (launched != Result::success) result = launched;
   }
+  reclaim(std::exchange(aborted, {}));
   return result;
 }
 
@@ -149,6 +203,12 @@ Result add(ncclComm* communicator, cudaStream_t stream, const Message& message, 
   return end_group();
 }
 
+// NCCL_COMM_BLOCKING wins over what the caller says.
+bool is_blocking(const Config& config) {
+  const char* text = std::getenv("NCCL_COMM_BLOCKING");
+  return text == nullptr ? config.blocking != 0 : std::atoi(text) != 0;
+}
+
 std::byte* writable(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
 
 }  // namespace
@@ -157,9 +217,10 @@ std::byte* writable(const void* data) { return static_cast<std::byte*>(const_cas
 using namespace nccl_host;
 
 int nccl_host_num_launches() { return num_launches; }
+int nccl_host_num_threads() { return num_threads; }
 
-Result ncclGetVersion(int* version) {
-  *version = kVersion;
+Result ncclGetVersion(int* found) {
+  *found = version();
   return Result::success;
 }
 
@@ -183,32 +244,17 @@ Result ncclGetUniqueId(UniqueId* id) {
 
 Result ncclCommInitRankConfig(Comm* made, int size, UniqueId id, int rank, Config* config) {
   if (rank < 0 || rank >= size || size > kMaxRanks || config->magic != Config{}.magic) return Result::invalid_argument;
-  ncclComm& communicator = make_communicator(id.internal, rank, size, config->blocking != 0);
+  ncclComm& communicator = make_communicator(id.internal, rank, size, is_blocking(*config));
+  if (config->max_ctas != zcomm::nccl::kUndefined) communicator.num_channels = config->max_ctas;
   *made = &communicator;
   return connect_in_background(communicator, [&communicator] { meet(communicator); });
 }
 
-// Of all ranks, in the order that they have; the other uses of the real one are not there.
-Result ncclCommSplit(Comm parent, int color, int key, Comm* made, Config* config) {
-  const Inside inside(*parent, "ncclCommSplit");
-  if (!is_ready(*parent, "ncclCommSplit") || key != parent->rank) return Result::invalid_argument;
-  const std::string name = parent->name + "-" + std::to_string(parent->num_splits++) + "-" + std::to_string(color);
-  ncclComm& child = make_communicator(name, parent->rank, parent->size, config->blocking != 0);
-  child.device = parent->device;
-  *made = nullptr;
-  parent->splitting = &child;
-  return connect_in_background(*parent, [&child, parent, made] {
-    meet(child);
-    parent->async_error = child.async_error.load();
-    parent->splitting = nullptr;
-    *made = &child;
-  });
-}
-
 Result ncclCommGetAsyncError(Comm communicator, Result* state) {
   const Inside inside(*communicator, "ncclCommGetAsyncError");
-  if (!communicator->is_connecting && communicator->background.joinable()) communicator->background.join();
-  if (communicator->launch && --communicator->polls_left <= 0) put_on_stream(*communicator);
+  --communicator->polls_left;
+  const bool is_busy = communicator->is_connecting || communicator->is_launching;
+  if (!is_busy && communicator->background.joinable()) communicator->background.join();
   if (communicator->is_finalizing && communicator->num_leases == 0) communicator->is_finalized = true;
   *state = communicator->async_error;
   if (*state == Result::success && is_in_progress(*communicator)) *state = Result::in_progress;
@@ -235,10 +281,12 @@ Result ncclCommDestroy(Comm communicator) {
 Result ncclCommAbort(Comm communicator) {
   const Inside inside(*communicator, "ncclCommAbort");
   communicator->is_aborted.store(true, std::memory_order_relaxed);
-  if (ncclComm* child = communicator->splitting) child->is_aborted = true;
-  if (communicator->background.joinable()) communicator->background.join();
-  if (communicator->segment != nullptr) communicator->segment->ring(communicator->rank);
-  close(*communicator);
+  if (!communicator->is_connecting && communicator->segment != nullptr) communicator->segment->ring(communicator->rank);
+  if (group_depth > 0) {
+    aborted.push_back(communicator);
+  } else {
+    reclaim({communicator});
+  }
   return Result::success;
 }
 

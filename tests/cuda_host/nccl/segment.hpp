@@ -22,6 +22,10 @@ struct Ring {
 struct Segment {
   std::atomic<std::uint32_t> num_ranks;
   std::atomic<std::uint32_t> num_arrived;
+  // Who has come to connect: the sender from, to; the receiver from, to; the rank, for collectives.
+  std::atomic<bool> has_sender[kMaxRanks][kMaxRanks];
+  std::atomic<bool> has_receiver[kMaxRanks][kMaxRanks];
+  std::atomic<bool> has_collectives[kMaxRanks];
   std::atomic<std::uint32_t> doorbells[kMaxRanks];  // rung when there may be something to do for a rank
   Ring rings[kMaxRanks][kMaxRanks];                 // from, to
 

@@ -1,0 +1,205 @@
+#include "transport/nccl_communicator.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+namespace zcomm {
+namespace {
+
+using nccl::Result;
+using Clock = std::chrono::steady_clock;
+
+// Device memory for as long as a scope.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::size_t num_bytes) {
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, num_bytes), "allocate memory to connect with");
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~DeviceBytes() {
+    static_cast<void>(cudaFree(data_));
+    static_cast<void>(cudaGetLastError());
+  }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  // To memory that NCCL may still be using.
+  void leave() { data_ = nullptr; }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
+// NCCL prefers it to what the caller asks for. A blocking call could not be left, nor the communicator aborted.
+void check_environment() {
+  const char* text = std::getenv("NCCL_COMM_BLOCKING");
+  if (text == nullptr || std::string(text) == "0") return;
+  throw TransportError(std::string("NCCL_COMM_BLOCKING: got ") + text +
+                       ", expected it unset or 0: a communicator that blocks cannot be aborted");
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symbols) {
+  int least = 0;
+  int greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
+  check_cuda(cudaEventCreateWithFlags(&caller_, cudaEventDisableTiming), "create an event");
+  // First in line: a transfer that is late holds up every other rank.
+  const cudaError_t result = cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest);
+  if (result != cudaSuccess) static_cast<void>(cudaEventDestroy(caller_));
+  check_cuda(result, "create a stream");
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  static_cast<void>(cudaStreamDestroy(stream_));
+  static_cast<void>(cudaEventDestroy(caller_));
+  static_cast<void>(cudaGetLastError());
+}
+
+void NcclCommunicator::fail(Result result, const char* what) const {
+  const char* detail = symbols_.GetLastError(communicator_);
+  std::string text = std::string("NCCL could not ") + what + ": " + symbols_.GetErrorString(result);
+  if (detail != nullptr && *detail != '\0') text += std::string(" (") + detail + ")";
+  throw TransportError(text);
+}
+
+void NcclCommunicator::check(Result result, const char* what) const {
+  if (result != Result::success && result != Result::in_progress) fail(result, what);
+}
+
+void NcclCommunicator::settle(const char* what, const Patience& patience) const {
+  const Clock::time_point start = Clock::now();
+  for (;;) {
+    Result state = Result::success;
+    const Result result = symbols_.CommGetAsyncError(communicator_, &state);
+    if (result != Result::success) fail(result, what);
+    if (state == Result::success) return;
+    if (state != Result::in_progress) fail(state, what);
+    if (patience.give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
+    const Clock::time_point now = Clock::now();
+    if (now >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+    // A launch takes some ten microseconds, and a rank that sleeps holds up the others; a connection takes long.
+    if (now - start < std::chrono::milliseconds(1)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+}
+
+void NcclCommunicator::check_not_capturing() const {
+  const cudaError_t result = cudaEventQuery(caller_);
+  if (result == cudaErrorStreamCaptureUnsupported) {
+    static_cast<void>(cudaGetLastError());
+    throw TransportError("NCCL cannot connect while a CUDA graph is captured: run a collective before the capture");
+  }
+  check_cuda(result, "query an event");
+}
+
+void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience) {
+  check_environment();
+  nccl::UniqueId id;
+  std::memcpy(&id, options.unique_id.data(), sizeof(id));
+  nccl::Config config;
+  config.blocking = 0;
+  if (options.max_ctas > 0) config.max_ctas = options.max_ctas;
+  rank_ = options.rank;
+  size_ = options.size;
+  check(symbols_.CommInitRankConfig(&communicator_, options.size, id, options.rank, &config), "connect");
+  settle("connect", patience);
+  if (!peers.empty()) connect_peers(peers, patience);
+}
+
+// NCCL connects two ranks at the first group that has a message between them, which waits for both.
+void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience& patience) {
+  constexpr const char* kWhat = "connect with its peers";
+  const auto size = static_cast<std::size_t>(size_);
+  DeviceBytes bytes(2 * size);  // received, sent
+  NcclMessages messages;
+  for (const int peer : peers) {
+    messages.sends.push_back({peer, bytes.data() + size, 1});
+    messages.recvs.push_back({peer, bytes.data() + peer, 1});
+  }
+  try {
+    run(messages, patience);
+    if (peers.size() + 1 == size) run({{}, {}, {{bytes.data(), 1}}}, patience);
+    check_cuda(cudaEventRecord(caller_, stream_), "record an event");
+    for (;;) {
+      const cudaError_t result = cudaEventQuery(caller_);
+      if (result != cudaErrorNotReady) {
+        check_cuda(result, kWhat);
+        return;
+      }
+      static_cast<void>(cudaGetLastError());
+      check_health();
+      if (Clock::now() >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + kWhat + " in time");
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  } catch (...) {
+    bytes.leave();
+    throw;
+  }
+}
+
+void NcclCommunicator::follow(cudaStream_t stream) {
+  check_cuda(cudaEventRecord(caller_, stream), "record an event");
+  check_cuda(cudaStreamWaitEvent(stream_, caller_, 0), "make a stream wait");
+}
+
+void NcclCommunicator::run(const NcclMessages& messages, const Patience& patience) {
+  constexpr const char* kWhat = "start a transfer";
+  check(symbols_.GroupStart(), kWhat);
+  Result first_error = Result::success;
+  const auto note = [&](Result result) {
+    if (first_error == Result::success && result != Result::in_progress) first_error = result;
+  };
+  for (const Send& send : messages.sends) {
+    note(symbols_.Send(send.data, send.num_bytes, nccl::DataType::int8, send.peer, communicator_, stream_));
+  }
+  for (const Recv& recv : messages.recvs) {
+    note(symbols_.Recv(recv.data, recv.num_bytes, nccl::DataType::int8, recv.peer, communicator_, stream_));
+  }
+  for (const NcclMessages::Gather& gather : messages.gathers) {
+    const std::byte* own = gather.slots + static_cast<std::size_t>(rank_) * gather.slot_bytes;
+    note(symbols_.AllGather(own, gather.slots, gather.slot_bytes, nccl::DataType::int8, communicator_, stream_));
+  }
+  // Also after an error: groups are counted per thread.
+  const Result result = symbols_.GroupEnd();
+  check(first_error, kWhat);
+  check(result, kWhat);
+  // Until then the group may not be on the stream, and an event recorded there would come before it.
+  settle(kWhat, patience);
+}
+
+void NcclCommunicator::check_health() const {
+  Result state = Result::success;
+  const Result result = symbols_.CommGetAsyncError(communicator_, &state);
+  check(result, "tell how it is");
+  check(state, "go on");
+}
+
+bool NcclCommunicator::close(const Patience& patience) noexcept {
+  if (communicator_ == nullptr) return true;
+  try {
+    check(symbols_.CommFinalize(communicator_), "finish its work");
+    settle("finish its work", patience);
+    check(symbols_.CommDestroy(communicator_), "close");
+    communicator_ = nullptr;
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void NcclCommunicator::abort() noexcept {
+  if (communicator_ == nullptr) return;
+  static_cast<void>(symbols_.CommAbort(communicator_));
+  communicator_ = nullptr;
+}
+
+}  // namespace zcomm

@@ -1,0 +1,276 @@
+// What NCCL and CUDA ask of those who use them, which a GPU forgives for a while: one order of launches, few groups, no
+// wait for peers where the host must not wait, nothing freed that a graph still uses.
+#include <array>
+#include <atomic>
+#include <future>
+
+#include "cuda_helpers.hpp"
+#include "rank_process.hpp"
+#include "transport/nccl_symbols.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using test::DeviceArray;
+using test::make_cuda_communicator;
+using test::NoTraces;
+using test::run_nccl_ranks;
+using test::Stream;
+
+constexpr std::size_t kChunkBytes = 1024;
+
+// The tensors of one rank, `num_chunks` chunks of float32 per shard.
+struct Tensors {
+  Tensors(int num_ranks, std::int64_t num_chunks)
+      : elements(num_chunks * static_cast<std::int64_t>(kChunkBytes / 4)),
+        size(num_ranks),
+        whole(static_cast<std::size_t>(elements * size)),
+        part(static_cast<std::size_t>(elements)) {}
+
+  void clear(const Stream& stream) const {
+    whole.set(std::vector<float>(static_cast<std::size_t>(elements * size)), stream);
+  }
+  std::vector<TensorView> slots() const {
+    return split(TensorView{whole.bytes(), elements * size, DType::float32}, size, elements);
+  }
+  void gather(Communicator& communicator, const Stream& stream, std::chrono::milliseconds timeout = 60s) const {
+    const auto views = slots();
+    communicator.all_gather(views[static_cast<std::size_t>(communicator.rank())], views, BlockFormat::parse("int8:128"),
+                            timeout, stream.view());
+  }
+  void scatter(Communicator& communicator, const Stream& stream, std::chrono::milliseconds timeout = 60s) const {
+    const auto views = slots();
+    const std::vector<ConstTensorView> inputs(views.begin(), views.end());
+    communicator.reduce_scatter(inputs, {part.bytes(), elements, DType::float32},
+                                HopFormats::parse("int8:128/int4:128"), 1, timeout, stream.view());
+  }
+
+  std::int64_t elements;
+  int size;
+  DeviceArray<float> whole;
+  DeviceArray<float> part;
+};
+
+// Runs a skipped test case of this file in a process of its own, as it may hang.
+std::string outcome_of_case(const char* name) {
+  const char* limit = std::getenv("ZCOMM_TEST_HANG_SECONDS");
+  return test::outcome_of(test::spawn_case(name, {}), std::chrono::seconds(limit == nullptr ? 120 : std::atoi(limit)));
+}
+
+struct Settings {
+  ~Settings() {
+    nccl_host_set_kernel_slots(4);
+    nccl_host_set_launch_polls(2);
+    nccl_host_set_version(0);
+    cuda_host::set_hardware_queues(0);
+    cuda_host::set_queue_limit(1024);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
+  const Settings settings;
+  for (const int num_queues : {0, 1, 2}) {
+    nccl_host_set_kernel_slots(1);
+    cuda_host::set_hardware_queues(num_queues);
+    for (const auto& ids : {test::node_ids({2}), test::node_ids({2, 2})}) {
+      const int size = static_cast<int>(ids.size());
+      run_nccl_ranks(size, [&](int, const NcclOptions& options) {
+        const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
+        Stream stream;
+        const Tensors tensors(size, 8);
+        tensors.clear(stream);
+        for (int i = 0; i < 5; ++i) {
+          tensors.gather(*communicator, stream);
+          tensors.scatter(*communicator, stream);
+        }
+        synchronize(stream.view());
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "nccl: ranks whose GPU has place for one kernel, and one or two hardware queues, do not wait for each other") {
+  CHECK(outcome_of_case("many chunks with one place for kernels") == "ends well");
+}
+
+TEST_CASE("a launch queue that is full behind a stuck peer" * doctest::skip()) {
+  const Settings settings;
+  cuda_host::set_queue_limit(32);
+  std::atomic<bool> done = false;
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    const auto communicator = make_cuda_communicator({0, 0}, kChunkBytes, options);
+    Stream stream;
+    const Tensors tensors(2, 64);
+    tensors.clear(stream);
+    tensors.gather(*communicator, stream);
+    synchronize(stream.view());
+    if (rank == 1) {
+      while (!done) std::this_thread::sleep_for(1ms);
+      return;
+    }
+    const auto use = [&] {
+      for (int i = 0; i < 20; ++i) tensors.gather(*communicator, stream, 300ms);
+    };
+    CHECK_THROWS_WITH_AS(use(), doctest::Contains("not done within the timeout, 300 ms"), TransportError);
+    synchronize(stream.view());
+    done = true;
+  });
+}
+
+TEST_CASE("nccl: a full launch queue behind a peer that is stuck ends by the timeout") {
+  CHECK(outcome_of_case("a launch queue that is full behind a stuck peer") == "ends well");
+}
+
+TEST_CASE("nccl: versions that crash or hang with what is done here are refused") {
+  const Settings settings;
+  const NcclLibrary library = load_nccl();
+  for (const int version : {21806, 22203, 22602, 22702}) {
+    nccl_host_set_version(version);
+    CHECK_THROWS_WITH_AS(nccl::open_library("", ""), doctest::Contains("zcomm needs NCCL 2.27.3 or later"),
+                         TransportError);
+  }
+  for (const int version : {22703, 22809, 23007}) {
+    nccl_host_set_version(version);
+    CHECK(nccl::open_library("", "").description.version == version);
+  }
+}
+
+TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one") {
+  const NoTraces no_traces;
+  const Settings settings;
+  nccl_host_set_version(22501);  // notes groups on two
+  const int communicators_before = nccl_host_live_communicators();
+  const long long bytes_before = nccl_host_connection_bytes();
+  std::atomic<int> num_ready = 0;
+  std::atomic<bool> is_counted = false;
+  run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
+    const auto communicator = make_cuda_communicator({0, 0, 0, 0}, kChunkBytes, options);
+    Stream stream;
+    const Tensors tensors(4, 5);
+    tensors.clear(stream);
+    tensors.gather(*communicator, stream);
+    tensors.scatter(*communicator, stream);
+    synchronize(stream.view());
+    ++num_ready;
+    while (num_ready < 4) std::this_thread::sleep_for(1ms);
+    if (rank == 0) {
+      CHECK(nccl_host_live_communicators() - communicators_before == 4);
+      // An exact all-to-all: each rank, to three peers, in two directions, over 32 channels.
+      CHECK(nccl_host_connection_bytes() - bytes_before <= 4LL * 3 * 2 * 32 * (7 << 20));
+      is_counted = true;
+    }
+    while (!is_counted) std::this_thread::sleep_for(1ms);
+  });
+}
+
+TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a graph captures") {
+  const NoTraces no_traces;
+  for (const auto& ids : {test::node_ids({4}), test::node_ids({2, 2})}) {
+    std::atomic<int> num_called = 0;
+    run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
+      const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
+      Stream stream;
+      const Tensors tensors(4, 3);
+      tensors.clear(stream);
+      while (num_called < rank) std::this_thread::sleep_for(1ms);  // one rank after the other
+      tensors.gather(*communicator, stream, 20s);
+      tensors.scatter(*communicator, stream, 20s);
+      ++num_called;
+      synchronize(stream.view());
+    });
+  }
+}
+
+TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
+  const NoTraces no_traces;
+  std::atomic<bool> done = false;
+  std::promise<void> answer;
+  const std::shared_future<void> answered = answer.get_future().share();
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    if (rank == 0) {
+      options.peer_failure = [answered]() -> std::string {
+        answered.wait_for(60s);
+        return {};
+      };
+      options.on_failure = [answered](const std::string&) { answered.wait_for(60s); };
+    }
+    const auto transport = make_nccl_transport(options);
+    if (rank == 0) {
+      Stream stream;
+      DeviceArray<unsigned char> bytes(64);
+      bytes.set(std::vector<unsigned char>(64), stream);
+      transport->begin("late", {}, 1500ms);
+      transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+      const auto start = Clock::now();
+      synchronize(stream.view());
+      CHECK(Clock::now() - start < 30s);
+      CHECK_THROWS_AS(transport->begin("next", {}, 1s), TimeoutError);
+      done = true;
+    }
+    while (!done) std::this_thread::sleep_for(1ms);
+  });
+  answer.set_value();
+  std::this_thread::sleep_for(50ms);
+}
+
+TEST_CASE("nccl: after an abort what was to arrive is anything, and later calls say so") {
+  const NoTraces no_traces;
+  std::atomic<bool> done = false;
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    const auto transport = make_nccl_transport(options);
+    if (rank == 0) {
+      Stream stream;
+      DeviceArray<unsigned char> bytes(64);
+      bytes.set(std::vector<unsigned char>(64, 7), stream);
+      transport->begin("spoiled", {}, 200ms);
+      transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+      const auto left = bytes.get(stream);
+      CHECK(left[0] == 7);
+      CHECK(left[32] == 0xa5);
+      CHECK_THROWS_AS(transport->begin("next", {}, 1s), TimeoutError);
+      done = true;
+    }
+    while (!done) std::this_thread::sleep_for(1ms);
+  });
+}
+
+TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory that is still its own") {
+  const std::int64_t written_before = cuda_host::num_bytes_written_after_free();
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    auto communicator = make_cuda_communicator({0, 0}, kChunkBytes, options);
+    Stream stream;
+    const Tensors tensors(2, 3);
+    tensors.clear(stream);
+    tensors.gather(*communicator, stream);
+    cudaGraphExec_t graph = test::capture(stream, [&] { tensors.gather(*communicator, stream); });
+    communicator.reset();
+    std::vector<float> values(static_cast<std::size_t>(tensors.elements * 2));
+    const auto own = values.begin() + rank * tensors.elements;
+    std::fill_n(own, tensors.elements, static_cast<float>(rank + 1));
+    tensors.whole.set(values, stream);
+    REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+    const auto gathered = tensors.whole.get(stream);
+    CHECK(gathered.front() == doctest::Approx(1).epsilon(0.01));
+    CHECK(gathered.back() == doctest::Approx(2).epsilon(0.01));
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+  });
+  CHECK(cuda_host::num_bytes_written_after_free() == written_before);
+  CHECK(std::string(nccl_host_take_misuse()) == "");
+}
+
+TEST_CASE("nccl: NCCL_COMM_BLOCKING, which would make an abort impossible, is refused") {
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
+  NcclOptions options;
+  options.unique_id = make_nccl_unique_id();
+  CHECK_THROWS_WITH_AS(make_nccl_transport(options), doctest::Contains("NCCL_COMM_BLOCKING: got 1"), TransportError);
+  setenv("NCCL_COMM_BLOCKING", "0", 1);
+  CHECK_NOTHROW(make_nccl_transport(options));
+  unsetenv("NCCL_COMM_BLOCKING");
+}
+
+}  // namespace zcomm

@@ -28,13 +28,16 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure
   options.rank = group_.getRank();
   options.size = group_.getSize();
   options.connect_timeout = options_->timeout;
-  options.on_failure = [this, failure](const std::string& reason) {
-    failure->set(errors_.record(TransportError(reason)));
-    store_->compareSet(kNcclFailureKey, "", "rank " + std::to_string(group_.getRank()) + " gave up: " + reason);
+  // A connection of their own: a call that waits in the other one keeps it locked. They may outlive this if the store
+  // hangs, so that nothing of this is used after the first line.
+  const StorePtr store = store_->clone();
+  options.on_failure = [errors = &errors_, failure, store, rank = options.rank](const std::string& reason) {
+    failure->set(errors->record(TransportError(reason)));
+    store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };
-  options.peer_failure = [this]() -> std::string {
-    if (!store_->check({kNcclFailureKey})) return {};
-    const std::vector<std::uint8_t> text = store_->get(kNcclFailureKey);
+  options.peer_failure = [store]() -> std::string {
+    if (!store->check({kNcclFailureKey})) return {};
+    const std::vector<std::uint8_t> text = store->get(kNcclFailureKey);
     return {text.begin(), text.end()};
   };
   return make_nccl_transport(options);

@@ -101,10 +101,10 @@ def _torch_version() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
     try:
-        from zcomm.distributed.binding import _c10d
+        from zcomm.distributed.binding import bindings
     except ImportError as error:
         return f"{running}; the torch.distributed backend is not usable: {error}"
-    return f"{running} (zcomm was built for {_c10d.torch_version})"
+    return f"{running} (zcomm was built for {', '.join(bindings())})"
 
 
 def _codecs() -> str:

@@ -1,30 +1,50 @@
-"""The torch binding, zcomm._c10d: one build of it serves one minor version of torch."""
+"""The torch binding. A build has one per minor version of torch, as their C++ interfaces differ; this loads one."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zcomm import _core
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_NAME = "zcomm._c10d"  # in every torch, so that its types have the same names
+
+
+def bindings() -> dict[str, Path]:
+    """The files that this build has, by minor version of torch, oldest first."""
+    files = {}
+    for path in Path(str(_core.__file__)).parent.glob("_c10d_*.so"):
+        _, major, minor = path.name.split(".")[0].rsplit("_", 2)
+        files[f"{major}.{minor}"] = path
+    return dict(sorted(files.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+
 
 def _load() -> Any:
-    running = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    minor = ".".join(torch.__version__.split(".")[:2])
+    remedy = "In the folder of zcomm's source, 'pip install --force-reinstall --no-deps .' builds it for this torch."
+    files = bindings()
+    if minor not in files:
+        raise ImportError(
+            f"expected torch {' or '.join(files)}, for which this zcomm was built, got torch {torch.__version__}. "
+            + remedy
+        )
     try:
-        _c10d: Any = importlib.import_module("zcomm._c10d")
+        spec = importlib.util.spec_from_file_location(_NAME, files[minor])
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     except ImportError as error:
         raise ImportError(
-            f"zcomm's torch binding does not load in torch {running}: a build serves one minor version of torch. "
-            "Reinstall zcomm against this torch with 'pip install --no-build-isolation --force-reinstall --no-deps'. "
+            f"zcomm's binding for torch {minor} does not load in torch {torch.__version__}. {remedy} "
             f"The loader said: {error}"
         ) from error
-    built = ".".join(_c10d.torch_version.split(".")[:2])
-    if built != running:
-        raise ImportError(
-            f"zcomm was built for torch {built}, and this is torch {running}: reinstall zcomm against this torch with "
-            "'pip install --no-build-isolation --force-reinstall --no-deps'"
-        )
-    return _c10d
+    sys.modules[_NAME] = module
+    return module
 
 
 if TYPE_CHECKING:
@@ -32,4 +52,4 @@ if TYPE_CHECKING:
 else:
     _c10d = _load()
 
-__all__ = ["_c10d"]
+__all__ = ["TORCH", "_c10d", "bindings"]

@@ -28,12 +28,13 @@ from rich.table import Table
 
 import zcomm
 from zcomm.bench.spec import parse_size
+from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 
 EVERY = 100  # of the last column
 RANKS = 2
 CALLS = {
-    "all_gather bfloat16": (dist.all_gather_into_tensor, torch.bfloat16),
-    "reduce_scatter float32": (dist.reduce_scatter_tensor, torch.float32),
+    "all_gather bfloat16": (all_gather_single, torch.bfloat16),
+    "reduce_scatter float32": (reduce_scatter_single, torch.float32),
 }
 
 
@@ -49,7 +50,7 @@ def measure_rank(rank: int, folder: str, sizes: list[int], repeats: int) -> None
             whole = torch.randn(num_bytes // dtype.itemsize).to(dtype)
             shard = whole.view(RANKS, -1)[rank]
             output = torch.zeros_like(shard)
-            tensors = (whole, shard) if call is dist.all_gather_into_tensor else (output, whole)
+            tensors = (whole, shard) if call is all_gather_single else (output, whole)
             seconds: list[list[float]] = [[], []]
             for repeat in range(repeats + 3):
                 for group, times in zip(groups, seconds, strict=True):

@@ -4,11 +4,20 @@ with ``--hypothesis-profile explore``."""
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=5000, deadline=None)
 settings.load_profile("repeatable")
+
+# Tests call by the names that torch has since 2.13.
+for newer, older in {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}.items():
+    if not hasattr(dist, newer):
+        setattr(dist, newer, getattr(dist, older))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import zcomm
 from zcomm.bench.spec import Spec, parse_backend
+from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 
 Group: TypeAlias = "dist.ProcessGroup"
 Pack = Callable[[torch.Tensor], torch.Tensor]
@@ -55,10 +56,10 @@ class Contender:
         getattr(self, problem.collective)(problem)
 
     def all_gather(self, problem: Problem) -> None:
-        dist.all_gather_into_tensor(problem.whole, problem.shard, group=self.group)
+        all_gather_single(problem.whole, problem.shard, group=self.group)
 
     def reduce_scatter(self, problem: Problem) -> None:
-        dist.reduce_scatter_tensor(problem.shard, problem.whole, op=problem.reduce_op, group=self.group)
+        reduce_scatter_single(problem.shard, problem.whole, op=problem.reduce_op, group=self.group)
 
     def all_reduce(self, problem: Problem) -> None:
         dist.all_reduce(problem.whole, op=problem.reduce_op, group=self.group)
@@ -88,7 +89,7 @@ class ExactAllToAll(Contender):
 
     def all_reduce(self, problem: Problem) -> None:
         self._reduce(problem, self._sum)
-        dist.all_gather_into_tensor(problem.whole, self._sum, group=self.group)
+        all_gather_single(problem.whole, self._sum, group=self.group)
 
     def _reduce(self, problem: Problem, out: torch.Tensor) -> None:
         dist.all_to_all_single(self._received, problem.whole, group=self.group)
@@ -144,7 +145,7 @@ class Naive(Contender):
     def _gather(self, shard: torch.Tensor, whole: torch.Tensor) -> None:
         packed = self._encode(shard.view(1, -1))
         gathered = packed.new_empty(self.size * packed.shape[0], packed.shape[1])
-        dist.all_gather_into_tensor(gathered, packed, group=self.group)
+        all_gather_single(gathered, packed, group=self.group)
         # Slot by slot: faster than all at once, whose temporaries are fresh pages.
         for slot, rows in zip(whole.view(self.size, -1), gathered.chunk(self.size), strict=True):
             slot.copy_(self._decode(rows, shard.numel()))

@@ -24,6 +24,7 @@ import zcomm
 from zcomm.bench import gpu_clock
 from zcomm.bench.contenders import Contender, Problem, Zcomm, make_contenders
 from zcomm.bench.spec import NO_LAB, OVERHEAD_BATCHES, Spec
+from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm.distributed.stats import CollectiveStats
 from zcomm.lab import gpus, network
 
@@ -296,8 +297,8 @@ def overhead(batch: int) -> list[dict[str, Any]]:
     one, other = torch.ones(1), torch.ones(1)
     calls: dict[str, Callable[[dist.ProcessGroup], object]] = {
         "all_reduce": lambda group: dist.all_reduce(one, group=group),
-        "all_gather": lambda group: dist.all_gather_into_tensor(other, one, group=group),
-        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(other, one, group=group),
+        "all_gather": lambda group: all_gather_single(other, one, group=group),
+        "reduce_scatter": lambda group: reduce_scatter_single(other, one, group=group),
         "broadcast": lambda group: dist.broadcast(one, 0, group=group),
         "barrier": lambda group: dist.barrier(group=group),
     }

@@ -7,12 +7,12 @@ import logging
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
 from zcomm import _nccl
 from zcomm._version import __version__
 from zcomm.distributed import environment, groups, rendezvous
-from zcomm.distributed.binding import _c10d
+from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import Options
 from zcomm.distributed.stats import stats_of
 
@@ -45,11 +45,17 @@ def _resolve(pg_options: Any) -> Any:
     return pg_options.__copy__()
 
 
+def _number_calls(group: Any) -> None:
+    """Let the ranks agree on the number of their first call. From torch 2.14 on it is 0, and asking for it warns."""
+    if TORCH < (2, 14):
+        group._set_sequence_number_for_group()
+
+
 def _make_gloo(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGroupGloo:
     group = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
-    group._set_sequence_number_for_group()
+    _number_calls(group)
     return group
 
 
@@ -60,9 +66,18 @@ def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
     nccl_options._timeout = options._timeout
     nccl_options.group_name = options.group_name
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
-    group = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
-    group._set_sequence_number_for_group()
-    return group
+    if TORCH < (2, 14):  # one engine for NCCL
+        group = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
+        _number_calls(group)
+        return group
+    # Several: this makes the one that torch calls "nccl", as torch does; from 2.15 that is not ProcessGroupNCCL.
+    backends: Any = dist.Backend
+    backends._ensure_backend_registered("nccl")
+    wanted = _DistributedBackendOptions()
+    wanted.store, wanted.group_rank, wanted.group_size = store, rank, size
+    wanted.timeout, wanted.group_id = options._timeout, options.group_name
+    wanted.global_ranks_in_group = options.global_ranks_in_group
+    return backends._plugins["NCCL"].creator_fn(wanted, nccl_options)
 
 
 class _Group:

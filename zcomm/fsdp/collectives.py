@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
+from zcomm.distributed.single import all_gather_single
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 
@@ -244,7 +245,7 @@ class Differences:
     def gather(self, call: GatherCall) -> Any:
         if call.plan is None or self._own is None or self._own.shape != call.shard.shape:
             with override(all_gather="exact"):
-                work = dist.all_gather_into_tensor(call.output, call.shard, group=call.group, async_op=True)
+                work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
             self._own = call.shard.clone()
         else:
             work = call.plan.run(

@@ -1,5 +1,5 @@
 # Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
-#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint
+#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint    make wheels
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -55,6 +55,22 @@ test-cuda-host: install build/plain/zcomm_tests
 test-slow: $(VENV)/.trainers $(NCCL_HEADERS)
 	ZCOMM_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
 
+# The tests against another release of torch, in an environment of its own: make test-torch VERSION=2.15.0. Several GB.
+TORCH_VENV := build/test-torch/$(VERSION)
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/python -m pytest -q -n 2 -m "not slow" $(ARGS)
+
+$(TORCH_VENV)/.installed: $(TORCH_VENV)/.ready $(CXX_SOURCES) pyproject.toml
+	$(TORCH_VENV)/bin/python -m pip install -q --no-build-isolation -e '.[test]' \
+	  --config-settings=build-dir=build/test-torch/$(VERSION)-{wheel_tag}
+	touch $@
+
+$(TORCH_VENV)/.ready:
+	@[ -n "$(VERSION)" ] || { echo 'expected a release of torch, e.g. make test-torch VERSION=2.15.0'; exit 1; }
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install -q torch==$(VERSION) 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
+	touch $@
+
 # The packages of the extra "trainers", without building zcomm again.
 $(VENV)/.trainers: $(VENV)/.installed
 	$(PY) -m pip install -q $$($(PY) -c 'from importlib.metadata import requires; \
@@ -91,6 +107,13 @@ $(VENV)/.ready:
 	  >"$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch_of_python.pth"
 	$(PY) -m pip install -q 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
 	touch $@
+
+# --- Releases -----------------------------------------------------------------------------------------------------
+
+# In dist: a wheel for each Python from 3.10 to 3.13 that is here, with bindings for torch 2.11 to 2.15, and the sdist.
+# ARGS="--python 3.11 --try 2.13.0" builds one and tries it with that torch; tools/wheels/build_wheels.py says more.
+wheels: $(VENV)/.ready
+	$(PY) tools/wheels/build_wheels.py $(ARGS)
 
 # --- C++: the core alone, without torch ---------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ function(zcomm_installed_torch result)
     endif()
   endforeach()
   message(FATAL_ERROR "zcomm's torch binding is built against the installed torch, and there is none: install torch 2.11 "
-    "or later first. If it is there, use 'pip install --no-build-isolation', which needs scikit-build-core, cmake and ninja.\n${error}")
+    "or later first. If it is there, use 'pip install --no-build-isolation', which needs scikit-build-core, cmake and "
+    "ninja.\n${error}")
 endfunction()
 
 # The version of the torch in a folder: its file is read, as it may be of another Python or machine.

@@ -20,7 +20,7 @@ from zcomm.bench.spec import Spec, algbw, bus_factor, parse_backend, parse_size,
 from zcomm.cli import app
 
 needs_ranks = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "pyroute2", "zcomm._c10d")),
+    any(importlib.util.find_spec(name) is None for name in ("torch", "pyroute2", "zcomm._core")),
     reason="needs torch, pyroute2 and the torch.distributed backend",
 )
 RECORD_KEYS = {

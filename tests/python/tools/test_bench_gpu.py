@@ -131,7 +131,7 @@ def test_without_a_gpu_the_command_says_so(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("pyroute2", "zcomm._c10d")),
+    any(importlib.util.find_spec(name) is None for name in ("pyroute2", "zcomm._core")),
     reason="needs pyroute2 and the torch.distributed backend",
 )
 def test_seconds_bound_the_samples() -> None:

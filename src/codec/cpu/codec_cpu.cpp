@@ -19,9 +19,12 @@ namespace {
 // Large enough to hide the cost of handing it out, small enough to balance and to stay in L2. A multiple of the tile.
 constexpr std::int64_t kTaskElements = 32768;
 
-// Calls that write more values than this write them past the caches, as they would not stay there until they are used.
+// Calls with more values than this write past the caches, as what they write would not stay there until it is used.
 // A line that is written in place is read from memory first: that costs decode a third of its speed.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
+
+// Elements that are decoded or summed at a time.
+constexpr std::int64_t kWriteTile = 1024;
 
 constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
 constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
@@ -114,31 +117,32 @@ float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t c
 }
 
 // values = elements [begin, begin + values.num_elements) of a wire of `num_elements`, saturated. Up to a tile.
+// `stream`: see Kernels.
 void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
-                 TensorView values) {
+                 TensorView values, bool stream) {
   const std::size_t dtype = index_of(values.dtype);
   if (wire.format.has_scales() && !wire.format.hadamard) {
     kernels.decode[dtype](coded_blocks(wire, num_elements), begin, values.num_elements, kLargestFinite[dtype],
-                          values.data);
+                          values.data, stream);
     return;
   }
   alignas(64) float terms[kTileElements];
   if (wire.format.hadamard) {
     const CodedBlocks blocks = coded_blocks(wire, num_elements);
     kernels.decode[index_of(DType::float32)](blocks, begin, values.num_elements, kMaxFloat32,
-                                             reinterpret_cast<std::byte*>(terms));
+                                             reinterpret_cast<std::byte*>(terms), false);
     const float largest = largest_term(blocks, begin, values.num_elements);
-    const bool is_float32 = values.dtype == DType::float32;
-    float* rotated = is_float32 ? reinterpret_cast<float*>(values.data) : terms;
+    const bool is_in_place = values.dtype == DType::float32 && !stream;
+    float* rotated = is_in_place ? reinterpret_cast<float*>(values.data) : terms;
     kernels.rotate_back(terms, values.num_elements, largest < kLargeTerm, rotated);
-    if (is_float32) return;
+    if (is_in_place) return;
     // What 32 terms give, and the rounding of that.
     if (largest * 33.0f > kLargestFinite[dtype]) kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
     kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   }
-  kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data);
+  kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data, stream);
 }
 
 // Whether wires of this kind can be added to a sum without a term of their own in memory.
@@ -152,17 +156,18 @@ void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_eleme
   constexpr std::size_t kFloat32 = static_cast<std::size_t>(DType::float32);
   std::byte* bytes = reinterpret_cast<std::byte*>(terms);
   if (wire.format.has_scales()) {
-    kernels.decode[kFloat32](coded_blocks(wire, num_elements), begin, count, kMaxFloat32, bytes);
+    kernels.decode[kFloat32](coded_blocks(wire, num_elements), begin, count, kMaxFloat32, bytes, false);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
-    if (wire.factor != 1.0f) kernels.store_values[kFloat32](terms, count, wire.factor, bytes);
+    if (wire.factor != 1.0f) kernels.store_values[kFloat32](terms, count, wire.factor, bytes, false);
   }
   if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
 }
 
-// terms += elements [begin, begin + count) of wires[0] and of those after it that are added with it; returns how many.
+// terms = (`is_empty`) or += elements [begin, begin + count) of wires[0] and of those after it that are added with it;
+// returns how many.
 std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements,
-                      std::int64_t begin, std::int64_t count, float* terms) {
+                      std::int64_t begin, std::int64_t count, bool is_empty, float* terms) {
   const Wire& wire = wires[0];
   if (is_plain(wire)) {
     CodedBlocks blocks[kMaxWires];
@@ -171,9 +176,11 @@ std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::
       if (!is_plain(wires[num_wires]) || wires[num_wires].format != wire.format) break;
       blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
     }
-    kernels.add_codes(blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
+    const auto add_codes = is_empty ? kernels.sum_codes : kernels.add_codes;
+    add_codes(blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
     return num_wires;
   }
+  if (is_empty) std::fill_n(terms, count, 0.0f);
   if (!wire.format.has_scales() && wire.factor == 1.0f && !wire.nan_is_zero) {
     kernels.add_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
     return 1;
@@ -198,8 +205,7 @@ void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t 
         load_terms(kernels, wires[i], num_elements, begin, count, terms);
         ++i;
       } else {
-        if (is_empty) std::fill_n(terms, count, 0.0f);
-        i += add_terms(kernels, wires.subspan(i), num_elements, begin, count, terms);
+        i += add_terms(kernels, wires.subspan(i), num_elements, begin, count, is_empty, terms);
       }
       is_empty = false;
     }
@@ -208,23 +214,24 @@ void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t 
 }
 
 template <class Job>
-bool writes_stream(std::span<const Job> jobs) {
+bool writes_past_caches(std::span<const Job> jobs) {
   std::size_t num_bytes = 0;
   for (const Job& job : jobs) num_bytes += job.values.num_bytes();
   return num_bytes >= kStreamBytes;
 }
 
-// Calls write(tile, i) for tiles of `values` that begin at element i.
+// Calls write(tile, i, stream) for tiles of `values` that begin at element i.
 template <class Write>
 void write_tiles(const Kernels& kernels, TensorView values, bool stream, const Write& write) {
   alignas(64) std::byte buffer[kTileElements * sizeof(float)];
-  for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
-    const TensorView tile = values.slice(i, kTileElements);
-    if (stream) {
-      write(TensorView{buffer, tile.num_elements, tile.dtype}, i);
-      kernels.stream(buffer, static_cast<std::int64_t>(tile.num_bytes()), tile.data);
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(values.data) % 64 == 0;
+  for (std::int64_t i = 0; i < values.num_elements; i += kWriteTile) {
+    const TensorView tile = values.slice(i, kWriteTile);
+    if (!stream || is_aligned) {
+      write(tile, i, stream);
     } else {
-      write(tile, i);
+      write(TensorView{buffer, tile.num_elements, tile.dtype}, i, false);
+      kernels.stream(buffer, static_cast<std::int64_t>(tile.num_bytes()), tile.data);
     }
   }
   if (stream) kernels.end_stream();
@@ -234,7 +241,7 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
 void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
                   const WireLayout& layout, std::int64_t begin, std::byte* wire) {
   const CodedBlocks blocks = coded_blocks(format);
-  constexpr std::int64_t kElements = kEncodeTile / 2;  // of which there is a copy
+  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // of which there is a copy
   const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
@@ -246,9 +253,9 @@ void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 }
 
 // Encodes elements [begin, begin + values.num_elements) of a wire of `num_elements`, the first of a block on, and with
-// the last of them the padding.
+// the last of them the padding. `stream`: see Kernels.
 void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
-                  std::int64_t num_elements, std::int64_t begin, std::byte* wire) {
+                  std::int64_t num_elements, std::int64_t begin, std::byte* wire, bool stream) {
   const WireLayout layout(format, values.dtype, num_elements);
   std::byte* scales = wire + layout.scale_offset(begin);
   std::byte* codes = wire + layout.code_offset(begin);
@@ -256,18 +263,19 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
   if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
     encode_tiles(kernels, values, format, rounding, layout, begin, wire);
   } else if (format.has_scales()) {
-    kernels.encode[dtype](values.data, values.num_elements, coded_blocks(format), scales, codes);
+    kernels.encode[dtype](values.data, values.num_elements, coded_blocks(format), scales, codes, stream);
+    if (stream) kernels.end_stream();
   } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
     std::memcpy(codes, values.data, values.num_bytes());
   } else if (values.dtype == DType::float32) {
     kernels.store_values[index_of(DType::bfloat16)](reinterpret_cast<const float*>(values.data), values.num_elements,
-                                                    1.0f, codes);
+                                                    1.0f, codes, false);
   } else {
     alignas(64) float terms[kTileElements];
     for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
       const ConstTensorView tile = values.slice(i, kTileElements);
       kernels.load_values[dtype](tile.data, tile.num_elements, terms);
-      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i);
+      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i, false);
     }
   }
   if (begin + values.num_elements == num_elements) {
@@ -284,33 +292,35 @@ class CpuCodec final : public Codec {
   explicit CpuCodec(const Kernels& kernels) : kernels_(kernels) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
-    run_jobs(jobs, [this](const Encode& job, std::int64_t begin, std::int64_t count) {
+    const bool stream = writes_past_caches(jobs);
+    run_jobs(jobs, [this, stream](const Encode& job, std::int64_t begin, std::int64_t count) {
       encode_range(kernels_, job.values.slice(begin, count), job.format, job.rounding, job.values.num_elements, begin,
-                   job.wire);
+                   job.wire, stream);
     });
   }
 
   void decode(std::span<const Decode> jobs, StreamView) const override {
-    const bool stream = writes_stream(jobs);
+    const bool stream = writes_past_caches(jobs);
     run_jobs(jobs, [this, stream](const Decode& job, std::int64_t begin, std::int64_t count) {
       const TensorView values = job.values.slice(begin, count);
       if (!job.wire.format.has_scales() && value_dtype(job.wire) == values.dtype) {
         std::memcpy(values.data, value_at(job.wire, begin), values.num_bytes());
         return;
       }
-      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i) {
-        decode_tile(kernels_, job.wire, job.values.num_elements, begin + i, tile);
+      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
+        decode_tile(kernels_, job.wire, job.values.num_elements, begin + i, tile, past_caches);
       });
     });
   }
 
   void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
-    const bool stream = writes_stream(jobs);
+    const bool stream = writes_past_caches(jobs);
     run_jobs(jobs, [this, stream](const DecodeSum& job, std::int64_t begin, std::int64_t count) {
       alignas(64) float terms[kTileElements];
-      write_tiles(kernels_, job.values.slice(begin, count), stream, [&](TensorView tile, std::int64_t i) {
+      const TensorView values = job.values.slice(begin, count);
+      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
         sum_tile(kernels_, job.wires, job.values.num_elements, begin + i, tile.num_elements, terms);
-        kernels_.store_values[index_of(tile.dtype)](terms, tile.num_elements, job.factor, tile.data);
+        kernels_.store_values[index_of(tile.dtype)](terms, tile.num_elements, job.factor, tile.data, past_caches);
       });
     });
   }
@@ -326,10 +336,10 @@ class CpuCodec final : public Codec {
         TensorView tile{reinterpret_cast<std::byte*>(terms), tile_count, DType::float32};
         alignas(64) std::byte sums[kTileElements * sizeof(float)];
         if (job.format.kind == ElementKind::exact) {  // codes do not show a NaN's bits, values do
-          kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums);
+          kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums, false);
           tile.data = sums;
         }
-        encode_range(kernels_, tile, job.format, job.rounding, job.num_elements, begin + i, job.wire);
+        encode_range(kernels_, tile, job.format, job.rounding, job.num_elements, begin + i, job.wire, false);
       }
     });
   }

@@ -116,6 +116,14 @@ ZCOMM_INLINE const std::int8_t* unpack(CodeKind kind, const std::byte* codes, st
   return room;
 }
 
+// Whether codes of this kind are taken from the wire and written to it as they are, two per byte.
+#ifdef ZCOMM_LANES
+constexpr bool kTakesNibbles = true;
+#else
+constexpr bool kTakesNibbles = false;
+#endif
+ZCOMM_INLINE bool has_nibbles(CodeKind kind) { return kTakesNibbles && kind == CodeKind::int4; }
+
 // Whether the wire has one code per byte, so that `pack` is not needed.
 ZCOMM_INLINE bool is_bytes(CodeKind kind) { return kind == CodeKind::int8 || kind == CodeKind::fp8; }
 

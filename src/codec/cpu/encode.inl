@@ -5,8 +5,27 @@
 template <class Type>
 ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_t count) {
   typename Type::Pattern largest = 0;
+  std::int64_t done = 0;
+#ifdef ZCOMM_LANES
+  constexpr std::int64_t kStep = sizeof(Register) / sizeof(typename Type::Bits);
+  Register of_even = {}, of_odd = {};
+  const auto magnitudes = [values](std::int64_t i) {
+    return reinterpret_cast<Register>(reinterpret_cast<typename Type::Patterns>(load_register(values + i)) &
+                                      Type::kAbs);
+  };
+  for (; done + 2 * kStep <= count; done += 2 * kStep) {
+    of_even = larger(of_even, magnitudes(done), typename Type::Pattern{});
+    of_odd = larger(of_odd, magnitudes(done + kStep), typename Type::Pattern{});
+  }
+  if (done + kStep <= count) {
+    of_even = larger(of_even, magnitudes(done), typename Type::Pattern{});
+    done += kStep;
+  }
+  of_even = larger(of_even, of_odd, typename Type::Pattern{});
+  largest = static_cast<typename Type::Pattern>(largest_lane(of_even, typename Type::Pattern{}));
+#endif
 #pragma omp simd reduction(max : largest)
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = done; i < count; ++i) {
     const auto pattern = static_cast<typename Type::Pattern>(values[i] & Type::kAbs);
     largest = pattern > largest ? pattern : largest;
   }
@@ -44,14 +63,10 @@ ZCOMM_INLINE std::uint32_t quantized(std::uint32_t value_bits, float reciprocal)
   return bits_of(scaled + kRoundToInteger);
 }
 
-// One code per byte. 16-bit values are taken in pairs, as one little-endian word of 32 bits: half the shuffles.
+// One code per byte, or two. 16-bit values are taken in pairs, as one little-endian word of 32 bits: half the shuffles.
 template <class Type>
-ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count, float reciprocal,
-                           std::uint8_t* codes) {
-  if (reciprocal == 0.0f) {
-    __builtin_memset(codes, 0, static_cast<std::size_t>(count));
-    return;
-  }
+ZCOMM_INLINE void quantize_bytes(const typename Type::Bits* values, std::int64_t count, float reciprocal,
+                                 std::uint8_t* codes) {
   std::int64_t done = 0;
   if constexpr (sizeof(typename Type::Bits) == 2) {
     const WordPair* value_pairs = reinterpret_cast<const WordPair*>(values);
@@ -70,25 +85,59 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   }
 }
 
+// A block. kNibbles: two codes per byte. kStream: past the caches, to an address that is aligned to 16.
+template <class Type, bool kNibbles, bool kStream>
+ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count, float reciprocal,
+                           std::uint8_t* codes) {
+  if (reciprocal == 0.0f) {
+    __builtin_memset(codes, 0, static_cast<std::size_t>(kNibbles ? (count + 1) / 2 : count));
+    return;
+  }
+  std::int64_t done = 0;
+#ifdef ZCOMM_LANES
+  const Floats factor = broadcast(reciprocal);
+  for (; done + kGroup <= count; done += kGroup) {
+    Group group;
+    for (int i = 0; i < kGroupRegisters; ++i) group[i] = Type::widen_lanes(values + done + i * ZCOMM_LANES) * factor;
+    const __m256i bytes = to_codes(group);
+    if constexpr (kNibbles) {
+      write_16_bytes<kStream>(codes + done / 2, to_nibbles(bytes));
+    } else {
+      write_16_bytes<kStream>(codes + done, _mm256_castsi256_si128(bytes));
+      write_16_bytes<kStream>(codes + done + 16, _mm256_extracti128_si256(bytes, 1));
+    }
+  }
+  if (done == count) return;
+#endif
+  if constexpr (kNibbles) {
+    alignas(64) std::uint8_t rest[kGroup] = {};
+    quantize_bytes<Type>(values + done, count - done, reciprocal, rest);
+    gather_int4(reinterpret_cast<const Word16*>(rest), count - done, codes + done / 2);
+  } else {
+    quantize_bytes<Type>(values + done, count - done, reciprocal, codes + done);
+  }
+}
+
 // One tile, of whose blocks `largest` has the largest magnitudes as float32 bits. Calls
 // quantize_block(values, count, first, reciprocal, codes) for each block, `first` being the index of its first element.
-template <class Type, class Quantize>
+// kNibbles: quantize_block writes int4 codes as the wire has them; otherwise one code per byte.
+template <class Type, bool kNibbles, class Quantize>
 ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
-                                const std::uint32_t* largest, bool is_scratch, std::byte* scales, std::byte* codes,
+                                const std::uint32_t* largest, std::byte* scales, std::byte* codes,
                                 const Quantize& quantize_block) {
-  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
   float reciprocals[kMaxBlocks];
-  alignas(64) std::uint8_t unpacked[kTileElements];
+  alignas(64) std::uint8_t unpacked[kNibbles ? 1 : kTileElements];
   const std::int64_t block_size = blocks.block_size;
   const std::int64_t num_blocks = (count + block_size - 1) / block_size;
   make_scales(largest, num_blocks, blocks.max_code, reinterpret_cast<Word16*>(scales), reciprocals);
-  std::uint8_t* bytes = is_bytes(blocks.kind) ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
+  const bool is_direct = kNibbles || is_bytes(blocks.kind);
+  std::uint8_t* bytes = is_direct ? reinterpret_cast<std::uint8_t*>(codes) : unpacked;
   for (std::int64_t i = 0; i < num_blocks; ++i) {
     const std::int64_t first = i * block_size;
-    if (!is_scratch) prefetch(values + first, count * kBytes, block_size * kBytes);
-    quantize_block(values + first, min_of(block_size, count - first), first, reciprocals[i], bytes + first);
+    quantize_block(values + first, min_of(block_size, count - first), first, reciprocals[i],
+                   bytes + (kNibbles ? first / 2 : first));
   }
-  if (!is_bytes(blocks.kind)) pack(blocks.kind, unpacked, count, codes);
+  if (!is_direct) pack(blocks.kind, unpacked, count, codes);
 }
 
 // `largest` gets the largest magnitudes of the blocks, as float32 bits.
@@ -104,44 +153,55 @@ ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, s
   }
 }
 
-ZCOMM_INLINE std::int64_t encode_tile_elements(std::int64_t block_size) {
-  return block_size < kEncodeTile ? kEncodeTile / block_size * block_size : block_size;
-}
-
-template <class Type>
+// Rounded to nearest. While blocks of one tile are quantized, the largest values of the next one are looked for, and
+// the one after that is prefetched, so that memory is never waited for and never idle.
+template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void encode_nearest(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
-                                 const std::uint32_t* largest, bool is_scratch, std::byte* scales, std::byte* codes) {
-  encode_blocks<Type>(values, count, blocks, largest, is_scratch, scales, codes,
-                      [](const typename Type::Bits* block, std::int64_t block_count, std::int64_t, float reciprocal,
-                         std::uint8_t* block_codes) { quantize<Type>(block, block_count, reciprocal, block_codes); });
+                                 std::byte* scales, std::byte* codes) {
+  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
+  const std::int64_t block_size = blocks.block_size;
+  const std::int64_t tile = max_of(kEncodeTileBytes / kBytes / block_size, 1) * block_size;
+  std::uint32_t largest[2][kMaxBlocks];
+  const auto look_at = [&](std::int64_t first, std::uint32_t& of_block) {
+    if (first >= count) return;
+    prefetch(values + first, tile * kBytes, block_size * kBytes);
+    of_block = absmax<Type>(values + first, min_of(block_size, count - first));
+  };
+  for (std::int64_t i = 0; i < tile; i += block_size) look_at(i, largest[0][i / block_size]);
+  int now = 0;
+  for (std::int64_t i = 0; i < count; i += tile, now = 1 - now) {
+    const std::int64_t next = i + tile;
+    encode_blocks<Type, kNibbles>(values + i, min_of(tile, count - i), blocks, largest[now],
+                                  scales + i / block_size * 2, codes + packed_bytes(blocks.kind, i),
+                                  [&](const typename Type::Bits* block, std::int64_t block_count, std::int64_t first,
+                                      float reciprocal, std::uint8_t* block_codes) {
+                                    look_at(next + first, largest[1 - now][first / block_size]);
+                                    quantize<Type, kNibbles, kStream>(block, block_count, reciprocal, block_codes);
+                                  });
+  }
 }
 
 template <class Type>
-void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes) {
+void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes,
+            bool stream) {
   const auto* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
-  std::uint32_t largest[kMaxBlocks];
-  const std::int64_t tile = encode_tile_elements(blocks.block_size);
-  for (std::int64_t i = 0; i < count; i += tile) {
-    const std::int64_t tile_count = min_of(tile, count - i);
-    for (std::int64_t block = 0, first = 0; first < tile_count; ++block, first += blocks.block_size) {
-      largest[block] = absmax<Type>(values + i + first, min_of(blocks.block_size, tile_count - first));
-    }
-    encode_nearest<Type>(values + i, tile_count, blocks, largest, false, scales + i / blocks.block_size * 2,
-                         codes + packed_bytes(blocks.kind, i));
+  if (has_nibbles(blocks.kind)) {
+    if (stream) return encode_nearest<Type, kTakesNibbles, true>(values, count, blocks, scales, codes);
+    return encode_nearest<Type, kTakesNibbles, false>(values, count, blocks, scales, codes);
   }
+  if (stream && is_bytes(blocks.kind)) return encode_nearest<Type, false, true>(values, count, blocks, scales, codes);
+  encode_nearest<Type, false, false>(values, count, blocks, scales, codes);
 }
 
-void encode_float16(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
-                    std::byte* codes) {
-  alignas(64) float widened[kTileElements];
-  std::uint32_t largest[kMaxBlocks];
-  const std::int64_t tile = encode_tile_elements(blocks.block_size);
-  for (std::int64_t i = 0; i < count; i += tile) {
-    const std::int64_t tile_count = min_of(tile, count - i);
-    widen<Float16>(reinterpret_cast<const Word16*>(values) + i, tile_count, blocks.block_size, widened, largest);
-    encode_nearest<Float32>(reinterpret_cast<const Word32*>(widened), tile_count, blocks, largest, true,
-                            scales + i / blocks.block_size * 2, codes + packed_bytes(blocks.kind, i));
-  }
+// A tile of values that were rotated, of whose blocks `largest` has the largest magnitudes.
+template <bool kNibbles>
+ZCOMM_INLINE void encode_scratch(const Word32* values, std::int64_t count, const CodedBlocks& blocks,
+                                 const std::uint32_t* largest, std::byte* scales, std::byte* codes) {
+  encode_blocks<Float32, kNibbles>(
+      values, count, blocks, largest, scales, codes,
+      [](const Word32* block, std::int64_t block_count, std::int64_t, float reciprocal, std::uint8_t* block_codes) {
+        quantize<Float32, kNibbles, false>(block, block_count, reciprocal, block_codes);
+      });
 }
 
 // `bits`: 16 random ones for each value. The sum with a value needs a clamp: see make_scales.
@@ -175,21 +235,21 @@ void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks b
     widen<Type>(values, count, blocks.block_size, widened, largest);
   }
   if (random == nullptr && blocks.kind != CodeKind::fp8) {
-    encode_nearest<Float32>(bits, count, blocks, largest, true, scales, codes);
-    return;
+    if (has_nibbles(blocks.kind)) return encode_scratch<kTakesNibbles>(bits, count, blocks, largest, scales, codes);
+    return encode_scratch<false>(bits, count, blocks, largest, scales, codes);
   }
   alignas(64) Word16 numbers[kTileElements + sizeof(Calls)];
   if (random != nullptr) random_bits(*random, count, numbers);
-  encode_blocks<Float32>(bits, count, blocks, largest, true, scales, codes,
-                         [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
-                             std::uint8_t* block_codes) {
-                           if (reciprocal == 0.0f) {
-                             __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
-                           } else if (random != nullptr) {
-                             quantize_stochastic(block, numbers + first, block_count, reciprocal, blocks.max_code,
-                                                 block_codes);
-                           } else {
-                             quantize_e4m3(block, block_count, reciprocal, block_codes);
-                           }
-                         });
+  encode_blocks<Float32, false>(bits, count, blocks, largest, scales, codes,
+                                [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
+                                    std::uint8_t* block_codes) {
+                                  if (reciprocal == 0.0f) {
+                                    __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
+                                  } else if (random != nullptr) {
+                                    quantize_stochastic(block, numbers + first, block_count, reciprocal,
+                                                        blocks.max_code, block_codes);
+                                  } else {
+                                    quantize_e4m3(block, block_count, reciprocal, block_codes);
+                                  }
+                                });
 }

@@ -16,9 +16,9 @@ namespace zcomm::cpu {
 // largest block). Tiles begin at multiples of 32 elements, so at a whole byte of int4 codes.
 inline constexpr std::int64_t kTileElements = 4096;
 
-// Elements, or one block, that are encoded at a time, while as many that follow are prefetched: a page of float32. All
-// this, and copies of it, should stay in an L1 cache. Four times as many cost a quarter of the speed.
-inline constexpr std::int64_t kEncodeTile = 1024;
+// Bytes of values, or one block, that are encoded at a time, while the next as many are looked at and those after them
+// are prefetched. All this, and copies of it, should stay in an L1 cache.
+inline constexpr std::int64_t kEncodeTileBytes = 4096;
 
 // Groups with a term of this magnitude or more are rotated back scaled down: the sum of 32 of them may overflow.
 inline constexpr float kLargeTerm = 0x1p123f;
@@ -51,18 +51,23 @@ struct Kernels {
   void (*add_values[kNumDTypes])(const std::byte* values, std::int64_t count, float* terms);
 
   // values[i] = code * (scale * factor) of element begin + i, saturated at +-limit, the largest finite value of the
-  // dtype or less. A NaN scale gives the dtype's canonical NaN.
-  void (*decode[kNumDTypes])(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* values);
-  // terms[i] += the float32 value of each of up to kMaxWires wires, one after the other: integers of the same kind and
-  // block size, with a factor of 1.
+  // dtype or less. A NaN scale gives the dtype's canonical NaN. `stream`: writes past the caches, see stream() below;
+  // `values` is aligned to 64 then.
+  void (*decode[kNumDTypes])(CodedBlocks wire, std::int64_t begin, std::int64_t count, float limit, std::byte* values,
+                             bool stream);
+  // terms[i] = or += the float32 value of each of up to kMaxWires wires, one after the other: integers of the same kind
+  // and block size, with a factor of 1.
+  void (*sum_codes)(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+                    float* terms);
   void (*add_codes)(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
                     float* terms);
 
   // Finite terms beyond +-limit become +-limit.
   void (*saturate)(float* terms, std::int64_t count, float limit);
 
-  // values[i] = round(terms[i] * factor), too large ones to infinity, NaNs canonical. Any count.
-  void (*store_values[kNumDTypes])(const float* terms, std::int64_t count, float factor, std::byte* values);
+  // values[i] = round(terms[i] * factor), too large ones to infinity, NaNs canonical. Any count. `stream` as above.
+  void (*store_values[kNumDTypes])(const float* terms, std::int64_t count, float factor, std::byte* values,
+                                   bool stream);
 
   // Rotates whole groups of 32 back, in place or not; NaNs are canonical. `none_is_large`: all terms are known to be
   // numbers of less than kLargeTerm, which need not be looked for.
@@ -73,9 +78,10 @@ struct Kernels {
   void (*end_stream)();
 
   // Encodes blocks of integers, rounded to nearest, not rotated; the last one may be short. Writes nothing but scales
-  // and codes. Any count. `blocks` says how; its addresses and its factor are not used.
+  // and codes. Any count. `blocks` says how; its addresses and its factor are not used. `stream`: codes go past the
+  // caches; `codes` is aligned to 16 then.
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
-                             std::byte* codes);
+                             std::byte* codes, bool stream);
   // The same for all codes, rotated or not; integers are rounded stochastically if `random` is not null. Up to a
   // tile.
   void (*encode_tile[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, const Random* random,

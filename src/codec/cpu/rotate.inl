@@ -21,7 +21,6 @@ ZCOMM_INLINE Floats swapped(Floats floats) {
 #endif
 
 #ifdef ZCOMM_LANES
-using Group = Floats[kRotated / ZCOMM_LANES];
 
 // a, b become a + b, a - b, where b is kStep elements after a.
 template <int kStep>

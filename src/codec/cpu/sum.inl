@@ -1,0 +1,122 @@
+// Sums of values of several wires. Part of kernels.inl.
+
+template <class Type, bool kAdd>
+void load_values(const std::byte* value_bytes, std::int64_t count, float* terms) {
+  const typename Type::Bits* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
+  std::int64_t done = 0;
+#ifdef ZCOMM_LANES
+  for (; done + ZCOMM_LANES <= count; done += ZCOMM_LANES) {
+    const Floats widened = Type::widen_lanes(values + done);
+    store(terms + done, kAdd ? load(terms + done) + widened : widened);
+  }
+#endif
+#pragma omp simd
+  for (std::int64_t i = done; i < count; ++i) {
+    const float term = float_of(Type::widen(values[i]));
+    terms[i] = kAdd ? terms[i] + term : term;
+  }
+}
+
+// terms = or += part of a block of each wire, one after the other, of which the fast loop does not take all. `codes`
+// and `scale` are those of the wires.
+template <bool kNibbles, bool kAdd>
+__attribute__((noinline)) void add_rest(const std::int8_t* const* codes, const float* scale, int num_wires,
+                                        std::int64_t first, std::int64_t count, float limit, float* terms) {
+  alignas(64) Word32 bits[kTileElements];
+  if (!kAdd) __builtin_memset(terms, 0, static_cast<std::size_t>(count) * sizeof(float));
+  for (int w = 0; w < num_wires; ++w) {
+    dequantize_rest<Float32, kNibbles>(codes[w] + (kNibbles ? first / 2 : first), count, scale[w], limit, bits);
+    for (std::int64_t i = 0; i < count; ++i) terms[i] += float_of(bits[i]);
+  }
+}
+
+// The same of whole groups of finite terms. A product of code and scale is exact: it does not matter whether it is
+// fused with the addition.
+template <int kWires, bool kNibbles, bool kAdd>
+ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale, std::int64_t first,
+                             std::int64_t count, float* terms) {
+#ifdef ZCOMM_LANES
+  Floats factor[kWires];
+  for (int w = 0; w < kWires; ++w) factor[w] = broadcast(scale[w]);
+  for (std::int64_t i = 0; i < count; i += kGroup) {
+    Group sum = {};
+    if (kAdd) {
+      for (int k = 0; k < kGroupRegisters; ++k) sum[k] = load(terms + i + k * ZCOMM_LANES);
+      from_order<kNibbles>(sum);
+    }
+    for (int w = 0; w < kWires; ++w) {
+      Group group;
+      load_codes<kNibbles>(codes[w] + (kNibbles ? (first + i) / 2 : first + i), group);
+      for (int k = 0; k < kGroupRegisters; ++k) sum[k] = multiply_add(group[k], factor[w], sum[k]);
+    }
+    to_order<kNibbles>(sum);
+    for (int k = 0; k < kGroupRegisters; ++k) store(terms + i + k * ZCOMM_LANES, sum[k]);
+  }
+#else
+  for (int w = 0; w < kWires; ++w) {
+#pragma omp simd
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float sum = kAdd || w != 0 ? terms[i] : 0.0f;
+      terms[i] = sum + static_cast<float>(codes[w][first + i]) * scale[w];
+    }
+  }
+#endif
+}
+
+// kWires at once, so that terms are loaded and stored once for all of them.
+template <int kWires, bool kNibbles, bool kAdd>
+ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
+                            float limit, float* terms) {
+  const std::int64_t block_size = wire.block_size;
+  const float max_code = wire.max_code;
+  const std::int8_t* codes[kWires];
+  const Word16* scales[kWires];
+  for (int w = 0; w < kWires; ++w) codes[w] = tiles[w].codes, scales[w] = tiles[w].scales;
+  std::int64_t block_end = min_of(block_size - begin % block_size, count);
+  for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
+    float scale[kWires];
+    bool is_finite = true;
+    for (int w = 0; w < kWires; ++w) {
+      scale[w] = scale_of(*scales[w]++);
+      is_finite &= __builtin_fabsf(scale[w]) * max_code <= limit;
+      prefetch(codes[w] + (kNibbles ? i / 2 : i), kPrefetchBytes, kNibbles ? block_size / 2 : block_size);
+    }
+    const std::int64_t in_groups = is_finite ? (block_end - i) / kGroup * kGroup : 0;
+    add_groups<kWires, kNibbles, kAdd>(codes, scale, i, in_groups, terms + i);
+    const std::int64_t done = i + in_groups;
+    if (done != block_end) {
+      add_rest<kNibbles, kAdd>(codes, scale, kWires, done, block_end - done, limit, terms + done);
+    }
+  }
+}
+
+template <int kWires, bool kAdd>
+__attribute__((noinline)) void add_packed(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit,
+                                          float* terms) {
+  alignas(64) std::int8_t room[kWires][kTileElements];
+  Tile tiles[kWires];
+  for (int w = 0; w < kWires; ++w) tiles[w] = Tile::of(wires[w], begin, count, room[w]);
+  add_tiles<kWires, false, kAdd>(tiles, wires[0], begin, count, limit, terms);
+}
+
+template <int kWires, bool kAdd>
+void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit, float* terms) {
+  const CodeKind kind = wires[0].kind;
+  if (!is_bytes(kind) && !has_nibbles(kind)) return add_packed<kWires, kAdd>(wires, begin, count, limit, terms);
+  Tile tiles[kWires];
+  for (int w = 0; w < kWires; ++w) tiles[w] = Tile::of(wires[w], begin, count, nullptr);
+  if (has_nibbles(kind)) {
+    add_tiles<kWires, true, kAdd>(tiles, wires[0], begin, count, limit, terms);
+  } else {
+    add_tiles<kWires, false, kAdd>(tiles, wires[0], begin, count, limit, terms);
+  }
+}
+
+template <bool kAdd>
+void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+               float* terms) {
+  static_assert(kMaxWires == 4);
+  constexpr decltype(&add_wires<1, kAdd>) kAddWires[] = {add_wires<1, kAdd>, add_wires<2, kAdd>, add_wires<3, kAdd>,
+                                                         add_wires<4, kAdd>};
+  kAddWires[num_wires - 1](wires, begin, count, limit, terms);
+}

@@ -223,18 +223,28 @@ bool writes_past_caches(std::span<const Job> jobs) {
 // Calls write(tile, i, stream) for tiles of `values` that begin at element i.
 template <class Write>
 void write_tiles(const Kernels& kernels, TensorView values, bool stream, const Write& write) {
-  alignas(64) std::byte buffer[kTileElements * sizeof(float)];
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(values.data) % 64 == 0;
+  constexpr std::size_t kLine = 64;
+  if (!stream || reinterpret_cast<std::uintptr_t>(values.data) % kLine == 0) {
+    for (std::int64_t i = 0; i < values.num_elements; i += kWriteTile) write(values.slice(i, kWriteTile), i, stream);
+    if (stream) kernels.end_stream();
+    return;
+  }
+  // Tiles end within a line: what is left of it waits for the next one, as a line that is partly written is slow.
+  alignas(kLine) std::byte buffer[kLine + kWriteTile * sizeof(float)];
+  std::byte* destination = values.data;
+  std::size_t waiting = 0;  // bytes, at the front of the buffer
   for (std::int64_t i = 0; i < values.num_elements; i += kWriteTile) {
     const TensorView tile = values.slice(i, kWriteTile);
-    if (!stream || is_aligned) {
-      write(tile, i, stream);
-    } else {
-      write(TensorView{buffer, tile.num_elements, tile.dtype}, i, false);
-      kernels.stream(buffer, static_cast<std::int64_t>(tile.num_bytes()), tile.data);
-    }
+    write(TensorView{buffer + waiting, tile.num_elements, tile.dtype}, i, false);
+    const std::size_t ready = waiting + tile.num_bytes();
+    const bool is_last = i + kWriteTile >= values.num_elements;
+    waiting = is_last ? 0 : (reinterpret_cast<std::uintptr_t>(destination) + ready) % kLine;
+    const std::size_t whole = ready - waiting;
+    kernels.stream(buffer, static_cast<std::int64_t>(whole), destination);
+    std::memcpy(buffer, buffer + whole, waiting);
+    destination += whole;
   }
-  if (stream) kernels.end_stream();
+  kernels.end_stream();
 }
 
 // Encodes tiles of `values`, the first of them element `begin` of a wire of this layout. With scales.

@@ -123,6 +123,33 @@ def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, fa
     assert_same_bits(encoded, expected, f"sum of {formats} of {dtype} as {target}")
 
 
+@pytest.fixture(scope="module")
+def large():
+    """bfloat16 values of more than 16 MiB, which are written past the caches, their wire, and what that decodes to."""
+    size = 8 * 2**20 + 1009
+    x = ref.narrow(np.random.default_rng(0).standard_normal(size, np.float32), "bfloat16")
+    wire = ref.encode(x, "int4:128")
+    return x, wire, ref.decode(wire, "int4:128", size, "bfloat16", wire_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("offset", [0, 62])
+def test_large_results_at_any_address(large, isa, offset):
+    x, wire, values = large
+    assert_same_bits(codec.encode(typed(x), "int4:128", isa=isa), wire, "wire")
+    room = empty("bfloat16", x.size + 128)
+    first = (offset - room.ctypes.data) % 64 // 2
+    out = room[first : first + x.size]
+    for source in ("decode", "decode_sum"):
+        out[:] = 0
+        if source == "decode":
+            codec.decode(wire, "int4:128", typed(out), isa=isa)
+        else:
+            codec.decode_sum([(wire, "int4:128")], typed(out), isa=isa)
+        assert_same_bits(out, values, source)
+    assert (room[:first] == 0xABAB).all() and (room[first + x.size :] == 0xABAB).all()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_float16_and_bfloat16_pattern(isa):
     patterns = np.arange(2**16, dtype=np.uint16)

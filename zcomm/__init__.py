@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zcomm._core import ArgumentError, CallStats, Error, TimeoutError, TransportError
     from zcomm.communicator import Communicator, unique_id
     from zcomm.distributed.exact_group import new_exact_group
+    from zcomm.distributed.metrics import metrics, write_prometheus
     from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override, set_step
     from zcomm.distributed.report import Report, report
@@ -38,6 +39,7 @@ __all__ = [
     "exact",
     "fsdp",
     "install_as_default",
+    "metrics",
     "new_exact_group",
     "override",
     "reference",
@@ -46,6 +48,7 @@ __all__ = [
     "stats",
     "testing",
     "unique_id",
+    "write_prometheus",
 ]
 
 # Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
@@ -64,6 +67,8 @@ _HOMES = {
     "exact": "zcomm.distributed.overrides",
     "override": "zcomm.distributed.overrides",
     "set_step": "zcomm.distributed.overrides",
+    "metrics": "zcomm.distributed.metrics",
+    "write_prometheus": "zcomm.distributed.metrics",
     "Stats": "zcomm.distributed.stats",
     "stats": "zcomm.distributed.stats",
     "Report": "zcomm.distributed.report",

@@ -25,6 +25,7 @@ from zcomm.bench.spec import NO_LAB, Spec, parse_size, sweep
 from zcomm.distributed import environment
 from zcomm.lab import command as lab_command
 from zcomm.lab import gpus, network
+from zcomm.planner import command as planner
 
 app = typer.Typer(
     name="zcomm",
@@ -34,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(lab_command.app, name="lab")
+app.command("plan")(planner.plan)
 console = Console(highlight=False)
 Value = TypeVar("Value")
 
@@ -253,6 +255,21 @@ def measure(spec: Spec, json: Path | None = None, plot: Path | None = None) -> d
     if plot is not None:
         bench_report.plot({"": report}, plot)
     return report
+
+
+@app.command("measure")
+def measure_cluster(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The calibration file that rank 0 writes.")],
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+) -> None:
+    """Measure this cluster for the planner; start it on every rank, by torchrun -m zcomm measure or srun."""
+    need("torch")
+    from zcomm.bench import measure as calibration
+
+    try:
+        calibration.write(output, device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()

@@ -1,0 +1,51 @@
+"""The counters as a dictionary and as a file for Prometheus are those of zcomm.stats()."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.worlds import run
+
+import zcomm
+
+NUM = 32768
+
+
+def counted(folder: str) -> dict[str, float]:
+    whole = torch.zeros(2 * NUM)
+    dist.all_gather_into_tensor(whole, whole[NUM * dist.get_rank() :][:NUM])
+    dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
+    found = zcomm.metrics()
+    stats = zcomm.stats()
+    assert found["zcomm/all_gather/calls"] == stats.all_gather.calls == 1
+    assert found["zcomm/all_gather/bytes"] == 8 * NUM
+    assert found["zcomm/reduce_scatter/exact/min_bytes/calls"] == 1
+    assert found["zcomm/reduce_scatter/exact/min_bytes/bytes"] == 32
+    assert all(type(value) is float for value in found.values())
+    zcomm.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
+    with pytest.raises(ValueError, match=r"path: expected a name that ends in .prom, got 'zcomm.txt'"):
+        zcomm.write_prometheus("zcomm.txt")
+    return found
+
+
+def test_counters_are_those_of_stats(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    found = run(lambda: counted(str(tmp_path)))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rank0.prom", "rank1.prom"]
+    for rank, metrics in enumerate(found):
+        families = parser.text_string_to_metric_families((tmp_path / f"rank{rank}.prom").read_text())
+        samples = {
+            (sample.name, sample.labels["collective"], sample.labels.get("reason")): sample
+            for family in families
+            for sample in family.samples
+        }
+        assert {sample.labels["rank"] for sample in samples.values()} == {str(rank)}
+        calls = samples["zcomm_calls_total", "all_gather", None]
+        assert calls.value == 1
+        sent = samples["zcomm_wire_bytes_total", "all_gather", None]
+        assert 0 < sent.value < metrics["zcomm/all_gather/bytes"]
+        left = samples["zcomm_uncompressed_bytes_total", "reduce_scatter", "min_bytes"]
+        assert left.value == 32

@@ -1,0 +1,220 @@
+"""The planner: its bytes against real worlds, its errors against published and measured times, its advice."""
+
+import dataclasses
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+from zcomm import CallStats
+from zcomm.cli import app
+from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, published, report, step
+from zcomm.planner.cluster import calibrated, inter_link, intra_link, load_calibration, parse_rate, processor
+from zcomm.planner.workload import Unit, from_config, load_model
+from zcomm.testing import LocalRank, LocalWorld
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def cluster(nodes: int = 2, ranks_per_node: int = 8, inter: str = "100gbit", gpu: str = "h100") -> Cluster:
+    return Cluster(nodes, ranks_per_node, intra_link("nvlink4"), inter_link(inter), processor(gpu))
+
+
+def workload(config: dict = LLAMA_8B, tokens: int = 4096, **fields: object) -> Workload:
+    return Workload(*from_config(config, sequence=4096), tokens, **fields)
+
+
+@pytest.mark.parametrize(("config", "parameters"), [(LLAMA_8B, 8_030_261_248), (GPT2, 124_439_808)])
+def test_parameters_are_those_of_the_published_models(config: dict, parameters: int) -> None:
+    assert workload(config).num_parameters == parameters
+
+
+def test_a_module_on_the_meta_device_has_the_same_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "tiny_model.py").write_text(
+        "from torch import nn\n"
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.table = nn.Embedding(10, 4)\n"
+        "        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))\n"
+        "        self.head = nn.Linear(4, 10, bias=False)\n"
+        "def build():\n"
+        "    return Model()\n"
+        "def wrong():\n"
+        "    return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    units, flops = load_model("tiny_model:build", sequence=8)
+    assert units == (Unit("block 0", 20), Unit("block 1", 20), Unit("block 2", 20), Unit("root", 80))
+    assert flops == 2 * (3 * 16 + 40)
+    with pytest.raises(ValueError, match=r"expected tiny_model:wrong to return a torch.nn.Module, got int"):
+        load_model("tiny_model:wrong", sequence=8)
+    with pytest.raises(ValueError, match="expected a function 'tiny_model:missing'"):
+        load_model("tiny_model:missing", sequence=8)
+
+
+@pytest.mark.parametrize("model", [{"model_type": "t5"}, {"model_type": "mixtral", "num_local_experts": 8}])
+def test_a_model_that_is_no_dense_decoder_is_refused(model: dict) -> None:
+    with pytest.raises(ValueError, match="MODULE:FUNCTION"):
+        from_config(model, sequence=8)
+
+
+@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "4x2"])
+@pytest.mark.parametrize("num_elements", [1024, 4104, 100_000])
+def test_bytes_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
+    num_nodes, local = (int(number) for number in nodes.split("x"))
+    hardware = cluster(num_nodes, local)
+    shard = collectives.shard(num_elements, hardware)
+
+    def body(rank: LocalRank) -> tuple[CallStats, CallStats]:
+        whole, part = np.zeros((rank.size, shard), np.float32), np.zeros(shard, np.float32)
+        slots = [(slot.ctypes.data, shard, "float32") for slot in whole]
+        own, timeout = (part.ctypes.data, shard, "float32"), timedelta(seconds=60)
+        gathered = rank._communicator.all_gather(own, slots, [(shard, "int8:256")], timeout)
+        return gathered, rank._communicator.reduce_scatter(slots, own, [(shard, "int8:128/int4:128")], 1.0, timeout)
+
+    calls = LocalWorld(nodes).run(body)
+    gather = collectives.gather(num_elements, "float32", "int8:256", hardware)
+    scatter = collectives.reduce(num_elements, "float32", "int8:128/int4:128", hardware)
+    for number, cost in enumerate((gather, scatter)):
+        assert {call[number].inside_bytes for call in calls} == {cost.intra_bytes}
+        assert sum(call[number].between_bytes for call in calls) == cost.inter_bytes * num_nodes
+
+
+def test_errors_against_published_steps() -> None:
+    pytest.importorskip("scipy")
+    rows = published.load()
+    errors, _ = published.errors(rows)
+    by_hand = published.errors_of_line_rate(rows).summary()
+    summary = errors.summary()
+    assert summary["exact_mean"] <= 0.08
+    assert summary["zeropp_mean"] <= 0.09
+    assert summary["speedup_mean"] <= 0.08
+    assert summary["speedup_worst"] <= 0.20
+    assert summary["speedup_within_10_percent"] >= 0.8
+    for name in ("exact_mean", "zeropp_mean", "speedup_mean"):
+        assert summary[name] < by_hand[name]
+
+
+def test_errors_against_measured_collectives() -> None:
+    files = [file for name in ("all_gather", "all_reduce", "reduce_scatter") for file in RESULTS.glob(f"{name}_*.json")]
+    reports = {file.stem: json.loads(file.read_text()) for file in files}
+    calls = lab.predict(reports)
+    assert len(calls) >= 20
+    assert sum(abs(call.error) for call in calls) / len(calls) <= 0.07
+    assert all(abs(call.error) <= 0.10 for call in calls if call.size >= 16 << 20)
+    assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
+
+
+def test_compression_pays_on_a_slow_link_and_not_on_a_fast_one() -> None:
+    slow = report.make(workload(), cluster(inter="25gbit"), step.OPTIONS, step.OVERLAP)
+    assert slow.best.option.name == "with secondary shards"
+    assert "enable_secondary_shards" in slow.advice
+    fast = report.make(workload(tokens=65536), cluster(inter="25.6tbit"), step.OPTIONS, step.OVERLAP)
+    assert fast.best is fast.exact
+    assert fast.advice.startswith("Stay exact")
+
+
+def test_what_does_not_fit_is_said() -> None:
+    big = {**LLAMA_8B, "hidden_size": 16384, "num_hidden_layers": 96}
+    made = report.make(workload(big), cluster(), step.OPTIONS, step.OVERLAP)
+    assert made.advice.startswith("Does not fit")
+    tight = cluster(inter="10gbit")
+    need = [step.memory_of(option, workload(), tight) for option in step.OPTIONS]
+    between = (need[-2] + need[-1]) / 2
+    tight = dataclasses.replace(tight, compute=dataclasses.replace(tight.compute, memory=Figure(between)))
+    made = report.make(workload(), tight, step.OPTIONS, step.OVERLAP)
+    assert [each.fits for each in made.predictions] == [True, True, True, False]
+    assert made.best.option.name == "weights and gradients"
+
+
+def test_a_measured_step_calibrates_the_compute() -> None:
+    fitted = step.calibrate_step(workload(), cluster(), 8.0)
+    assert step.predict(step.OPTIONS[0], workload(), fitted).step_seconds == pytest.approx(8.0, rel=1e-6)
+    assert fitted.compute.efficiency.source == "measured"
+    with pytest.raises(ValueError, match=r"step_seconds: expected between .* got 0\.001"):
+        step.calibrate_step(workload(), cluster(), 0.001)
+
+
+def test_the_band_holds_the_prediction_and_overlap_shortens_the_step() -> None:
+    for option in step.OPTIONS:
+        made = step.predict(option, workload(), cluster())
+        assert made.low < made.step_seconds < made.high
+    none, full = (step.predict(Option("exact"), workload(), cluster(), Figure(share)) for share in (0.0, 1.0))
+    assert full.step_seconds < none.step_seconds
+
+
+def test_a_calibration_replaces_what_was_assumed(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    link = {"bytes_per_second": 1e9, "hop_seconds": 5e-6, "exchange_seconds": 4e-6}
+    content = {"schema": "zcomm-calibration/1", "inter": link, "codec_bytes_per_second": 1e12}
+    file.write_text(json.dumps({**content, "exact_reduce_factor": 2.0}))
+    measured = calibrated(cluster(), load_calibration(file))
+    assert measured.inter.rate == 1e9
+    assert measured.inter.hop == Figure(5e-6, "measured")
+    assert measured.intra == cluster().intra
+    assert measured.compute.codec_rate == 1e12
+    assert measured.exact_reduce_factor == 2.0
+    file.write_text('{"schema": "zcomm-bench/1"}')
+    with pytest.raises(ValueError, match="expected the schema 'zcomm-calibration/1', got 'zcomm-bench/1'"):
+        load_calibration(file)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("400gbit", 50e9), ("12.5GB/s", 12.5e9), ("100mbit", 12.5e6)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "100", "fast", "-1gbit", "0gbit", "1 gbit"])
+def test_wrong_rates_are_named(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a rate"):
+        parse_rate(text)
+
+
+def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    config, picture = tmp_path / "config.json", tmp_path / "plan.png"
+    config.write_text(json.dumps(LLAMA_8B))
+    arguments = ["plan", "--model", str(config), "--inter", "25gbit", "--json", "--plot", str(picture)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.output)
+    assert made["use"] == "with secondary shards"
+    assert made["cluster"]["inter"]["bandwidth"] == {"value": 3.125e9, "source": "given"}
+    assert picture.stat().st_size > 10_000
+    table = CliRunner().invoke(app, arguments[:5])
+    assert table.exit_code == 0, table.output
+    assert "(assumed)" in table.output
+    assert "(given)" in table.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "config.json"),
+        (["--model", "nothing.json"], "expected a config.json"),
+        (["--model", "x:y", "--gpu", "h1000"], "model: expected a function"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], reason: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 2
+    assert reason in " ".join(result.output.split())

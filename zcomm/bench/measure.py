@@ -1,0 +1,177 @@
+"""Measures what ``python -m zcomm plan`` needs to know of a cluster: links, hops, the codec, and the cost of a launch.
+
+Every rank runs `run`, under torchrun or srun. All ranks measure the same things in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zcomm import codec
+from zcomm.planner.cluster import CALIBRATION_SCHEMA
+
+SMALL_BYTES = 1 << 10
+LEAST_SECONDS = 0.5  # a large message takes at least this long, so that bursts of a limited link do not count
+MAX_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+REPEATS = 5
+CODEC_FORMAT = "int8:256"
+CODEC_ELEMENTS = 4 << 20
+
+Group = Any  # a process group of torch.distributed
+
+
+@dataclass(frozen=True)
+class World:
+    """The groups that are measured: a node's ranks, and the ranks of equal local rank in all nodes. None: one rank."""
+
+    device: torch.device
+    nodes: int
+    ranks_per_node: int
+    intra: Group | None
+    inter: Group | None
+
+
+def world(device: torch.device) -> World:
+    """The groups of this rank, by the LOCAL_WORLD_SIZE that torchrun sets.
+
+    Raises ValueError where nodes have unequal numbers of ranks."""
+    ranks, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks % local:
+        raise ValueError(f"LOCAL_WORLD_SIZE: expected nodes of equal size, got {local} of {ranks} ranks on this one")
+    nodes = ranks // local
+    intra, _ = dist.new_subgroups(local) if local > 1 else (None, None)
+    across = [[node * local + rank for node in range(nodes)] for rank in range(local)]
+    inter, _ = dist.new_subgroups_by_enumeration(across) if nodes > 1 else (None, None)
+    return World(device, nodes, local, intra, inter)
+
+
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """The slowest rank's median over `REPEATS` calls that all ranks start at once."""
+    samples = []
+    for _ in range(REPEATS):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        samples.append(time.perf_counter() - start)
+    slowest = torch.tensor([median(samples)], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def _exchange(group: Group, num_bytes: int, device: torch.device) -> Callable[[], Any]:
+    """An all-to-all in which each rank sends `num_bytes` to each of its peers."""
+    size = dist.get_world_size(group)
+    sent = torch.zeros(num_bytes * size, dtype=torch.uint8, device=device)
+    received = torch.empty_like(sent)
+    return lambda: dist.all_to_all_single(received, sent, group=group)
+
+
+def _link(group: Group, senders: int, everyone: Group, device: torch.device) -> dict[str, float]:
+    """Rates of an all-to-all in `group`, of which `senders` share the link that is measured, and of a ring's hop."""
+    peers = dist.get_world_size(group) - 1
+    small = seconds(_exchange(group, SMALL_BYTES, device), device)
+    num_bytes = 1 << 20
+    while True:
+        large = seconds(_exchange(group, num_bytes, device), device)
+        if large >= LEAST_SECONDS / REPEATS or 2 * num_bytes * (peers + 1) > MAX_BYTES[device.type]:
+            break
+        num_bytes *= 2
+    shard = torch.zeros(SMALL_BYTES, dtype=torch.uint8, device=device)
+    whole = torch.empty(SMALL_BYTES * dist.get_world_size(everyone), dtype=torch.uint8, device=device)
+    ring = seconds(lambda: dist.all_gather_into_tensor(whole, shard, group=everyone), device)
+    return {
+        "bytes_per_second": senders * peers * num_bytes / (large - small if large > small else large),
+        "exchange_seconds": small,
+        "hop_seconds": ring / (dist.get_world_size(everyone) - 1),
+        "message_bytes": num_bytes,
+    }
+
+
+def _codec_rate(device: torch.device) -> float:
+    """Bytes that the codec reads and writes per second while all ranks encode and decode."""
+    values = torch.randn(CODEC_ELEMENTS, dtype=torch.bfloat16, device=device)
+    wire = codec.encode(values, CODEC_FORMAT)
+    taken = seconds(lambda: codec.decode(codec.encode(values, CODEC_FORMAT, out=wire), CODEC_FORMAT, values), device)
+    wire_bytes = codec.wire_bytes(CODEC_FORMAT, "bfloat16", values.numel())
+    return 2 * (values.numel() * values.element_size() + wire_bytes) / taken
+
+
+def _launch_seconds(device: torch.device) -> float:
+    """What the caller's thread spends to start one small collective."""
+    value, works, samples = torch.zeros(1, device=device), [], []
+    for _ in range(20):
+        start = time.perf_counter()
+        works.append(dist.all_reduce(value, async_op=True))
+        samples.append(time.perf_counter() - start)
+        works[-1].wait()
+    return median(samples)
+
+
+def _exact_reduce_factor(device: torch.device) -> float:
+    """Seconds of an exact reduce-scatter over those of an all-gather of as many bytes: 2 for Gloo, 1 for NCCL."""
+    ranks = dist.get_world_size()
+    whole = torch.zeros((1 << 20) * ranks, dtype=torch.float32, device=device)
+    shard = torch.zeros(1 << 20, dtype=torch.float32, device=device)
+    gather = seconds(lambda: dist.all_gather_into_tensor(whole, shard), device)
+    scatter = seconds(lambda: dist.reduce_scatter_tensor(shard, whole), device)
+    return max(1.0, scatter / gather)
+
+
+def run(device: torch.device) -> dict[str, Any]:
+    """The calibration of this cluster; the process group is initialized, and all ranks call this.
+
+    Returns the same on every rank: rates in bytes per second and times in seconds. Raises ValueError for one rank."""
+    if dist.get_world_size() == 1:
+        raise ValueError("measure: expected at least 2 ranks; start it with torchrun or srun")
+    groups = world(device)
+    everyone = dist.group.WORLD
+    calibration: dict[str, Any] = {
+        "schema": CALIBRATION_SCHEMA,
+        "nodes": groups.nodes,
+        "ranks_per_node": groups.ranks_per_node,
+        "backend": dist.get_backend(),
+    }
+    if groups.intra is not None:
+        calibration["intra"] = _link(groups.intra, 1, groups.intra, device)
+    if groups.inter is not None:
+        calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
+    calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
+    calibration["codec_bytes_per_second"] = _codec_rate(device)
+    calibration["launch_seconds"] = _launch_seconds(device)
+    return calibration
+
+
+def write(output: Path, device: str) -> None:
+    """Measure between the ranks that torchrun or srun started, and let rank 0 write the result to `output`.
+
+    Raises ValueError for a device that is not there, and outside of torchrun and srun."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: expected a GPU for cuda, found none")
+    if "RANK" not in os.environ:
+        raise ValueError("measure: expected RANK and WORLD_SIZE, which torchrun sets; start it with torchrun -m zcomm")
+    chosen = torch.device(device)
+    if device == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        calibration = run(chosen)
+        if dist.get_rank() == 0:
+            output.write_text(json.dumps(calibration, indent=1) + "\n")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

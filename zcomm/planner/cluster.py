@@ -1,0 +1,193 @@
+"""The hardware that a prediction rests on, each figure with where it comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+CALIBRATION_SCHEMA = "zcomm-calibration/1"
+SOURCES = ("measured", "given", "assumed")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its source: "measured" on this cluster, "given" by the user, or "assumed" from a table."""
+
+    value: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network. Rates are one direction, in bytes per second: of a node between nodes, of a rank inside a node.
+
+    `efficiency` is the share of `bandwidth` that large messages reach. `hop` is the time of one step of a ring in
+    seconds; `exchange` and `peer` are the time to start an all-to-all, and what each peer adds to it.
+    """
+
+    bandwidth: Figure
+    efficiency: Figure
+    hop: Figure
+    exchange: Figure
+    peer: Figure = Figure(1e-6)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that large messages reach."""
+        return self.bandwidth.value * self.efficiency.value
+
+    def exchange_seconds(self, num_peers: int) -> float:
+        """Seconds before the first byte of an all-to-all with `num_peers` peers has arrived."""
+        return self.exchange.value + num_peers * self.peer.value
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One rank's processor: peak FLOP/s of 16-bit matrix products, the share of it that training reaches, bytes of
+    memory and bytes per second of memory bandwidth, and the share of that bandwidth that the codec reaches."""
+
+    peak: Figure
+    efficiency: Figure
+    memory: Figure
+    memory_bandwidth: Figure
+    codec_share: Figure = Figure(0.7)
+
+    @property
+    def flops(self) -> float:
+        return self.peak.value * self.efficiency.value
+
+    @property
+    def codec_rate(self) -> float:
+        """Bytes that the codec reads and writes per second."""
+        return self.memory_bandwidth.value * self.codec_share.value
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` x `ranks_per_node` ranks, one processor each.
+
+    `exact_reduce_factor`: bytes of an exact reduce-scatter over those of a ring; 2 for Gloo, whose reduce-scatter is an
+    all-reduce, and 1 for NCCL. `startup_seconds`: the least time of a compressed call.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    intra: Link
+    inter: Link
+    compute: Compute
+    exact_reduce_factor: float = 1.0
+    startup_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def _compute(peak: float, memory: float, bandwidth: float) -> Compute:
+    return Compute(Figure(peak), Figure(0.5), Figure(memory), Figure(bandwidth))
+
+
+# Vendors' data sheets: dense bfloat16 (V100: float16) FLOP/s, bytes of memory, bytes/s of memory bandwidth.
+PROCESSORS = {
+    "v100": _compute(125e12, 32e9, 900e9),
+    "a100": _compute(312e12, 80e9, 2039e9),
+    "l40s": _compute(362e12, 48e9, 864e9),
+    "h100": _compute(989e12, 80e9, 3350e9),
+    "h200": _compute(989e12, 141e9, 4800e9),
+    "b200": _compute(2250e12, 180e9, 8000e9),
+}
+# Bytes/s of a GPU to the others of its node, one direction.
+INTRA = {
+    "nvlink2": 150e9,
+    "nvlink3": 300e9,
+    "nvlink4": 450e9,
+    "nvlink5": 900e9,
+    "pcie3": 16e9,
+    "pcie4": 32e9,
+    "pcie5": 64e9,
+}
+_UNITS = {"bit": 1 / 8, "B/s": 1.0}
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of "400gbit", "100mbit" or "25GB/s"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)(bit|B/s)", text)
+    if match is None:
+        raise ValueError(f'expected a rate such as "400gbit" or "25GB/s", got {text!r}')
+    rate = float(match[1]) * _PREFIXES[match[2].lower()] * _UNITS[match[3]]
+    if rate <= 0:
+        raise ValueError(f"expected a rate above 0, got {text!r}")
+    return rate
+
+
+def intra_link(text: str) -> Link:
+    """The link inside a node: a name of `INTRA`, or a rate per rank."""
+    bandwidth = Figure(INTRA[text]) if text in INTRA else Figure(parse_rate(text), "given")
+    return Link(bandwidth, efficiency=Figure(0.8), hop=Figure(3e-6), exchange=Figure(20e-6))
+
+
+def inter_link(text: str) -> Link:
+    """The link of a node to the other nodes: a rate per node."""
+    bandwidth = Figure(parse_rate(text), "given")
+    return Link(bandwidth, efficiency=Figure(0.85), hop=Figure(10e-6), exchange=Figure(20e-6))
+
+
+def processor(name: str) -> Compute:
+    if name not in PROCESSORS:
+        raise ValueError(f"processor: expected one of {', '.join(PROCESSORS)}, got {name!r}")
+    return PROCESSORS[name]
+
+
+def load_calibration(path: Path) -> dict[str, Any]:
+    """What ``python -m zcomm measure`` wrote.
+
+    Raises ValueError if the file is another one."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected a calibration file: {error}") from None
+    if not isinstance(content, dict) or content.get("schema") != CALIBRATION_SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path}: expected the schema {CALIBRATION_SCHEMA!r}, got {found!r}")
+    return content
+
+
+def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
+    """`cluster` with the figures that were measured in the place of those that were assumed or given."""
+    links = {}
+    for name in ("intra", "inter"):
+        measured, link = calibration.get(name), getattr(cluster, name)
+        if measured is not None:
+            link = replace(
+                link,
+                bandwidth=Figure(measured["bytes_per_second"], "measured"),
+                efficiency=Figure(1.0, "measured"),
+                hop=Figure(measured["hop_seconds"], "measured"),
+                exchange=Figure(measured["exchange_seconds"], "measured"),
+            )
+        links[name] = link
+    compute = cluster.compute
+    if "codec_bytes_per_second" in calibration:
+        rate = Figure(calibration["codec_bytes_per_second"], "measured")
+        compute = replace(compute, memory_bandwidth=rate, codec_share=Figure(1.0, "measured"))
+    return replace(
+        cluster,
+        **links,
+        compute=compute,
+        exact_reduce_factor=calibration.get("exact_reduce_factor", cluster.exact_reduce_factor),
+        startup_seconds=calibration.get("startup_seconds", cluster.startup_seconds),
+    )

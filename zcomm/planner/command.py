@@ -1,0 +1,112 @@
+"""The command ``python -m zcomm plan``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from zcomm.planner import cluster as hardware
+from zcomm.planner import lab, published, report, step, workload
+from zcomm.planner.cluster import Cluster, Figure
+
+console = Console(highlight=False)
+
+
+def plan(
+    model: Annotated[
+        str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 2,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 8,
+    inter: Annotated[str, typer.Option(help='A node\'s link to the others, "100gbit" or "12.5GB/s".')] = "100gbit",
+    intra: Annotated[
+        str, typer.Option(help=f"{', '.join(hardware.INTRA)}, or a rate of one rank inside its node.")
+    ] = "nvlink4",
+    gpu: Annotated[str, typer.Option(help=", ".join(hardware.PROCESSORS))] = "h100",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and micro-batch.")] = 4096,
+    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
+    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
+    recompute: Annotated[bool, typer.Option(help="Activations are computed again in the backward pass.")] = False,
+    reduce_dtype: Annotated[str, typer.Option(help="Of gradients: float32 or bfloat16.")] = "float32",
+    share_of_peak: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Of the GPU's peak.")] = None,
+    overlap: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Of compute and network: 0 is none, 1 is full.")
+    ] = None,
+    step_seconds: Annotated[float | None, typer.Option(help="Seconds of a measured exact step.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm measure wrote.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the step over bandwidth into this file.")] = None,
+    validate: Annotated[bool, typer.Option(help="Print the planner's own errors.")] = False,
+    results: Annotated[
+        list[Path] | None, typer.Option(help="With --validate: reports of zcomm bench to be held against the model.")
+    ] = None,
+) -> None:
+    """Predict a training step with and without compression, and say what to use."""
+    if validate:
+        show_validation(results or [])
+        return
+    if model is None:
+        raise typer.BadParameter('expected --model with a config.json or "MODULE:FUNCTION"')
+    try:
+        units, flops = workload.load_model(model, sequence)
+        work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
+        compute = hardware.processor(gpu)
+        if share_of_peak is not None:
+            compute = replace(compute, efficiency=Figure(share_of_peak, "given"))
+        cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
+        if calibration is not None:
+            cluster = hardware.calibrated(cluster, hardware.load_calibration(calibration))
+        hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
+        if step_seconds is not None:
+            cluster = step.calibrate_step(work, cluster, step_seconds, hidden)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    made = report.make(work, cluster, step.OPTIONS, hidden)
+    if as_json:
+        console.print_json(json.dumps(report.to_json(made)))
+    else:
+        report.show(made, console)
+    if plot is not None:
+        report.plot(made, plot)
+
+
+def show_validation(results: list[Path]) -> None:
+    """The errors against published training steps, and against reports of the benchmark."""
+    rows = published.load()
+    errors, parameters = published.errors(rows)
+    table = Table(title=f"{len(rows)} published steps of ZeRO-3 and ZeRO++", box=box.SIMPLE_HEAD)
+    for title in ("", "exact steps", "ZeRO++ steps", "speed-ups", "worst speed-up", "speed-ups within 10 %"):
+        table.add_column(title, justify="right" if title else "left")
+    named = {
+        "this model; each exact step held out": errors,
+        "bytes at line rate, half of peak": published.errors_of_line_rate(rows),
+        "fitted to 138B, on 18B": published.errors_without_model(rows, "18B"),
+        "fitted to 18B, on 138B": published.errors_without_model(rows, "138B"),
+    }
+    for name, each in named.items():
+        table.add_row(name, *(f"{value:.1%}" for value in each.summary().values()))
+    console.print(table)
+    console.print(f"Six parameters, fitted to the exact steps: {parameters}")
+    if results:
+        _show_lab({path.stem: json.loads(path.read_text()) for path in results})
+
+
+def _show_lab(reports: dict[str, Any]) -> None:
+    calls = lab.predict(reports)
+    table = Table(title="Compressed collectives behind a limited link", box=box.SIMPLE_HEAD)
+    for title in ("report", "bytes", "measured", "predicted", "error", "error of bytes"):
+        table.add_column(title, justify="left" if title == "report" else "right")
+    for call in calls:
+        times = (report.time_text(call.seconds), report.time_text(call.predicted))
+        table.add_row(call.report, str(call.size), *times, f"{call.error:+.1%}", f"{call.bytes_error:+.1%}")
+    console.print(table)
+    mean = sum(abs(call.error) for call in calls) / len(calls)
+    large = [abs(call.error) for call in calls if call.size >= 16 << 20]
+    console.print(f"Mean error {mean:.1%}; worst from 16 MiB on {max(large, default=0.0):.1%}.")

@@ -49,9 +49,11 @@ def world(device: torch.device) -> World:
     if ranks % local:
         raise ValueError(f"LOCAL_WORLD_SIZE: expected nodes of equal size, got {local} of {ranks} ranks on this one")
     nodes = ranks // local
-    intra, _ = dist.new_subgroups(local) if local > 1 else (None, None)
+    intra = dist.new_subgroups(local)[0] if local > 1 else None  # type: ignore[no-untyped-call, unused-ignore]
     across = [[node * local + rank for node in range(nodes)] for rank in range(local)]
-    inter, _ = dist.new_subgroups_by_enumeration(across) if nodes > 1 else (None, None)
+    inter = None
+    if nodes > 1:
+        inter, _ = dist.new_subgroups_by_enumeration(across)  # type: ignore[no-untyped-call, unused-ignore]
     return World(device, nodes, local, intra, inter)
 
 

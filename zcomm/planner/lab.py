@@ -76,7 +76,7 @@ def call_seconds(cost: Cost, num_chunks: int, startup: float) -> float:
 
 
 def _chunks(report: Mapping[str, Any], row: Mapping[str, Any], ranks: int) -> int:
-    chunk = report["config"]["options"].get("chunk_bytes", 1 << 20)
+    chunk: int = report["config"]["options"].get("chunk_bytes", 1 << 20)
     return max(1, -(-row["size"] // ranks // chunk))
 
 
@@ -94,7 +94,7 @@ def _efficiency(reports: Sequence[Mapping[str, Any]], link: str) -> float:
     ]
     if not shares:
         raise ValueError(f"expected an exact all-gather of at least 4 MiB over {link} to calibrate on, got none")
-    return median(shares)
+    return float(median(shares))
 
 
 def predict(reports: Mapping[str, Mapping[str, Any]]) -> list[Call]:

@@ -118,7 +118,8 @@ class _Group:
         return rendezvous.wait_for_all(self._prefixed(name), self._size, timeout, purpose, lambda: groups.is_over(self))
 
     def _agree(self) -> list[int]:
-        return rendezvous.compare(self._meet("agreement", "first collective"), self._rank, self._options)
+        nodes = rendezvous.compare(self._meet("agreement", "first collective"), self._rank, self._options)
+        return groups.set_nodes(self, nodes)
 
     def _make_transport_group(self) -> dist.ProcessGroupGloo:
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.

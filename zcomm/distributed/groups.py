@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
 
+_nodes: dict[object, list[int]] = {}  # of the ranks of a group, once they have compared
 # Until they are shut down; torch holds groups in C++ alone, so weak ones would be dead.
 _living: dict[object, _c10d.ProcessGroup] = {}
 
@@ -21,7 +22,19 @@ def register(key: object, backend: _c10d.ProcessGroup) -> None:
 
 def forget(key: object) -> _c10d.ProcessGroup | None:
     """The backend that was registered as ``key``; None if it is forgotten already."""
+    _nodes.pop(key, None)
     return _living.pop(key, None)
+
+
+def set_nodes(key: object, nodes: list[int]) -> list[int]:
+    """Keeps the node of each rank until ``forget(key)``. Returns ``nodes``."""
+    _nodes[key] = nodes
+    return nodes
+
+
+def nodes_of(backend: _c10d.ProcessGroup) -> list[int]:
+    """The node of each rank, as numbers: of a group that has made a collective."""
+    return next(_nodes[key] for key, other in _living.items() if other is backend)
 
 
 def is_over(key: object) -> bool:

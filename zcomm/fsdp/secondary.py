@@ -8,18 +8,25 @@ ranks of a node keeps an L-th of them, and what is gathered from these has the s
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.overrides import override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
+from zcomm.fsdp.differences import DTYPES, DifferenceGather
 
 _log = logging.getLogger("zcomm")
+
+#: What travels between nodes: wires in the formats of the options, or lossless differences.
+WIRES = ("compressed", "difference")
 
 
 @dataclass
@@ -33,9 +40,13 @@ class ModuleStats:
     between_bytes: int = 0  #: sent to other nodes
     inside_bytes: int = 0  #: sent to ranks of the node
     memory_bytes: int = 0  #: of this rank's secondary shard
+    generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
+    bits_per_weight: float = 0.0  #: that the last lossless difference took on its way to another node; 0 without one
 
 
-def enable_secondary_shards(model: torch.nn.Module, *, max_bytes: int | None = None) -> SecondaryShards:
+def enable_secondary_shards(
+    model: torch.nn.Module, *, max_bytes: int | None = None, wire: str | None = None
+) -> SecondaryShards:
     """Give every module of ``model`` that ``fully_shard`` was, or will be, applied to a secondary shard.
 
     A gather of weights that have not changed since the last one then moves no byte between nodes: in the backward pass,
@@ -49,24 +60,40 @@ def enable_secondary_shards(model: torch.nn.Module, *, max_bytes: int | None = N
     Gathers that the options leave exact (below ``min_bytes``, other dtypes, ``zcomm.exact()``), and those of a
     ``reshard_after_forward`` mesh, are as without secondary shards.
 
+    With ``wire="difference"`` weights are exact, bit for bit: what crosses nodes are lossless differences to what the
+    holders of secondary shards still have, of bfloat16 or float16, on CPUs over Gloo. The first gather sends whole
+    weights. Secondary shards are then the weights themselves, 2 bytes each: on a rank of a node of L an L-th of the
+    model, and all of it where a node has one rank. What the options would compress travels so; a module for which
+    :func:`compress` has set a format for ``all_gather`` keeps that. A gather is done when the call returns.
+
     Args:
+        wire: ``"compressed"``, in the formats of the options, or ``"difference"``; default: the environment's
+            ``ZCOMM_SECONDARY_WIRE``, else ``"compressed"``.
         max_bytes: limit of a rank's secondary shards. Modules whose shards would exceed it go without, and are named in
             a warning. Default: no limit.
 
     Raises:
-        ValueError: ``max_bytes`` is negative.
+        ValueError: ``max_bytes`` is negative, or ``wire`` is unknown.
+        ValueError: at a gather of float32 or on a GPU, if ``wire`` is ``"difference"``.
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
     if max_bytes is not None and max_bytes < 0:
         raise ValueError(f"max_bytes: got {max_bytes}, need 0 or more, or None")
-    return SecondaryShards(model, max_bytes)
+    return SecondaryShards(model, max_bytes, checked_wire(wire or os.environ.get("ZCOMM_SECONDARY_WIRE") or WIRES[0]))
+
+
+def checked_wire(wire: str) -> str:
+    if wire not in WIRES:
+        raise ValueError(f"wire: got {wire!r}, expected {' or '.join(map(repr, WIRES))}")
+    return wire
 
 
 class SecondaryShards:
     """What :func:`enable_secondary_shards` returns: it switches them off, and counts."""
 
-    def __init__(self, model: torch.nn.Module, max_bytes: int | None) -> None:
+    def __init__(self, model: torch.nn.Module, max_bytes: int | None, wire: str) -> None:
         self._model = model
+        self._wire = wire
         self._shards: dict[Collectives, _Shard] = {}
         self.max_bytes = max_bytes
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
@@ -91,6 +118,19 @@ class SecondaryShards:
         for group, shard in self._shards.items():
             group.drop_strategy(shard)
         self._shards.clear()
+
+    @property
+    def wire(self) -> str:
+        """What travels between nodes. It can be set while training, on all ranks alike."""
+        return self._wire
+
+    @wire.setter
+    def wire(self, wire: str) -> None:
+        if checked_wire(wire) != self._wire:
+            self._wire = wire
+            self._used_bytes = 0
+            for shard in self._shards.values():
+                shard.forget()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version.
@@ -148,6 +188,7 @@ class _Shard:
         self._group = group
         self._inside = _c10d.Site(group.name, [])
         self._kept: torch.Tensor | None = None
+        self._differences: DifferenceGather | None = None  # in place of that
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._fits: bool | None = None  # into max_bytes; None: not decided
         self.gathers_between = 0
@@ -157,22 +198,30 @@ class _Shard:
 
     @property
     def memory_bytes(self) -> int:
+        if self._differences is not None:
+            return self._differences.memory_bytes()
         return 0 if self._kept is None else self._kept.numel()
 
     def stats(self) -> ModuleStats:
-        across, inside = self._group.gathered, self._inside
+        across, inside, exact = self._group.gathered, self._inside, self._differences
         return ModuleStats(
             gathers_between=self.gathers_between,
             gathers_inside=self.gathers_inside,
             gathers_plain=self.gathers_plain,
             gathers_beyond_limit=self.gathers_beyond_limit,
-            between_bytes=across.between_bytes + inside.between_bytes,
-            inside_bytes=across.inside_bytes + inside.inside_bytes,
+            between_bytes=across.between_bytes + inside.between_bytes + (exact.between_bytes if exact else 0),
+            inside_bytes=across.inside_bytes + inside.inside_bytes + (exact.inside_bytes if exact else 0),
             memory_bytes=self.memory_bytes,
+            generation=exact.generation if exact else 0,
+            bits_per_weight=exact.bits_per_weight if exact else 0.0,
         )
 
     def outdate(self) -> None:
         self._kept_version = None
+
+    def forget(self) -> None:
+        """What is kept is not what the next gathers need."""
+        self._kept = self._kept_version = self._differences = self._fits = None
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._group.plain.allocate(size, dtype, device)
@@ -183,6 +232,11 @@ class _Shard:
         if plan is None or version is None:
             self.gathers_plain += 1
             return self._group.plain.gather(call)
+        rule = self._group.rule
+        if self._owner.wire == "difference" and (rule is None or rule.all_gather is None):
+            return self._gather_exactly(call, version)
+        if self._differences is not None:  # the module has a format of its own since then
+            self.forget()
         if self._kept is not None and version == self._kept_version:
             self.gathers_inside += 1
             work = plan.run_from_secondary(call.output, self._kept, site=self._inside, async_op=call.async_op)
@@ -201,6 +255,40 @@ class _Shard:
         )
         self._kept_version = version
         return finished(work, call.async_op)
+
+    def _gather_exactly(self, call: GatherCall, version: WeightsVersion) -> None:
+        """By lossless differences; done when it returns."""
+        name, shard = self._group.name, call.shard
+        if shard.dtype not in DTYPES:
+            dtype = str(shard.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"wire: {name} gathers {dtype}, expected bfloat16 or float16, of which differences are made: "
+                "MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than differences of float32 would"
+            )
+        if shard.device.type != "cpu":
+            raise ValueError(
+                f"wire: {name} gathers on {shard.device}, expected the CPU: over NCCL a receiver would have to wait "
+                "for the GPU to learn the size of a difference"
+            )
+        if self._fits is None:
+            _, largest = DifferenceGather.memory_bytes_of(call.backend, shard.numel())
+            self._fits = self._owner._reserve(name, largest)
+        if not self._fits:
+            self.gathers_beyond_limit += 1
+            with override(all_gather="exact"):
+                dist.all_gather_into_tensor(call.output, shard, group=call.group)
+            return
+        if self._differences is None or not self._differences.is_of(call.group, shard):
+            self._kept = self._kept_version = None
+            self._differences = DifferenceGather(call.group, call.backend, shard.numel(), shard.dtype)
+        if version == self._kept_version:
+            self.gathers_inside += 1
+            self._differences.gather_again(call.output)
+            return
+        self._kept_version = None  # while it is being written
+        self.gathers_between += 1
+        self._differences.gather(call.output, shard)
+        self._kept_version = version
 
     def _version_of(self, plan: _c10d.PlannedGather) -> WeightsVersion | None:
         """None: the weights cannot be watched."""

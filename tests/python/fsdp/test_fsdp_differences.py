@@ -1,0 +1,226 @@
+"""Exact weights by lossless differences: the same training as gloo's, bit for bit, for fewer bytes between nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.training import make_batch, make_model, whole
+from support.worlds import collect, options, run
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import zcomm
+from zcomm.fsdp import SecondaryShards, compress, enable_secondary_shards
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+TWO_NODES = [0, 0, 1, 1]
+GRADIENTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "exact": zcomm.exact,
+    "compressed": lambda: zcomm.override(all_gather="exact"),
+}
+
+
+def sharded(policy: MixedPrecisionPolicy = BF16) -> nn.Sequential:
+    model = make_model()
+    for block in [*model, model]:
+        fully_shard(block, mp_policy=policy)
+    return model
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1, stop: Any = None
+) -> list[float]:
+    losses = []
+    for step in range(steps):
+        for _ in range(micro_batches):
+            inputs, targets = make_batch(dist.get_rank())
+            loss = (model(inputs).float() - targets).square().mean()
+            loss.backward()
+            losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+        if stop is not None:
+            stop(step)
+    return losses
+
+
+def adamw(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+
+
+def parameters_of(model: nn.Module) -> list[torch.Tensor]:
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def assert_same_training(one: tuple[list[float], list[torch.Tensor]], other: tuple[list[float], Any]) -> None:
+    assert one[0] == other[0]
+    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+@pytest.mark.parametrize("steps", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gradients", GRADIENTS)
+@pytest.mark.parametrize("nodes", [TWO_NODES, [0, 1, 2, 3], [0, 0, 0, 1]], ids=["2x2", "4x1", "3+1"])
+def test_training_equals_that_with_exact_weights(nodes: list[int], gradients: str, steps: int) -> None:
+    """With exact gradients that is gloo's: zcomm.exact() hands every call to it."""
+
+    def body() -> None:
+        with GRADIENTS[gradients]():
+            plain = sharded()
+            expected = train(plain, adamw(plain), steps, micro_batches=2)
+        model = sharded()
+        secondary = enable_secondary_shards(model, wire="difference")
+        with zcomm.override(reduce_scatter="exact") if gradients == "exact" else nullcontext():
+            losses = train(model, adamw(model), steps, micro_batches=2)
+        assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
+        for stats in secondary.stats().values():  # forward and backward of two micro-batches
+            assert (stats.gathers_between, stats.gathers_inside, stats.gathers_plain) == (steps, 3 * steps, 0)
+            assert stats.generation == steps
+
+    run(body, 4, nodes=nodes, options=options(), seconds=300)
+
+
+def test_bytes_between_nodes_follow_the_learning_rate() -> None:
+    def body() -> None:
+        model = sharded()
+        secondary = enable_secondary_shards(model, wire="difference")
+        optimizer = adamw(model, lr=0.0)
+        block = secondary.stats
+        train(model, optimizer, steps=1)
+        assert all(stats.bits_per_weight > 16 for stats in block().values())  # whole weights and headers
+        bits = {}
+        for lr in (1e-2, 1e-3, 1e-5, 0.0):
+            for group in optimizer.param_groups:
+                group["lr"], group["weight_decay"] = lr, 0.0
+            train(model, optimizer, steps=3)
+            bits[lr] = block()["0"].bits_per_weight  # of 18090 weights; headers are 0.1 bit of a shard
+        assert bits[1e-2] > bits[1e-3] > bits[1e-5] > bits[0.0]
+        assert bits[1e-3] < 10  # the same batch in each step: AdamW moves every weight by the whole rate
+        assert bits[0.0] < 0.2
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
+    def body() -> None:
+        def start() -> nn.Module:
+            model = make_model()
+            model.requires_grad_(False)
+            model[0][2].requires_grad_(True)
+            for block in [*model, model]:
+                fully_shard(block, mp_policy=BF16)
+            return model
+
+        plain, model = start(), start()
+        secondary = enable_secondary_shards(model, wire="difference")
+        results = []
+        for one, context in ((plain, zcomm.exact()), (model, zcomm.override(reduce_scatter="exact"))):
+            with context:
+                losses = train(one, adamw(one), steps=3)
+                one.load_state_dict({name: value.detach() * 0.5 for name, value in one.state_dict().items()})
+                losses += train(one, adamw(one), steps=3)
+            results.append((losses, parameters_of(one)))
+        assert_same_training(*results)
+        frozen = secondary.stats()["1"]
+        assert (frozen.gathers_between, frozen.generation) == (2, 2)  # once, and what was loaded
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def test_on_and_off_while_training_and_formats_of_their_own() -> None:
+    def body() -> None:
+        plain, model = sharded(), sharded()
+        with zcomm.exact():
+            expected = train(plain, adamw(plain), steps=8)
+        secondary = enable_secondary_shards(model, wire="difference")
+
+        def switch(step: int) -> None:
+            nonlocal secondary
+            if step == 1:
+                secondary.disable()
+            if step == 3:
+                secondary = enable_secondary_shards(model, wire="difference")
+            if step == 5:
+                secondary.wire = "compressed"
+                secondary.wire = "difference"
+
+        optimizer = adamw(model)
+        with zcomm.override(reduce_scatter="exact"):
+            losses = train(model, optimizer, steps=2, stop=switch)
+            with zcomm.exact():
+                losses += train(model, optimizer, steps=2, stop=lambda step: switch(step + 2))
+            losses += train(model, optimizer, steps=4, stop=lambda step: switch(step + 4))
+        assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
+
+        # A module with a format of its own is not exact, and the others are.
+        compress(model[1], all_gather="int8:64")
+        train(model, optimizer, steps=2)
+        stats = secondary.stats()
+        assert stats["1"].generation == 0 < stats["0"].generation
+        assert stats["1"].memory_bytes < stats["0"].memory_bytes
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def shard_of(secondary: SecondaryShards) -> Any:
+    return next(iter(secondary._shards.values()))
+
+
+@pytest.mark.parametrize("what", ["a write", "another generation", "a gather that is skipped", "a rank that is killed"])
+def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
+    def body() -> None:
+        model = sharded()
+        secondary = enable_secondary_shards(model, wire="difference")
+        optimizer = adamw(model)
+        train(model, optimizer, steps=2)
+        if dist.get_rank() == 3:
+            shard = shard_of(secondary)
+            if what == "a write":
+                for values in shard._differences._kept.values():
+                    values.view(torch.int16)[10] ^= 1
+            elif what == "another generation":
+                shard.forget()
+            elif what == "a gather that is skipped":
+                shard.gather = lambda call: shard._differences.gather_again(call.output)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        train(model, optimizer, steps=1)
+
+    outcomes = collect(body, 4, nodes=TWO_NODES, options=options(), group_seconds=10, grace=15)
+    for rank, outcome in enumerate(outcomes):
+        if what == "a rank that is killed" and rank == 3:
+            continue
+        assert outcome.error is not None, f"rank {rank}"
+        assert not outcome.stuck
+    if what == "a write":
+        assert "generation 2 is not generation 3" in outcomes[1].error + outcomes[3].error
+        assert "differences of slot" in outcomes[1].error + outcomes[3].error
+    if what == "a gather that is skipped":
+        assert "at generation 3, rank 3 at 2" in outcomes[2].error
+        assert "at generation 2, rank 2 at 3" in outcomes[3].error
+    if what == "another generation":
+        found = outcomes[1].error + outcomes[3].error
+        assert "holds generation 2" in found or "to generation 2" in found
+        assert "holds generation 0" in found or "to generation 0" in found
+
+
+def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="wire: got 'delta', expected 'compressed' or 'difference'"):
+        enable_secondary_shards(nn.Linear(2, 2), wire="delta")
+    assert enable_secondary_shards(nn.Linear(2, 2)).wire == "compressed"
+    monkeypatch.setenv("ZCOMM_SECONDARY_WIRE", "difference")
+    assert enable_secondary_shards(nn.Linear(2, 2)).wire == "difference"
+
+    def body() -> None:
+        model = sharded(MixedPrecisionPolicy())
+        enable_secondary_shards(model, wire="difference")
+        with pytest.raises(ValueError, match="gathers float32, expected bfloat16 or float16"):
+            model(make_batch(0)[0])
+
+    run(body, 2, nodes=[0, 1], options=options())

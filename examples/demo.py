@@ -218,6 +218,7 @@ def main(
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
     micro_batches: Annotated[int, typer.Option(min=1, help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="With zcomm, weights cross nodes once in a step.")] = False,
+    wire: Annotated[str, typer.Option(help='Of secondary shards: "difference" for exact weights.')] = "compressed",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/demo"),
 ) -> None:
     """Train a small GPT over each backend and compare."""
@@ -231,14 +232,18 @@ def main(
     formats = {name: text for name, text in named.items() if text is not None}
     options = checked_options(formats, names)
     own = {EXACT: [], "zcomm": [f"--{name.replace('_', '-')}={text}" for name, text in formats.items()]}
+    if wire not in ("compressed", "difference") or (wire == "difference" and not secondary_shards):
+        raise typer.BadParameter(
+            f'--wire: got {wire!r}, expected "compressed", or "difference" with --secondary-shards'
+        )
     if secondary_shards:
-        own["zcomm"].append("--secondary-shards")
+        own["zcomm"] += ["--secondary-shards", f"--wire={wire}"]
 
     speed = matrix_dtype.measure()
     console.print(str(speed), soft_wrap=True)
     job = Job(nodes, link, steps, batch, sequence, width, layers, micro_batches, speed.faster)
     compute_seconds = job.compute_seconds()
-    sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards)}
+    sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards, wire)}
     plans = {name: plan(job, compute_seconds, sent[name]) for name in names}
     minutes = sum(plans[name].seconds + START_SECONDS for name in names) / 60
     console.print(f"this takes about {minutes:.1f} minutes")

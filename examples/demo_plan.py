@@ -16,6 +16,7 @@ from zcomm.lab import network
 SLOWER = 10  # times the plan: a step that takes longer ends the run
 LEAST_LIMIT = 30.0  # seconds: allocations, connections, other programs
 SAMPLE = 1 << 20  # elements
+DIFFERENCE_BYTES = 0.6  # of a bfloat16 weight, where the learning rate is highest
 
 
 def seconds_of_sequence(model: GPT, sequence: int) -> float:
@@ -62,7 +63,9 @@ def bytes_per_value(format: str, dtype: str) -> float:
     return wire_bytes(format, dtype, SAMPLE) / SAMPLE
 
 
-def inter_node_bytes(job: Job, options: zcomm.Options | None = None, secondary_shards: bool = False) -> float:
+def inter_node_bytes(
+    job: Job, options: zcomm.Options | None = None, secondary_shards: bool = False, wire: str = "compressed"
+) -> float:
     """Bytes that leave all nodes in a step; without ``options`` those of gloo, whose collectives are rings."""
     num_nodes, ranks_per_node = network.parse_nodes(job.nodes)
     num_ranks = num_nodes * ranks_per_node
@@ -74,6 +77,8 @@ def inter_node_bytes(job: Job, options: zcomm.Options | None = None, secondary_s
         between = options.reduce_scatter.split("/")[-1]
         if options.all_gather != "exact":
             gather = (num_nodes - 1) * bytes_per_value(options.all_gather, "bfloat16")
+        if wire == "difference":
+            gather = (num_nodes - 1) * DIFFERENCE_BYTES
         if between != "exact":
             reduce = (num_nodes - 1) * bytes_per_value(between, "float32")
     gathers = 1 if secondary_shards else 2 * job.micro_batches

@@ -225,6 +225,7 @@ def main(
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
     micro_batches: Annotated[int, typer.Option(help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="zcomm's: weights cross nodes once in a step.")] = False,
+    wire: Annotated[str, typer.Option(help='Of secondary shards: "difference" for exact weights.')] = "compressed",
     multiply_as: Annotated[str, typer.Option(help='"bfloat16", "float32", or "auto": the faster one.')] = "auto",
     step_limit: Annotated[float | None, typer.Option(help="Seconds; a longer step ends the run.")] = None,
 ) -> None:
@@ -245,7 +246,7 @@ def main(
     if secondary_shards:
         import zcomm
 
-        zcomm.fsdp.enable_secondary_shards(model)
+        zcomm.fsdp.enable_secondary_shards(model, wire=wire)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
     # Up, then down to nothing: a run that ends at full speed ends at a point that the last batches chose.
     schedule = torch.optim.lr_scheduler.LambdaLR(

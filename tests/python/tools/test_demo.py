@@ -71,14 +71,16 @@ def run_example(name: str, *arguments: str) -> None:
 @pytest.mark.timeout(300)
 def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
     moved = {}
-    for flag in ("--no-secondary-shards", "--secondary-shards"):
+    for flag in ("--no-secondary-shards", "--secondary-shards", "--secondary-shards --wire=difference"):
         small = ["--nodes", "2x2", "--link", "1gbit", *MODEL[2:], "--steps", "4", "--micro-batches", "3"]
-        run_example("demo.py", "--backends", "zcomm", flag, "--out", str(tmp_path), *small)
+        run_example("demo.py", "--backends", "zcomm", *flag.split(), "--out", str(tmp_path), *small)
         summary = json.loads((tmp_path / "summary.json").read_text())["zcomm"]
         moved[flag] = summary["inter_node_bytes_per_step"]
     if moved["--secondary-shards"] is not None:
         # Of six gathers in a step one crosses nodes, beside the gradients.
         assert moved["--secondary-shards"] < 0.5 * moved["--no-secondary-shards"]
+        # Whole weights in the first step, differences in the others.
+        assert moved["--secondary-shards --wire=difference"] < 0.5 * moved["--no-secondary-shards"]
 
 
 @needs_zcomm
@@ -100,6 +102,8 @@ def test_the_plan_knows_the_bytes_that_will_move() -> None:
     assert inter_node_bytes(job) == pytest.approx(59.3e6, rel=0.03)
     assert inter_node_bytes(job, zcomm.Options()) == pytest.approx(8.3e6, rel=0.03)
     assert inter_node_bytes(job, zcomm.Options(), secondary_shards=True) == pytest.approx(5.1e6, rel=0.03)
+    differences = inter_node_bytes(job, zcomm.Options(), secondary_shards=True, wire="difference")
+    assert differences < inter_node_bytes(job, zcomm.Options(), secondary_shards=True)
     assert inter_node_bytes(replace(job, micro_batches=4)) == pytest.approx(117.7e6, rel=0.03)
     assert inter_node_bytes(replace(job, nodes="1x4")) == 0
 

@@ -21,6 +21,7 @@ def new_exact_group(ranks: Sequence[int] | None = None, **fields: Any) -> dist.P
     backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
     device, world.bound_device_id = world.bound_device_id, None
     try:
-        return dist.new_group(ranks, backend=backend, **fields)
+        group: dist.ProcessGroup = dist.new_group(ranks, backend=backend, **fields)
+        return group
     finally:
         world.bound_device_id = device

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
@@ -271,7 +272,7 @@ class _Shard:
                 "for the GPU to learn the size of a difference"
             )
         if self._fits is None:
-            _, largest = DifferenceGather.memory_bytes_of(call.backend, shard.numel())
+            _, largest = DifferenceGather.memory_bytes_of(backend_of(call.group), shard.numel())
             self._fits = self._owner._reserve(name, largest)
         if not self._fits:
             self.gathers_beyond_limit += 1
@@ -280,7 +281,7 @@ class _Shard:
             return
         if self._differences is None or not self._differences.is_of(call.group, shard):
             self._kept = self._kept_version = None
-            self._differences = DifferenceGather(call.group, call.backend, shard.numel(), shard.dtype)
+            self._differences = DifferenceGather(call.group, backend_of(call.group), shard.numel(), shard.dtype)
         if version == self._kept_version:
             self.gathers_inside += 1
             self._differences.gather_again(call.output)

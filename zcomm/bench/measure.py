@@ -107,7 +107,7 @@ def _codec_rate(device: torch.device) -> float:
     wire = codec.encode(values, CODEC_FORMAT)
     taken = seconds(lambda: codec.decode(codec.encode(values, CODEC_FORMAT, out=wire), CODEC_FORMAT, values), device)
     wire_bytes = codec.wire_bytes(CODEC_FORMAT, "bfloat16", values.numel())
-    return 2 * (values.numel() * values.element_size() + wire_bytes) / taken
+    return 2 * float(values.numel() * values.element_size() + wire_bytes) / taken
 
 
 def _launch_seconds(device: torch.device) -> float:

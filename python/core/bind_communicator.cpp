@@ -58,11 +58,10 @@ Feedback feedback_of(const FeedbackTuple& tuple) {
   return {reinterpret_cast<std::byte*>(address), BlockFormat::parse(format), decay, empty};
 }
 
-}  // namespace
+using BoundClass = py::class_<BoundCommunicator, std::shared_ptr<BoundCommunicator>>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
 
-void bind_communicator(py::module_& module) {
-  const auto no_gil = py::call_guard<py::gil_scoped_release>();
-
+void bind_call_stats(py::module_& module) {
   py::class_<CallStats>(module, "CallStats", "Bytes that one call sent from this rank.")
       .def_readonly("inside_bytes", &CallStats::inside_bytes, "To ranks of the same node.")
       .def_readonly("between_bytes", &CallStats::between_bytes, "To other nodes.")
@@ -71,12 +70,11 @@ void bind_communicator(py::module_& module) {
         return "CallStats(inside_bytes=" + std::to_string(self.inside_bytes) +
                ", between_bytes=" + std::to_string(self.between_bytes) + ")";
       });
+}
 
-  py::class_<BoundCommunicator, std::shared_ptr<BoundCommunicator>>(module, "Communicator")
-      .def_readonly("rank", &BoundCommunicator::rank)
-      .def_readonly("size", &BoundCommunicator::size)
-      .def_readonly("num_nodes", &BoundCommunicator::num_nodes)
-      .def_property_readonly("is_closed", &BoundCommunicator::is_closed)
+void bind_collectives(BoundClass& communicator_class) {
+  const NoGil no_gil;
+  communicator_class
       .def(
           "all_gather",
           [](BoundCommunicator& self, const ArrayTuple& shard, const std::vector<ArrayTuple>& slots,
@@ -111,7 +109,12 @@ void bind_communicator(py::module_& module) {
                                              stream_of(stream));
             });
           },
-          py::arg("tensor"), py::arg("formats"), py::arg("factor"), py::arg("timeout"), py::arg("stream") = 0, no_gil)
+          py::arg("tensor"), py::arg("formats"), py::arg("factor"), py::arg("timeout"), py::arg("stream") = 0, no_gil);
+}
+
+void bind_planned_collectives(BoundClass& communicator_class) {
+  const NoGil no_gil;
+  communicator_class
       .def(
           "plan_reduce_scatter",
           [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots, const NamedSegments& segments,
@@ -135,7 +138,19 @@ void bind_communicator(py::module_& module) {
             });
           },
           py::arg("plan"), py::arg("slots"), py::arg("output"), py::arg("factor"), py::arg("timeout"),
-          py::arg("stream") = 0, py::kw_only(), py::arg("feedback"), no_gil)
+          py::arg("stream") = 0, py::kw_only(), py::arg("feedback"), no_gil);
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& module) {
+  const NoGil no_gil;
+  bind_call_stats(module);
+  BoundClass communicator_class(module, "Communicator");
+  communicator_class.def_readonly("rank", &BoundCommunicator::rank)
+      .def_readonly("size", &BoundCommunicator::size)
+      .def_readonly("num_nodes", &BoundCommunicator::num_nodes)
+      .def_property_readonly("is_closed", &BoundCommunicator::is_closed)
       .def(
           "set_seed",
           [](BoundCommunicator& self, std::uint64_t seed) {
@@ -147,6 +162,8 @@ void bind_communicator(py::module_& module) {
           py::arg("seed"), no_gil)
       .def("abort", &BoundCommunicator::abort, py::arg("reason"), no_gil)
       .def("close", &BoundCommunicator::close, no_gil);
+  bind_collectives(communicator_class);
+  bind_planned_collectives(communicator_class);
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
              py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), no_gil);

@@ -4,6 +4,7 @@ python bench/codec.py                                      float32 as int8:128 a
 python bench/codec.py --dtype all --isa all --threads 1,2  everything
 python bench/codec.py --format int4:128,int4:128:hadamard,int4:128:stochastic   what rotation and random bits cost
 python bench/codec.py --clock thread                       on a machine that others use: not the time that they take
+python bench/codec.py --offset 16                          values that begin 16 bytes past a multiple of 64
 python bench/codec.py --json codec.jsonl                   one JSON object per row as well
 python bench/codec.py --device cuda --json codec.json      the kernels on a GPU; see bench/codec_cuda.py
 
@@ -50,6 +51,7 @@ class Row:
     isa: str
     threads: int
     values_bytes: int
+    offset: int = 0  # of the values, in bytes past a multiple of 64
     gbps: float = 0.0  # median
     best_gbps: float = 0.0
     of_read: float = 0.0  # median speed over that of a read-only pass in the same run
@@ -82,26 +84,29 @@ def measure(passes: list[Pass], repeats: int, clock: Callable[[], float]) -> lis
     return rows
 
 
-def zeros_like(values: np.ndarray) -> np.ndarray:
-    """Aligned to 64 bytes, as torch's tensors are and NumPy's are not."""
-    room = np.zeros(values.nbytes + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    return room[first : first + values.nbytes].view(values.dtype)
+def placed(values: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy that begins `offset` bytes past a multiple of 64. torch's tensors and the collectives' wires begin at one,
+    NumPy's arrays do not, and a slot of a larger tensor begins anywhere."""
+    room = np.empty(values.nbytes + 64 + offset, np.uint8)
+    first = -room.ctypes.data % 64 + offset
+    copy = room[first : first + values.nbytes].view(values.dtype)
+    copy[...] = values
+    return copy
 
 
 def memory_passes(values: np.ndarray, dtype: str) -> Iterator[Pass]:
-    bits, out = values.view(f"i{values.itemsize}"), zeros_like(values)
+    bits, out = values.view(f"i{values.itemsize}"), placed(values)
     yield Row("memory", "read", "", dtype, "", 1, values.nbytes), bits.max
     yield Row("memory", "copy", "", dtype, "", 1, values.nbytes), lambda: np.copyto(out, values)
 
 
-def zcomm_passes(values: np.ndarray, dtype: str, format: str, isa: str, threads: int) -> Iterator[Pass]:
+def zcomm_passes(values: np.ndarray, dtype: str, format: str, isa: str, threads: int, offset: int) -> Iterator[Pass]:
     def row(operation: str) -> Row:
-        return Row("zcomm", operation, format, dtype, isa, threads, values.nbytes)
+        return Row("zcomm", operation, format, dtype, isa, threads, values.nbytes, offset)
 
-    wires = [codec.encode(values, format) for _ in range(NUM_WIRES)]
-    out = zeros_like(values)
-    target = wires[0].copy() if format != "exact" else codec.encode(values, "bf16")
+    wires = [placed(codec.encode(values, format)) for _ in range(NUM_WIRES)]
+    out = placed(values, offset)
+    target = placed(wires[0] if format != "exact" else codec.encode(values, "bf16"))
     sources = [(wire, format) for wire in wires]
     view, out_view = codec.view_of(values, "values"), codec.view_of(out, "out")
     raw = [(wire.ctypes.data, format, dtype, 1.0) for wire in wires]
@@ -177,6 +182,9 @@ def main(
     clock: Annotated[
         str, typer.Option(help="wall; or thread: CPU time of the calling thread, for one thread.")
     ] = "wall",
+    offset: Annotated[
+        int, typer.Option(min=0, max=60, help="Where values begin: bytes past a multiple of 64; a multiple of 4.")
+    ] = 0,
     repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
     peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
     json_file: Annotated[
@@ -192,6 +200,8 @@ def main(
     choices(clock, list(CLOCKS), "--clock")
     if clock == "thread" and threads != "1":
         raise typer.BadParameter(f"got thread with --threads {threads}, expected wall", param_hint="--clock")
+    if offset % 4:
+        raise typer.BadParameter(f"got {offset}, expected a multiple of 4", param_hint="--offset")
     dtypes = choices(dtype, list(DTYPES), "--dtype")
     if device == "cuda":
         from codec_cuda import run
@@ -211,13 +221,13 @@ def main(
     machine = {"machine": platform.node(), "cpus": os.cpu_count(), "time": time.time()}
     for name in dtypes:
         size = int(megabytes * 1e6) // DTYPES[name].itemsize // 4096 * 4096
-        values = np.random.default_rng(0).standard_normal(size, np.float32).astype(DTYPES[name])
+        values = placed(np.random.default_rng(0).standard_normal(size, np.float32).astype(DTYPES[name]), offset)
         for num_threads in map(int, threads.split(",")):
             _core.set_num_threads(num_threads)
             passes = list(memory_passes(values, name))
             for format in formats.split(","):
                 for chosen in isas:
-                    passes += zcomm_passes(values, name, format, chosen, num_threads)
+                    passes += zcomm_passes(values, name, format, chosen, num_threads, offset)
             if peers and name == "float32":
                 passes += peer_passes(values, 128, num_threads)
             rows = measure(passes, repeats, CLOCKS[clock])

@@ -59,7 +59,7 @@ struct NcclOptions {
 // Throws TransportError or TimeoutError, also while a graph is captured. Later calls wait for no peer on the host.
 //
 // Transfers run on one communicator and one stream of the transport's own, behind the work queued on the caller's: all
-// that a group holds (see TransferGroup) is one NCCL group, that is, one kernel. begin() compares nothing (that would
+// that a group holds (see begin_group) is one NCCL group, that is, one kernel. begin() compares nothing (that would
 // cost a message and a synchronization): ranks that call different things run into the timeout, whose message says what
 // this rank called. A watchdog thread polls NCCL for errors and transfers for their deadline; on either it aborts the
 // communicator and calls `on_failure`, so that streams go on (with undefined bytes) and every later call throws.

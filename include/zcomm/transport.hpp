@@ -57,7 +57,7 @@ class [[gnu::visibility("default")]] Transport {
 
   // Transfers that are started between these two may go out together, when the group ends, behind the work that is on
   // `stream` then; those that do cannot be waited for before. Ranks make the same groups. Here every transfer goes out
-  // at once. For TransferGroup.
+  // at once.
   virtual void begin_group() {}
   virtual void end_group(StreamView) {}
 

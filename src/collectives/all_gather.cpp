@@ -17,15 +17,18 @@ class AllGather {
         reference_{extras.reference, shard.num_elements, shard.dtype},
         uses_own_all_gather_(!plan.topology().is_hierarchical() && extras.secondary == nullptr &&
                              plan.slots().is_even()),
-        wires_(r, plan, extras.secondary, extras.secondary, kDepth) {}
+        wires_(r, plan, extras.secondary, extras.secondary, plan.topology().is_hierarchical() ? kDepth : 2) {}
 
   void run() {
-    run_pipeline(plan_.num_chunks(), *this, &AllGather::encode_and_send, &AllGather::forward_inside_node,
-                 &AllGather::decode);
+    const bool is_flat = !plan_.topology().is_hierarchical();
+    run_pipeline<AllGather>(r_, plan_.num_chunks(), *this,
+                            {.first_hop = &AllGather::encode_and_send,
+                             .second_hop = is_flat ? nullptr : &AllGather::forward_inside_node,
+                             .finish = &AllGather::decode});
   }
 
  private:
-  static constexpr int kDepth = 3;  // stages
+  static constexpr int kDepth = 3;  // chunks that are under way at most
 
   void encode_and_send(std::int64_t chunk) {
     encode(chunk);
@@ -63,13 +66,12 @@ class AllGather {
 
   void forward_inside_node(std::int64_t chunk) {
     finish_transfer(r_, first_hop_[chunk]);
-    if (!plan_.topology().is_hierarchical()) return;
     wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
   void decode(std::int64_t chunk) {
-    if (plan_.topology().is_hierarchical()) finish_transfer(r_, second_hop_[chunk]);
+    finish_transfer(r_, plan_.topology().is_hierarchical() ? second_hop_[chunk] : first_hop_[chunk]);
     if (differences_only_) {
       add_differences(chunk);
     } else {

@@ -44,6 +44,12 @@ inline std::unique_ptr<Transfer> start_all_gather(const Resources& r, std::byte*
   return r.transport.all_gather(slots, slot_bytes, r.stream);
 }
 
+// Sends out what was started since begin_group().
+inline void end_group(const Resources& r) {
+  const Timed timed(r.stats.transfer_time);
+  r.transport.end_group(r.stream);
+}
+
 inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer) {
   const Timed timed(r.stats.transfer_time);
   transfer->wait(r.stream);

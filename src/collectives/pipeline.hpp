@@ -5,20 +5,36 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "counted.hpp"
+
 namespace zcomm {
 
-// Runs stage s of chunk k after stage s of chunk k-1 and stage s-1 of chunk k, later stages of earlier chunks last:
-// when a stage waits for bytes of chunk k, those of chunk k+1 are already under way. A stage is a method of `object`.
-template <class Object, class... Stages>
-void run_pipeline(std::int64_t num_chunks, Object& object, Stages... stages) {
-  constexpr std::int64_t kNumStages = sizeof...(Stages);
-  for (std::int64_t step = 0; step < num_chunks + kNumStages - 1; ++step) {
-    std::int64_t chunk = step;
-    const auto run = [&](auto stage) {
-      if (chunk >= 0 && chunk < num_chunks) (object.*stage)(chunk);
-      --chunk;
-    };
-    (run(stages), ...);
+// What a collective does with a chunk: methods of `Object`. Those that are null are left out.
+template <class Object>
+struct Stages {
+  using Stage = void (Object::*)(std::int64_t chunk);
+  Stage first_hop;             // starts transfers
+  Stage second_hop = nullptr;  // waits for those of the first hop and starts others
+  Stage meanwhile = nullptr;   // what need not be done before the last transfers start
+  Stage finish;                // waits for the last transfers
+};
+
+// Runs each stage of chunk k beside the one before of chunk k+1: when a stage waits for bytes of chunk k, those of
+// chunk k+1 are already under way. The transfers of a step, of both hops, are one group of the transport's: there is
+// one group for each chunk, and one more if there are two hops.
+template <class Object>
+void run_pipeline(const Resources& r, std::int64_t num_chunks, Object& object, const Stages<Object>& stages) {
+  const std::int64_t num_hops = stages.second_hop == nullptr ? 1 : 2;
+  const auto run = [&](auto stage, std::int64_t chunk) {
+    if (stage != nullptr && chunk >= 0 && chunk < num_chunks) (object.*stage)(chunk);
+  };
+  for (std::int64_t step = 0; step < num_chunks + num_hops; ++step) {
+    r.transport.begin_group();
+    run(stages.first_hop, step);
+    run(stages.second_hop, step - 1);
+    end_group(r);
+    run(stages.meanwhile, step + 1 - num_hops);
+    run(stages.finish, step - num_hops);
   }
 }
 

@@ -19,10 +19,15 @@ class FlatReduceScatter {
         incoming_(r, plan_.topology().size(), message_bytes(), kDepth),
         residuals_(plan_, call.feedback) {}
 
-  void run() { run_pipeline(plan_.num_chunks(), *this, &FlatReduceScatter::encode_and_send, &FlatReduceScatter::sum); }
+  void run() {
+    run_pipeline<FlatReduceScatter>(r_, plan_.num_chunks(), *this,
+                                    {.first_hop = &FlatReduceScatter::encode_and_send,
+                                     .meanwhile = &FlatReduceScatter::update_residuals,
+                                     .finish = &FlatReduceScatter::sum});
+  }
 
  private:
-  static constexpr int kDepth = 2;  // stages
+  static constexpr int kDepth = 2;  // chunks that are under way
 
   std::size_t message_bytes() const {
     return std::max(plan_.largest_bytes(Link::intra_node, dtype_), plan_.largest_bytes(Link::inter_node, dtype_));
@@ -50,7 +55,10 @@ class FlatReduceScatter {
       r_.codec.decode_sum_encode(encodes_with_residual_, r_.stream);
     }
     transfers_[chunk] = start_transfer(r_, sends_, recvs_);
-    const Timed timed(r_.stats.codec_time);  // while they are under way
+  }
+
+  void update_residuals(std::int64_t) {
+    const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
   }
 

@@ -30,12 +30,15 @@ class HierarchicalReduceScatter {
         residuals_(plan_, call.feedback) {}
 
   void run() {
-    run_pipeline(plan_.num_chunks(), *this, &HierarchicalReduceScatter::encode_and_send_inside,
-                 &HierarchicalReduceScatter::sum_and_send_between, &HierarchicalReduceScatter::sum_nodes);
+    run_pipeline<HierarchicalReduceScatter>(r_, plan_.num_chunks(), *this,
+                                            {.first_hop = &HierarchicalReduceScatter::encode_and_send_inside,
+                                             .second_hop = &HierarchicalReduceScatter::sum_and_send_between,
+                                             .meanwhile = &HierarchicalReduceScatter::sum_own_slot,
+                                             .finish = &HierarchicalReduceScatter::sum_nodes});
   }
 
  private:
-  static constexpr int kDepth = 3;  // stages
+  static constexpr int kDepth = 3;  // chunks that are under way
 
   std::size_t first_bytes() const {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
@@ -86,7 +89,11 @@ class HierarchicalReduceScatter {
       r_.codec.decode_sum_encode(forwards_, r_.stream);
     }
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
-    const Timed timed(r_.stats.codec_time);  // while the second hop is under way
+  }
+
+  // And what its wires lost of the others.
+  void sum_own_slot(std::int64_t) {
+    const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum(sums_, r_.stream);
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
   }

@@ -11,11 +11,13 @@ class SecondaryGather {
       : r_(r), plan_(plan), slots_(slots), wires_(r, plan, secondary, nullptr, kDepth) {}
 
   void run() {
-    run_pipeline(plan_.num_chunks(), *this, &SecondaryGather::exchange_inside_node, &SecondaryGather::decode);
+    run_pipeline<SecondaryGather>(
+        r_, plan_.num_chunks(), *this,
+        {.first_hop = &SecondaryGather::exchange_inside_node, .finish = &SecondaryGather::decode});
   }
 
  private:
-  static constexpr int kDepth = 2;  // stages
+  static constexpr int kDepth = 2;  // chunks that are under way
 
   void exchange_inside_node(std::int64_t chunk) {
     wires_.list(plan_.secondary_hop(), chunk, sends_, recvs_);

@@ -1,0 +1,124 @@
+// Transfers over one NCCL communicator, and the watchdog that ends those that fail.
+#pragma once
+
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "transport/nccl_communicator.hpp"
+#include "transport/nccl_flights.hpp"
+#include "zcomm/nccl.hpp"
+
+namespace zcomm {
+
+struct NcclFailure {
+  std::string reason;
+  bool is_timeout = false;
+};
+
+// Messages that go out together, and their flight once they are under way.
+struct NcclGroup {
+  NcclMessages messages;
+  int num_transfers = 0;
+  Flight* flight = nullptr;
+  bool is_captured = false;
+};
+
+class NcclTransport final : public Transport {
+ public:
+  explicit NcclTransport(const NcclOptions& options);
+  ~NcclTransport() override;
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override;
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
+  std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override;
+  void begin_group() override;
+  void end_group(StreamView stream) override;
+  void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
+
+  void wait(NcclGroup& group, StreamView stream);
+  void give_up(const NcclGroup& group) noexcept;
+
+ private:
+  void connect();
+  std::vector<int> peers() const;
+  // The open group, or one that goes out at once.
+  std::shared_ptr<NcclGroup> join_group();
+  std::unique_ptr<Transfer> add_transfer(std::shared_ptr<NcclGroup> group, StreamView stream);
+  void launch(NcclGroup& group, StreamView stream);
+  Flight& take_flight(const NcclGroup& group);
+  void watch(Flight& flight);
+
+  // The first failure counts: what is under way ends, peers are told.
+  // False if there was one before.
+  bool fail(NcclFailure failure, bool ask) noexcept;
+  [[noreturn]] void throw_failure(const char* prefix);
+  void throw_if_failed();
+  bool has_failed() const;
+  void wait_for_abort() noexcept;
+  std::shared_ptr<const NcclCall> call() const;
+  std::string reason() const;
+
+  void watch_all();
+  std::optional<NcclFailure> look_at_transfers();
+  std::optional<NcclFailure> look_at_communicator();
+  std::optional<NcclFailure> look_at_peers();
+  bool finish_transfers() noexcept;
+  void close() noexcept;
+
+  const NcclOptions options_;
+  int device_ = 0;
+  // Shared with the thread that aborts it.
+  std::shared_ptr<NcclCommunicator> communicator_;
+  std::atomic<bool> was_captured_{false};
+  std::atomic<bool> give_up_{false};  // makes those who poll NCCL leave it
+  std::shared_ptr<NcclGroup> open_group_;
+
+  // Held over queries of events, but over nothing that waits for the device or submits work.
+  std::mutex flights_mutex_;
+  NcclFlights flights_;
+
+  // Held over no call of CUDA or NCCL. Of all below.
+  mutable std::mutex state_mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<const NcclCall> call_ = std::make_shared<NcclCall>();
+  std::optional<NcclFailure> failure_;  // never changes once is_told_
+  bool is_told_ = false;
+  std::shared_future<void> abort_;
+  bool is_busy_ = false;  // flights may be watched
+  bool is_closing_ = false;
+  std::thread watchdog_;  // since the first transfer
+  // The watchdog's.
+  std::chrono::steady_clock::time_point next_question_{};
+  std::future<std::string> answer_;
+};
+
+class NcclTransfer final : public Transfer {
+ public:
+  // A null group moves nothing.
+  NcclTransfer(NcclTransport& transport, std::shared_ptr<NcclGroup> group)
+      : transport_(transport), group_(std::move(group)) {}
+  ~NcclTransfer() override {
+    if (group_ != nullptr) transport_.give_up(*group_);
+  }
+  void wait(StreamView stream) override {
+    if (group_ == nullptr) return;
+    transport_.wait(*group_, stream);
+    group_.reset();
+  }
+
+ private:
+  NcclTransport& transport_;
+  std::shared_ptr<NcclGroup> group_;
+};
+
+// Aborts on a thread of its own, as NCCL's abort waits for the device, and for graphs.
+std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device);
+
+}  // namespace zcomm

@@ -1,0 +1,167 @@
+// What goes wrong with transfers, and how it ends.
+#include "host/aside.hpp"
+#include "transport/nccl_transport.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+// How often the watchdog looks at the transfers that are under way, and asks for what peers say.
+constexpr auto kWatchInterval = 50ms;
+constexpr auto kPeerInterval = 1s;
+// How long a failure waits for what peers say, and for on_failure.
+constexpr auto kAskTimeout = 1s;
+constexpr auto kTellTimeout = 2s;
+
+}  // namespace
+
+std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device) {
+  return run_aside([communicator = std::move(communicator), device]() mutable {
+    static_cast<void>(cudaSetDevice(device));
+    {
+      // An abort while another thread is inside NCCL would pull the communicator away under it; that thread leaves
+      // soon.
+      const std::lock_guard lock(communicator->mutex());
+      communicator->abort();
+    }
+    communicator.reset();
+  });
+}
+
+// Once it is complete.
+void NcclTransport::throw_failure(const char* prefix) {
+  std::unique_lock lock(state_mutex_);
+  changed_.wait_for(lock, kAskTimeout + kTellTimeout, [&] { return is_told_; });
+  if (failure_->is_timeout) throw TimeoutError(prefix + failure_->reason);
+  throw TransportError(prefix + failure_->reason);
+}
+
+std::string NcclTransport::reason() const {
+  const std::lock_guard lock(state_mutex_);
+  return failure_->reason;
+}
+
+bool NcclTransport::has_failed() const {
+  const std::lock_guard lock(state_mutex_);
+  return failure_.has_value();
+}
+
+void NcclTransport::throw_if_failed() {
+  if (has_failed()) throw_failure("this transport failed before: ");
+}
+
+// What is under way ends first; nothing that this rank says or hears may keep it from that.
+bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (failure_) return false;
+    failure_ = failure;
+    give_up_ = true;
+    abort_ = abort_aside(communicator_, device_);
+  }
+  try {
+    if (ask && options_.peer_failure) {
+      auto answer = run_aside(options_.peer_failure);
+      if (answer.wait_for(kAskTimeout) == std::future_status::ready) {
+        if (const std::string peers = answer.get(); !peers.empty()) failure.reason += " (" + peers + ")";
+      }
+    }
+  } catch (...) {
+    // They could not be asked.
+  }
+  {
+    const std::lock_guard lock(state_mutex_);
+    failure_ = failure;
+  }
+  if (options_.on_failure) {
+    static_cast<void>(run_aside([tell = options_.on_failure, reason = failure.reason] {
+                        try {
+                          tell(reason);
+                        } catch (...) {
+                          // They could not be told; they time out.
+                        }
+                      }).wait_for(kTellTimeout));
+  }
+  {
+    const std::lock_guard lock(state_mutex_);
+    is_told_ = true;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void NcclTransport::watch_all() {
+  const RelaxedCapture relaxed;
+  static_cast<void>(cudaSetDevice(device_));
+  next_question_ = Clock::now() + kPeerInterval;
+  const auto is_over = [&] { return is_closing_ || failure_; };
+  std::unique_lock lock(state_mutex_);
+  while (!is_over()) {
+    if (!is_busy_) {
+      changed_.wait(lock, [&] { return is_over() || is_busy_; });
+      continue;
+    }
+    changed_.wait_for(lock, kWatchInterval, is_over);
+    is_busy_ = false;  // unless there is something, or comes meanwhile
+    lock.unlock();
+    std::optional<NcclFailure> failure = look_at_transfers();
+    if (!failure) failure = look_at_communicator();
+    const bool ask = failure.has_value();
+    if (!failure) failure = look_at_peers();
+    if (failure) {
+      if (fail(*failure, ask) && options_.on_undefined_bytes) options_.on_undefined_bytes(reason());
+      return;
+    }
+    lock.lock();
+  }
+}
+
+std::optional<NcclFailure> NcclTransport::look_at_transfers() {
+  const std::lock_guard lock(flights_mutex_);
+  try {
+    flights_.collect_done();
+  } catch (const Error& error) {
+    return NcclFailure{call()->in() + error.what(), false};
+  }
+  if (flights_.any_watched()) {
+    const std::lock_guard state_lock(state_mutex_);
+    is_busy_ = true;
+  }
+  const Flight* flight = flights_.find_overdue(Clock::now());
+  if (flight == nullptr) return {};
+  return NcclFailure{flight->call->in() + "not done within the timeout, " +
+                         std::to_string(flight->call->timeout.count()) +
+                         " ms: a peer is stuck or gone, or called something else",
+                     true};
+}
+
+std::optional<NcclFailure> NcclTransport::look_at_communicator() {
+  // Who is inside NCCL sees its errors. Two threads must never be, not even to ask how it is.
+  const std::unique_lock lock(communicator_->mutex(), std::try_to_lock);
+  if (!lock || give_up_) return {};
+  try {
+    communicator_->check_health();
+  } catch (const TransportError& error) {
+    return NcclFailure{call()->in() + error.what(), false};
+  }
+  return {};
+}
+
+// Never waits for the answer.
+std::optional<NcclFailure> NcclTransport::look_at_peers() {
+  if (!options_.peer_failure) return {};
+  if (!answer_.valid() && Clock::now() >= next_question_) answer_ = run_aside(options_.peer_failure);
+  if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
+  next_question_ = Clock::now() + kPeerInterval;
+  try {
+    const std::string peers = answer_.get();
+    if (!peers.empty()) return NcclFailure{call()->in() + peers, false};
+  } catch (...) {
+    // They could not be asked.
+  }
+  return {};
+}
+
+}  // namespace zcomm

@@ -8,20 +8,45 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from zcomm.planner import cluster as hardware
-from zcomm.planner import lab, published, report, step, workload
+from zcomm.planner import lab, published, report, scale, step, workload
 from zcomm.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
 
 
+def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of other options from a YAML file; an option on the command line has the last word.
+
+    Raises typer.BadParameter if the file is no mapping, or names what is no option."""
+    if path is None:
+        return None
+    try:
+        given = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"expected a YAML file: {error}") from None
+    names = {parameter.name for parameter in context.command.params if parameter.name} - {"cluster_file"}
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"{path}: expected a mapping of options to values, got {type(given).__name__}")
+    options = {str(name).replace("-", "_"): value for name, value in given.items()}
+    if unknown := sorted(options.keys() - names):
+        raise typer.BadParameter(f"{path}: expected some of {', '.join(sorted(names))}, got {', '.join(unknown)}")
+    context.default_map = options
+    return path
+
+
 def plan(
     model: Annotated[
         str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
+    ] = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option("--cluster", callback=read_cluster, is_eager=True, help="A YAML file of the options below."),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 2,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 8,
@@ -43,6 +68,9 @@ def plan(
     calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm measure wrote.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the step over bandwidth into this file.")] = None,
+    grow: Annotated[
+        bool, typer.Option("--scale", help=f"Print how the cost grows, up to {scale.MAX_RANKS} ranks.")
+    ] = False,
     validate: Annotated[bool, typer.Option(help="Print the planner's own errors.")] = False,
     results: Annotated[
         list[Path] | None, typer.Option(help="With --validate: reports of zcomm bench to be held against the model.")
@@ -73,6 +101,8 @@ def plan(
         console.print_json(json.dumps(report.to_json(made)))
     else:
         report.show(made, console)
+        if grow:
+            scale.show(made, console)
     if plot is not None:
         report.plot(made, plot)
 

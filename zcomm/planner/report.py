@@ -102,7 +102,7 @@ def show(plan: Plan, console: Any) -> None:
             times = (time_text(part) for part in (cost.wire, cost.latency, cost.codec))
             parts.add_row(each.option.name, name, *times, bytes_text(cost.inter_bytes), bytes_text(cost.intra_bytes))
     console.print(parts)
-    console.print(plan.advice)
+    console.print(plan.advice, soft_wrap=True)  # lines to paste
 
 
 def assumptions(plan: Plan) -> str:

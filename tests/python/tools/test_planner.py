@@ -1,6 +1,7 @@
 """The planner: its bytes against real worlds, its errors against published and measured times, its advice."""
 
 import dataclasses
+import itertools
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from zcomm import CallStats
 from zcomm.cli import app
-from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, published, report, step
+from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, published, report, scale, step
 from zcomm.planner.cluster import calibrated, inter_link, intra_link, load_calibration, parse_rate, processor
 from zcomm.planner.workload import Unit, from_config, load_model
 from zcomm.testing import LocalRank, LocalWorld
@@ -77,9 +78,18 @@ def test_a_model_that_is_no_dense_decoder_is_refused(model: dict) -> None:
         from_config(model, sequence=8)
 
 
-@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "4x2"])
+@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "4x2", "8x8"])
 @pytest.mark.parametrize("num_elements", [1024, 4104, 100_000])
 def test_bytes_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
+    check_bytes(nodes, num_elements)
+
+
+@pytest.mark.slow
+def test_bytes_are_those_that_512_ranks_send() -> None:
+    check_bytes("64x8", 512 * 256)
+
+
+def check_bytes(nodes: str, num_elements: int) -> None:
     num_nodes, local = (int(number) for number in nodes.split("x"))
     hardware = cluster(num_nodes, local)
     shard = collectives.shard(num_elements, hardware)
@@ -218,3 +228,38 @@ def test_wrong_arguments_are_named(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(app, ["plan", *arguments])
     assert result.exit_code == 2
     assert reason in " ".join(result.output.split())
+
+
+def test_a_cluster_in_a_file(tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.yaml"
+    model.write_text(json.dumps(GPT2))
+    file.write_text("nodes: 4\ngpus-per-node: 2\ninter: 25gbit\ngpu: a100\n")
+    arguments = ["plan", "--json", "--model", str(model), "--cluster", str(file)]
+
+    def planned(*more: str) -> dict:
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)["cluster"]
+
+    made = planned()
+    assert (made["nodes"], made["ranks_per_node"]) == (4, 2)
+    assert made["inter"]["bandwidth"] == {"value": 25e9 / 8, "source": "given"}
+    assert made["compute"]["peak"]["value"] == processor("a100").peak.value
+    assert planned("--nodes", "8")["nodes"] == 8  # the command line has the last word
+    for text, message in [("speed: 1", "got speed"), ("[1]", "expected a mapping"), ("a: [", "expected a YAML file")]:
+        file.write_text(text)
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"})
+        assert result.exit_code == 2 and message in result.output
+
+
+def test_cost_over_the_number_of_nodes() -> None:
+    made = report.make(workload(), cluster(ranks_per_node=8), step.OPTIONS, step.OVERLAP)
+    points = list(scale.points(made, step.OPTIONS[2]))
+    assert [point.ranks for point in points] == [8 << shift for shift in range(10)]
+    assert points[0].exact_bytes == points[0].bytes == 0
+    assert all(first.bytes <= then.bytes for first, then in itertools.pairwise(points))
+    assert points[1].exact_seconds == made.exact.step_seconds
+    # A node sends (nodes - 1) / nodes of the whole, and the latency of a ring grows with the ranks.
+    assert points[-1].bytes / points[1].bytes == pytest.approx((511 / 512) / (1 / 2), rel=0.01)
+    result = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "200"})
+    assert "--scale" in result.output

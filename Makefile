@@ -1,5 +1,5 @@
 # Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
-#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint    make wheels
+#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint    make docs    make wheels
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -9,7 +9,7 @@ CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host -type f -not -name "*.py*")
 
-.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow bench study gpu lint install clean
+.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow test-torch test-docs bench study gpu lint docs install wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -79,6 +79,9 @@ $(VENV)/.trainers: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
+# The packages of an extra that pyproject.toml has on one line.
+TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
+
 $(VENV)/.installed: $(VENV)/.ready $(VENV)/.modules $(CXX_SOURCES) pyproject.toml
 	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
 	touch $@
@@ -115,6 +118,23 @@ $(VENV)/.ready:
 wheels: $(VENV)/.ready
 	$(PY) tools/wheels/build_wheels.py $(ARGS)
 
+# --- The site -----------------------------------------------------------------------------------------------------
+
+# In build/site; needs neither a build nor torch.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+# Opens every page in a browser.
+test-docs: docs
+	@command -v chromium >/dev/null || { $(APT) update -qq && $(APT) install -y -qq chromium; }
+	.venv-docs/bin/python -m pytest -q tests/site $(ARGS)
+
+.venv-docs/.ready: pyproject.toml
+	$(NEED_PYTHON)
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q $(call TOOLS_OF,docs)
+	touch $@
+
 # --- C++: the core alone, without torch ---------------------------------------------------------------------------
 
 DOCTEST := $(if $(wildcard /usr/include/doctest/doctest.h),/usr/include,$(CURDIR)/build/doctest/usr/include)
@@ -146,12 +166,11 @@ SANITIZE_tsan := thread
 
 # Needs neither a build nor torch: where there is no .venv yet, the tools have a small environment of their own.
 LINT := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-lint)
-LINT_TOOLS = $(shell sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 
 $(LINT)/.lint: pyproject.toml
 	$(NEED_PYTHON)
 	@test -x $(LINT)/bin/python || $(PYTHON) -m venv $(LINT)
-	$(LINT)/bin/python -m pip install -q $(LINT_TOOLS)
+	$(LINT)/bin/python -m pip install -q $(call TOOLS_OF,lint)
 	touch $@
 
 lint: $(LINT)/.lint
@@ -162,4 +181,4 @@ lint: $(LINT)/.lint
 	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:
-	rm -rf build out $(VENV) .venv-lint
+	rm -rf build out $(VENV) .venv-lint .venv-docs

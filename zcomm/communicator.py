@@ -44,7 +44,8 @@ class Communicator:
     way ends with undefined values.
 
     Args:
-        rank, size: this rank's number, and the number of ranks.
+        rank: this rank's number, from 0.
+        size: the number of ranks.
         unique_id: what zcomm.unique_id() gave to one of the ranks.
         node_size: ranks per node, in rank order; or
         node_ids: the node of every rank. Neither: all ranks are in one node.

@@ -37,13 +37,14 @@ def restart_count() -> int:
 def node_identity() -> str:
     """Names the node of this process: the same text on all ranks that share a fast link.
 
-    torchrun's ``GROUP_RANK`` (one agent per node) decides where it is set; else ``RANK // LOCAL_WORLD_SIZE``; else the
-    host: its boot id, so that containers on one machine are one node.
+    torchrun's ``GROUP_RANK`` (one agent per node) decides where it is set. Else, where a launcher counts the ranks of
+    a node, its first rank, ``RANK - LOCAL_RANK``: nodes may have different sizes. Else the host: its boot id, so that
+    containers on one machine are one node.
     """
     if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
         return f"group {os.environ['GROUP_RANK']}"
-    if "RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
-        return f"group {_count('RANK', 0) // _count('LOCAL_WORLD_SIZE', 1)}"
+    if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        return f"ranks from {_count('RANK', 0) - _count('LOCAL_RANK', 0)}"
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"boot {file.read().strip()}"

@@ -14,13 +14,16 @@ struct CUuserObject_st {
   cudaHostFn_t destroy;
 };
 
+// Makes the work of an operation, at each launch of the graph.
+using MakeWork = std::function<std::function<void()>()>;
+
 struct CUgraph_st {
-  std::vector<std::function<void()>> operations;
+  std::vector<MakeWork> operations;
   std::vector<std::shared_ptr<CUuserObject_st>> objects;
 };
 
 struct CUgraphExec_st {
-  std::vector<std::function<void()>> operations;
+  std::vector<MakeWork> operations;
   std::vector<std::shared_ptr<CUuserObject_st>> objects;
   cuda_host::Flag* launched = nullptr;  // set when the last launch is done
 };
@@ -82,6 +85,16 @@ void wait_for_room_of(cudaStream_t stream) {
   wait_for_room(stream->device);
 }
 
+// Under the stream's mutex.
+cudaError_t record(cudaStream_t stream, MakeWork make) {
+  const std::lock_guard lock(captures_mutex());
+  Capture& capture = *stream->capture;
+  if (capture.invalidated) return report(cudaErrorStreamCaptureInvalidated);
+  capture.graph->operations.push_back(std::move(make));
+  advance(capture, stream);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
@@ -90,16 +103,18 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   wait_for_room_of(stream);
   const std::lock_guard lock(stream->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
-  if (stream->capture == nullptr) {
-    stream->push(std::move(work));
-    return cudaSuccess;
+  if (stream->capture != nullptr) {
+    return record(stream, [work = std::move(work)] { return [&work] { work(); }; });
   }
-  const std::lock_guard captures_lock(captures_mutex());
-  Capture& capture = *stream->capture;
-  if (capture.invalidated) return report(cudaErrorStreamCaptureInvalidated);
-  capture.graph->operations.push_back(std::move(work));
-  advance(capture, stream);
+  stream->push(std::move(work));
   return cudaSuccess;
+}
+
+cudaError_t enqueue_made(cudaStream_t stream, MakeWork make) {
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  if (stream->capture == nullptr) return report(cudaErrorIllegalState);
+  return record(stream, std::move(make));
 }
 
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel) {
@@ -238,7 +253,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (stream->capture != nullptr) return report(cudaErrorNotSupported);
   // Launches of one graph never overlap.
   if (exec->launched != nullptr) stream->push([flag = exec->launched] { flag->wait(); }, nullptr, true);
-  for (const auto& operation : exec->operations) stream->push([&operation] { operation(); });
+  for (const MakeWork& make : exec->operations) stream->push(make());
   exec->launched = &stream->mark();
   return cudaSuccess;
 }

@@ -35,6 +35,9 @@ void set_sticky_error(bool there);
 // Queues `work` as one operation; adds it to the graph if the stream is capturing.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 
+// For a stream that is capturing: at each launch of the graph the operation is what make() returns then.
+cudaError_t enqueue_made(cudaStream_t stream, std::function<std::function<void()>()> make);
+
 // Live objects of the process. Default streams do not count.
 struct Counts {
   int streams = 0;

@@ -63,6 +63,9 @@ struct ncclComm {
   std::atomic<int> num_leases{0};
   std::atomic<bool> is_closed{false};
   std::atomic<bool> is_detached{false};
+  // Groups that were submitted, replays of graphs included, and those that are done: they run one after the other.
+  std::atomic<std::uint64_t> num_submitted{0};
+  std::atomic<std::uint64_t> num_done{0};
 
   // Below: host threads, one at a time, which `inside` checks.
   std::atomic<int> inside{0};
@@ -107,8 +110,9 @@ class Lease {
 bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages);
 
 // Moves all messages, side by side, those between the same two ranks in order. Returns when they are done or the
-// communicator is aborted, which leaves a pattern where bytes were to arrive. Runs on the thread of a stream, once one
-// of the device's places for NCCL's kernels is free.
-void exchange(ncclComm& communicator, const std::vector<Message>& messages);
+// communicator is aborted, which leaves a pattern where bytes were to arrive. Runs on the thread of a stream, once the
+// groups that were submitted before, `number` of them, are done, and one of the device's places for NCCL's kernels is
+// free.
+void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Message>& messages);
 
 }  // namespace nccl_host

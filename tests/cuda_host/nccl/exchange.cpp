@@ -176,10 +176,28 @@ class Place {
   bool has_it_ = false;
 };
 
+// The turn of a group among those of its communicator, whatever streams they are on. Relaxed, as above.
+class Turn {
+ public:
+  Turn(ncclComm& communicator, std::uint64_t number) : communicator_(communicator) {
+    while (communicator.num_done.load(std::memory_order_relaxed) != number &&
+           !communicator.is_aborted.load(std::memory_order_relaxed)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+  ~Turn() { communicator_.num_done.fetch_add(1, std::memory_order_relaxed); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  ncclComm& communicator_;
+};
+
 }  // namespace
 
-void exchange(ncclComm& communicator, const std::vector<Message>& messages) {
+void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Message>& messages) {
   const auto is_aborted = [&] { return communicator.is_aborted.load(std::memory_order_relaxed); };
+  const Turn turn(communicator, number);
   const Place place(communicator);
   while (settings().held[communicator.rank].load(std::memory_order_relaxed) && !is_aborted()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

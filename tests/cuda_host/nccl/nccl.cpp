@@ -126,11 +126,21 @@ bool prepare(ncclComm& communicator, const Pending& pending) {
 }
 
 void put_on_stream(ncclComm& communicator, Pending pending) {
-  const auto lease = std::make_shared<Lease>(communicator);
-  const auto work = [&communicator, lease, messages = std::move(pending.messages)] {
-    exchange(communicator, messages);
-  };
-  if (cuda_host::enqueue(pending.stream, work) != cudaSuccess) communicator.async_error = Result::unhandled_cuda_error;
+  auto lease = std::make_shared<Lease>(communicator);
+  const auto submit = [&communicator] { return communicator.num_submitted.fetch_add(1, std::memory_order_relaxed); };
+  cudaError_t result = cudaSuccess;
+  if (is_captured(pending.stream)) {
+    // The lease is the graph's.
+    result = cuda_host::enqueue_made(
+        pending.stream, [&communicator, submit, lease = std::move(lease), messages = std::move(pending.messages)] {
+          return [&communicator, &messages, number = submit()] { exchange(communicator, number, messages); };
+        });
+  } else {
+    result = cuda_host::enqueue(pending.stream,
+                                [&communicator, number = submit(), lease = std::move(lease),
+                                 messages = std::move(pending.messages)] { exchange(communicator, number, messages); });
+  }
+  if (result != cudaSuccess) communicator.async_error = Result::unhandled_cuda_error;
   ++num_launches;
 }
 

@@ -63,7 +63,7 @@ struct NcclOptions {
 // cost a message and a synchronization): ranks that call different things run into the timeout, whose message says what
 // this rank called. A watchdog thread polls NCCL for errors and transfers for their deadline; on either it aborts the
 // communicator and calls `on_failure`, so that streams go on (with undefined bytes) and every later call throws.
-// Transfers that a CUDA graph captured are not watched.
+// Transfers that a CUDA graph captured have no deadline; errors of NCCL and of peers end them, too.
 //
 // NCCL's abort returns when no graph that captured a transfer is left. It runs on a thread of its own; whoever destroys
 // the transport waits 10 s for it at most, and leaves the communicator to that thread then.

@@ -183,7 +183,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     }
     check_cuda(cudaEventRecord(flight.done, communicator_->stream()), "record an event");
     group.flight = &flight;
-    if (!group.is_captured) watch(flight);
+    group.is_captured ? wake_watchdog() : watch(flight);
   } catch (const Error& error) {
     fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
     wait_for_abort();  // NCCL may have been about to launch what this thread no longer waits for
@@ -213,6 +213,10 @@ void NcclTransport::watch(Flight& flight) {
     const std::lock_guard lock(flights_mutex_);
     flights_.watch(flight);
   }
+  wake_watchdog();
+}
+
+void NcclTransport::wake_watchdog() {
   {
     const std::lock_guard lock(state_mutex_);
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch_all(); });

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace zcomm {
 namespace {
@@ -197,9 +198,12 @@ bool NcclCommunicator::close(const Patience& patience) noexcept {
 }
 
 void NcclCommunicator::abort() noexcept {
-  if (communicator_ == nullptr) return;
-  static_cast<void>(symbols_.CommAbort(communicator_));
-  communicator_ = nullptr;
+  nccl::Comm aborted = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    aborted = std::exchange(communicator_, nullptr);
+  }
+  if (aborted != nullptr) static_cast<void>(symbols_.CommAbort(aborted));
 }
 
 }  // namespace zcomm

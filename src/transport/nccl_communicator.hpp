@@ -30,9 +30,9 @@ struct NcclMessages {
   std::vector<Gather> gathers;
 };
 
-// One thread at a time may be inside NCCL, whose holder of mutex() it is: all but mutex(), stream() and follow() need
-// it. All is non-blocking: calls that NCCL goes on with in the background are polled, and leave soon, with
-// TransportError or TimeoutError, once `patience` is over. So the mutex is never held for long, but by abort().
+// One thread at a time may be inside NCCL, whose holder of mutex() it is: all but mutex(), stream(), follow() and
+// abort() need it. All but abort() is non-blocking: calls that NCCL goes on with in the background are polled, and
+// leave soon, with TransportError or TimeoutError, once `patience` is over. So the mutex is never held for long.
 class NcclCommunicator {
  public:
   explicit NcclCommunicator(const nccl::Symbols& symbols);
@@ -63,7 +63,8 @@ class NcclCommunicator {
   // Ends the communicator when its work is done. False if that is not so in time: then it is still there.
   bool close(const Patience& patience) noexcept;
   // Returns when all that was put on the stream is gone, and every graph that captured it: perhaps never. The work
-  // itself ends at once.
+  // itself ends at once. Takes the mutex, but not while it waits: whoever has the mutex afterwards must not use the
+  // communicator any more, but for close(), which has nothing left to do.
   void abort() noexcept;
   // Leaves the communicator alive for good.
   void forget() noexcept { communicator_ = nullptr; }

@@ -54,6 +54,7 @@ class NcclTransport final : public Transport {
   void launch(NcclGroup& group, StreamView stream);
   Flight& take_flight(const NcclGroup& group);
   void watch(Flight& flight);
+  void wake_watchdog();
 
   // The first failure counts: what is under way ends, peers are told.
   // False if there was one before.
@@ -91,7 +92,7 @@ class NcclTransport final : public Transport {
   std::optional<NcclFailure> failure_;  // never changes once is_told_
   bool is_told_ = false;
   std::shared_future<void> abort_;
-  bool is_busy_ = false;  // flights may be watched
+  bool is_busy_ = false;  // flights may be watched, or graphs may run
   bool is_closing_ = false;
   std::thread watchdog_;  // since the first transfer
   // The watchdog's.

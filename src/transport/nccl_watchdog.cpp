@@ -20,12 +20,7 @@ constexpr auto kTellTimeout = 2s;
 std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device) {
   return run_aside([communicator = std::move(communicator), device]() mutable {
     static_cast<void>(cudaSetDevice(device));
-    {
-      // An abort while another thread is inside NCCL would pull the communicator away under it; that thread leaves
-      // soon.
-      const std::lock_guard lock(communicator->mutex());
-      communicator->abort();
-    }
+    communicator->abort();
     communicator.reset();
   });
 }
@@ -104,7 +99,7 @@ void NcclTransport::watch_all() {
       continue;
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
-    is_busy_ = false;  // unless there is something, or comes meanwhile
+    is_busy_ = was_captured_;  // or if there is something, or comes meanwhile
     lock.unlock();
     std::optional<NcclFailure> failure = look_at_transfers();
     if (!failure) failure = look_at_communicator();

@@ -1,0 +1,406 @@
+// Random schedules of calls, captures and failures: results are those of the CPU, a failure ends on every rank, and
+// nothing is left, whatever a GPU has room for. Each schedule follows from its number.
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <sstream>
+
+#include "cuda_helpers.hpp"
+#include "rank_process.hpp"
+#include "values.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::DeviceArray;
+using test::Stream;
+using test::Values;
+
+constexpr std::size_t kChunkBytes = 1024;
+constexpr std::int64_t kMaxElements = 1500;  // of a shard: up to six chunks
+constexpr auto kPatience = 300ms;            // of calls that may fail
+const HopFormats kFormats = HopFormats::parse("int8:128/int4:128");
+
+enum class Action { gather, scatter, all_reduce, replay };
+enum class Fault { none, stops, aborts, error, hangs };
+
+struct Step {
+  Action action;
+  std::int64_t elements;  // of a shard
+  int lane;               // the stream
+};
+
+class Schedule {
+ public:
+  explicit Schedule(unsigned number) : seed(number), random_(number) {
+    const std::vector<std::vector<int>> shapes{{2}, {3}, {2, 2}, {2, 2}, {1, 1}, {2, 1}};
+    ids = test::node_ids(shapes[draw(shapes.size())]);
+    kernel_slots = pick({1, 2, 4});
+    hardware_queues = pick({0, 1, 2});
+    queue_limit = pick({24, 64, 1024});
+    delay_us = pick({0, 0, 200});
+    launch_polls = pick({0, 2, 5});
+    has_graph = draw(2) == 0;
+    graph_goes_last = draw(4) == 0;
+    const std::size_t num_steps = 2 + draw(6);
+    for (std::size_t i = 0; i < num_steps; ++i) {
+      const auto action = static_cast<Action>(draw(has_graph ? 4 : 3));
+      steps.push_back({action, 1 + static_cast<std::int64_t>(draw(kMaxElements)), static_cast<int>(draw(2))});
+      // Replays are of the first lane's stream, and of the shape that was captured.
+      if (action == Action::replay) steps.back() = {action, kMaxElements, 0};
+    }
+    fault = draw(2) == 0 ? Fault::none : static_cast<Fault>(1 + draw(4));
+    bad_rank = static_cast<int>(draw(ids.size()));
+    bad_step = draw(steps.size());
+    meets_before = draw(2) == 0 || fault == Fault::hangs;
+    // A replay has no deadline: it ends if a peer says that it failed, not if one says nothing.
+    for (std::size_t i = bad_step; (fault == Fault::stops || fault == Fault::hangs) && i < num_steps; ++i) {
+      if (steps[i].action == Action::replay) steps[i].action = Action::gather;
+    }
+    abort_after = std::chrono::microseconds(draw(3000));
+  }
+
+  int size() const { return static_cast<int>(ids.size()); }
+  // Nothing tells when the last graph of a communicator that has not failed is gone: it stays.
+  int num_forgotten() const {
+    if (!has_graph || !graph_goes_last) return 0;
+    return fault == Fault::none ? size() : fault == Fault::stops ? 1 : 0;
+  }
+  Values input(std::size_t step, int rank) const {
+    return test::random_tensors(size(), steps[step].elements * size(),
+                                seed * 100 + static_cast<unsigned>(step))[static_cast<std::size_t>(rank)];
+  }
+  std::string to_string() const {
+    std::ostringstream out;
+    out << "schedule " << seed << ": " << Topology(ids).to_string() << ", " << kernel_slots << " places for kernels, "
+        << hardware_queues << " hardware queues, launch queue of " << queue_limit << ", delays to " << delay_us
+        << " us, " << (has_graph ? graph_goes_last ? "a graph that goes last, " : "a graph, " : "") << "steps";
+    for (const Step& step : steps) out << ' ' << "gsar"[static_cast<int>(step.action)] << step.elements;
+    constexpr const char* kFaults[] = {"no fault", "stops", "aborts", "error", "hangs"};
+    out << ", " << kFaults[static_cast<int>(fault)] << " on rank " << bad_rank << " at step " << bad_step;
+    return out.str();
+  }
+
+  unsigned seed;
+  std::vector<int> ids;
+  int kernel_slots;
+  int hardware_queues;
+  int queue_limit;
+  int delay_us;
+  int launch_polls;
+  bool has_graph;
+  bool graph_goes_last;  // after the communicator
+  std::vector<Step> steps;
+  Fault fault;
+  int bad_rank;
+  std::size_t bad_step;
+  bool meets_before;  // before the fault all ranks wait for their results, which must be right
+  std::chrono::microseconds abort_after;
+
+ private:
+  std::size_t draw(std::size_t below) { return random_() % below; }
+  int pick(std::initializer_list<int> choices) { return choices.begin()[draw(choices.size())]; }
+
+  std::mt19937 random_;
+};
+
+void call(Communicator& communicator, Action action, TensorView tensor, TensorView part,
+          std::chrono::milliseconds timeout, StreamView stream) {
+  if (action == Action::all_reduce || action == Action::replay) {
+    communicator.all_reduce(tensor, kFormats, 0.5f, timeout, stream);
+    return;
+  }
+  const auto slots = split(tensor, communicator.size(), part.num_elements);
+  if (action == Action::gather) {
+    communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.inside, timeout,
+                            stream);
+  } else {
+    const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+    communicator.reduce_scatter(inputs, part, kFormats, 0.5f, timeout, stream);
+  }
+}
+
+// What each step leaves in a rank's tensor and part, by rank and step.
+std::vector<std::vector<Values>> expected(const Schedule& schedule) {
+  auto communicators = test::make_communicators(schedule.ids, kChunkBytes);
+  std::vector<std::vector<Values>> results(schedule.ids.size());
+  test::run_ranks(schedule.size(), [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    for (std::size_t i = 0; i < schedule.steps.size(); ++i) {
+      const Step& step = schedule.steps[i];
+      Values tensor = schedule.input(i, rank);
+      Values part(static_cast<std::size_t>(step.elements));
+      call(*communicators[r], step.action, test::view(tensor), test::view(part), 60s, {});
+      results[r].push_back(step.action == Action::scatter ? part : tensor);
+    }
+  });
+  return results;
+}
+
+// A stream with the tensors of its calls.
+struct Lane {
+  explicit Lane(int size) : tensor(static_cast<std::size_t>(size) * kMaxElements), part(kMaxElements) {}
+  TensorView tensor_view(std::int64_t elements) const { return {tensor.bytes(), elements, DType::float32}; }
+  TensorView part_view(std::int64_t elements) const { return {part.bytes(), elements, DType::float32}; }
+
+  Stream stream;
+  DeviceArray<float> tensor;
+  DeviceArray<float> part;
+};
+
+// Where ranks tell the others that they failed.
+class Store {
+ public:
+  void tell(int rank, const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (reason_.empty()) reason_ = "rank " + std::to_string(teller_ = rank) + ": " + reason;
+  }
+  // What another rank said.
+  std::string ask(int rank) const {
+    const std::lock_guard lock(mutex_);
+    return rank == teller_ ? std::string() : reason_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string reason_;
+  int teller_ = -1;
+};
+
+class Rank {
+ public:
+  Rank(const Schedule& schedule, const std::vector<Values>& results, const NcclOptions& options)
+      : schedule_(schedule),
+        results_(results),
+        rank_(options.rank),
+        communicator_(test::make_cuda_communicator(schedule.ids, kChunkBytes, options)),
+        lanes_{Lane(schedule.size()), Lane(schedule.size())},
+        is_wrong_(schedule.steps.size()) {}
+
+  // Returns what was not as it should be.
+  template <class Meet>
+  std::string run(Meet&& meet) {
+    if (schedule_.has_graph) capture_graph();
+    std::thread aborter;
+    bool has_failed = false;
+    try {
+      run_steps(meet, aborter);
+      if (schedule_.fault != Fault::none && !has_stopped()) fail_at_last();
+    } catch (const TransportError& error) {
+      has_failed = true;
+      if (schedule_.fault == Fault::none) complaints_ += std::string("failed: ") + error.what() + "; ";
+    }
+    for (const Lane& lane : lanes_) synchronize(lane.stream.view());
+    if (aborter.joinable()) aborter.join();
+    if (schedule_.fault == Fault::none) check_results(schedule_.steps.size());
+    if (has_failed) check_it_stays_failed();
+    if (!schedule_.graph_goes_last) drop_graph();
+    communicator_.reset();
+    drop_graph();
+    return complaints_;
+  }
+
+ private:
+  bool has_stopped() const { return schedule_.fault == Fault::stops && rank_ == schedule_.bad_rank; }
+
+  template <class Meet>
+  void run_steps(Meet&& meet, std::thread& aborter) {
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      if (schedule_.fault != Fault::none && i == schedule_.bad_step) {
+        if (schedule_.meets_before) {
+          for (const Lane& lane : lanes_) synchronize(lane.stream.view());
+          check_results(i);
+          meet();
+        }
+        if (rank_ == schedule_.bad_rank) do_fault(aborter);
+        if (has_stopped()) return;
+        timeout_ = kPatience;
+      }
+      run_step(i);
+    }
+  }
+
+  void do_fault(std::thread& aborter) {
+    constexpr int kRemoteError = 6;
+    if (schedule_.fault == Fault::error) nccl_host_fail_rank(rank_, kRemoteError);
+    if (schedule_.fault == Fault::hangs) nccl_host_hold_rank(rank_, 1);
+    if (schedule_.fault == Fault::aborts) {
+      aborter = std::thread([this] {
+        std::this_thread::sleep_for(schedule_.abort_after);
+        communicator_->abort("for a test");
+      });
+    }
+  }
+
+  void run_step(std::size_t number) {
+    const Step& step = schedule_.steps[number];
+    const Lane& lane = lanes_[static_cast<std::size_t>(step.lane)];
+    lane.tensor.set(schedule_.input(number, rank_), lane.stream);
+    if (step.action == Action::replay) {
+      test::require_cuda(cudaGraphLaunch(graph_, lane.stream));
+    } else {
+      call(*communicator_, step.action, lane.tensor_view(step.elements * schedule_.size()),
+           lane.part_view(step.elements), timeout_, lane.stream.view());
+    }
+    const float* found = step.action == Action::scatter ? lane.part.data() : lane.tensor.data();
+    test::require_cuda(cuda_host::enqueue(lane.stream, [this, number, found] {
+      const Values& right = results_[number];
+      is_wrong_[number] = std::memcmp(found, right.data(), right.size() * sizeof(float)) != 0;
+    }));
+  }
+
+  void capture_graph() {
+    const Lane& lane = lanes_[0];
+    const auto use = [&] {
+      call(*communicator_, Action::replay, lane.tensor_view(kMaxElements * schedule_.size()),
+           lane.part_view(kMaxElements), 60s, lane.stream.view());
+    };
+    lane.tensor.set(Values(static_cast<std::size_t>(schedule_.size()) * kMaxElements), lane.stream);
+    use();  // allocates the scratch
+    graph_ = test::capture(lane.stream, use);
+  }
+
+  void drop_graph() {
+    if (graph_ != nullptr) test::require_cuda(cudaGraphExecDestroy(std::exchange(graph_, nullptr)));
+  }
+
+  // Steps that were queued before the fault was there may all have been done: one that cannot be done comes last.
+  void fail_at_last() {
+    for (;; std::this_thread::sleep_for(5ms)) {
+      call(*communicator_, Action::all_reduce, lanes_[0].tensor_view(64), lanes_[0].part_view(64), kPatience,
+           lanes_[0].stream.view());
+    }
+  }
+
+  void check_results(std::size_t num_steps) {
+    for (std::size_t i = 0; i < num_steps; ++i) {
+      if (is_wrong_[i]) complaints_ += "rank " + std::to_string(rank_) + ": step " + std::to_string(i) + " is wrong; ";
+    }
+  }
+
+  void check_it_stays_failed() {
+    try {
+      call(*communicator_, Action::all_reduce, lanes_[0].tensor_view(64), lanes_[0].part_view(64), kPatience,
+           lanes_[0].stream.view());
+      complaints_ += "a call after the failure did not throw; ";
+    } catch (const TransportError&) {
+      // As it should.
+    }
+  }
+
+  const Schedule& schedule_;
+  const std::vector<Values>& results_;
+  const int rank_;
+  std::unique_ptr<Communicator> communicator_;
+  std::array<Lane, 2> lanes_;
+  std::vector<std::atomic<bool>> is_wrong_;
+  cudaGraphExec_t graph_ = nullptr;
+  std::chrono::milliseconds timeout_{60s};
+  std::string complaints_;
+};
+
+void run_schedule(const Schedule& schedule) {
+  INFO(schedule.to_string());
+  const std::vector<std::vector<Values>> results = expected(schedule);
+  test::NoTraces no_traces;
+  no_traces.communicators_before += schedule.num_forgotten();
+  nccl_host_set_kernel_slots(schedule.kernel_slots);
+  nccl_host_set_launch_polls(schedule.launch_polls);
+  cuda_host::set_hardware_queues(schedule.hardware_queues);
+  cuda_host::set_queue_limit(schedule.queue_limit);
+  cuda_host::set_delays(schedule.seed, std::chrono::microseconds(schedule.delay_us));
+  std::barrier all_there(schedule.size());
+  std::vector<std::string> complaints(schedule.ids.size());
+  const auto store = std::make_shared<Store>();
+  CHECK_NOTHROW(test::run_nccl_ranks(schedule.size(), [&](int rank, NcclOptions options) {
+    const auto r = static_cast<std::size_t>(rank);
+    options.on_failure = [store, rank](const std::string& reason) { store->tell(rank, reason); };
+    options.peer_failure = [store, rank] { return store->ask(rank); };
+    complaints[r] = Rank(schedule, results[r], options).run([&] { all_there.arrive_and_wait(); });
+  }));
+  nccl_host_hold_rank(schedule.bad_rank, 0);
+  for (const std::string& text : complaints) CHECK(text == "");
+}
+
+// Ends this process if a schedule takes longer than that.
+class HangGuard {
+ public:
+  explicit HangGuard(std::chrono::seconds limit) : limit_(limit), thread_([this] { watch(); }) {}
+  ~HangGuard() {
+    is_over_ = true;
+    thread_.join();
+  }
+  HangGuard(const HangGuard&) = delete;
+  HangGuard& operator=(const HangGuard&) = delete;
+
+  void begin(const Schedule& schedule) {
+    const std::lock_guard lock(mutex_);
+    text_ = schedule.to_string();
+    start_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  void watch() {
+    for (; !is_over_; std::this_thread::sleep_for(20ms)) {
+      const std::lock_guard lock(mutex_);
+      if (std::chrono::steady_clock::now() - start_ < limit_) continue;
+      std::fprintf(stderr, "hangs: %s\n", text_.c_str());
+      _exit(3);
+    }
+  }
+
+  const std::chrono::seconds limit_;
+  std::mutex mutex_;
+  std::string text_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<bool> is_over_{false};
+  std::thread thread_;
+};
+
+unsigned number_of(const char* variable, unsigned otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+}
+
+#ifdef __SANITIZE_THREAD__
+constexpr unsigned kNumSchedules = 60;
+#else
+constexpr unsigned kNumSchedules = 200;
+#endif
+
+}  // namespace
+
+TEST_CASE("schedules of a range of numbers" * doctest::skip()) {
+  const unsigned first = number_of("ZCOMM_FIRST_SCHEDULE", 0);
+  const unsigned count = number_of("ZCOMM_RANDOM_SCHEDULES", 0);
+  HangGuard guard(std::chrono::seconds(number_of("ZCOMM_TEST_HANG_SECONDS", 120)));
+  for (unsigned seed = first; seed < first + count; ++seed) {
+    const Schedule schedule(seed);
+    guard.begin(schedule);
+    run_schedule(schedule);
+  }
+}
+
+// As many as ZCOMM_RANDOM_SCHEDULES says, from number ZCOMM_FIRST_SCHEDULE on. In processes, as they may hang.
+TEST_CASE("nccl: random schedules of calls, captures and failures end, with the right results until they fail") {
+  const unsigned first = number_of("ZCOMM_FIRST_SCHEDULE", 0);
+  const unsigned count = number_of("ZCOMM_RANDOM_SCHEDULES", kNumSchedules);
+  constexpr unsigned kProcesses = 2;
+  std::vector<pid_t> processes;
+  for (unsigned i = 0; i < kProcesses; ++i) {
+    const unsigned begin = count * i / kProcesses;
+    const unsigned end = count * (i + 1) / kProcesses;
+    processes.push_back(
+        test::spawn_case("schedules of a range of numbers", {"ZCOMM_FIRST_SCHEDULE=" + std::to_string(first + begin),
+                                                             "ZCOMM_RANDOM_SCHEDULES=" + std::to_string(end - begin)}));
+  }
+  for (const pid_t process : processes) CHECK(test::outcome_of(process, std::chrono::hours(24)) == "ends well");
+}
+
+}  // namespace zcomm

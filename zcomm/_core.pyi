@@ -223,5 +223,6 @@ def connect(
     device: int,
     timeout: timedelta,
     chunk_bytes: int,
+    max_ctas: int,
 ) -> Communicator: ...
 def make_local_communicators(node_ids: Sequence[int], chunk_bytes: int) -> list[Communicator]: ...

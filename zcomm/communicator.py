@@ -53,6 +53,8 @@ class Communicator:
         timeout: for a peer to come or to answer, in seconds or as a timedelta.
         chunk_bytes: values of a shard that travel as one piece, in bytes.
         seed: of formats with ``:stochastic``.
+        max_ctas: at most so many of the GPU's multiprocessors for transfers, and memory for as many channels to each
+            peer; 0: what NCCL takes.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Communicator:
         timeout: datetime.timedelta | float = 600.0,
         chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES,
         seed: int = 0,
+        max_ctas: int = 0,
     ) -> None:
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank: got {rank} of size {size}, expected 0 to size - 1")
@@ -75,11 +78,13 @@ class Communicator:
             raise ValueError(f"unique_id: got {given}, expected the 128 bytes of zcomm.unique_id()")
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at least 1")
+        if max_ctas < 0:
+            raise ValueError(f"max_ctas: got {max_ctas}, expected at least 0")
         self._timeout = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
         self.device = _device(rank, device)
-        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
+        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes, max_ctas)
         if seed:
             self._core.set_seed(seed)
         self.rank = rank

@@ -34,6 +34,7 @@ std::unique_ptr<Communicator> CompressedCalls::make_communicator(std::unique_ptr
 }
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
+  device_runner_.check();
   handshake_.topology();
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);
@@ -46,6 +47,7 @@ void CompressedCalls::count(const Call& call, Verdict verdict) {
 }
 
 void CompressedCalls::count_other(std::span<const at::Tensor> tensors) {
+  device_runner_.check();
   std::int64_t num_bytes = 0;
   for (const at::Tensor& tensor : tensors) num_bytes += static_cast<std::int64_t>(tensor.nbytes());
   stats_.others.add(num_bytes);

@@ -55,10 +55,11 @@ class CompressedCalls {
     calls_in_step_ = 0;
   }
 
-  // What becomes of `call`; throws if `policy` is strict about it.
+  // What becomes of `call`; throws if `policy` is strict about it, or if the group has failed on a GPU: exact calls may
+  // be about what came of compressed ones.
   Verdict decide(const Policy& policy, const Call& call);
   void count(const Call& call, Verdict verdict);
-  // A collective outside of the policy.
+  // A collective outside of the policy. Throws if the group has failed on a GPU.
   void count_other(std::span<const at::Tensor> tensors);
   // True if `call` is to be compressed and its arguments pass `check`, which throws. Counts it.
   template <class Check>

@@ -26,6 +26,8 @@ class DeviceRunner final : public Runner {
   ~DeviceRunner() override;
 
   WorkPtr launch(std::unique_ptr<Job> job) override;
+  // Throws if transfers have failed after their calls returned: whatever came of them is undefined.
+  void check() const { failure_->check(); }
   bool drain(std::chrono::milliseconds limit) override;
   void abort(const std::string& reason) noexcept override;
   void stop() override;

@@ -18,6 +18,10 @@ std::exception_ptr Failure::get() const {
   return error_;
 }
 
+void Failure::check() const {
+  if (const std::exception_ptr error = get()) std::rethrow_exception(error);
+}
+
 void HeldTensors::clear() {
   std::vector<at::Tensor> freed;  // outside of the lock
   const std::lock_guard lock(mutex);
@@ -44,15 +48,17 @@ DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldT
 bool DeviceWork::isCompleted() { return !held_ || exception() || held_->end.query(); }
 
 void DeviceWork::synchronize() {
-  if (!held_) return;
-  held_->end.block(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
-  held_->clear();
+  if (held_) {
+    held_->end.block(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
+    held_->clear();
+  }
+  failure_->check();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
   if (held_ && (timeout != kNoTimeout || blocking_wait_)) block_host(timeout);
-  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  failure_->check();
   return true;
 }
 

@@ -17,6 +17,8 @@ class Failure {
   void set(std::exception_ptr error);
   // Null while all is well.
   std::exception_ptr get() const;
+  // Throws it.
+  void check() const;
 
  private:
   mutable std::mutex mutex_;
@@ -46,7 +48,7 @@ class DeviceWork final : public ::c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override { return !exception(); }
   std::exception_ptr exception() const override { return failure_->get(); }
-  // Makes the current stream wait.
+  // Makes the current stream wait. Throws if the group has failed meanwhile.
   void synchronize() override;
   // The same; with a timeout, also blocks the host until the device is done. Throws if the group has failed meanwhile,
   // and on a timeout.

@@ -1,6 +1,8 @@
 #include "nccl_rendezvous.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "zcomm/error.hpp"
@@ -11,6 +13,16 @@ namespace {
 
 constexpr const char* kNcclIdKey = "nccl/unique_id";
 constexpr const char* kNcclFailureKey = "nccl/failure";
+
+// Streams go on after a failure, with undefined bytes, and what is computed from them looks like any other result.
+void end_process(const std::string& reason) {
+  std::fprintf(stderr,
+               "zcomm: %s\nCalls that have returned left undefined results on the GPU: this process ends. With "
+               "zcomm.Options(end_on_failure=False) the next call raises instead.\n",
+               reason.c_str());
+  std::fflush(stderr);
+  std::abort();
+}
 
 }  // namespace
 
@@ -27,6 +39,7 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure
   }
   options.rank = group_.getRank();
   options.size = group_.getSize();
+  options.max_ctas = options_->max_ctas;
   options.connect_timeout = options_->timeout;
   // A connection of their own: a call that waits in the other one keeps it locked. They may outlive this if the store
   // hangs, so that nothing of this is used after the first line.
@@ -35,6 +48,7 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure
     failure->set(errors->record(TransportError(reason)));
     store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };
+  if (options_->end_on_failure) options.on_undefined_bytes = end_process;
   options.peer_failure = [store]() -> std::string {
     if (!store->check({kNcclFailureKey})) return {};
     const std::vector<std::uint8_t> text = store->get(kNcclFailureKey);

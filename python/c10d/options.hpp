@@ -16,10 +16,12 @@ struct OptionValues {
   Policy policy;
   std::optional<int> node_size;  // ranks per node, in rank order; empty: found from the launcher or the host
   std::size_t chunk_bytes = kDefaultChunkBytes;
-  std::uint64_t seed = 0;             // of stochastic rounding
-  bool high_priority_stream = false;  // of asynchronous calls on a GPU
-  bool blocking_wait = false;         // wait() on a GPU blocks the host
-  std::int64_t telemetry_every = 0;   // calls of a site from one sample to the next; 0: none
+  std::uint64_t seed = 0;            // of stochastic rounding
+  bool high_priority_stream = true;  // of asynchronous calls on a GPU
+  bool blocking_wait = false;        // wait() on a GPU blocks the host
+  bool end_on_failure = true;        // of transfers on a GPU whose calls have returned: ends the process
+  int max_ctas = 0;                  // for transfers on a GPU; 0: what NCCL takes
+  std::int64_t telemetry_every = 0;  // calls of a site from one sample to the next; 0: none
 
   friend bool operator==(const OptionValues&, const OptionValues&) = default;
 };
@@ -48,6 +50,8 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{"seed"}, &OptionValues::seed);
   visit(OptionField{.name = "high_priority_stream", .compared = false}, &OptionValues::high_priority_stream);
   visit(OptionField{.name = "blocking_wait", .compared = false}, &OptionValues::blocking_wait);
+  visit(OptionField{.name = "end_on_failure", .compared = false}, &OptionValues::end_on_failure);
+  visit(OptionField{"max_ctas"}, &OptionValues::max_ctas);
   visit(OptionField{.name = "telemetry_every", .compared = false}, &OptionValues::telemetry_every);
 }
 

@@ -36,12 +36,13 @@ void end(BoundCommunicator* communicator) {
 
 std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string& unique_id,
                                            const std::vector<int>& node_ids, int device, milliseconds timeout,
-                                           std::size_t chunk_bytes) {
+                                           std::size_t chunk_bytes, int max_ctas) {
   NcclOptions options;
   options.unique_id = id_of(unique_id);
   options.rank = rank;
   options.size = size;
   options.connect_timeout = timeout;
+  options.max_ctas = max_ctas;
   const CudaDeviceGuard guard(device);
   auto workspace = make_cuda_workspace();
   auto codec = make_cuda_codec(*workspace);
@@ -166,7 +167,7 @@ void bind_communicator(py::module_& module) {
   bind_planned_collectives(communicator_class);
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
-             py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), no_gil);
+             py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), py::arg("max_ctas"), no_gil);
   module.def("make_unique_id", [] {
     const NcclUniqueId id = make_nccl_unique_id();
     return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());

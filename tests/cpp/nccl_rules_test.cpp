@@ -140,15 +140,16 @@ TEST_CASE("nccl: versions that crash or hang with what is done here are refused"
   }
 }
 
-TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one") {
-  const NoTraces no_traces;
-  const Settings settings;
-  nccl_host_set_version(22501);  // notes groups on two
+namespace {
+
+// Of four ranks, by what options.max_ctas says.
+void check_memory(int max_ctas, int num_channels) {
   const int communicators_before = nccl_host_live_communicators();
   const long long bytes_before = nccl_host_connection_bytes();
   std::atomic<int> num_ready = 0;
   std::atomic<bool> is_counted = false;
-  run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
+  run_nccl_ranks(4, [&](int rank, NcclOptions options) {
+    options.max_ctas = max_ctas;
     const auto communicator = make_cuda_communicator({0, 0, 0, 0}, kChunkBytes, options);
     Stream stream;
     const Tensors tensors(4, 5);
@@ -160,12 +161,22 @@ TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the 
     while (num_ready < 4) std::this_thread::sleep_for(1ms);
     if (rank == 0) {
       CHECK(nccl_host_live_communicators() - communicators_before == 4);
-      // An exact all-to-all: each rank, to three peers, in two directions, over 32 channels.
-      CHECK(nccl_host_connection_bytes() - bytes_before <= 4LL * 3 * 2 * 32 * (7 << 20));
+      // An exact all-to-all: each rank, to three peers, in two directions.
+      CHECK(nccl_host_connection_bytes() - bytes_before <= 4LL * 3 * 2 * num_channels * (7 << 20));
       is_counted = true;
     }
     while (!is_counted) std::this_thread::sleep_for(1ms);
   });
+}
+
+}  // namespace
+
+TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one, or of fewer channels") {
+  const NoTraces no_traces;
+  const Settings settings;
+  nccl_host_set_version(22501);  // notes groups on two
+  check_memory(/*max_ctas=*/0, /*num_channels=*/32);
+  check_memory(/*max_ctas=*/8, /*num_channels=*/8);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -10,7 +11,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from support.gpu_world import DEVICE, Gather, ReduceScatter, collect, run, synchronize
+from support import gpu_world, worlds
+from support.gpu_world import DEVICE, Gather, ReduceScatter, synchronize
 
 import zcomm
 
@@ -19,6 +21,11 @@ pytestmark = pytest.mark.cuda_only
 SOON = 10.0  # a group's timeout: connections over sockets, by ranks that take turns on a GPU, must fit
 IN_TIME = 3 * SOON
 NUM = 4096
+
+
+RAISING = worlds.options(end_on_failure=False)
+run = functools.partial(gpu_world.run, options=RAISING)
+collect = functools.partial(gpu_world.collect, options=RAISING)
 
 
 def fails(call: object) -> str:
@@ -132,6 +139,19 @@ def test_waiting_for_a_failed_call_raises() -> None:
         assert not work.is_success()
 
     run(body, 2, group_seconds=SOON)
+
+
+def test_a_failure_whose_calls_have_returned_ends_the_process() -> None:
+    """The default: what the calls left is undefined, and looks like any other result."""
+
+    def body() -> None:
+        used()
+        if dist.get_rank() == 0:
+            ReduceScatter(NUM)()
+        time.sleep(IN_TIME)
+
+    outcomes = gpu_world.collect(body, 2, grace=1.0, group_seconds=SOON)
+    assert outcomes[0].exit_code == -signal.SIGABRT and not outcomes[0].finished
 
 
 def test_after_a_failure_a_new_group_works() -> None:

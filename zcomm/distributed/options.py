@@ -39,8 +39,12 @@ class Options(_c10d.Options):
             launcher or the host.
         chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB.
         seed: of formats with ``:stochastic``; default 0. See :func:`zcomm.set_step`.
-        high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default False.
+        high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default True.
         blocking_wait: ``wait()`` of asynchronous calls on a GPU blocks the host until they are done; default False.
+        end_on_failure: end the process where transfers on a GPU fail after their calls have returned, as their results
+            are undefined; default True. False: the group's next call of any kind raises, and so does ``wait()``.
+        max_ctas: at most so many of a GPU's multiprocessors for transfers over NCCL, and memory for as many channels to
+            each peer; default 0, what NCCL takes.
         telemetry_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
 

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from support import worlds
 from support.cuda_world import Gather, ReduceScatter, dist, host, run, values
 
 
@@ -177,12 +178,11 @@ def test_the_steady_state_creates_nothing() -> None:
     run(body, 2)
 
 
-def test_high_priority_is_asked_of_torch() -> None:
+@pytest.mark.parametrize("is_high", [True, False])
+def test_high_priority_is_asked_of_torch(is_high: bool) -> None:
     def body() -> None:
         Gather(4096)(async_op=True).wait()
-        assert "pool s101 high" in host.take_log()
+        assert ("pool s101 high" in host.take_log()) == is_high
         host.synchronize()
 
-    from support import worlds
-
-    run(body, 2, options=worlds.options(high_priority_stream=True))
+    run(body, 2, options=worlds.options(**({} if is_high else {"high_priority_stream": False})))

@@ -78,8 +78,10 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "node_size": ("2", 2),
     "chunk_bytes": ("4096", 4096),
     "seed": ("12", 12),
-    "high_priority_stream": ("1", True),
+    "high_priority_stream": ("0", False),
     "blocking_wait": ("1", True),
+    "end_on_failure": ("0", False),
+    "max_ctas": ("16", 16),
     "telemetry_every": ("100", 100),
 }
 
@@ -99,7 +101,7 @@ def test_every_option_is_printed_compared_and_documented() -> None:
         assert f"`{field.name}`" in documented
         assert f"        {field.name}: " in str(zcomm.Options.__doc__)
     uncompared = [field.name for field in OPTION_FIELDS if not field.compared]
-    assert uncompared == ["high_priority_stream", "blocking_wait", "telemetry_every"]
+    assert uncompared == ["high_priority_stream", "blocking_wait", "end_on_failure", "telemetry_every"]
 
 
 @pytest.mark.parametrize("value", [2**63, 2**70, -(2**70)])

@@ -65,9 +65,9 @@ def test_arguments_arrive(connections: list[tuple[Any, ...]]) -> None:
         ({"node_size": 3, "device": 7, "timeout": 0.5}, [0, 0, 0, 1], 7, 0.5),
         ({"node_ids": (4, 2, 4, 2), "timeout": hour}, [4, 2, 4, 2], 1, 3600),
     ]:
-        comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, **fields)
+        comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, max_ctas=3, **fields)
         limit = datetime.timedelta(seconds=timeout)
-        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096)
+        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096, 3)
         assert (comm.rank, comm.size, comm.num_nodes, comm.device) == (1, 4, 2, device)
     assert zcomm.Communicator(9, 16, ID).device == 1
     assert repr(comm) == "<zcomm.Communicator: rank 1 of 4 in 2 nodes, GPU 1>"
@@ -85,6 +85,7 @@ def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
         ("device: got 8, expected 0 to 7: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),
         ("timeout: got 0, expected more than 0 seconds", 0, 1, ID, {"timeout": 0}),
         ("chunk_bytes: got 0, expected at least 1", 0, 1, ID, {"chunk_bytes": 0}),
+        ("max_ctas: got -1, expected at least 0", 0, 1, ID, {"max_ctas": -1}),
     ]:
         with pytest.raises(ValueError, match=message):
             zcomm.Communicator(rank, size, unique_id, **fields)
@@ -181,7 +182,7 @@ def test_a_build_without_cuda_says_so() -> None:
         _nccl.load,
         lambda: zcomm.Communicator(0, 1, ID),
         lambda: _core.synchronize(0),
-        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1),
+        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1, 0),
     ):
         with pytest.raises(_core.Error, match=message):
             call()

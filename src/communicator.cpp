@@ -163,6 +163,43 @@ CallStats Communicator::gather_secondary(const GatherPlan& plan, const std::byte
              [&](const Resources& resources) { zcomm::gather_secondary(resources, plan, secondary, slots); });
 }
 
+void Communicator::check_kept(const DifferencePlan& plan, const KeptShards& kept) const {
+  check_argument(codec_->differences() != nullptr, [] {
+    return std::string(
+        "plan: got differences on a GPU, expected host memory: the size of a difference would have to come to the host "
+        "before NCCL can receive it");
+  });
+  check_argument(kept.values.size() == plan.kept_bytes(), [&] {
+    return "kept: got " + std::to_string(kept.values.size()) + " bytes, expected " + std::to_string(plan.kept_bytes());
+  });
+  check_argument(reinterpret_cast<std::uintptr_t>(kept.values.data()) % kWireAlignment == 0,
+                 [] { return "kept: got another address, expected a multiple of " + std::to_string(kWireAlignment); });
+}
+
+CallStats Communicator::all_gather(const DifferencePlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
+                                   KeptShards& kept, std::chrono::milliseconds timeout) {
+  check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
+  check_plan(plan, shape_of(slots));
+  check_kept(plan, kept);
+  return run("all_gather " + plan.description() + " to generation " + std::to_string(kept.generation), peers_, timeout,
+             {}, [&](const Resources& resources) { zcomm::all_gather(resources, plan, shard, slots, kept); });
+}
+
+CallStats Communicator::gather_secondary(const DifferencePlan& plan, const KeptShards& kept,
+                                         std::span<const TensorView> slots, std::chrono::milliseconds timeout) {
+  check_slots(slots, size());
+  const TensorView& own = slots[static_cast<std::size_t>(rank())];
+  check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
+  check_plan(plan, shape_of(slots));
+  check_kept(plan, kept);
+  check_argument(kept.generation > 0, [] {
+    return std::string("kept: got shards of generation 0, expected those that an all_gather by differences has filled");
+  });
+  return run("gather_secondary " + plan.description() + " of generation " + std::to_string(kept.generation),
+             node_peers_, timeout, {},
+             [&](const Resources& resources) { zcomm::gather_secondary(resources, plan, kept, slots); });
+}
+
 CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,
                                          GatherSegments segments, std::chrono::milliseconds timeout,
                                          StreamView stream) {

@@ -132,6 +132,17 @@ Hop Topology::secondary_hop(int rank) const {
   return hop;
 }
 
+Hop Topology::holder_hop(int rank) const {
+  Hop hop;
+  for (int other = 0; other < num_nodes(); ++other) {
+    if (other != node(rank)) hop.sends.push_back({holder(other, rank), rank});
+  }
+  for (int slot = 0; slot < size(); ++slot) {
+    if (!same_node(slot, rank) && holder(node(rank), slot) == rank) hop.recvs.push_back({slot, slot});
+  }
+  return hop;
+}
+
 std::vector<int> Topology::residual_owners(int rank) const {
   const std::array<Hop, 2> hops = reduce_hops(rank);
   std::vector<int> owners;

@@ -109,6 +109,39 @@ class PlannedGather:
         self, output: torch.Tensor, secondary: torch.Tensor, *, site: Site | None = None, async_op: bool = False
     ) -> Work: ...
 
+class HeldShards:
+    """What the gathers of a plan of differences refer to. ``data``: uint8, of the plan's ``kept_bytes``.
+
+    ``generation`` is 0 while a gather is under way, and after one that failed."""
+
+    @property
+    def data(self) -> torch.Tensor: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def sent_bytes(self) -> int: ...  # to each holder by the last gather
+
+class PlannedDifferences:
+    @property
+    def description(self) -> str: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def largest_kept_bytes(self) -> int: ...
+    def hold(self) -> HeldShards: ...
+    def run(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        held: HeldShards,
+        *,
+        site: Site | None = None,
+        async_op: bool = False,
+    ) -> Work: ...
+    def run_from_held(
+        self, output: torch.Tensor, held: HeldShards, *, site: Site | None = None, async_op: bool = False
+    ) -> Work: ...
+
 class Residual:
     """Of one call, in the format that was planned. ``data``: uint8, of the plan's ``residual_bytes``."""
 
@@ -184,6 +217,9 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         parts: Parts = [],
         kept: PlannedGather | None = None,
     ) -> PlannedGather | None: ...
+    def plan_differences(
+        self, output: torch.Tensor, input: torch.Tensor, *, kept: PlannedDifferences | None = None
+    ) -> PlannedDifferences: ...
     def plan_reduce(
         self,
         output: torch.Tensor,

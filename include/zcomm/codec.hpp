@@ -16,6 +16,8 @@
 
 namespace zcomm {
 
+class DifferenceCodec;
+
 // Encoded values, borrowed. Their number is that of the job that reads them. With ElementKind::exact these are plain
 // values of type `dtype`, at any address that is aligned to an element: a rank's own contribution to a sum needs no
 // encoding. All other wires are aligned to kWireAlignment.
@@ -80,6 +82,8 @@ class [[gnu::visibility("default")]] Codec {
   virtual void decode(std::span<const Decode> jobs, StreamView stream) const = 0;
   virtual void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const = 0;
   virtual void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const = 0;
+  // Of lossless differences, with the same kernels; null where there is none.
+  virtual const DifferenceCodec* differences() const { return nullptr; }
 };
 
 // Instruction sets that this build has kernels for and this machine can run, slowest first; never empty.

@@ -8,6 +8,7 @@
 // there is one; Communicator checks that.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +77,31 @@ std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chun
 // The slots once more, from the secondary shards that an all_gather with slots of the same lengths and dtype, in the
 // same segments, has filled on every rank of the node: the same bits, and no byte between nodes.
 void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
+                      std::span<const TensorView> slots);
+
+// What a rank keeps of a gather by differences, so that the next one can send what has changed since. It is for one
+// plan. Another thread may read the two counts meanwhile.
+struct KeptShards {
+  std::span<std::byte> values;                // DifferencePlan::kept_bytes(), aligned to kWireAlignment
+  std::vector<std::uint64_t> hashes = {};     // of each chunk of each held slot
+  std::atomic<std::uint64_t> generation = 0;  // gathers since whole values were sent, that one included; 0: none
+  std::atomic<std::uint64_t> sent_bytes = 0;  // to each holder in another node by the last gather, headers included
+};
+
+// The same as an all_gather of 16-bit values that are sent as they are, for fewer bytes between nodes: the owner of a
+// shard sends the lossless difference (difference.hpp) to what the holders of its slot have kept of the last gather,
+// or, with nothing kept, the shard. Inside a node the values are sent as they are. `kept` is brought up to date. It has
+// nothing while a call is under way, and after one that failed.
+//
+// Each chunk has a header, which goes ahead as the size of its difference is not known before. Throws TransportError
+// that names slot and generations if what arrives is no difference to what this rank has, or does not give the values
+// that its owner has; then no value of it was handed on.
+void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTensorView shard,
+                std::span<const TensorView> slots, KeptShards& kept);
+
+// The slots once more from what the last one has left, as gather_secondary above: no byte between nodes. Throws
+// TransportError if it was written to since.
+void gather_secondary(const Resources& resources, const DifferencePlan& plan, const KeptShards& kept,
                       std::span<const TensorView> slots);
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may

@@ -37,6 +37,7 @@ class Communicator {
   GatherPlan plan_all_gather(SlotShape slots, GatherSegments segments) const {
     return {topology_, rank(), chunk_bytes_, std::move(slots), segments};
   }
+  DifferencePlan plan_differences(SlotShape slots) const { return {topology_, rank(), chunk_bytes_, std::move(slots)}; }
   ReducePlan plan_reduce_scatter(SlotShape slots, ReduceSegments segments,
                                  std::optional<BlockFormat> feedback = {}) const {
     return {topology_, rank(), chunk_bytes_, std::move(slots), segments, feedback};
@@ -52,6 +53,11 @@ class Communicator {
                        std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   CallStats gather_secondary(const GatherPlan& plan, const std::byte* secondary, std::span<const TensorView> slots,
                              std::chrono::milliseconds timeout, StreamView stream = {});
+  // In host memory; throw ArgumentError if the codec is that of a GPU.
+  CallStats all_gather(const DifferencePlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
+                       KeptShards& kept, std::chrono::milliseconds timeout);
+  CallStats gather_secondary(const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots,
+                             std::chrono::milliseconds timeout);
   CallStats reduce_scatter(const ReducePlan& plan, std::span<const ConstTensorView> slots, TensorView output,
                            float factor, std::chrono::milliseconds timeout, StreamView stream = {},
                            const Feedback* feedback = nullptr);
@@ -96,6 +102,7 @@ class Communicator {
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
 
  private:
+  void check_kept(const DifferencePlan& plan, const KeptShards& kept) const;
   template <class Plan>
   void check_plan(const Plan& plan, const SlotShape& slots) const;
   template <class Body>

@@ -114,6 +114,51 @@ class GatherPlan {
   int num_held_ = 0;
 };
 
+// An all_gather of 16-bit values by lossless differences (difference.hpp), and the gathers inside nodes from what it
+// leaves with the holders of slots: Topology::holder().
+class DifferencePlan {
+ public:
+  // `chunk_bytes`: of values, per slot and chunk. Throws ArgumentError.
+  DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots);
+
+  const Topology& topology() const { return topology_; }
+  int rank() const { return rank_; }
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
+  const SlotShape& slots() const { return slots_; }
+  const std::string& description() const { return description_; }
+
+  // Of the values that this rank keeps, and of those of the rank that keeps most.
+  std::size_t kept_bytes() const { return static_cast<std::size_t>(num_held_) * slot_bytes_; }
+  std::size_t largest_kept_bytes() const;
+
+  // --- What the collective itself asks
+
+  std::int64_t num_chunks() const { return chunks_.count(); }
+  // Of every slot, cut off where it is shorter. Chunks are whole tiles, so that cutting does not change their bytes.
+  const Piece<BlockFormat>& chunk(std::int64_t number) const { return chunks_[number].front(); }
+  std::int64_t longest_chunk() const { return longest_chunk_; }  // in elements
+  const Hop& hop_between_nodes() const { return hop_between_nodes_; }
+  const Hop& hop_inside_node() const { return hop_inside_node_; }
+  // Kept values lie slot after slot in rank order. Number of a held slot among them, -1 if this rank does not hold it.
+  int place(int slot) const { return places_[static_cast<std::size_t>(slot)]; }
+  std::size_t kept_offset(int slot) const { return static_cast<std::size_t>(place(slot)) * slot_bytes_; }
+  int num_held() const { return num_held_; }
+
+ private:
+  Topology topology_;
+  int rank_;
+  std::size_t chunk_bytes_;
+  SlotShape slots_;
+  std::string description_;
+  Chunks<BlockFormat> chunks_;
+  std::int64_t longest_chunk_ = 0;
+  Hop hop_between_nodes_;
+  Hop hop_inside_node_;
+  std::size_t slot_bytes_;   // of the longest slot, aligned
+  std::vector<int> places_;  // of each rank's slot
+  int num_held_ = 0;
+};
+
 // A reduce_scatter.
 class ReducePlan {
  public:

@@ -66,6 +66,8 @@ class Topology {
   int holder(int node, int slot) const;
   // gather_secondary: inside the node, from the holders.
   Hop secondary_hop(int rank) const;
+  // all_gather by differences: the own slot to its holders in other nodes. Then comes secondary_hop().
+  Hop holder_hop(int rank) const;
 
   // Whose slots error feedback has a residual of, ascending: what `rank` encodes for other nodes, or, in a single node,
   // encodes at all.

@@ -1,4 +1,5 @@
 // Plans as their callers in Python hold them.
+#include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -21,6 +22,45 @@ BackendPtr group_of(const P& planned) {
   BackendPtr group = planned.group.lock();
   TORCH_CHECK(group, "zcomm: the process group of this plan was destroyed");
   return group;
+}
+
+HeldShardsPtr hold(const PlannedDifferences& planned) {
+  auto held = std::make_shared<HeldShards>();
+  held->data = at::empty({static_cast<std::int64_t>(planned.plan->kept_bytes())}, at::kByte);
+  held->kept.values = {static_cast<std::byte*>(held->data.data_ptr()), planned.plan->kept_bytes()};
+  return held;
+}
+
+void bind_differences(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<HeldShards, HeldShardsPtr>(module, "HeldShards")
+      .def_readonly("data", &HeldShards::data)
+      .def_property_readonly("generation", [](const HeldShards& held) { return held.kept.generation.load(); })
+      .def_property_readonly("sent_bytes", [](const HeldShards& held) { return held.kept.sent_bytes.load(); });
+  py::class_<PlannedDifferences, std::shared_ptr<PlannedDifferences>>(module, "PlannedDifferences")
+      .def_property_readonly("description", [](const PlannedDifferences& p) { return p.plan->description(); })
+      .def_property_readonly("kept_bytes", [](const PlannedDifferences& p) { return p.plan->kept_bytes(); })
+      .def_property_readonly("largest_kept_bytes",
+                             [](const PlannedDifferences& p) { return p.plan->largest_kept_bytes(); })
+      .def("hold", &hold)
+      .def(
+          "run",
+          [](const PlannedDifferences& planned, const at::Tensor& output, const at::Tensor& input,
+             const HeldShardsPtr& held, const SitePtr& site, bool async) {
+            const BackendPtr group = group_of(planned);
+            return planned.calls->gather_differences(planned, output, input, held, site, async);
+          },
+          py::arg("output"), py::arg("input"), py::arg("held").none(false), py::kw_only(), py::arg("site") = py::none(),
+          py::arg("async_op") = false, NoGil())
+      .def(
+          "run_from_held",
+          [](const PlannedDifferences& planned, const at::Tensor& output, const HeldShardsPtr& held,
+             const SitePtr& site, bool async) {
+            const BackendPtr group = group_of(planned);
+            return planned.calls->gather_held(planned, output, held, site, async);
+          },
+          py::arg("output"), py::arg("held").none(false), py::kw_only(), py::arg("site") = py::none(),
+          py::arg("async_op") = false, NoGil());
 }
 
 template <class P>
@@ -60,6 +100,7 @@ void bind_planned_calls(py::module_& module) {
           },
           py::arg("output"), py::arg("secondary"), py::kw_only(), py::arg("site") = py::none(),
           py::arg("async_op") = false, NoGil());
+  bind_differences(module);
   py::class_<HeldResidual>(module, "Residual")
       .def(py::init(
                [](at::Tensor data, float decay, bool empty) { return HeldResidual{std::move(data), decay, empty}; }),

@@ -38,6 +38,14 @@ void bind_process_group(py::module_& module) {
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
           py::arg("parts") = Parts{}, py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>())
       .def(
+          "plan_differences",
+          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+             const std::shared_ptr<PlannedDifferences>& kept) {
+            return group.planned().plan_differences(output, input, kept);
+          },
+          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("kept") = py::none(),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "plan_reduce",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
              const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,

@@ -75,6 +75,11 @@ std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(SlotShape slots,
   return std::make_shared<GatherPlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots), segments);
 }
 
+std::shared_ptr<const DifferencePlan> CompressedCalls::plan_differences(SlotShape slots) {
+  ++stats_.plans;
+  return std::make_shared<DifferencePlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots));
+}
+
 std::shared_ptr<const ReducePlan> CompressedCalls::plan_reduce(SlotShape slots,
                                                                const std::vector<Segment<HopFormats>>& segments,
                                                                std::optional<BlockFormat> feedback) {
@@ -133,6 +138,24 @@ WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vect
   job->secondary = static_cast<const std::byte*>(secondary.data_ptr());
   job->slots = std::move(slots);
   job->plan = std::move(call.plan);
+  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
+                std::move(job));
+}
+
+WorkPtr CompressedCalls::gather_differences(const std::optional<at::Tensor>& input, std::vector<TensorView> slots,
+                                            const at::Tensor& output, const CallSettings& settings,
+                                            DifferenceCall call) {
+  auto job = std::make_unique<DifferenceGatherJob>();
+  job->title = input ? "zcomm:all_gather" : "zcomm:gather_secondary";
+  job->inputs = {call.held->data};
+  if (input) {
+    job->inputs.push_back(*input);
+    job->shard = view_of(*input);
+  }
+  job->outputs = {output};
+  job->slots = std::move(slots);
+  job->plan = std::move(call.plan);
+  job->held = std::move(call.held);
   return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
                 std::move(job));
 }

@@ -25,6 +25,11 @@ struct GatherCall {
   at::Tensor reference;
   SitePtr site;
 };
+struct DifferenceCall {
+  std::shared_ptr<const DifferencePlan> plan;
+  HeldShardsPtr held;
+  SitePtr site;
+};
 struct ReduceCall {
   std::shared_ptr<const ReducePlan> plan;
   std::shared_ptr<const AllReducePlan> all_reduce_plan;
@@ -78,6 +83,7 @@ class CompressedCalls {
 
   // What a call will do. Counted.
   std::shared_ptr<const GatherPlan> plan_gather(SlotShape slots, const std::vector<Segment<BlockFormat>>& segments);
+  std::shared_ptr<const DifferencePlan> plan_differences(SlotShape slots);
   std::shared_ptr<const ReducePlan> plan_reduce(SlotShape slots, const std::vector<Segment<HopFormats>>& segments,
                                                 std::optional<BlockFormat> feedback = {});
   std::shared_ptr<const AllReducePlan> plan_all_reduce(TensorView tensor, HopFormats formats,
@@ -88,6 +94,9 @@ class CompressedCalls {
                      std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call = {});
   WorkPtr gather_secondary(const at::Tensor& secondary, std::vector<TensorView> slots, const at::Tensor& output,
                            const CallSettings& settings, GatherCall call);
+  // Without an input: once more, from what is held.
+  WorkPtr gather_differences(const std::optional<at::Tensor>& input, std::vector<TensorView> slots,
+                             const at::Tensor& output, const CallSettings& settings, DifferenceCall call);
   WorkPtr reduce_scatter(::c10d::OpType type, const at::Tensor& output, const std::vector<TensorView>& slots,
                          std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const CallSettings& settings,
                          ReduceCall call = {});

@@ -47,6 +47,11 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.all_gather(*plan, shard, slots, timeout, stream, extras));
 }
 
+void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
+  count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout)
+              : communicator.gather_secondary(*plan, held->kept, slots, timeout));
+}
+
 void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
   count(communicator.gather_secondary(*plan, secondary, slots, timeout, stream));

@@ -29,6 +29,22 @@ struct AllGatherJob final : CompressedJob {
   void run(Communicator& communicator, StreamView stream) override;
 };
 
+// What differences refer to, as its owner in Python holds it.
+struct HeldShards {
+  at::Tensor data;  // uint8 [kept_bytes of the plan]
+  KeptShards kept;  // of this data
+};
+using HeldShardsPtr = std::shared_ptr<HeldShards>;
+
+struct DifferenceGatherJob final : CompressedJob {
+  std::shared_ptr<const DifferencePlan> plan;
+  std::optional<ConstTensorView> shard;  // none: from what is held
+  std::vector<TensorView> slots;
+  HeldShardsPtr held;
+
+  void run(Communicator& communicator, StreamView stream) override;
+};
+
 // From secondary shards.
 struct GatherSecondaryJob final : CompressedJob {
   std::shared_ptr<const GatherPlan> plan;

@@ -91,6 +91,19 @@ std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& outpu
                                                         segments_of(parts, input.numel(), policy.all_gather)));
 }
 
+std::shared_ptr<PlannedDifferences> PlannedCalls::plan_differences(const at::Tensor& output, const at::Tensor& input,
+                                                                   const std::shared_ptr<PlannedDifferences>& kept) {
+  if (is_planned(kept, BlockFormat{}, output, {})) return kept;
+  TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf, "zcomm: output: got ",
+                    output.scalar_type(), ", expected BFloat16 or Half, of which differences are made");
+  TORCH_CHECK_VALUE(output.device().is_cpu(), "zcomm: output: got ", output.device(),
+                    ", expected cpu: over NCCL a receiver would have to wait for the GPU to learn the size of a "
+                    "difference");
+  check_shapes(output, input, group_.getSize(), "output", "input");
+  return planned<PlannedDifferences>(BlockFormat{}, output, {},
+                                     compressed_.plan_differences(shape_of(slots_of(output, group_.getSize()))));
+}
+
 std::shared_ptr<PlannedReduce> PlannedCalls::plan_reduce(const at::Tensor& output, const at::Tensor& input,
                                                          const ::c10d::ReduceOp& op, const PolicyOverride* formats,
                                                          const Parts& parts, const std::optional<BlockFormat>& feedback,
@@ -144,6 +157,24 @@ WorkPtr PlannedCalls::gather_secondary(const PlannedGather& planned, const at::T
   compressed_.count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
   return inner_.track(compressed_.gather_secondary(secondary, slots_of(output, group_.getSize()), output,
                                                    settings(async), {planned.plan, {}, {}, site}));
+}
+
+WorkPtr PlannedCalls::gather_differences(const PlannedDifferences& planned, const at::Tensor& output,
+                                         const at::Tensor& input, const HeldShardsPtr& held, const SitePtr& site,
+                                         bool async) {
+  check_planned(planned, output);
+  check_shapes(output, input, group_.getSize(), "output", "input");
+  compressed_.count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
+  return inner_.track(compressed_.gather_differences(input, slots_of(output, group_.getSize()), output, settings(async),
+                                                     {planned.plan, held, site}));
+}
+
+WorkPtr PlannedCalls::gather_held(const PlannedDifferences& planned, const at::Tensor& output,
+                                  const HeldShardsPtr& held, const SitePtr& site, bool async) {
+  check_planned(planned, output);
+  compressed_.count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
+  return inner_.track(compressed_.gather_differences({}, slots_of(output, group_.getSize()), output, settings(async),
+                                                     {planned.plan, held, site}));
 }
 
 WorkPtr PlannedCalls::reduce(const PlannedReduce& planned, const at::Tensor& output, const at::Tensor& input,

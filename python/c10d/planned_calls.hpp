@@ -25,6 +25,7 @@ struct Planned {
   std::shared_ptr<const Plan> plan;
 };
 using PlannedGather = Planned<GatherPlan, BlockFormat>;
+using PlannedDifferences = Planned<DifferencePlan, BlockFormat>;  // on CPUs
 using PlannedReduce = Planned<ReducePlan, HopFormats>;
 using PlannedAllReduce = Planned<AllReducePlan, HopFormats>;
 
@@ -47,6 +48,9 @@ class PlannedCalls {
   std::shared_ptr<PlannedGather> plan_gather(const at::Tensor& output, const at::Tensor& input,
                                              const PolicyOverride* formats, const Parts& parts,
                                              const std::shared_ptr<PlannedGather>& kept);
+  // Of bfloat16 or float16 on a CPU: throws ValueError for others. The policy is not asked.
+  std::shared_ptr<PlannedDifferences> plan_differences(const at::Tensor& output, const at::Tensor& input,
+                                                       const std::shared_ptr<PlannedDifferences>& kept);
   // `feedback`: the format of the residual, if there is one.
   std::shared_ptr<PlannedReduce> plan_reduce(const at::Tensor& output, const at::Tensor& input,
                                              const ::c10d::ReduceOp& op, const PolicyOverride* formats,
@@ -65,6 +69,11 @@ class PlannedCalls {
   // changed since these were kept, on any rank.
   WorkPtr gather_secondary(const PlannedGather& planned, const at::Tensor& output, const at::Tensor& secondary,
                            const SitePtr& site, bool async);
+  // By lossless differences to what `held` has, which is brought up to date; and once more from there.
+  WorkPtr gather_differences(const PlannedDifferences& planned, const at::Tensor& output, const at::Tensor& input,
+                             const HeldShardsPtr& held, const SitePtr& site, bool async);
+  WorkPtr gather_held(const PlannedDifferences& planned, const at::Tensor& output, const HeldShardsPtr& held,
+                      const SitePtr& site, bool async);
   WorkPtr reduce(const PlannedReduce& planned, const at::Tensor& output, const at::Tensor& input,
                  const ::c10d::ReduceOp& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
                  bool async);

@@ -6,6 +6,7 @@
 
 #include "hash.hpp"
 #include "zcomm/collectives.hpp"
+#include "zcomm/difference.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -94,6 +95,27 @@ int num_held(const Topology& topology, int rank) {
   return count;
 }
 
+// By the rank that holds most.
+int most_held(const Topology& topology) {
+  int most = 0;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    // The ranks of a node take turns with the slots, the first one first.
+    most = std::max(most, num_held(topology, topology.ranks(node).front()));
+  }
+  return most;
+}
+
+// Of each rank's slot among those that `rank` holds, -1 if it does not hold it.
+std::vector<int> places_of(const Topology& topology, int rank) {
+  std::vector<int> places;
+  int num_held = 0;
+  for (int slot = 0; slot < topology.size(); ++slot) {
+    const bool is_held = topology.holder(topology.node(rank), slot) == rank;
+    places.push_back(is_held ? num_held++ : -1);
+  }
+  return places;
+}
+
 }  // namespace
 
 std::int64_t SlotShape::longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
@@ -124,15 +146,13 @@ GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
       chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype),
       longest_(slots_.longest()),
       hops_(topology_.gather_hops(rank)),
-      secondary_hop_(topology_.secondary_hop(rank)) {
+      secondary_hop_(topology_.secondary_hop(rank)),
+      places_(places_of(topology_, rank)),
+      num_held_(zcomm::num_held(topology_, rank)) {
   wire_offsets_.push_back(0);
   for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
     wire_offsets_.push_back(wire_offsets_.back() +
                             message_bytes(pieces(chunk), longest_, slots_.dtype, std::identity()));
-  }
-  for (int slot = 0; slot < topology_.size(); ++slot) {
-    const bool is_held = topology_.holder(topology_.node(rank), slot) == rank;
-    places_.push_back(is_held ? num_held_++ : -1);
   }
 }
 
@@ -142,12 +162,7 @@ std::size_t GatherPlan::num_bytes(int slot, std::int64_t chunk) const {
 }
 
 std::size_t GatherPlan::largest_secondary_bytes() const {
-  int most = 0;
-  for (int node = 0; node < topology_.num_nodes(); ++node) {
-    // The ranks of a node take turns with the slots, the first one first.
-    most = std::max(most, num_held(topology_, topology_.ranks(node).front()));
-  }
-  return static_cast<std::size_t>(most) * wire_offsets_.back();
+  return static_cast<std::size_t>(most_held(topology_)) * wire_offsets_.back();
 }
 
 LinkBytes GatherPlan::bytes_of(std::span<const Hop> hops) const {
@@ -166,6 +181,38 @@ CodecPasses GatherPlan::passes() const {
   CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank_)], 0};
   for (const std::int64_t length : slots_.lengths) passes.decoded += length;
   return passes;
+}
+
+// --- DifferencePlan
+
+namespace {
+
+std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
+  return {{slots.lengths.empty() ? 0 : slots.longest(), {}}};
+}
+
+}  // namespace
+
+DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots)
+    : topology_(std::move(topology)),
+      rank_(rank),
+      chunk_bytes_(chunk_bytes),
+      slots_(checked<BlockFormat>(slots, topology_, rank, chunk_bytes, whole_slot(slots))),
+      description_(slots_.to_string() + " by differences"),
+      chunks_(chunk_bytes, topology_.size(), whole_slot(slots_), slots_.dtype, kDifferenceTile),
+      hop_between_nodes_(topology_.holder_hop(rank)),
+      hop_inside_node_(topology_.secondary_hop(rank)),
+      slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
+      places_(places_of(topology_, rank)),
+      num_held_(zcomm::num_held(topology_, rank)) {
+  check_argument(slots_.dtype != DType::float32, [] {
+    return std::string("slots: got float32, expected bfloat16 or float16, of which differences are made");
+  });
+  for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
+}
+
+std::size_t DifferencePlan::largest_kept_bytes() const {
+  return static_cast<std::size_t>(most_held(topology_)) * slot_bytes_;
 }
 
 // --- ReducePlan

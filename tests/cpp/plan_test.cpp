@@ -159,11 +159,17 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
   for (const Shape& shape : kWorlds) {
     const Topology topology(node_ids(shape.nodes, shape.interleaved));
     const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000)};
-    std::size_t largest = 0;
+    const SlotShape halves{slots.lengths, DType::float16};
+    std::size_t largest = 0, largest_kept = 0, kept_in_first_node = 0;
     for (int rank = 0; rank < topology.size(); ++rank) {
       const GatherPlan plan(topology, rank, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
       largest = std::max(largest, plan.secondary_bytes());
+      const std::size_t kept = DifferencePlan(topology, rank, 1 << 20, halves).kept_bytes();
+      largest_kept = std::max(largest_kept, kept);
+      if (topology.node(rank) == 0) kept_in_first_node += kept;
     }
+    CHECK(DifferencePlan(topology, 0, 1 << 20, halves).largest_kept_bytes() == largest_kept);
+    CHECK(kept_in_first_node == 2000 * slots.lengths.size());
     const GatherPlan plan(topology, 0, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);
   }

@@ -63,7 +63,8 @@ TEST_CASE("routes: what is sent is what its receiver expects, in the same order,
     const Topology topology(ids);
     const auto hops = [&](int rank) {
       const auto gather = topology.gather_hops(rank), reduce = topology.reduce_hops(rank);
-      return std::vector<Hop>{gather[0], gather[1], reduce[0], reduce[1], topology.secondary_hop(rank)};
+      return std::vector<Hop>{
+          gather[0], gather[1], reduce[0], reduce[1], topology.secondary_hop(rank), topology.holder_hop(rank)};
     };
     for (int rank = 0; rank < topology.size(); ++rank) {
       const std::vector<int> peers = topology.peers(rank);
@@ -91,9 +92,18 @@ TEST_CASE("routes: a gather brings every slot once, over the slow links once for
         CHECK(topology.link(rank, move.peer) == Link::intra_node);
         from_shards.push_back(move.slot);
       }
+      std::vector<int> held;
       for (int slot = 0; slot < topology.size(); ++slot) {
-        if (topology.holder(topology.node(rank), slot) == rank) from_shards.push_back(slot);
+        if (topology.holder(topology.node(rank), slot) == rank) held.push_back(slot);
       }
+      from_shards.insert(from_shards.end(), held.begin(), held.end());
+      // Holders have what comes from owners in other nodes, and what they own or a rank of their node does.
+      for (const Move& move : topology.holder_hop(rank).recvs) {
+        CHECK(move == Move{move.slot, move.slot});
+        CHECK(topology.link(rank, move.slot) == Link::inter_node);
+        CHECK(std::erase(held, move.slot) == 1);
+      }
+      CHECK(held == std::vector<int>{rank});
       std::vector<int> all(static_cast<std::size_t>(topology.size()));
       std::iota(all.begin(), all.end(), 0);
       std::sort(slots.begin(), slots.end());

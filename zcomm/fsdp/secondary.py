@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
+from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
-from zcomm.fsdp.differences import DTYPES, DifferenceGather
+from zcomm.fsdp.differences import DifferenceGather, plan_differences
 
 _log = logging.getLogger("zcomm")
 
@@ -65,7 +64,7 @@ def enable_secondary_shards(
     holders of secondary shards still have, of bfloat16 or float16, on CPUs over Gloo. The first gather sends whole
     weights. Secondary shards are then the weights themselves, 2 bytes each: on a rank of a node of L an L-th of the
     model, and all of it where a node has one rank. What the options would compress travels so; a module for which
-    :func:`compress` has set a format for ``all_gather`` keeps that. A gather is done when the call returns.
+    :func:`compress` has set a format for ``all_gather`` keeps that.
 
     Args:
         wire: ``"compressed"``, in the formats of the options, or ``"difference"``; default: the environment's
@@ -129,7 +128,6 @@ class SecondaryShards:
     def wire(self, wire: str) -> None:
         if checked_wire(wire) != self._wire:
             self._wire = wire
-            self._used_bytes = 0
             for shard in self._shards.values():
                 shard.forget()
 
@@ -163,6 +161,9 @@ class SecondaryShards:
         self._used_bytes += num_bytes
         return True
 
+    def _release(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
+
 
 class _StepHook:
     def __init__(self, shards: SecondaryShards) -> None:
@@ -190,8 +191,9 @@ class _Shard:
         self._inside = _c10d.Site(group.name, [])
         self._kept: torch.Tensor | None = None
         self._differences: DifferenceGather | None = None  # in place of that
+        self._difference_plan: _c10d.PlannedDifferences | None = None
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
-        self._fits: bool | None = None  # into max_bytes; None: not decided
+        self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
         self.gathers_between = 0
         self.gathers_inside = 0
         self.gathers_plain = 0
@@ -199,9 +201,8 @@ class _Shard:
 
     @property
     def memory_bytes(self) -> int:
-        if self._differences is not None:
-            return self._differences.memory_bytes()
-        return 0 if self._kept is None else self._kept.numel()
+        kept = self._kept if self._differences is None else self._differences.held.data
+        return 0 if kept is None else kept.numel()
 
     def stats(self) -> ModuleStats:
         across, inside, exact = self._group.gathered, self._inside, self._differences
@@ -210,10 +211,10 @@ class _Shard:
             gathers_inside=self.gathers_inside,
             gathers_plain=self.gathers_plain,
             gathers_beyond_limit=self.gathers_beyond_limit,
-            between_bytes=across.between_bytes + inside.between_bytes + (exact.between_bytes if exact else 0),
-            inside_bytes=across.inside_bytes + inside.inside_bytes + (exact.inside_bytes if exact else 0),
+            between_bytes=across.between_bytes + inside.between_bytes,
+            inside_bytes=across.inside_bytes + inside.inside_bytes,
             memory_bytes=self.memory_bytes,
-            generation=exact.generation if exact else 0,
+            generation=exact.held.generation if exact else 0,
             bits_per_weight=exact.bits_per_weight if exact else 0.0,
         )
 
@@ -222,7 +223,14 @@ class _Shard:
 
     def forget(self) -> None:
         """What is kept is not what the next gathers need."""
-        self._kept = self._kept_version = self._differences = self._fits = None
+        self._owner._release(self._reserved or 0)
+        self._kept = self._kept_version = self._differences = self._reserved = None
+
+    def _fits(self, num_bytes: int) -> bool:
+        """``num_bytes``: of the rank that needs most, so that all ranks decide alike."""
+        if self._reserved is None:
+            self._reserved = num_bytes if self._owner._reserve(self._group.name, num_bytes) else 0
+        return self._reserved > 0 or num_bytes == 0
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._group.plain.allocate(size, dtype, device)
@@ -242,9 +250,7 @@ class _Shard:
             self.gathers_inside += 1
             work = plan.run_from_secondary(call.output, self._kept, site=self._inside, async_op=call.async_op)
             return finished(work, call.async_op)
-        if self._fits is None:
-            self._fits = self._owner._reserve(self._group.name, plan.largest_secondary_bytes)
-        if not self._fits:
+        if not self._fits(plan.largest_secondary_bytes):
             self.gathers_beyond_limit += 1
             return self._group.plain.gather(call)
         if self._kept is None or self._kept.numel() != plan.secondary_bytes:
@@ -257,39 +263,25 @@ class _Shard:
         self._kept_version = version
         return finished(work, call.async_op)
 
-    def _gather_exactly(self, call: GatherCall, version: WeightsVersion) -> None:
-        """By lossless differences; done when it returns."""
-        name, shard = self._group.name, call.shard
-        if shard.dtype not in DTYPES:
-            dtype = str(shard.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"wire: {name} gathers {dtype}, expected bfloat16 or float16, of which differences are made: "
-                "MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than differences of float32 would"
-            )
-        if shard.device.type != "cpu":
-            raise ValueError(
-                f"wire: {name} gathers on {shard.device}, expected the CPU: over NCCL a receiver would have to wait "
-                "for the GPU to learn the size of a difference"
-            )
-        if self._fits is None:
-            _, largest = DifferenceGather.memory_bytes_of(backend_of(call.group), shard.numel())
-            self._fits = self._owner._reserve(name, largest)
-        if not self._fits:
+    def _gather_exactly(self, call: GatherCall, version: WeightsVersion) -> Any:
+        """By lossless differences."""
+        plan = self._difference_plan = plan_differences(self._group.name, call, self._difference_plan)
+        if not self._fits(plan.largest_kept_bytes):
             self.gathers_beyond_limit += 1
             with override(all_gather="exact"):
-                dist.all_gather_into_tensor(call.output, shard, group=call.group)
-            return
-        if self._differences is None or not self._differences.is_of(call.group, shard):
+                work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
+            return finished(work, call.async_op)
+        if self._differences is None or self._differences.plan is not plan:
             self._kept = self._kept_version = None
-            self._differences = DifferenceGather(call.group, backend_of(call.group), shard.numel(), shard.dtype)
+            self._differences = DifferenceGather(plan)
         if version == self._kept_version:
             self.gathers_inside += 1
-            self._differences.gather_again(call.output)
-            return
+            return self._differences.gather_again(call, self._inside)
         self._kept_version = None  # while it is being written
         self.gathers_between += 1
-        self._differences.gather(call.output, shard)
+        work = self._differences.gather(call, self._group.gathered)
         self._kept_version = version
+        return work
 
     def _version_of(self, plan: _c10d.PlannedGather) -> WeightsVersion | None:
         """None: the weights cannot be watched."""

@@ -10,6 +10,7 @@
 #include "codec/cpu/isa.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
+#include "zcomm/difference.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -299,7 +300,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 
 class CpuCodec final : public Codec {
  public:
-  explicit CpuCodec(const Kernels& kernels) : kernels_(kernels) {}
+  CpuCodec(const Kernels& kernels, DifferenceCodec differences) : kernels_(kernels), differences_(differences) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);
@@ -354,15 +355,18 @@ class CpuCodec final : public Codec {
     });
   }
 
+  const DifferenceCodec* differences() const override { return &differences_; }
+
  private:
   const Kernels& kernels_;
+  const DifferenceCodec differences_;
 };
 
 }  // namespace
 }  // namespace cpu
 
 std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
-  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa));
+  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa), DifferenceCodec(isa));
 }
 
 }  // namespace zcomm

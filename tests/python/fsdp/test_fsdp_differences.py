@@ -182,12 +182,12 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
         if dist.get_rank() == 3:
             shard = shard_of(secondary)
             if what == "a write":
-                for values in shard._differences._kept.values():
-                    values.view(torch.int16)[10] ^= 1
+                for slot in shard._differences.held.data.view(2, -1):  # its own, and that of rank 1
+                    slot[20] ^= 1
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: shard._differences.gather_again(call.output)
+                shard.gather = lambda call: shard._differences.gather_again(call, shard._inside)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)
@@ -202,12 +202,13 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
         assert "generation 2 is not generation 3" in outcomes[1].error + outcomes[3].error
         assert "differences of slot" in outcomes[1].error + outcomes[3].error
     if what == "a gather that is skipped":
-        assert "at generation 3, rank 3 at 2" in outcomes[2].error
-        assert "at generation 2, rank 2 at 3" in outcomes[3].error
+        for rank in (2, 3):
+            assert "all_gather bfloat16[4 x 18090] by differences to generation 2" in outcomes[rank].error
+            assert "gather_secondary bfloat16[4 x 18090] by differences of generation 2" in outcomes[rank].error
     if what == "another generation":
-        found = outcomes[1].error + outcomes[3].error
-        assert "holds generation 2" in found or "to generation 2" in found
-        assert "holds generation 0" in found or "to generation 0" in found
+        for rank in (1, 2, 3):
+            assert "by differences to generation 2" in outcomes[rank].error
+            assert "by differences to generation 0" in outcomes[rank].error
 
 
 def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

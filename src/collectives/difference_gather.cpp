@@ -1,0 +1,320 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "counted.hpp"
+#include "message.hpp"
+#include "pipeline.hpp"
+#include "zcomm/difference.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+[[noreturn]] void fail(int slot, const std::string& what) {
+  throw TransportError("differences of slot " + std::to_string(slot) + ": " + what);
+}
+
+// What holders keep, and how they hand it on inside a node: straight into the slots of their peers.
+class NodeGather {
+ public:
+  NodeGather(const Resources& r, const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots)
+      : r_(r), plan_(plan), kept_(kept), slots_(slots) {}
+
+  TensorView kept(int slot, std::int64_t chunk) const {
+    const TensorView whole{kept_.values.data() + plan_.kept_offset(slot),
+                           plan_.slots().lengths[static_cast<std::size_t>(slot)], plan_.slots().dtype};
+    return whole.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+  // Its place in KeptShards::hashes.
+  std::size_t hash_number(int slot, std::int64_t chunk) const {
+    return static_cast<std::size_t>(plan_.place(slot) * plan_.num_chunks() + chunk);
+  }
+
+  void start(std::int64_t chunk) {
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.hop_inside_node().sends) {
+      const TensorView values = kept(move.slot, chunk);
+      sends_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    for (const Move& move : plan_.hop_inside_node().recvs) {
+      const TensorView values = slot_values(move.slot, chunk);
+      recvs_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void finish(std::int64_t chunk) {
+    copies_.clear();
+    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0) continue;
+      const ConstTensorView values = kept(slot, chunk);
+      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
+    }
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.decode(copies_, r_.stream);
+    }
+    finish_transfer(r_, transfers_[chunk]);
+  }
+
+ private:
+  TensorView slot_values(int slot, std::int64_t chunk) const {
+    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+
+  const Resources& r_;
+  const DifferencePlan& plan_;
+  const KeptShards& kept_;
+  const std::span<const TensorView> slots_;
+  Ring<std::unique_ptr<Transfer>, 2> transfers_;
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Decode> copies_;
+};
+
+// From the owners of slots to their holders in other nodes, then inside the nodes. A header goes one stage ahead of its
+// body, so that the receiver knows the size of that.
+class DifferenceGather {
+ public:
+  DifferenceGather(const Resources& r, const DifferencePlan& plan, ConstTensorView shard,
+                   std::span<const TensorView> slots, KeptShards& kept)
+      : r_(r),
+        plan_(plan),
+        codec_(*r.codec.differences()),
+        shard_(shard),
+        kept_(kept),
+        base_(kept.generation),
+        most_bytes_(base_ == 0 ? 0 : max_difference_bytes(plan.longest_chunk())),
+        inside_(r, plan, kept, slots),
+        sent_(r, 1, most_bytes_, kDepth),
+        received_(r, static_cast<int>(owners().size()), most_bytes_, kDepth) {
+    for (int i = 0; i < kDepth; ++i) {
+      messages_[i].headers.resize(owners().size());
+      messages_[i].received_headers.resize(owners().size());
+    }
+  }
+
+  void run() {
+    kept_.generation = 0;
+    kept_.hashes.resize(static_cast<std::size_t>(plan_.num_held() * plan_.num_chunks()));
+    run_stages();
+    kept_.sent_bytes = holders().empty() ? 0 : sent_bytes_;
+    kept_.generation = base_ + 1;
+  }
+
+ private:
+  static constexpr int kDepth = 4;  // stages
+  using Header = std::array<std::byte, kDifferenceHeaderBytes>;
+  // A chunk that is under way.
+  struct Messages {
+    Header header;  // of the own one
+    const std::byte* body;
+    std::size_t body_bytes;
+    std::vector<Header> headers;                     // of each owner,
+    std::vector<DifferenceHeader> received_headers;  // read
+  };
+
+  const std::vector<Move>& holders() const { return plan_.hop_between_nodes().sends; }
+  const std::vector<Move>& owners() const { return plan_.hop_between_nodes().recvs; }
+  std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[inside_.hash_number(slot, chunk)]; }
+
+  // Where the body of the i-th owner arrives: a whole one where it is kept.
+  std::byte* room(std::size_t i, std::int64_t chunk) const {
+    return base_ == 0 ? inside_.kept(owners()[i].slot, chunk).data : received_.data(static_cast<int>(i), chunk);
+  }
+  void run_stages();
+  void encode_and_announce(std::int64_t chunk);
+  void encode(std::int64_t chunk, Messages& messages);
+  void exchange(std::int64_t chunk);
+  void decode_and_hand_on(std::int64_t chunk);
+  void finish(std::int64_t chunk) { inside_.finish(chunk); }
+  DifferenceHeader checked(const Header& wire, int slot, std::int64_t chunk);
+  // Brings what is kept up to date, and checks that it is what its owner has.
+  void update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body);
+
+  const Resources& r_;
+  const DifferencePlan& plan_;
+  const DifferenceCodec& codec_;
+  const ConstTensorView shard_;
+  KeptShards& kept_;
+  const std::uint64_t base_;  // the generation that differences refer to; 0: whole values are sent
+  const std::size_t most_bytes_;
+  NodeGather inside_;
+  const MessageBuffers sent_;
+  const MessageBuffers received_;
+  Ring<Messages, kDepth> messages_;
+  Ring<std::unique_ptr<Transfer>, kDepth> announced_;
+  Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
+  std::uint64_t sent_bytes_ = 0;
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+};
+
+// As run_pipeline does it, but with three transfers, of which the second is started after a wait for the first: no
+// group of a transport could have both.
+void DifferenceGather::run_stages() {
+  const std::int64_t num_chunks = plan_.num_chunks();
+  for (std::int64_t step = 0; step < num_chunks + kDepth - 1; ++step) {
+    const auto run = [&](auto stage, std::int64_t chunk) {
+      if (chunk >= 0 && chunk < num_chunks) (this->*stage)(chunk);
+    };
+    run(&DifferenceGather::encode_and_announce, step);
+    run(&DifferenceGather::exchange, step - 1);
+    run(&DifferenceGather::decode_and_hand_on, step - 2);
+    run(&DifferenceGather::finish, step - 3);
+  }
+}
+
+void DifferenceGather::encode_and_announce(std::int64_t chunk) {
+  Messages& messages = messages_[chunk];
+  encode(chunk, messages);
+  sends_.clear();
+  recvs_.clear();
+  for (const Move& move : holders()) sends_.push_back({move.peer, messages.header.data(), messages.header.size()});
+  for (std::size_t i = 0; i < owners().size(); ++i) {
+    recvs_.push_back({owners()[i].peer, messages.headers[i].data(), messages.headers[i].size()});
+  }
+  announced_[chunk] = start_transfer(r_, sends_, recvs_);
+}
+
+void DifferenceGather::encode(std::int64_t chunk, Messages& messages) {
+  const ConstTensorView values = shard_.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  const TensorView base = inside_.kept(plan_.rank(), chunk);
+  std::uint64_t& own_hash = hash(plan_.rank(), chunk);
+  DifferenceHeader header;
+  const Timed timed(r_.stats.codec_time);
+  if (base_ == 0 || holders().empty()) {
+    const Decode copy{{values.data, {}, values.dtype}, base};
+    r_.codec.decode({&copy, 1}, r_.stream);
+    header.body_bytes = base.num_bytes();
+    header.result_hash = codec_.hash(base);
+    messages.body = base.data;
+  } else {
+    std::byte* const body = sent_.data(0, chunk);
+    const DifferenceCodec::Encoded encoded = codec_.encode(values, base, body);
+    header = {DifferenceHeader::Kind::difference, encoded.num_bytes, base_, own_hash, encoded.hash};
+    messages.body = body;
+  }
+  own_hash = header.result_hash;
+  messages.body_bytes = header.body_bytes;
+  write_header(header, messages.header.data());
+  sent_bytes_ += kDifferenceHeaderBytes + header.body_bytes;
+}
+
+void DifferenceGather::exchange(std::int64_t chunk) {
+  finish_transfer(r_, announced_[chunk]);
+  Messages& messages = messages_[chunk];
+  sends_.clear();
+  recvs_.clear();
+  for (const Move& move : holders()) sends_.push_back({move.peer, messages.body, messages.body_bytes});
+  for (std::size_t i = 0; i < owners().size(); ++i) {
+    const Move& move = owners()[i];
+    const DifferenceHeader header = checked(messages.headers[i], move.slot, chunk);
+    messages.received_headers[i] = header;
+    recvs_.push_back({move.peer, room(i, chunk), header.body_bytes});
+  }
+  exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+}
+
+DifferenceHeader DifferenceGather::checked(const Header& wire, int slot, std::int64_t chunk) {
+  DifferenceHeader header;
+  try {
+    header = read_header(wire.data());
+  } catch (const Error& error) {
+    fail(slot, error.what());
+  }
+  // The owner of a slot is the rank of that number.
+  if (header.generation != base_ || (header.kind == DifferenceHeader::Kind::difference) != (base_ > 0)) {
+    fail(slot, "this rank holds generation " + std::to_string(base_) + ", rank " + std::to_string(slot) +
+                   " sent what goes with generation " + std::to_string(header.generation));
+  }
+  if (base_ > 0 && header.base_hash != hash(slot, chunk)) {
+    fail(slot, "generation " + std::to_string(base_) + " of this rank and of rank " + std::to_string(slot) +
+                   " are not the same");
+  }
+  const TensorView values = inside_.kept(slot, chunk);
+  const std::size_t most = base_ > 0 ? max_difference_bytes(values.num_elements) : values.num_bytes();
+  if (header.body_bytes > most || (base_ == 0 && header.body_bytes != most)) {
+    fail(slot, "rank " + std::to_string(slot) + " announced " + std::to_string(header.body_bytes) +
+                   " bytes, expected " + (base_ > 0 ? "at most " : "") + std::to_string(most));
+  }
+  return header;
+}
+
+void DifferenceGather::decode_and_hand_on(std::int64_t chunk) {
+  finish_transfer(r_, exchanged_[chunk]);
+  {
+    const Timed timed(r_.stats.codec_time);
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      update(owners()[i].slot, chunk, messages_[chunk].received_headers[i], room(i, chunk));
+    }
+  }
+  inside_.start(chunk);
+}
+
+void DifferenceGather::update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body) {
+  const TensorView values = inside_.kept(slot, chunk);
+  const auto fail_on = [&](const std::string& why) {
+    fail(slot, "what this rank has made of generation " + std::to_string(base_) + " is not generation " +
+                   std::to_string(base_ + 1) + " of rank " + std::to_string(slot) + ": " + why);
+  };
+  std::uint64_t result = 0;
+  try {
+    result = base_ > 0 ? codec_.decode({body, header.body_bytes}, values) : codec_.hash(values);
+  } catch (const Error& error) {
+    fail_on(error.what());
+  }
+  if (result != header.result_hash) fail_on("something has written into what one of the two keeps");
+  hash(slot, chunk) = result;
+}
+
+// Inside a node, of what is kept.
+class NodeGatherAgain {
+ public:
+  NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
+                  std::span<const TensorView> slots)
+      : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), inside_(r, plan, kept, slots) {}
+
+  void run() {
+    run_pipeline<NodeGatherAgain>(
+        r_, plan_.num_chunks(), *this,
+        {.first_hop = &NodeGatherAgain::check_and_hand_on, .finish = &NodeGatherAgain::finish});
+  }
+
+ private:
+  void check_and_hand_on(std::int64_t chunk) {
+    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0) continue;
+      const Timed timed(r_.stats.codec_time);
+      if (codec_.hash(inside_.kept(slot, chunk)) != kept_.hashes[inside_.hash_number(slot, chunk)]) {
+        fail(slot, "generation " + std::to_string(kept_.generation) + " was written to on rank " +
+                       std::to_string(plan_.rank()) + " since it was gathered");
+      }
+    }
+    inside_.start(chunk);
+  }
+  void finish(std::int64_t chunk) { inside_.finish(chunk); }
+
+  const Resources& r_;
+  const DifferencePlan& plan_;
+  const DifferenceCodec& codec_;
+  const KeptShards& kept_;
+  NodeGather inside_;
+};
+
+}  // namespace
+
+void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTensorView shard,
+                std::span<const TensorView> slots, KeptShards& kept) {
+  DifferenceGather(resources, plan, shard, slots, kept).run();
+}
+
+void gather_secondary(const Resources& resources, const DifferencePlan& plan, const KeptShards& kept,
+                      std::span<const TensorView> slots) {
+  NodeGatherAgain(resources, plan, kept, slots).run();
+}
+
+}  // namespace zcomm

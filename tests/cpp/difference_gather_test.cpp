@@ -1,0 +1,317 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ranks.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/difference.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+
+using Halves = std::vector<std::uint16_t>;
+
+// Weights of one rank, as bfloat16, that move by a few units in the last place with each step.
+Halves weights_of(int rank, std::size_t count, int step) {
+  std::mt19937 generator(static_cast<unsigned>(rank));
+  Halves values(count);
+  for (auto& value : values) value = static_cast<std::uint16_t>(0x3c00 + generator() % 0x200);
+  for (int i = 0; i < step; ++i) {
+    for (auto& value : values) value = static_cast<std::uint16_t>(value + generator() % 3 - 1);
+  }
+  return values;
+}
+
+TensorView view(Halves& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::bfloat16};
+}
+
+// One rank of a gather: slots of these lengths, and what it keeps.
+struct Rank {
+  Rank(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths)
+      : communicator(communicator_of_rank), rank(communicator.rank()) {
+    for (const std::size_t length : lengths) slots.emplace_back(length);
+    plan.emplace(communicator.plan_differences(shape_of(views())));
+    memory.resize(plan->kept_bytes() / kWireAlignment + 1);
+    memory.back().bytes[0] = kBeyond;
+    kept.values = {memory.data()->bytes, plan->kept_bytes()};
+  }
+
+  std::vector<TensorView> views() {
+    std::vector<TensorView> views;
+    for (Halves& slot : slots) views.push_back(view(slot));
+    return views;
+  }
+  void clear() {
+    for (Halves& slot : slots) std::fill(slot.begin(), slot.end(), std::uint16_t{0xdead});
+  }
+  CallStats gather(int step) {
+    clear();
+    Halves shard = weights_of(rank, slots[static_cast<std::size_t>(rank)].size(), step);
+    return communicator.all_gather(*plan, view(shard), views(), kept, 20s);
+  }
+  CallStats gather_again() {
+    clear();
+    return communicator.gather_secondary(*plan, kept, views(), 20s);
+  }
+  void check(int step) const {
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      if (slots[slot] != weights_of(static_cast<int>(slot), slots[slot].size(), step)) {
+        throw Error("rank " + std::to_string(rank) + " has another slot " + std::to_string(slot));
+      }
+    }
+    if (memory.back().bytes[0] != kBeyond) throw Error("written past the end");
+  }
+
+  static constexpr std::byte kBeyond{0x5a};
+  struct alignas(kWireAlignment) Unit {
+    std::byte bytes[kWireAlignment];
+  };
+  Communicator& communicator;
+  int rank;
+  std::vector<Halves> slots;
+  std::optional<DifferencePlan> plan;
+  std::vector<Unit> memory;
+  KeptShards kept;
+};
+
+// body(Rank&) on every rank. The first failure is rethrown; `failures`, if it is given, has that of each rank.
+void run(const std::vector<std::unique_ptr<Communicator>>& communicators, const std::vector<std::size_t>& lengths,
+         const std::function<void(Rank&)>& body, std::vector<std::string>* failures = nullptr) {
+  test::run_ranks(static_cast<int>(communicators.size()), [&](int rank) {
+    Rank state(*communicators[static_cast<std::size_t>(rank)], lengths);
+    if (failures == nullptr) {
+      body(state);
+      return;
+    }
+    try {
+      body(state);
+    } catch (const std::exception& error) {
+      (*failures)[static_cast<std::size_t>(rank)] = error.what();
+    }
+  });
+}
+
+// That each rank has after a body that fails.
+std::vector<std::string> failures_of(const std::vector<std::unique_ptr<Communicator>>& communicators,
+                                     const std::function<void(Rank&)>& body) {
+  std::vector<std::string> failures(communicators.size());
+  run(communicators, std::vector<std::size_t>(communicators.size(), 5000), body, &failures);
+  return failures;
+}
+
+// A transport that does not compare calls, as NCCL's, and may change the messages that it sends.
+class Unchecked final : public Transport {
+ public:
+  using Change = std::function<void(std::vector<std::byte>&)>;
+  Unchecked(std::unique_ptr<Transport> inner, Change change) : inner_(std::move(inner)), change_(std::move(change)) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds timeout) override {
+    inner_->begin("", {}, timeout);
+  }
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
+                                  StreamView stream) override {
+    std::vector<Send> changed(sends.begin(), sends.end());
+    for (Send& send : changed) {
+      sent_.push_back(std::make_unique<std::vector<std::byte>>(send.data, send.data + send.num_bytes));
+      if (change_) change_(*sent_.back());
+      send.data = sent_.back()->data();
+    }
+    return inner_->start(changed, recvs, stream);
+  }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  Change change_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> sent_;
+};
+
+// `change` is made to what rank 3 sends.
+std::vector<std::unique_ptr<Communicator>> unchecked(const std::vector<int>& ids, const Unchecked::Change& change) {
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (auto& transport : make_local_transports(static_cast<int>(ids.size()))) {
+    const bool changes = transport->rank() == 3;
+    communicators.push_back(
+        std::make_unique<Communicator>(std::make_unique<Unchecked>(std::move(transport), changes ? change : nullptr),
+                                       Topology(ids), make_cpu_codec(), make_host_workspace()));
+  }
+  return communicators;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+const std::vector<int> kTwoNodes{0, 0, 1, 1};
+
+}  // namespace
+
+TEST_CASE("gathers by differences: every value on every rank, again and again, for every shape, size and chunk") {
+  const std::vector<std::vector<int>> shapes{{1}, {3}, {1, 1, 1}, {2, 2}, {3, 1}, {1, 2, 3}, {2, 2, 2}};
+  for (const std::vector<int>& shape : shapes) {
+    for (const bool interleaved : {false, true}) {
+      for (const std::size_t length : {0, 1, 33, 4096, 10007}) {
+        for (const bool uneven : {false, true}) {
+          const std::vector<int> ids = test::node_ids(shape, interleaved);
+          std::vector<std::size_t> lengths(ids.size(), length);
+          for (std::size_t rank = 1; uneven && rank < ids.size(); ++rank) lengths[rank] = length / (rank + 1);
+          CAPTURE(ids.size());
+          CAPTURE(length);
+          run(test::make_communicators(ids, 8192), lengths, [&](Rank& rank) {
+            for (int step = 0; step < 3; ++step) {
+              rank.gather(step);
+              rank.check(step);
+              if (rank.kept.generation != static_cast<std::uint64_t>(step + 1)) throw Error("another generation");
+              if (rank.gather_again().between_bytes != 0) throw Error("bytes between nodes");
+              rank.check(step);
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gathers by differences: bytes between nodes are whole values once, then what has changed") {
+  constexpr std::size_t kLength = 100'000;
+  for (const std::vector<int>& ids : {kTwoNodes, {0, 1, 2, 3}, {0, 0, 0, 1}}) {
+    const Topology topology(ids);
+    run(test::make_communicators(ids, 1 << 16), std::vector<std::size_t>(4, kLength), [&](Rank& rank) {
+      const auto receivers = static_cast<std::size_t>(topology.num_nodes() - 1);
+      const std::size_t headers = kDifferenceHeaderBytes * static_cast<std::size_t>(rank.plan->num_chunks());
+      const auto expect = [&](const CallStats& stats, std::size_t least, std::size_t most) {
+        if (stats.between_bytes != receivers * rank.kept.sent_bytes) throw Error("bytes are not those that were sent");
+        if (rank.kept.sent_bytes < least || rank.kept.sent_bytes > most) {
+          throw Error("sent " + std::to_string(rank.kept.sent_bytes) + " bytes");
+        }
+      };
+      expect(rank.gather(0), 2 * kLength + headers, 2 * kLength + headers);
+      expect(rank.gather(1), kLength / 8 + headers, kLength / 2);  // one of three values each: 1.6 bits of entropy
+      expect(rank.gather(1), headers, headers + kLength / 500);    // nothing
+      rank.kept.generation = 0;
+      expect(rank.gather(2), 2 * kLength + headers, 2 * kLength + headers);
+      rank.check(2);
+    });
+  }
+}
+
+TEST_CASE("gathers by differences: what was written to where values are kept is found by all who would get it") {
+  for (const bool at_owner : {false, true}) {
+    for (const std::size_t byte : {4000, 4001}) {
+      // This is part of an exponent. Differences have other lengths for its holder, and its owner sends it whole.
+      if (byte == 4001 && at_owner) continue;
+      const auto failures = failures_of(test::make_communicators(kTwoNodes), [&](Rank& rank) {
+        rank.gather(0);
+        rank.gather(1);
+        // Rank 1 holds slot 3 for its node.
+        if (rank.rank == (at_owner ? 3 : 1)) rank.kept.values[rank.plan->kept_offset(3) + byte] ^= std::byte{1};
+        rank.gather(2);
+      });
+      // Slot 3 comes to rank 0 by way of rank 1. The others have it, and may be done before these give up.
+      for (const int rank : {0, 1}) {
+        CHECK(contains(failures[static_cast<std::size_t>(rank)],
+                       "slot 3: what this rank has made of generation 2 is not generation 3 of rank 3"));
+      }
+    }
+  }
+  const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
+    rank.gather(0);
+    if (rank.rank == 1) rank.kept.values[0] ^= std::byte{1};
+    rank.gather_again();
+  });
+  CHECK(contains(failures[0], "slot 1: generation 1 was written to on rank 1"));
+  CHECK(contains(failures[1], "slot 1: generation 1 was written to on rank 1"));
+}
+
+TEST_CASE("gathers by differences: ranks at other generations say so") {
+  for (const bool compares : {true, false}) {
+    const auto failures =
+        failures_of(compares ? test::make_communicators(kTwoNodes) : unchecked(kTwoNodes, nullptr), [](Rank& rank) {
+          rank.gather(0);
+          rank.gather(1);
+          if (rank.rank == 3) rank.kept.generation = 0;
+          rank.gather(2);
+        });
+    for (const std::string& failure : failures) {
+      CHECK(contains(failure, "generation 0"));
+      CHECK(contains(failure, "generation 2"));
+      CHECK(contains(failure, compares ? "ranks called different things" : "differences of slot"));
+    }
+  }
+  // One gathers what it has, the others what has changed.
+  const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
+    rank.gather(0);
+    if (rank.rank == 3) rank.gather_again();
+    rank.gather(1);
+  });
+  for (const int rank : {2, 3}) {
+    CHECK(contains(failures[static_cast<std::size_t>(rank)],
+                   "gather_secondary bfloat16[4 x 5000] by differences of "
+                   "generation 1"));
+  }
+  for (const std::string& failure : failures) CHECK_FALSE(failure.empty());
+}
+
+TEST_CASE("gathers by differences: the same generation of other values is found") {
+  const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
+    rank.gather(0);
+    if (rank.rank == 3) ++rank.kept.hashes[static_cast<std::size_t>(rank.plan->place(3))];
+    rank.gather(1);
+  });
+  CHECK(contains(failures[1], "slot 3: generation 1 of this rank and of rank 3 are not the same"));
+}
+
+TEST_CASE("gathers by differences: damaged messages are errors") {
+  const auto failure = [](const std::function<void(std::vector<std::byte>&)>& change) {
+    bool on = false;
+    const auto failures = failures_of(unchecked(kTwoNodes,
+                                                [&](std::vector<std::byte>& message) {
+                                                  if (on) change(message);
+                                                }),
+                                      [&](Rank& rank) {
+                                        rank.gather(0);
+                                        if (rank.rank == 3) on = true;  // this thread alone sends through it
+                                        rank.gather(1);
+                                      });
+    return failures[1];
+  };
+  const auto in_header = [](std::size_t offset) {
+    return [offset](std::vector<std::byte>& message) {
+      if (message.size() == kDifferenceHeaderBytes) message[offset] ^= std::byte{0xff};
+    };
+  };
+  CHECK(contains(failure(in_header(0)), "differences of slot 3: difference: got a header of magic"));
+  CHECK(contains(failure(in_header(14)), "slot 3: rank 3 announced"));
+  CHECK(contains(failure(in_header(32)), "is not generation 2 of rank 3"));
+  CHECK(contains(failure([](std::vector<std::byte>& message) {
+                   if (message.size() != kDifferenceHeaderBytes && message.size() < 5000) message[0] ^= std::byte{1};
+                 }),
+                 "is not generation 2 of rank 3: difference: got"));
+}
+
+TEST_CASE("gathers by differences: wrong arguments are refused before a byte moves") {
+  const auto communicators = test::make_communicators({0});
+  Communicator& communicator = *communicators[0];
+  CHECK_THROWS_WITH_AS(communicator.plan_differences({{5}, DType::float32}),
+                       doctest::Contains("got float32, expected bfloat16 or float16"), ArgumentError);
+  Rank rank(communicator, {5});
+  CHECK_THROWS_WITH_AS(rank.gather_again(), doctest::Contains("got shards of generation 0"), ArgumentError);
+  rank.kept.values = rank.kept.values.first(8);
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: got 8 bytes, expected 16"), ArgumentError);
+  rank.kept.values = {rank.memory.data()->bytes + 1, 16};
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("expected a multiple of 16"), ArgumentError);
+}
+
+}  // namespace zcomm

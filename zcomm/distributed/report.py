@@ -6,8 +6,9 @@ import json as _json
 import math
 import os
 import statistics
+import weakref
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -19,6 +20,17 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 # The rule that report() advises by.
 DECIBELS_BELOW_MEDIAN = 6.0
 MOST_ZEROED = 0.5
+
+
+class WeightSender(Protocol):
+    """Knows how weights travel, which no sample tells where nothing is lost."""
+
+    def explain(self, group: str) -> list[str]:
+        """In the group of this name: in words, and why."""
+
+
+#: Those of this process.
+WEIGHT_SENDERS: weakref.WeakSet[WeightSender] = weakref.WeakSet()
 
 
 @dataclass
@@ -51,7 +63,9 @@ class SiteReport:
 
 @dataclass
 class Report:
-    """By collective, as in :class:`zcomm.Stats`; ``advice`` says what to write to exempt sites with ``reasons``."""
+    """By collective, as in :class:`zcomm.Stats`; ``advice`` says what to write to exempt sites with ``reasons``.
+
+    ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes."""
 
     rank: int
     every: int
@@ -59,6 +73,7 @@ class Report:
     reduce_scatter: list[SiteReport]
     all_reduce: list[SiteReport]
     advice: list[str]
+    weights: list[str] = field(default_factory=list)
 
 
 def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] | None = None) -> Report:
@@ -75,13 +90,16 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     except ImportError as error:
         raise ImportError("zcomm.report() prints with rich: pip install rich") from error
     made = report_of(backend_of(group))
+    asked = group or dist.group.WORLD
+    assert asked is not None  # it has a backend
+    made.weights = [line for sender in list(WEIGHT_SENDERS) for line in sender.explain(asked.group_name)]
     if json is not None:
         with open(json, "w", encoding="utf-8") as file:
             _json.dump({"zcomm": __version__, **asdict(made)}, file, indent=1, allow_nan=False)
             file.write("\n")
     console = Console(highlight=False)
     console.print(_table(made))
-    for line in made.advice:
+    for line in made.weights + made.advice:
         console.print(line, markup=False, soft_wrap=True)
     return made
 
@@ -98,7 +116,9 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
-    return Report(backend.rank(), every, **sites, advice=advice)
+    return Report(
+        backend.rank(), every, sites["all_gather"], sites["reduce_scatter"], sites["all_reduce"], advice=advice
+    )
 
 
 def _site_of(loss: _c10d.Loss) -> SiteReport:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import override
+from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
@@ -102,6 +104,7 @@ class SecondaryShards:
             register_optimizer_step_post_hook(_StepHook(self)),  # torch's own: it must not keep the model
         ]
         weakref.finalize(self, self._hooks[1].remove)
+        WEIGHT_SENDERS.add(self)
         self._install()
 
     def _install(self) -> None:
@@ -151,6 +154,30 @@ class SecondaryShards:
         """By the name of the module."""
         return {group.name: shard.stats() for group, shard in self._shards.items()}
 
+    def explain(self, group: str) -> list[str]:
+        """How the modules that gather in the group of this name send their weights, for :func:`zcomm.report`."""
+        taken = {
+            name: costs
+            for name, costs in ((of.name, shard.costs(group)) for of, shard in self._shards.items())
+            if costs is not None
+        }
+        if not taken:
+            return []
+        bits = [cost.bits_per_weight for cost in taken.values()]
+        lines = [
+            f"weights of {len(taken)} modules cross nodes as lossless differences, exact to the bit: "
+            f"{min(bits):.3g} to {max(bits):.3g} bits per weight in their last gathers, the median is "
+            f"{statistics.median(bits):.3g}"
+        ]
+        for name, cost in taken.items():
+            if cost.bits_per_weight > cost.compressed_bits:
+                lines.append(
+                    f"{name}: its last difference took {cost.bits_per_weight:.3g} bits per weight, {cost.format} "
+                    f"would take {cost.compressed_bits:.3g} and round: zcomm.fsdp.compress(all_gather="
+                    f"{cost.format!r}) of this module sends less"
+                )
+        return lines
+
     def _reserve(self, name: str, num_bytes: int) -> bool:
         if self.max_bytes is not None and self._used_bytes + num_bytes > self.max_bytes:
             _log.warning(
@@ -175,6 +202,15 @@ class _StepHook:
 
 
 @dataclass(frozen=True)
+class DifferenceCosts:
+    """Of a module's last gather by a lossless difference, beside what ``format`` would have taken."""
+
+    bits_per_weight: float
+    format: str
+    compressed_bits: float
+
+
+@dataclass(frozen=True)
 class WeightsVersion:
     """What a secondary shard was made of. Two that are equal are of the same weights, in the same message."""
 
@@ -192,6 +228,8 @@ class _Shard:
         self._kept: torch.Tensor | None = None
         self._differences: DifferenceGather | None = None  # in place of that
         self._difference_plan: _c10d.PlannedDifferences | None = None
+        self._group_name = ""  # of the last difference
+        self._compressed = ("", 0.0)  # what would be sent instead: a format, and its bits per weight
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
         self.gathers_between = 0
@@ -217,6 +255,13 @@ class _Shard:
             generation=exact.held.generation if exact else 0,
             bits_per_weight=exact.bits_per_weight if exact else 0.0,
         )
+
+    def costs(self, group: str) -> DifferenceCosts | None:
+        """None: this module has sent no difference in that group."""
+        exact = self._differences
+        if exact is None or self._group_name != group or exact.held.generation < 2:
+            return None
+        return DifferenceCosts(exact.bits_per_weight, *self._compressed)
 
     def outdate(self) -> None:
         self._kept_version = None
@@ -274,6 +319,9 @@ class _Shard:
         if self._differences is None or self._differences.plan is not plan:
             self._kept = self._kept_version = None
             self._differences = DifferenceGather(plan)
+            self._group_name = call.group.group_name
+        assert call.plan is not None
+        self._compressed = (call.plan.format, 16 * call.plan.largest_secondary_bytes / plan.largest_kept_bytes)
         if version == self._kept_version:
             self.gathers_inside += 1
             return self._differences.gather_again(call, self._inside)

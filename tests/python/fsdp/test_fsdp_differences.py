@@ -6,14 +6,23 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from support.training import make_batch, make_model, whole
 from support.worlds import collect, options, run
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
@@ -94,17 +103,23 @@ def test_bytes_between_nodes_follow_the_learning_rate() -> None:
         block = secondary.stats
         train(model, optimizer, steps=1)
         assert all(stats.bits_per_weight > 16 for stats in block().values())  # whole weights and headers
+        assert zcomm.report().weights == []
         bits = {}
         for lr in (1e-2, 1e-3, 1e-5, 0.0):
             for group in optimizer.param_groups:
                 group["lr"], group["weight_decay"] = lr, 0.0
             train(model, optimizer, steps=3)
             bits[lr] = block()["0"].bits_per_weight  # of 18090 weights; headers are 0.1 bit of a shard
+            first, *named = zcomm.report().weights
+            taken = {name: stats.bits_per_weight for name, stats in block().items()}
+            assert f"{min(taken.values()):.3g} to {max(taken.values()):.3g} bits per weight" in first
+            more_than_int8 = {name for name in ("0", "1") if taken[name] > 8.08}  # "2" is one short block per rank
+            assert {line.partition(":")[0] for line in named} - {"2"} == more_than_int8, (taken, named)
         assert bits[1e-2] > bits[1e-3] > bits[1e-5] > bits[0.0]
         assert bits[1e-3] < 10  # the same batch in each step: AdamW moves every weight by the whole rate
         assert bits[0.0] < 0.2
 
-    run(body, 4, nodes=TWO_NODES, options=options())
+    run(body, 4, nodes=TWO_NODES, options=options(telemetry_every=1))
 
 
 def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
@@ -168,6 +183,66 @@ def test_on_and_off_while_training_and_formats_of_their_own() -> None:
     run(body, 4, nodes=TWO_NODES, options=options())
 
 
+def test_checkpoints_and_training_that_goes_on_from_them(tmp_path: Path) -> None:
+    """Saved with differences, the weights are exact; a run resumed with or without them is the one that went on."""
+
+    def body() -> None:
+        def start(differences: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+            model = sharded()
+            if differences:
+                enable_secondary_shards(model, wire="difference")
+            return model, adamw(model)
+
+        with zcomm.override(reduce_scatter="exact"):
+            model, optimizer = start(True)
+            train(model, optimizer, steps=2)
+            exact = {name: whole(value) for name, value in model.state_dict().items()}
+            full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            assert all(torch.equal(full[name], value) for name, value in exact.items())
+            saved_model, saved_optimizer = get_state_dict(model, optimizer)
+            dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=tmp_path)
+            expected = train(model, optimizer, steps=3), parameters_of(model)
+            for differences in (True, False):
+                again, again_optimizer = start(differences)
+                with nullcontext() if differences else zcomm.override(all_gather="exact"):
+                    train(again, again_optimizer, steps=1)  # of other weights, which holders then have
+                    loaded_model, loaded_optimizer = get_state_dict(again, again_optimizer)
+                    dcp.load({"model": loaded_model, "optimizer": loaded_optimizer}, checkpoint_id=tmp_path)
+                    set_state_dict(
+                        again, again_optimizer, model_state_dict=loaded_model, optim_state_dict=loaded_optimizer
+                    )
+                    losses = train(again, again_optimizer, steps=3)
+                assert_same_training((losses, parameters_of(again)), expected)
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def test_hybrid_shards_and_compiled_blocks() -> None:
+    """Weights are sharded over two nodes, and replicated in two such groups."""
+
+    def body() -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+        def start() -> nn.Sequential:
+            model = make_model()
+            for block in [*model, model]:
+                if block is not model:
+                    block.compile(backend="aot_eager")
+                fully_shard(block, mesh=mesh, mp_policy=BF16)
+            return model
+
+        plain, model = start(), start()
+        with zcomm.exact():
+            expected = train(plain, adamw(plain), steps=4)
+        secondary = enable_secondary_shards(model, wire="difference")
+        with zcomm.override(reduce_scatter="exact"):
+            losses = train(model, adamw(model), steps=4)
+        assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
+        assert [stats.generation for stats in secondary.stats().values()] == [4, 4, 4]
+
+    run(body, 4, nodes=[0, 1, 0, 1], options=options())
+
+
 def shard_of(secondary: SecondaryShards) -> Any:
     return next(iter(secondary._shards.values()))
 
@@ -203,8 +278,8 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
         assert "differences of slot" in outcomes[1].error + outcomes[3].error
     if what == "a gather that is skipped":
         for rank in (2, 3):
-            assert "all_gather bfloat16[4 x 18090] by differences to generation 2" in outcomes[rank].error
-            assert "gather_secondary bfloat16[4 x 18090] by differences of generation 2" in outcomes[rank].error
+            assert "all_gather bfloat16[4 x 4607] by differences to generation 2" in outcomes[rank].error
+            assert "gather_secondary bfloat16[4 x 4607] by differences of generation 2" in outcomes[rank].error
     if what == "another generation":
         for rank in (1, 2, 3):
             assert "by differences to generation 2" in outcomes[rank].error

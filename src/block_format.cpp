@@ -16,6 +16,7 @@ constexpr ElementTraits kTraits[] = {
 constexpr std::size_t kNumKinds = std::size(kTraits);
 constexpr std::string_view kHadamard = ":hadamard";
 constexpr std::string_view kStochastic = ":stochastic";
+constexpr std::string_view kExactDirect = "exact:direct";
 
 // "exact, bf16, ... or fp8", with `suffix` after those that have scales.
 std::string all_kinds(std::string_view suffix) {
@@ -98,6 +99,7 @@ std::string BlockFormat::to_string() const {
 }
 
 HopFormats HopFormats::parse(std::string_view text) {
+  if (text == kExactDirect) return {{}, {}, true};
   const std::size_t slash = text.find('/');
   const BlockFormat inside = BlockFormat::parse(text.substr(0, slash));
   if (slash == std::string_view::npos) return {inside, inside};
@@ -105,6 +107,7 @@ HopFormats HopFormats::parse(std::string_view text) {
 }
 
 std::string HopFormats::to_string() const {
+  if (direct) return std::string(kExactDirect);
   return inside == between ? inside.to_string() : inside.to_string() + "/" + between.to_string();
 }
 

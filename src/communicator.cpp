@@ -86,6 +86,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
       topology_(std::move(topology)),
       peers_(topology_.peers(transport_->rank())),
       node_peers_(topology_.node_peers(transport_->rank())),
+      others_(topology_.others(transport_->rank())),
       chunk_bytes_(chunk_bytes) {
   check_argument(topology_.size() == transport_->size(), [&] {
     return "topology: got " + std::to_string(topology_.size()) + " ranks, need " + std::to_string(transport_->size());
@@ -213,8 +214,8 @@ CallStats Communicator::reduce_scatter(const ReducePlan& plan, std::span<const C
   check_slots(slots, size(), rank(), output.num_elements, output.dtype, "output");
   check_plan(plan, shape_of(slots));
   check_feedback(feedback, plan.feedback());
-  return run("reduce_scatter " + plan.description() + " times " + exact_digits(factor) + describe(feedback), peers_,
-             timeout, stream, [&](const Resources& resources) {
+  return run("reduce_scatter " + plan.description() + " times " + exact_digits(factor) + describe(feedback),
+             plan.is_direct() ? others_ : peers_, timeout, stream, [&](const Resources& resources) {
                zcomm::reduce_scatter(resources, plan, slots, output, factor, feedback);
              });
 }

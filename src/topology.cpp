@@ -49,6 +49,14 @@ std::vector<int> Topology::peers(int rank) const {
   return peers;
 }
 
+std::vector<int> Topology::others(int rank) const {
+  std::vector<int> others;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank) others.push_back(other);
+  }
+  return others;
+}
+
 std::vector<int> Topology::node_peers(int rank) const {
   std::vector<int> peers;
   for (const int peer : ranks(node(rank))) {
@@ -83,16 +91,19 @@ std::array<Hop, 2> Topology::gather_hops(int rank) const {
   return hops;
 }
 
-std::array<Hop, 2> Topology::reduce_hops(int rank) const {
-  std::array<Hop, 2> hops;
-  if (!is_hierarchical()) {
-    for (int shift = 1; shift < size(); ++shift) {
-      const int to = (rank + shift) % size();
-      hops[0].sends.push_back({to, to});
-      hops[0].recvs.push_back({(rank - shift + size()) % size(), rank});
-    }
-    return hops;
+Hop Topology::direct_hop(int rank) const {
+  Hop hop;
+  for (int shift = 1; shift < size(); ++shift) {
+    const int to = (rank + shift) % size();
+    hop.sends.push_back({to, to});
+    hop.recvs.push_back({(rank - shift + size()) % size(), rank});
   }
+  return hop;
+}
+
+std::array<Hop, 2> Topology::reduce_hops(int rank) const {
+  if (!is_hierarchical()) return {direct_hop(rank), Hop{}};
+  std::array<Hop, 2> hops;
   const int own_node = node(rank);
   const int own_local = local_rank(rank);
   const int node_size = static_cast<int>(ranks(own_node).size());

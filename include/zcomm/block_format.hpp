@@ -55,8 +55,11 @@ struct BlockFormat {
 struct HopFormats {
   BlockFormat inside;   // between ranks of one node
   BlockFormat between;  // between nodes
+  // A reduce-scatter in one hop, whatever the topology: every contribution goes to its owner as it is. Both formats are
+  // exact then.
+  bool direct = false;
 
-  // "INSIDE/BETWEEN", or one format for both hops. Throws ArgumentError on anything else.
+  // "INSIDE/BETWEEN", one format for both hops, or "exact:direct". Throws ArgumentError on anything else.
   static HopFormats parse(std::string_view text);
   std::string to_string() const;
 

@@ -110,7 +110,8 @@ void gather_secondary(const Resources& resources, const DifferencePlan& plan, co
 //
 // Hierarchical: slots go to the local rank of their owner, are summed there and encoded again, then go to the owner's
 // node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
-// the between format to others: one quantization.
+// the between format to others: one quantization. Direct: one hop of the values themselves, to all ranks, so that the
+// sums are those of float32 additions in rank order.
 void reduce_scatter(const Resources& resources, const ReducePlan& plan, std::span<const ConstTensorView> slots,
                     TensorView output, float factor, const Feedback* feedback = nullptr);
 

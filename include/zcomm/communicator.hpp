@@ -115,6 +115,7 @@ class Communicator {
   Topology topology_;
   std::vector<int> peers_;       // that this rank exchanges bytes with
   std::vector<int> node_peers_;  // of them, those of its node
+  std::vector<int> others_;      // all ranks but this one: the peers of direct collectives
   std::size_t chunk_bytes_;
   std::uint64_t seed_ = 0;
   std::uint64_t num_calls_ = 0;  // since the seed was set

@@ -162,7 +162,8 @@ class DifferencePlan {
 // A reduce_scatter.
 class ReducePlan {
  public:
-  // `feedback`: the format of the residual of error feedback, if there is one. Otherwise as GatherPlan.
+  // `feedback`: the format of the residual of error feedback, if there is one. Segments are all direct, or none is.
+  // Otherwise as GatherPlan.
   ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, ReduceSegments segments,
              std::optional<BlockFormat> feedback = {});
 
@@ -172,6 +173,8 @@ class ReducePlan {
   const SlotShape& slots() const { return slots_; }
   ReduceSegments segments() const { return segments_; }
   const std::optional<BlockFormat>& feedback() const { return feedback_; }
+  // All travels as it is, straight to the owners.
+  bool is_direct() const { return !segments_.empty() && segments_.front().format.direct; }
   const std::string& description() const { return description_; }
 
   LinkBytes bytes() const;

@@ -49,9 +49,11 @@ class Topology {
 
   // --- Routing. Flat: one hop, straight between any two ranks; the second hop is empty.
 
-  // The ranks that `rank` exchanges bytes with in some collective, ascending, and those of them in its node.
+  // The ranks that `rank` exchanges bytes with in some collective that is not direct, ascending, and those of them in
+  // its node; and all ranks but `rank`.
   std::vector<int> peers(int rank) const;
   std::vector<int> node_peers(int rank) const;
+  std::vector<int> others(int rank) const;
 
   // all_gather. Hierarchical: own slots go to the ranks of equal local rank in other nodes and to those of the own
   // node, then slots of other nodes go to the ranks of the own node.
@@ -60,6 +62,8 @@ class Topology {
   // reduce_scatter: `slot` is whom the values are summed for. Hierarchical: inside the node to the local rank of their
   // owners, one slot of each node, in node order, to each; then the sums to their owners in other nodes.
   std::array<Hop, 2> reduce_hops(int rank) const;
+  // Straight to the owners, whatever the nodes.
+  Hop direct_hop(int rank) const;
 
   // Which rank of a node keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209): the one
   // with the local rank of the slot's owner, modulo the ranks of the node.

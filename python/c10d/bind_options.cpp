@@ -27,7 +27,15 @@ void set_format(const OptionField& field, const py::handle& value, Format& targe
 }
 
 void set(const OptionField& field, const py::handle& value, BlockFormat& target) { set_format(field, value, target); }
-void set(const OptionField& field, const py::handle& value, HopFormats& target) { set_format(field, value, target); }
+void set(const OptionField& field, const py::handle& value, HopFormats& target) {
+  HopFormats formats;
+  set_format(field, value, formats);
+  if ((field.exact_only && !formats.is_exact()) || (formats.direct && !field.direct)) {
+    throw py::value_error(std::string(field.name) + ": got '" + formats.to_string() + "', expected " +
+                          (field.exact_only ? "'exact' or 'exact:direct'" : "a format that is not direct"));
+  }
+  target = formats;
+}
 
 void set(const OptionField& field, const py::handle& value, bool& target) {
   if (!py::isinstance<py::bool_>(value)) refuse(field, value, "True or False");

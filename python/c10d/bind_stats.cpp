@@ -29,6 +29,11 @@ py::dict stats_of(Stats& stats) {
         py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
         py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
   }
+  const Stats::Direct& direct = stats.direct_reduce_scatter;
+  all["direct_reduce_scatter"] =
+      py::dict(py::arg("calls") = direct.calls.calls.load(), py::arg("bytes") = direct.calls.bytes.load(),
+               py::arg("inside_bytes") = direct.cost.inside_bytes.load(),
+               py::arg("between_bytes") = direct.cost.between_bytes.load());
   all["others"] = calls_dict(stats.others);
   return all;
 }

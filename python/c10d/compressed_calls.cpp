@@ -95,8 +95,8 @@ std::shared_ptr<const AllReducePlan> CompressedCalls::plan_all_reduce(TensorView
                                          tensor.dtype, formats, feedback);
 }
 
-WorkPtr CompressedCalls::launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
-                                std::unique_ptr<CompressedJob> job) {
+WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, const CallSettings& settings,
+                                SitePtr site, std::unique_ptr<CompressedJob> job) {
   job->type = type;
   job->sequence_number = num_calls_.load();
   job->async = settings.async;
@@ -105,7 +105,7 @@ WorkPtr CompressedCalls::launch(Collective collective, ::c10d::OpType type, cons
   job->seed = options_->seed + 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * calls_in_step_.fetch_add(1);
   job->site = std::move(site);
   job->telemetry = &telemetry_;
-  job->cost = &stats_.compressed(collective);
+  job->cost = &cost;
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));
 }
@@ -126,7 +126,7 @@ WorkPtr CompressedCalls::all_gather(::c10d::OpType type, const at::Tensor& input
   };
   if (call.secondary.defined()) job->extras.secondary = hold(call.secondary);
   if (call.reference.defined()) job->extras.reference = hold(call.reference);
-  return launch(Collective::all_gather, type, settings, std::move(call.site), std::move(job));
+  return launch(stats_.compressed(Collective::all_gather), type, settings, std::move(call.site), std::move(job));
 }
 
 WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vector<TensorView> slots,
@@ -138,8 +138,8 @@ WorkPtr CompressedCalls::gather_secondary(const at::Tensor& secondary, std::vect
   job->secondary = static_cast<const std::byte*>(secondary.data_ptr());
   job->slots = std::move(slots);
   job->plan = std::move(call.plan);
-  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
-                std::move(job));
+  return launch(stats_.compressed(Collective::all_gather), ::c10d::OpType::_ALLGATHER_BASE, settings,
+                std::move(call.site), std::move(job));
 }
 
 WorkPtr CompressedCalls::gather_differences(const std::optional<at::Tensor>& input, std::vector<TensorView> slots,
@@ -163,7 +163,10 @@ WorkPtr CompressedCalls::gather_differences(const std::optional<at::Tensor>& inp
 WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& output,
                                         const std::vector<TensorView>& slots, std::vector<at::Tensor> inputs,
                                         const ::c10d::ReduceOp& op, const CallSettings& settings, ReduceCall call) {
-  if (!call.plan) call.plan = plan_reduce(shape_of(slots), {{output.numel(), settings.policy.reduce_scatter}});
+  if (!call.plan) {
+    const HopFormats formats = call.direct ? HopFormats{{}, {}, true} : settings.policy.reduce_scatter;
+    call.plan = plan_reduce(shape_of(slots), {{output.numel(), formats}});
+  }
   auto job = std::make_unique<ReduceScatterJob>();
   job->title = "zcomm:reduce_scatter";
   job->inputs = std::move(inputs);
@@ -174,7 +177,9 @@ WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& o
   job->plan = std::move(call.plan);
   job->factor = static_cast<float>(factor_of(op, size_));
   job->feedback = call.feedback;
-  return launch(Collective::reduce_scatter, type, settings, std::move(call.site), std::move(job));
+  Stats::Compressed& cost =
+      job->plan->is_direct() ? stats_.direct_reduce_scatter.cost : stats_.compressed(Collective::reduce_scatter);
+  return launch(cost, type, settings, std::move(call.site), std::move(job));
 }
 
 WorkPtr CompressedCalls::all_reduce(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
@@ -189,7 +194,7 @@ WorkPtr CompressedCalls::all_reduce(::c10d::OpType type, const at::Tensor& tenso
       call.all_reduce_plan ? std::move(call.all_reduce_plan) : plan_all_reduce(job->tensor, settings.policy.all_reduce);
   job->factor = static_cast<float>(factor_of(op, size_));
   job->feedback = call.feedback;
-  return launch(Collective::all_reduce, type, settings, std::move(call.site), std::move(job));
+  return launch(stats_.compressed(Collective::all_reduce), type, settings, std::move(call.site), std::move(job));
 }
 
 void CompressedCalls::abort(const std::string& reason) noexcept {

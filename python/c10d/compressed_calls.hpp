@@ -36,6 +36,7 @@ struct ReduceCall {
   std::optional<Feedback> feedback;
   at::Tensor residual;  // of the feedback, held
   SitePtr site;
+  bool direct = false;  // where there is no plan
 };
 
 // How bytes come to other ranks: one transport for each device type, made at its first compressed call.
@@ -66,13 +67,15 @@ class CompressedCalls {
   void count(const Call& call, Verdict verdict);
   // A collective outside of the policy. Throws if the group has failed on a GPU.
   void count_other(std::span<const at::Tensor> tensors);
-  // True if `call` is to be compressed and its arguments pass `check`, which throws. Counts it.
+  // Who carries out `call`. Unless that is the inner group its arguments must pass `check`, which throws. Counts it.
   template <class Check>
-  bool should_compress(const Policy& policy, const Call& call, Check&& check) {
+  Route route(const Policy& policy, const Call& call, Check&& check) {
     const Verdict verdict = decide(policy, call);
-    if (verdict == Verdict::compressed) check();
+    const Route route = route_of(policy, call, verdict);
+    if (route != Route::inner) check();
     count(call, verdict);
-    return verdict == Verdict::compressed;
+    if (route == Route::direct) stats_.direct_reduce_scatter.calls.add(call.num_bytes);
+    return route;
   }
   // The same for the calls of a coalesced one: indices.
   struct Parts {
@@ -112,7 +115,7 @@ class CompressedCalls {
  private:
   std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport, std::unique_ptr<Codec> codec,
                                                   std::unique_ptr<Workspace> workspace);
-  WorkPtr launch(Collective collective, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
+  WorkPtr launch(Stats::Compressed& cost, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
                  std::unique_ptr<CompressedJob> job);
 
   const int rank_;

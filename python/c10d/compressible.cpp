@@ -16,8 +16,8 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, getRank());
-  if (!compressed_.should_compress(settings.policy, call,
-                                   [&] { check_shapes(output, input, getSize(), "output", "input"); })) {
+  const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
     return inner_.forward(output, [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return inner_.track(
@@ -33,9 +33,8 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
-  if (!compressed_.should_compress(settings.policy, call, [&] {
-        check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor");
-      })) {
+  const auto check = [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); };
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
     return inner_.forward(inputs[0], [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return inner_.track(
@@ -46,8 +45,9 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
                                            const ::c10d::ReduceScatterOptions& opts) {
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
-  if (!compressed_.should_compress(settings.policy, call,
-                                   [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
+  const Route route =
+      compressed_.route(settings.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); });
+  if (route == Route::inner) {
     if (!needs_premul_emulation(opts.reduceOp, output))
       return inner_.forward(output,
                             [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
@@ -56,7 +56,8 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
         output, [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, product, as_sum(opts)); });
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                                                 slots_of(input, getSize()), {input}, opts.reduceOp, settings));
+                                                 slots_of(input, getSize()), {input}, opts.reduceOp, settings,
+                                                 {.direct = route == Route::direct}));
 }
 
 WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -67,8 +68,9 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
-  if (!compressed_.should_compress(settings.policy, call,
-                                   [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
+  const Route route = compressed_.route(settings.policy, call,
+                                        [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); });
+  if (route == Route::inner) {
     if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
       return inner_.forward(outputs[0],
                             [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
@@ -77,7 +79,8 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
         outputs[0], [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, products, as_sum(opts)); });
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]),
-                                                 inputs[0], opts.reduceOp, settings));
+                                                 inputs[0], opts.reduceOp, settings,
+                                                 {.direct = route == Route::direct}));
 }
 
 WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
@@ -86,7 +89,7 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
                           [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
-  if (!compressed_.should_compress(settings.policy, call, [] {})) {
+  if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
     if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
       return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
     scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));

@@ -29,8 +29,10 @@ struct OptionValues {
 // A row of the table of options.
 struct OptionField {
   const char* name;
-  bool compared = true;    // between ranks, which must have the same
-  std::int64_t least = 0;  // of an integer
+  bool compared = true;     // between ranks, which must have the same
+  bool direct = false;      // formats may be direct
+  bool exact_only = false;  // formats must be exact
+  std::int64_t least = 0;   // of an integer
 };
 
 // The table: visit(OptionField, pointer to the member) for each option. What can be overridden is a member of Policy.
@@ -38,7 +40,8 @@ struct OptionField {
 template <class Visit>
 void for_each_field(Visit&& visit) {
   visit(OptionField{"all_gather"}, &Policy::all_gather);
-  visit(OptionField{"reduce_scatter"}, &Policy::reduce_scatter);
+  visit(OptionField{.name = "reduce_scatter", .direct = true}, &Policy::reduce_scatter);
+  visit(OptionField{.name = "small_reduce_scatter", .direct = true, .exact_only = true}, &Policy::small_reduce_scatter);
   visit(OptionField{"all_reduce"}, &Policy::all_reduce);
   visit(OptionField{"min_bytes"}, &Policy::min_bytes);
   visit(OptionField{"out_of_place"}, &Policy::out_of_place);

@@ -83,6 +83,15 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   return Verdict::compressed;
 }
 
+Route route_of(const Policy& policy, const Call& call, Verdict verdict) {
+  if (verdict == Verdict::compressed) return Route::compressed;
+  const bool is_wanted = (verdict == Verdict::format_exact && policy.reduce_scatter.direct) ||
+                         (verdict == Verdict::min_bytes && policy.small_reduce_scatter.direct);
+  const bool is_possible = call.collective == Collective::reduce_scatter && call.form != Form::coalesced &&
+                           call.on_host && call.dtype && call.linear && call.contiguous && call.num_bytes > 0;
+  return is_wanted && is_possible ? Route::direct : Route::inner;
+}
+
 void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {
   if (!policy.strict || call.num_bytes < policy.min_bytes) return;
   std::string remedy;

@@ -32,6 +32,7 @@ struct Call {
   bool in_place = false;       // all_gather: the input is its own slot of the output
   bool linear = true;          // reductions: SUM, AVG or PREMUL_SUM
   bool contiguous = true;      // all tensors, and none of them sparse
+  bool on_host = true;
 };
 
 // Why a call goes out exact, or that it does not.
@@ -53,7 +54,8 @@ std::string_view to_string(Verdict verdict);
 struct Policy {
   BlockFormat all_gather{ElementKind::int8, 256};
   HopFormats reduce_scatter{{ElementKind::int8, 128}, {ElementKind::int4, 128}};
-  HopFormats all_reduce;  // exact
+  HopFormats all_reduce;            // exact
+  HopFormats small_reduce_scatter;  // of those below min_bytes: exact, or direct
   std::int64_t min_bytes = 64 * 1024;
   bool out_of_place = false;  // compress single-tensor all-gathers that are not in place, too
   bool lists = false;         // compress list forms, too
@@ -67,6 +69,14 @@ struct Policy {
 
 // The first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks.
 Verdict decide(const Policy& policy, const Call& call, int size);
+
+// Who carries out a call.
+enum class Route : std::uint8_t {
+  inner,   // torch's own group, exactly
+  direct,  // zcomm, exactly: a reduce-scatter in one hop
+  compressed,
+};
+Route route_of(const Policy& policy, const Call& call, Verdict verdict);
 
 // Throws Error if `policy.strict` forbids `verdict` for `call`, naming the call, the reason and the option that opts
 // in.

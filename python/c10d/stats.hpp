@@ -38,10 +38,17 @@ struct Stats {
   Calls& calls(Collective collective, Verdict verdict) {
     return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
   }
+  // What direct calls, of zcomm's but not compressed, have cost.
+  struct Direct {
+    Calls calls;
+    Compressed cost;
+  };
+
   Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
 
   std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
   std::array<Compressed, 3> by_collective;
+  Direct direct_reduce_scatter;
   Counter plans{0};  // of compressed calls that were made
   Calls others;      // broadcast, send, all-to-all, ...: never compressed
 };

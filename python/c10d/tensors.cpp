@@ -51,6 +51,7 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   // torch hands over complex tensors as their real views.
   if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());
+  call.on_host = shard.device().is_cpu();
   for (const at::Tensor& part : whole) {
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
     call.contiguous = call.contiguous && is_dense_on(part, shard.device());

@@ -228,7 +228,11 @@ ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
       description_(slots_.to_string() + " " + describe(segments)),
       // No block of a residual straddles two pieces.
       chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
-      hops_(topology_.reduce_hops(rank)) {
+      hops_(is_direct() ? std::array{topology_.direct_hop(rank), Hop{}} : topology_.reduce_hops(rank)) {
+  check_argument(
+      std::all_of(segments_.begin(), segments_.end(),
+                  [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
+      [] { return std::string("segments: got exact:direct beside other formats, expected it for all or for none"); });
   if (feedback_) lay_out_residual();
 }
 
@@ -250,6 +254,13 @@ void ReducePlan::lay_out_residual() {
 }
 
 std::size_t ReducePlan::num_bytes(int slot, std::int64_t chunk, Link link, DType dtype) const {
+  if (is_direct()) {
+    const std::span<const Piece<HopFormats>> values = pieces(chunk);
+    const std::int64_t end = values.back().begin + values.back().count;
+    const std::int64_t length = slots_.lengths[static_cast<std::size_t>(slot)];
+    const std::int64_t count = std::clamp<std::int64_t>(length, values.front().begin, end) - values.front().begin;
+    return static_cast<std::size_t>(count) * element_size(dtype);
+  }
   return message_bytes(pieces(chunk), slots_.lengths[static_cast<std::size_t>(slot)], dtype, on(link));
 }
 
@@ -278,7 +289,9 @@ LinkBytes ReducePlan::bytes() const {
 CodecPasses ReducePlan::passes() const {
   CodecPasses passes;
   for (const Hop& hop : hops_) {
-    for (const Move& move : hop.sends) passes.encoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
+    for (const Move& move : hop.sends) {
+      if (!is_direct()) passes.encoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
+    }
     for (const Move& move : hop.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
   }
   return passes;
@@ -289,6 +302,7 @@ CodecPasses ReducePlan::passes() const {
 namespace {
 
 SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
+  check_argument(!formats.direct, [&] { return "formats: got " + formats.to_string() + ", expected exact"; });
   return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
 }
 

@@ -1,4 +1,4 @@
-// One call of reduce_scatter, and the two ways to carry it out.
+// One call of reduce_scatter, and the three ways to carry it out.
 #pragma once
 
 #include <span>
@@ -28,5 +28,8 @@ void reduce_scatter_flat(const Resources& resources, const Reduction& reduction)
 // Two hops. A rank first sums, over its node, the slots of all ranks that have its local rank, one slot for each node;
 // then it sends each of these sums to the node of its owner.
 void reduce_scatter_hierarchical(const Resources& resources, const Reduction& reduction);
+
+// One hop of the values as they are, sent from the caller's memory.
+void reduce_scatter_direct(const Resources& resources, const Reduction& reduction);
 
 }  // namespace zcomm

@@ -88,6 +88,10 @@ TEST_CASE("hop formats print and parse") {
   CHECK(HopFormats::parse("bf16/bf16").to_string() == "bf16");
   CHECK(HopFormats::parse("exact").is_exact());
   CHECK_FALSE(HopFormats::parse("exact/bf16").is_exact());
+  const HopFormats direct = HopFormats::parse("exact:direct");
+  CHECK(direct.is_exact());
+  CHECK(direct.to_string() == "exact:direct");
+  CHECK_FALSE(direct == HopFormats::parse("exact"));
   for (const char* text : {"", "/", "int8:128/", "/int8:128", "exact/exact/exact"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(HopFormats::parse(text), ArgumentError);

@@ -117,6 +117,10 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
             communicator.reduce_scatter(inputs, view(alone), reduced, 1.0f, 20s);
             if (!same_bits(sum, alone)) throw Error("reduce_scatter: other bits with a plan");
 
+            const auto direct = segments_of<HopFormats>(n, "exact:direct", false);
+            const ReducePlan straight = communicator.plan_reduce_scatter(shape_of(slots), direct);
+            expect("direct", communicator.reduce_scatter(straight, inputs, view(sum), 1.0f, 20s), straight.bytes());
+
             passes = {};
             const GatherPlan gather =
                 communicator.plan_all_gather(shape_of(slots), segments_of<BlockFormat>(n, "int8:64", mixed));
@@ -222,6 +226,20 @@ TEST_CASE("plans: what they are not for is refused before a byte moves") {
   const AllReducePlan shorter = communicator.plan_all_reduce(63, DType::float32, HopFormats::parse("int8:32"));
   CHECK_THROWS_WITH_AS(communicator.all_reduce(shorter, slot, 1.0f, 1s),
                        "plan: got one of 63 elements, need those of the tensor, 64", ArgumentError);
+}
+
+TEST_CASE("plans: exact:direct is for all of a reduce_scatter, and not for an all_reduce") {
+  const HopFormats direct = HopFormats::parse("exact:direct");
+  const Segment<HopFormats> mixed[] = {{32, direct}, {32, {}}};
+  const auto plan = [](ReduceSegments segments) {
+    return ReducePlan(Topology(node_ids({2, 2})), 0, 4096, {{64, 64, 64, 64}, DType::float32}, segments);
+  };
+  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("got exact:direct beside other formats"), ArgumentError);
+  const Segment<HopFormats> whole{64, direct};
+  CHECK(plan({&whole, 1}).bytes() == LinkBytes{64 * 4, 2 * 64 * 4});
+  CHECK(plan({&whole, 1}).description() != plan(std::vector<Segment<HopFormats>>{{64, {}}}).description());
+  CHECK_THROWS_WITH_AS(AllReducePlan(Topology(node_ids({2})), 0, 4096, 64, DType::float32, direct),
+                       doctest::Contains("got exact:direct"), ArgumentError);
 }
 
 TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") {

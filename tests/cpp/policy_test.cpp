@@ -81,6 +81,31 @@ TEST_CASE("a bf16 wire is the exact path for 16-bit values") {
         }) == Verdict::compressed);
 }
 
+TEST_CASE("routes: a direct reduce-scatter is exact, by one of two options, and not for every call") {
+  const auto route = [](auto change) {
+    Call call = fsdp_scatter();
+    Policy policy;
+    policy.small_reduce_scatter.direct = true;
+    change(call, policy);
+    return route_of(policy, call, decide(policy, call, 4));
+  };
+  const auto small = [](Call& c, Policy&) { c.num_bytes = Policy{}.min_bytes - 1; };
+  CHECK(route([](Call&, Policy&) {}) == Route::compressed);
+  CHECK(route(small) == Route::direct);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.small_reduce_scatter = {}; }) == Route::inner);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.reduce_scatter = {}; }) == Route::inner);  // zcomm.exact()
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.linear = false; }) == Route::inner);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.dtype.reset(); }) == Route::inner);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.contiguous = false; }) == Route::inner);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.on_host = false; }) == Route::inner);
+  CHECK(route([](Call& c, Policy&) { c.num_bytes = 0; }) == Route::inner);
+  const auto direct = [](Call&, Policy& p) { p.reduce_scatter = HopFormats::parse("exact:direct"); };
+  CHECK(route(direct) == Route::direct);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), direct(c, p); }) == Route::direct);
+  CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::list; }) == Route::direct);
+  CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::coalesced; }) == Route::inner);
+}
+
 TEST_CASE("promise 8: strict raises for large floating-point calls that a policy would have compressed") {
   Policy strict;
   strict.strict = true;

@@ -28,6 +28,10 @@ class Options(_c10d.Options):
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: ``"INSIDE/BETWEEN"`` nodes, or one format for both; default ``"int8:128/int4:128"``.
+            ``"exact:direct"``: exact values go straight to their owner, who adds them in float32 in rank order. That
+            is half the bytes of gloo's, and other bits. Of CPU tensors of float32, bfloat16 and float16, summed or
+            averaged, single or in lists, of any size; other calls are gloo's, as with ``"exact"``.
+        small_reduce_scatter: of tensors below ``min_bytes``: ``"exact"``, the default, or ``"exact:direct"``.
         all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the INSIDE format.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536.
         out_of_place: compress all-gathers whose input is not its own slot of the output, too; default False.

@@ -41,12 +41,22 @@ class CollectiveStats:
 
 
 @dataclass
+class DirectStats(Calls):
+    """Reduce-scatters that zcomm made as ``"exact:direct"``, and what this rank sent for them. ``exact`` of
+    ``reduce_scatter`` counts them as well, by what kept them exact."""
+
+    inside_bytes: int = 0
+    between_bytes: int = 0
+
+
+@dataclass
 class Stats:
     """``others`` are collectives that are never compressed, and point-to-point calls."""
 
     all_gather: CollectiveStats
     reduce_scatter: CollectiveStats
     all_reduce: CollectiveStats
+    direct_reduce_scatter: DirectStats
     others: Calls
 
     def __str__(self) -> str:
@@ -61,6 +71,12 @@ class Stats:
             if one.exact:
                 reasons = ", ".join(f"{c.calls} {reason} ({_size(c.bytes)})" for reason, c in one.exact.items())
                 parts.append(f"{name} exact: {reasons}")
+        direct = self.direct_reduce_scatter
+        if direct.calls:
+            parts.append(
+                f"direct reduce_scatter {direct.calls} calls, {_size(direct.bytes)}: sent {_size(direct.inside_bytes)} "
+                f"inside and {_size(direct.between_bytes)} between nodes"
+            )
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
         return "; ".join(parts) or "no calls"
@@ -84,7 +100,11 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         return CollectiveStats(**fields)
 
     return Stats(
-        collective("all_gather"), collective("reduce_scatter"), collective("all_reduce"), Calls(**raw["others"])
+        collective("all_gather"),
+        collective("reduce_scatter"),
+        collective("all_reduce"),
+        DirectStats(**raw["direct_reduce_scatter"]),
+        Calls(**raw["others"]),
     )
 
 

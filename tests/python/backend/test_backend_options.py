@@ -25,6 +25,9 @@ from zcomm.distributed.options import OPTION_FIELDS, variable_of
         ({"all_gather": "int8:64/int4:64"}, ValueError),
         ({"all_gather": 8}, TypeError),
         ({"reduce_scatter": "int8:64/"}, ValueError),
+        ({"reduce_scatter": "exact:direct/exact"}, ValueError),
+        ({"small_reduce_scatter": "int8:64"}, ValueError),
+        ({"all_reduce": "exact:direct"}, ValueError),
         ({"all_reduce": ""}, ValueError),
         ({"min_bytes": "64"}, TypeError),
         ({"min_bytes": 1.5}, TypeError),
@@ -69,6 +72,7 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "all_gather": ("int4:96", "int4:96"),
     "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
+    "small_reduce_scatter": ("exact:direct", "exact:direct"),
     "all_reduce": ("bf16", "bf16"),
     "min_bytes": ("7", 7),
     "out_of_place": ("1", True),

@@ -1,0 +1,79 @@
+#include "counted.hpp"
+#include "message.hpp"
+#include "pipeline.hpp"
+#include "reduce_scatter.hpp"
+
+namespace zcomm {
+namespace {
+
+class DirectReduceScatter {
+ public:
+  DirectReduceScatter(const Resources& r, const Reduction& call)
+      : r_(r),
+        call_(call),
+        plan_(call.plan),
+        size_(plan_.topology().size()),
+        incoming_(r, size_, plan_.largest_bytes(Link::inter_node, call.output.dtype), kDepth) {}
+
+  void run() {
+    run_pipeline<DirectReduceScatter>(
+        r_, plan_.num_chunks(), *this,
+        {.first_hop = &DirectReduceScatter::exchange, .finish = &DirectReduceScatter::sum});
+  }
+
+ private:
+  static constexpr int kDepth = 2;  // chunks that are under way
+
+  // What this rank contributes to `owner`: the pieces of a chunk lie side by side.
+  ConstTensorView values(int owner, std::int64_t chunk) const {
+    const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
+    const std::int64_t end = pieces.back().begin + pieces.back().count;
+    return call_.slots[static_cast<std::size_t>(owner)].slice(pieces.front().begin, end - pieces.front().begin);
+  }
+
+  void exchange(std::int64_t chunk) {
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.hop(0).sends) {
+      const ConstTensorView sent = values(move.slot, chunk);
+      sends_.push_back({move.peer, sent.data, sent.num_bytes()});
+    }
+    for (const auto& [peer, slot] : plan_.hop(0).recvs) {
+      recvs_.push_back({peer, incoming_.data(peer, chunk), values(slot, chunk).num_bytes()});
+    }
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void sum(std::int64_t chunk) {
+    finish_transfer(r_, transfers_[chunk]);
+    terms_.clear();
+    const ConstTensorView own = values(plan_.rank(), chunk);
+    for (int peer = 0; peer < size_; ++peer) {
+      terms_.push_back(exact_wire(
+          peer == plan_.rank() ? own : ConstTensorView{incoming_.data(peer, chunk), own.num_elements, own.dtype}));
+    }
+    const std::int64_t begin = plan_.pieces(chunk).front().begin;
+    const DecodeSum sum{terms_, call_.factor, call_.output.slice(begin, own.num_elements)};
+    const Timed timed(r_.stats.codec_time);
+    r_.codec.decode_sum({&sum, 1}, r_.stream);
+  }
+
+  const Resources& r_;
+  const Reduction& call_;
+  const ReducePlan& plan_;
+  const int size_;
+  const MessageBuffers incoming_;  // one message of each rank
+  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  // Kept from chunk to chunk, for their memory.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Wire> terms_;
+};
+
+}  // namespace
+
+void reduce_scatter_direct(const Resources& resources, const Reduction& reduction) {
+  DirectReduceScatter(resources, reduction).run();
+}
+
+}  // namespace zcomm

@@ -1,0 +1,93 @@
+"""`exact:direct`: exact reduce-scatters that zcomm makes in one hop, and which calls are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.calls import NUM, data, mine, newly_counted, scatter
+from support.expected import assert_same_bits
+from support.worlds import run
+
+import zcomm
+
+DIRECT = zcomm.Options(reduce_scatter="exact:direct")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def expected(dtype: torch.dtype, num: int, size: int, factor: float = 1.0) -> torch.Tensor:
+    """This rank's sum of all ranks' data, in float32 in rank order, rounded once."""
+    rank = dist.get_rank()
+    parts = [data(r, num * size, dtype)[rank * num :][:num].float() for r in range(size)]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return (total * factor).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_direct_calls_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
+    """Every size, single tensors and lists, SUM, AVG and PREMUL_SUM, synchronous or not."""
+
+    def body() -> None:
+        size = dist.get_world_size()
+        for num in (1, 7, 1000, NUM):
+            inputs = mine(num * size, dtype)
+            before = zcomm.stats().direct_reduce_scatter
+            assert_same_bits(scatter(inputs), expected(dtype, num, size), "sum")
+            assert_same_bits(scatter(inputs, dist.ReduceOp.AVG), expected(dtype, num, size, 1 / size), "mean")
+            premul = scatter(inputs, dist._make_nccl_premul_sum(0.25))
+            assert_same_bits(premul, expected(dtype, num, size, 0.25), "premul")
+            output = torch.empty(num, dtype=dtype)
+            dist.reduce_scatter(output, list(inputs.chunk(size)), async_op=True).wait()
+            assert_same_bits(output, expected(dtype, num, size), "list")
+            after = zcomm.stats().direct_reduce_scatter
+            assert after.calls - before.calls == 4
+            sent = after.inside_bytes + after.between_bytes - before.inside_bytes - before.between_bytes
+            assert sent == 4 * (size - 1) * num * inputs.itemsize
+        assert zcomm.stats().reduce_scatter.wire_bytes == 0
+
+    run(body, size=3, options=DIRECT, nodes=[0, 0, 1])
+
+
+def test_small_calls_alone() -> None:
+    """Below min_bytes they are direct, above they are compressed, and under zcomm.exact() all are gloo's."""
+
+    def body() -> None:
+        direct = lambda: zcomm.stats().direct_reduce_scatter.calls  # noqa: E731
+        assert newly_counted(lambda: scatter(mine(2 * 1000))) == {"reduce_scatter: min_bytes": 1}
+        assert direct() == 1
+        assert newly_counted(lambda: scatter(mine(2 * NUM))) == {"reduce_scatter: compressed": 1}
+        with zcomm.exact():
+            scatter(mine(2 * 1000))
+            scatter(mine(2 * NUM))
+        assert direct() == 1
+        assert "direct reduce_scatter 1 calls" in str(zcomm.stats())
+        with zcomm.override(reduce_scatter="exact:direct"):
+            scatter(mine(2 * NUM))
+        assert direct() == 2
+
+    run(body, options=zcomm.Options(small_reduce_scatter="exact:direct"))
+
+
+def test_other_calls_are_gloos() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        for dtype in (torch.int64, torch.float64):
+            inputs = [data(r, 2 * 100, torch.float64).mul(100).to(dtype) for r in range(2)]
+            total = (inputs[0] + inputs[1])[rank * 100 :][:100]
+            assert_same_bits(scatter(inputs[rank]), total, str(dtype))
+        largest = torch.maximum(data(0, 2 * NUM), data(1, 2 * NUM))[rank * NUM :][:NUM]
+        assert_same_bits(scatter(mine(2 * NUM), dist.ReduceOp.MAX), largest, "MAX")
+        assert zcomm.stats().direct_reduce_scatter.calls == 0
+
+    run(body, options=DIRECT)
+
+
+def test_wrong_shapes_are_refused_before_any_byte_moves() -> None:
+    def body() -> None:
+        with pytest.raises(ValueError, match="input has 7 elements"):
+            dist.reduce_scatter_single(torch.empty(3), torch.ones(7))
+        assert zcomm.stats().direct_reduce_scatter.calls == 0
+
+    run(body, options=DIRECT)

@@ -1,4 +1,4 @@
-// How ranks notice that they called different things: each sends its own call in words before the bytes.
+// How ranks notice that they called different things: they compare their calls in words.
 #pragma once
 
 #include <array>
@@ -12,6 +12,16 @@
 
 namespace zcomm {
 
+inline constexpr std::size_t kMaxCallChars = 192;
+
+// `call`, whose end a hash of it takes the place of if it is longer than kMaxCallChars.
+std::string call_words(const std::string& call);
+// A number that differs between different calls, and is the same on all machines.
+std::uint64_t call_fingerprint(const std::string& call);
+// What a TransportError says of two calls in words.
+std::string describe_difference(const std::string& own, int peer, const std::string& theirs);
+
+// Compares by messages of one size, which go before those of the call.
 class CallCheck {
  public:
   CallCheck(const std::string& call, std::span<const int> peers);
@@ -20,20 +30,14 @@ class CallCheck {
   std::vector<Send> sends() const;
   std::vector<Recv> recvs();
 
-  // A number that differs between different calls, and is the same on all machines.
-  std::uint64_t fingerprint() const { return fingerprint_; }
-
   // Once they have arrived: throws TransportError that quotes both calls if a peer's differs.
   void verify() const;
 
  private:
-  static constexpr std::size_t kMaxChars = 192;
-  using Text = std::array<char, kMaxChars>;  // zero-padded; a longer text ends with its hash
-  static Text fit(const std::string& call);
+  using Text = std::array<char, kMaxCallChars>;  // zero-padded call_words()
 
   std::vector<int> peers_;
   Text own_;
-  std::uint64_t fingerprint_;
   std::vector<Text> theirs_;
 };
 

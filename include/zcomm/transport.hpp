@@ -60,6 +60,8 @@ class [[gnu::visibility("default")]] Transport {
   // at once.
   virtual void begin_group() {}
   virtual void end_group(StreamView) {}
+  // True if that is so: then many small transfers cost no more than a large one.
+  virtual bool starts_at_once() const { return true; }
 
   // Makes every pending and future call on this rank throw, and tells the peers `reason` as well as it can. Any thread.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -3,14 +3,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "zcomm/call_check.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-// The bit of a tag that tells a call's own messages from those that compare calls.
-constexpr int kOfCall = 0x40000000;
+constexpr int kTags = 0x40000000;
 
 class C10dTransfer final : public Transfer {
  public:
@@ -33,20 +33,24 @@ C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, c10::int
     : group_(std::move(group)),
       store_(std::move(store)),
       num_sent_(static_cast<std::size_t>(group_->getSize())),
-      num_received_(static_cast<std::size_t>(group_->getSize())) {}
+      num_received_(static_cast<std::size_t>(group_->getSize())),
+      watch_(store_, rank(), [this](const std::string& difference) {
+        {
+          const std::lock_guard lock(mutex_);
+          difference_ = difference;
+        }
+        give_up(difference);
+      }) {}
 
 void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
   }
-  finish_check();  // of a call that moved nothing
   timeout_ = timeout;
   deadline_ = std::chrono::steady_clock::now() + timeout;
-  check_.emplace(call, peers);
-  call_tag_ = 0;
-  check_messages_ = post(check_->sends(), check_->recvs());
-  call_tag_ = kOfCall | static_cast<int>(check_->fingerprint() % kOfCall);
+  call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
+  watch_.begin(call, peers);
 }
 
 std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs) {
@@ -61,7 +65,7 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
       int& count = num_received_[static_cast<std::size_t>(peer)];
       pending.push_back({group_->recv(tensor, peer, tag_of(count)), peer});
-      count = (count + 1) % kOfCall;
+      count = (count + 1) % kTags;
     }
     for (const Send& send : sends) {
       if (send.num_bytes == 0) continue;
@@ -69,7 +73,7 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       tensor[0] = as_tensor(send.data, send.num_bytes);
       int& count = num_sent_[static_cast<std::size_t>(peer)];
       pending.push_back({group_->send(tensor, peer, tag_of(count)), peer});
-      count = (count + 1) % kOfCall;
+      count = (count + 1) % kTags;
     }
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
@@ -81,34 +85,40 @@ std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std:
   return std::make_unique<C10dTransfer>(*this, post(sends, recvs));
 }
 
-void C10dTransport::finish_check() {
-  if (!check_) return;
-  wait_posted(check_messages_);
-  check_->verify();
-  check_.reset();
-}
-
 void C10dTransport::wait(std::vector<Pending>& pending) {
-  finish_check();
-  wait_posted(pending);
-}
-
-void C10dTransport::wait_posted(std::vector<Pending>& pending) {
   for (auto& [work, peer] : pending) {
+    watch_.wait_for(peer);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
     try {
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
-      if (std::chrono::steady_clock::now() >= deadline_) {
-        throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " +
-                           std::to_string(timeout_.count()) +
-                           " ms: it is stuck, or its call went another way (zcomm.exact() and zcomm.override() must be "
-                           "the same on all ranks, and so must gathering in place and contiguity)");
-      }
-      throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
+      watch_.wait_for(-1);
+      fail(peer, error);
     }
   }
+  watch_.wait_for(-1);
   pending.clear();
+}
+
+void C10dTransport::fail(int peer, const std::exception& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!difference_.empty()) throw TransportError(difference_);
+  }
+  // A peer that has found a difference first has closed the connections.
+  std::optional<std::string> difference;
+  try {
+    difference = watch_.difference_to(peer);
+  } catch (const std::exception&) {
+    // The store went with the rank that served it.
+  }
+  if (difference) throw TransportError(*difference);
+  if (std::chrono::steady_clock::now() >= deadline_) {
+    throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " + std::to_string(timeout_.count()) +
+                       " ms: it is stuck, or its call went another way (zcomm.exact() and zcomm.override() must be "
+                       "the same on all ranks, and so must gathering in place and contiguity)");
+  }
+  throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
 }
 
 std::string C10dTransport::failure_of_peers() noexcept {
@@ -128,6 +138,15 @@ void C10dTransport::abort(const std::string& reason) noexcept {
       if (aborted_) return;
       aborted_ = reason;
     }
+    give_up(reason);
+  } catch (const std::exception&) {
+    // No memory for the reason.
+    close_connections();
+  }
+}
+
+void C10dTransport::give_up(const std::string& reason) noexcept {
+  try {
     // Before the connections close, so that a peer that sees them close finds the reason. The first one stays.
     store_->compareSet(kFailureKey, "", "rank " + std::to_string(rank()) + " gave up " + reason);
   } catch (const std::exception&) {

@@ -7,15 +7,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "zcomm/call_check.hpp"
+#include "call_watch.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm::c10d_binding {
 
 class C10dTransport final : public Transport {
  public:
-  // `group` is this transport's own, so that its messages never meet others. `store` carries the reason of a failure to
-  // the peers.
+  // `group` is this transport's own, so that its messages never meet others. `store` carries the reason of a failure,
+  // and the calls of a CallWatch, to the peers.
   C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, c10::intrusive_ptr<::c10d::Store> store);
 
   int rank() const override { return group_->getRank(); }
@@ -28,31 +28,32 @@ class C10dTransport final : public Transport {
     c10::intrusive_ptr<::c10d::Work> work;
     int peer;
   };
-  // Blocks until all are done; then, once per call, compares what the peers call.
+  // Blocks until all are done.
   void wait(std::vector<Pending>& pending);
 
  private:
   std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs);
-  void finish_check();
-  void wait_posted(std::vector<Pending>& pending);
+  [[noreturn]] void fail(int peer, const std::exception& error);
+  void give_up(const std::string& reason) noexcept;
   void close_connections() noexcept;
   std::string failure_of_peers() noexcept;
 
   c10::intrusive_ptr<::c10d::Backend> group_;
   c10::intrusive_ptr<::c10d::Store> store_;
   // Messages between two ranks match in order, so both ends count them. The tag joins the count and the call: Gloo ends
-  // the process where two messages of different size meet, so those of different calls must not meet.
+  // the process where two messages of different size meet, so those of different calls must not meet. Such ranks wait
+  // until the watch finds it.
   int tag_of(int count) const { return call_tag_ ^ count; }
   int call_tag_ = 0;
   std::vector<int> num_sent_;
   std::vector<int> num_received_;
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::milliseconds timeout_{0};
-  std::optional<CallCheck> check_;  // of the current call, until verified
-  std::vector<Pending> check_messages_;
 
-  std::mutex mutex_;  // of aborted_
+  std::mutex mutex_;  // of the two below
   std::optional<std::string> aborted_;
+  std::string difference_;  // that the watch has found
+  CallWatch watch_;         // last: its thread uses all of the above
 };
 
 }  // namespace zcomm::c10d_binding

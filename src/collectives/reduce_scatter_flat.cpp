@@ -34,27 +34,37 @@ class FlatReduceScatter {
   }
   Link link(int peer) const { return plan_.topology().link(plan_.rank(), peer); }
 
+  // Where a transfer is on its way at once, peers know where their bytes go before these are there, and the first
+  // message goes while the next one is encoded. Else all are encoded in one call.
   void encode_and_send(std::int64_t chunk) {
-    encodes_.clear();
-    encodes_with_residual_.clear();
     terms_.clear();
     residuals_.begin_chunk();
-    sends_.clear();
-    recvs_.clear();
+    for (const auto& [peer, slot] : plan_.hop(0).recvs) {
+      recvs_.push_back({peer, incoming_.data(peer, chunk), plan_.num_bytes(slot, chunk, link(peer), dtype_)});
+    }
+    const bool one_by_one = r_.transport.starts_at_once();
+    if (one_by_one) start_listed(chunk);
     for (const Move& move : plan_.hop(0).sends) {
       MessageWriter message(outgoing_.data(move.peer, chunk), dtype_);
       list_encodes(move.slot, chunk, message);
       sends_.push_back(message.send(move.peer));
+      if (one_by_one) start_listed(chunk);
     }
-    for (const auto& [peer, slot] : plan_.hop(0).recvs) {
-      recvs_.push_back({peer, incoming_.data(peer, chunk), plan_.num_bytes(slot, chunk, link(peer), dtype_)});
-    }
+    if (!one_by_one) start_listed(chunk);
+  }
+
+  // Encodes what is listed, starts the messages that are listed, and lists nothing.
+  void start_listed(std::int64_t chunk) {
     {
       const Timed timed(r_.stats.codec_time);
       r_.codec.encode(encodes_, r_.stream);
       r_.codec.decode_sum_encode(encodes_with_residual_, r_.stream);
     }
-    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+    transfers_[chunk].push_back(start_transfer(r_, sends_, recvs_));
+    encodes_.clear();
+    encodes_with_residual_.clear();
+    sends_.clear();
+    recvs_.clear();
   }
 
   void update_residuals(std::int64_t) {
@@ -82,7 +92,8 @@ class FlatReduceScatter {
   }
 
   void sum(std::int64_t chunk) {
-    finish_transfer(r_, transfers_[chunk]);
+    for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) finish_transfer(r_, transfer);
+    transfers_[chunk].clear();
     terms_.clear();
     sums_.clear();
     messages_.clear();
@@ -109,7 +120,7 @@ class FlatReduceScatter {
   const MessageBuffers outgoing_;  // one message for each rank
   const MessageBuffers incoming_;
   Residuals residuals_;
-  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
   // Kept from chunk to chunk, for their memory.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -7,30 +7,35 @@
 
 namespace zcomm {
 
-CallCheck::Text CallCheck::fit(const std::string& call) {
-  std::string text = call;
-  if (text.size() > kMaxChars) {
-    const std::string tail = "... #" + std::to_string(fnv1a(call));
-    text = call.substr(0, kMaxChars - tail.size()) + tail;
-  }
-  Text fixed{};
-  std::copy(text.begin(), text.end(), fixed.begin());
-  return fixed;
+std::string call_words(const std::string& call) {
+  if (call.size() <= kMaxCallChars) return call;
+  const std::string tail = "... #" + std::to_string(fnv1a(call));
+  return call.substr(0, kMaxCallChars - tail.size()) + tail;
+}
+
+std::uint64_t call_fingerprint(const std::string& call) { return fnv1a(call); }
+
+std::string describe_difference(const std::string& own, int peer, const std::string& theirs) {
+  return "ranks called different things: this rank \"" + own + "\", rank " + std::to_string(peer) + " \"" + theirs +
+         "\"";
 }
 
 CallCheck::CallCheck(const std::string& call, std::span<const int> peers)
-    : peers_(peers.begin(), peers.end()), own_(fit(call)), fingerprint_(fnv1a(call)), theirs_(peers.size()) {}
+    : peers_(peers.begin(), peers.end()), own_{}, theirs_(peers.size()) {
+  const std::string words = call_words(call);
+  std::copy(words.begin(), words.end(), own_.begin());
+}
 
 std::vector<Send> CallCheck::sends() const {
   std::vector<Send> sends;
-  for (const int peer : peers_) sends.push_back({peer, reinterpret_cast<const std::byte*>(own_.data()), kMaxChars});
+  for (const int peer : peers_) sends.push_back({peer, reinterpret_cast<const std::byte*>(own_.data()), own_.size()});
   return sends;
 }
 
 std::vector<Recv> CallCheck::recvs() {
   std::vector<Recv> recvs;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs_[i].data()), kMaxChars});
+    recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs_[i].data()), theirs_[i].size()});
   }
   return recvs;
 }
@@ -38,9 +43,7 @@ std::vector<Recv> CallCheck::recvs() {
 void CallCheck::verify() const {
   const auto words = [](const Text& text) { return std::string(text.begin(), std::find(text.begin(), text.end(), 0)); };
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (theirs_[i] == own_) continue;
-    throw TransportError("ranks called different things: this rank \"" + words(own_) + "\", rank " +
-                         std::to_string(peers_[i]) + " \"" + words(theirs_[i]) + "\"");
+    if (theirs_[i] != own_) throw TransportError(describe_difference(words(own_), peers_[i], words(theirs_[i])));
   }
 }
 

@@ -40,6 +40,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override;
   void begin_group() override;
   void end_group(StreamView stream) override;
+  bool starts_at_once() const override { return false; }
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
 
   void wait(NcclGroup& group, StreamView stream);

@@ -122,6 +122,19 @@ def test_ranks_that_call_different_things_are_told_both(first: str, second: str,
             assert text in message
 
 
+def test_a_rank_that_comes_late_calls_nothing_else() -> None:
+    """A wait that is long enough to be looked into, again and again, ends well."""
+
+    def body() -> None:
+        for late in (0, 1):
+            if dist.get_rank() == late:
+                time.sleep(1.8)
+            gather(mine())
+            scatter(mine(2 * NUM))
+
+    run(body)
+
+
 def ended(outcomes: list[Outcome], but: int) -> list[str]:
     """The errors of all ranks other than ``but``, none of which hung; what an error says tells a timeout."""
     errors = []

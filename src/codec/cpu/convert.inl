@@ -45,13 +45,18 @@ struct Bfloat16 {
 #ifdef ZCOMM_LANES
   using Patterns = Pattern __attribute__((vector_size(sizeof(Register))));
   ZCOMM_INLINE Floats widen_lanes(const Bits* values) { return load_bfloat16(values); }
+  using Words = std::uint32_t __attribute__((vector_size(sizeof(Floats))));
+  ZCOMM_INLINE Words round_lanes(Floats floats) {  // in the upper halves of the words
+    const Words bits = reinterpret_cast<Words>(floats);
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+  }
   ZCOMM_INLINE Register narrow_lanes(Floats first, Floats second) {
-    const auto rounded = [](Floats floats) {
-      using Words = std::uint32_t __attribute__((vector_size(sizeof(Floats))));
-      const Words bits = reinterpret_cast<Words>(floats), upper = bits >> 16;
-      return reinterpret_cast<Ints>((bits + 0x7fffu + (upper & 1u)) >> 16);
-    };
-    return narrow_words(rounded(first), rounded(second));
+    return narrow_words(reinterpret_cast<Ints>(round_lanes(first) >> 16),
+                        reinterpret_cast<Ints>(round_lanes(second) >> 16));
+  }
+  // Of even and of odd elements: each pair is a word.
+  ZCOMM_INLINE Register narrow_pairs(Floats even, Floats odd) {
+    return reinterpret_cast<Register>((round_lanes(even) >> 16) | (round_lanes(odd) & 0xffff0000u));
   }
 #endif
   // In the upper half of the word; the lower half is left over.

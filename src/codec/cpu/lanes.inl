@@ -108,4 +108,12 @@ ZCOMM_INLINE void store_group(const Group& group, typename Type::Bits* values) {
       write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_lanes(group[i], group[i + 1]));
   }
 }
+
+// The same of a group of nibbles that is not in order: fewer shuffles.
+template <class Type, bool kStream>
+ZCOMM_INLINE void store_pairs(const Group& group, typename Type::Bits* values) {
+  for (int i = 0; i < kGroupRegisters; i += 2) {
+    write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_pairs(group[i], group[i + 1]));
+  }
+}
 #endif

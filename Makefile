@@ -19,8 +19,8 @@ test: test-cpp test-python test-cuda-host
 CODEC_FORMATS := int8:128,int4:128,int4:128:hadamard,int4:128:stochastic
 
 bench: install
-	rm -f bench/results/codec.jsonl
-	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --format $(CODEC_FORMATS) --json bench/results/codec.jsonl
+	rm -f bench/results/codec_*.jsonl
+	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --format $(CODEC_FORMATS) --json bench/results/codec_ISA.jsonl
 	$(PY) bench/collectives.py $(ARGS)
 
 # What compression costs in loss. Runs that are in bench/results/study.jsonl are not repeated.

@@ -5,7 +5,7 @@ python bench/codec.py --dtype all --isa all --threads 1,2  everything
 python bench/codec.py --format int4:128,int4:128:hadamard,int4:128:stochastic   what rotation and random bits cost
 python bench/codec.py --clock thread                       on a machine that others use: not the time that they take
 python bench/codec.py --offset 16                          values that begin 16 bytes past a multiple of 64
-python bench/codec.py --json codec.jsonl                   one JSON object per row as well
+python bench/codec.py --json codec_ISA.jsonl               one JSON object per row as well, a file per instruction set
 python bench/codec.py --device cuda --json codec.json      the kernels on a GPU; see bench/codec_cuda.py
 
 GB/s are of the full-precision side: the bytes of the values that are encoded, or that decoding writes. In every repeat
@@ -164,6 +164,18 @@ def show(console: Console, title: str, rows: list[Row]) -> None:
     console.print(table)
 
 
+def append(path: Path, rows: list[Row], isas: list[str], machine: dict[str, Any]) -> None:
+    """A line for each row. "ISA" in the file's name stands for the instruction set; rows of none go to all files."""
+
+    def name(isa: str) -> str:
+        return path.name.replace("ISA", isa)
+
+    for target in sorted({name(isa) for isa in isas}):
+        with path.with_name(target).open("a") as file:
+            chosen = [row for row in rows if not row.isa or name(row.isa) == target]
+            file.writelines(json.dumps({**asdict(row), **machine}) + "\n" for row in chosen)
+
+
 def choices(text: str, every: list[str], option: str) -> list[str]:
     chosen = every if text == "all" else text.split(",")
     for name in chosen:
@@ -188,7 +200,8 @@ def main(
     repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
     peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Append one JSON object per row; on cuda: write a report.")
+        Path | None,
+        typer.Option("--json", help="Append one JSON object per row; on cuda: write a report."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="cuda: smallest size of the values.")] = "1M",
@@ -233,8 +246,7 @@ def main(
             rows = measure(passes, repeats, CLOCKS[clock])
             show(console, f"{name}, {values.nbytes / 1e6:.0f} MB, {num_threads} thread(s)", rows)
             if json_file is not None:
-                with json_file.open("a") as file:
-                    file.writelines(json.dumps({**asdict(row), **machine}) + "\n" for row in rows)
+                append(json_file, rows, isas, machine)
 
 
 if __name__ == "__main__":

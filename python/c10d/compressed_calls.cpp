@@ -156,8 +156,8 @@ WorkPtr CompressedCalls::gather_differences(const std::optional<at::Tensor>& inp
   job->slots = std::move(slots);
   job->plan = std::move(call.plan);
   job->held = std::move(call.held);
-  return launch(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, settings, std::move(call.site),
-                std::move(job));
+  return launch(stats_.compressed(Collective::all_gather), ::c10d::OpType::_ALLGATHER_BASE, settings,
+                std::move(call.site), std::move(job));
 }
 
 WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& output,

@@ -10,6 +10,12 @@ at::DeviceType first_device(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::kCPU : tensors[0].device().type();
 }
 
+ReduceCall reduce_call(Route route) {
+  ReduceCall call;
+  call.direct = route == Route::direct;
+  return call;
+}
+
 }  // namespace
 
 WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {
@@ -57,7 +63,7 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
                                                  slots_of(input, getSize()), {input}, opts.reduceOp, settings,
-                                                 {.direct = route == Route::direct}));
+                                                 reduce_call(route)));
 }
 
 WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -79,8 +85,7 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
         outputs[0], [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, products, as_sum(opts)); });
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]),
-                                                 inputs[0], opts.reduceOp, settings,
-                                                 {.direct = route == Route::direct}));
+                                                 inputs[0], opts.reduceOp, settings, reduce_call(route)));
 }
 
 WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {

@@ -35,10 +35,19 @@ inline cuda_host::Counts settled_counts() {
   return counts;
 }
 
+// Waits until they are those of before, ten seconds at most: threads that free what was given up may be late.
+inline cuda_host::Counts counts_back_at(const cuda_host::Counts& before) {
+  const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (cuda_host::counts() != before && std::chrono::steady_clock::now() < latest) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return cuda_host::counts();
+}
+
 // Whatever a test does, nothing may be left of it, and nothing may have been done that NCCL forbids.
 struct NoTraces {
   ~NoTraces() {
-    const cuda_host::Counts after = settled_counts();
+    const cuda_host::Counts after = counts_back_at(before);
     CHECK(nccl_host_live_communicators() == communicators_before);
     CHECK(after.streams == before.streams);
     CHECK(after.events == before.events);

@@ -119,8 +119,9 @@ TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
   }
 }
 
-// Each case in processes of its own, which are killed if they hang: an abort must return although NCCL's own waits for
-// all that was launched, and for graphs.
+// The rules: NCCL's abort returns when all that was launched on its communicator is gone, and every graph that captured
+// it; a launched transfer is gone when its own communicator is told. Each case in processes of its own, which are
+// killed if they hang: an abort must return although NCCL's own waits for all that was launched, and for graphs.
 TEST_CASE(
     "nccl: a peer that is killed or absent, or an abort, ends calls of any number of chunks, with and without a "
     "graph") {

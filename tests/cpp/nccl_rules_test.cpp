@@ -93,6 +93,8 @@ TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
   }
 }
 
+// The rule: operations of several communicators of a device need one order on all ranks. Ranks whose kernels start in
+// different orders wait for each other for ever where a GPU has room for one of them.
 TEST_CASE(
     "nccl: ranks whose GPU has place for one kernel, and one or two hardware queues, do not wait for each other") {
   CHECK(outcome_of_case("many chunks with one place for kernels") == "ends well");
@@ -122,10 +124,13 @@ TEST_CASE("a launch queue that is full behind a stuck peer" * doctest::skip()) {
   });
 }
 
+// The rule: CUDA blocks whoever submits work behind a launch queue that is full. What the blocked thread holds, the one
+// that aborts must not need.
 TEST_CASE("nccl: a full launch queue behind a peer that is stuck ends by the timeout") {
   CHECK(outcome_of_case("a launch queue that is full behind a stuck peer") == "ends well");
 }
 
+// The rule: before 2.26.2 a thread's groups on two non-blocking communicators crash, before 2.27.3 aborts can hang.
 TEST_CASE("nccl: versions that crash or hang with what is done here are refused") {
   const Settings settings;
   const NcclLibrary library = load_nccl();
@@ -171,6 +176,7 @@ void check_memory(int max_ctas, int num_channels) {
 
 }  // namespace
 
+// The rule: each communicator has buffers of its own for each peer, direction and channel, outside of torch's memory.
 TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one, or of fewer channels") {
   const NoTraces no_traces;
   const Settings settings;
@@ -260,6 +266,7 @@ Work counted_work(bool is_gather, bool is_hierarchical, std::int64_t num_chunks)
 
 }  // namespace
 
+// The rule: a group on a non-blocking communicator costs a thread that NCCL starts and the caller waits for.
 TEST_CASE("nccl: a call is at most one group more than it has chunks, and the host waits for nothing") {
   const NoTraces no_traces;
   for (const bool is_gather : {true, false}) {
@@ -275,6 +282,7 @@ TEST_CASE("nccl: a call is at most one group more than it has chunks, and the ho
   }
 }
 
+// The rule: NCCL connects two ranks at the first group with a message between them, and waits for both on the host.
 TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a graph captures") {
   const NoTraces no_traces;
   for (const auto& ids : {test::node_ids({4}), test::node_ids({2, 2})}) {
@@ -293,6 +301,7 @@ TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a
   }
 }
 
+// The rule: a store's answer can take for ever where the rank that serves it is gone. Deadlines must not wait for it.
 TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
   const NoTraces no_traces;
   std::atomic<bool> done = false;
@@ -325,6 +334,7 @@ TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
   std::this_thread::sleep_for(50ms);
 }
 
+// The rule: an abort makes NCCL's kernels leave early. Streams go on, and what was to arrive is undefined.
 TEST_CASE("nccl: after an abort what was to arrive is anything, and later calls say so") {
   const NoTraces no_traces;
   std::atomic<bool> done = false;
@@ -346,6 +356,7 @@ TEST_CASE("nccl: after an abort what was to arrive is anything, and later calls 
   });
 }
 
+// The rule: a graph uses the memory that it captured whenever it is launched, whoever has freed it.
 TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory that is still its own") {
   const std::int64_t written_before = cuda_host::num_bytes_written_after_free();
   run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
@@ -370,6 +381,7 @@ TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory t
   CHECK(std::string(nccl_host_take_misuse()) == "");
 }
 
+// The rule: this variable wins over what the caller asks for, and a thread in a call that blocks cannot be called back.
 TEST_CASE("nccl: NCCL_COMM_BLOCKING, which would make an abort impossible, is refused") {
   setenv("NCCL_COMM_BLOCKING", "1", 1);
   NcclOptions options;

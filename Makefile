@@ -7,9 +7,9 @@ PY := $(VENV)/bin/python
 APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
-TEST_SOURCES := $(shell find tests/cpp tests/cuda_host -type f -not -name "*.py*")
+TEST_SOURCES := $(shell find tests/cpp tests/cuda_host bench/gpu_model -type f -not -name "*.py*")
 
-.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow test-torch test-docs bench study gpu lint docs install wheels clean
+.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow test-torch test-docs bench study gpu gpu-model lint docs install wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -31,6 +31,10 @@ study: install
 # less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
 gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
+
+# What the collectives would take on GPUs, by a model: docs/performance.md.
+gpu-model: build/plain/zcomm_tests
+	build/plain/tests/cpp/zcomm_gpu_model
 
 # --- Python ------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Communicator:
         node_ids: the node of every rank. Neither: all ranks are in one node.
         device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
         timeout: for a peer to come or to answer, in seconds or as a timedelta.
-        chunk_bytes: values of a shard that travel as one piece, in bytes.
+        chunk_bytes: values of a shard that travel as one piece, in bytes; by default 128 MiB over ``size``.
         seed: of formats with ``:stochastic``.
         max_ctas: at most so many of the GPU's multiprocessors for transfers, and memory for as many channels to each
             peer; 0: what NCCL takes.
@@ -67,7 +67,7 @@ class Communicator:
         node_ids: Sequence[int] | None = None,
         device: int | None = None,
         timeout: datetime.timedelta | float = 600.0,
-        chunk_bytes: int = _core.DEFAULT_CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         seed: int = 0,
         max_ctas: int = 0,
     ) -> None:
@@ -76,6 +76,8 @@ class Communicator:
         if not isinstance(unique_id, bytes) or len(unique_id) != 128:
             given = f"{len(unique_id)} bytes" if isinstance(unique_id, bytes) else type(unique_id).__name__
             raise ValueError(f"unique_id: got {given}, expected the 128 bytes of zcomm.unique_id()")
+        if chunk_bytes is None:
+            chunk_bytes = _core.default_gpu_chunk_bytes(size)
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at least 1")
         if max_ctas < 0:

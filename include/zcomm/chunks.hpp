@@ -13,7 +13,7 @@
 namespace zcomm {
 
 // A chunk of all ranks' slots is at most this many bytes of values, so that scratch does not grow with the world.
-inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{64} << 20;
+inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{128} << 20;
 
 // Elements [begin, begin + count) of every slot, which travel in one format: one wire.
 template <class Format>

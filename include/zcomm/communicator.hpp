@@ -18,6 +18,12 @@ namespace zcomm {
 // the hops and the codec to overlap.
 inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
 
+// The same for GPUs, among `size` ranks. There a chunk costs a launch of NCCL's, about as long as 20 MiB take over
+// NVLink: docs/performance.md has the model that this comes from.
+constexpr std::size_t default_gpu_chunk_bytes(int size) {
+  return kMaxChunkBytesOfAllShards / static_cast<std::size_t>(size);
+}
+
 // Owns a transport, a codec and scratch; checks arguments before any byte moves; runs collectives one at a time.
 //
 // Every rank calls the same collectives in the same order with the same shapes, dtypes, formats and factors; a

@@ -15,22 +15,29 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
       transports_(std::move(transports)),
       handshake_(handshake),
       telemetry_(options_->telemetry_every),
-      host_runner_([this] { return make_communicator(transports_.host(), make_cpu_codec(), make_host_workspace()); },
-                   errors,
-                   [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
+      host_runner_(
+          [this] { return make_communicator(at::kCPU, transports_.host(), make_cpu_codec(), make_host_workspace()); },
+          errors, [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
       device_runner_(
           [this](at::Device device, const std::shared_ptr<Failure>& failure) {
             auto workspace = make_torch_workspace(device.type());
             auto codec = make_cuda_codec(*workspace);
-            return make_communicator(transports_.device(failure), std::move(codec), std::move(workspace));
+            return make_communicator(device.type(), transports_.device(failure), std::move(codec),
+                                     std::move(workspace));
           },
           errors, options_->high_priority_stream, options_->blocking_wait) {}
 
-std::unique_ptr<Communicator> CompressedCalls::make_communicator(std::unique_ptr<Transport> transport,
+std::size_t CompressedCalls::chunk_bytes(at::DeviceType device) const {
+  if (options_->chunk_bytes) return static_cast<std::size_t>(*options_->chunk_bytes);
+  return device == at::kCPU ? kDefaultChunkBytes : default_gpu_chunk_bytes(size_);
+}
+
+std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType device,
+                                                                 std::unique_ptr<Transport> transport,
                                                                  std::unique_ptr<Codec> codec,
                                                                  std::unique_ptr<Workspace> workspace) {
   return std::make_unique<Communicator>(std::move(transport), handshake_.topology(), std::move(codec),
-                                        std::move(workspace), options_->chunk_bytes);
+                                        std::move(workspace), chunk_bytes(device));
 }
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
@@ -69,29 +76,30 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
   return parts;
 }
 
-std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(SlotShape slots,
+std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(at::DeviceType device, SlotShape slots,
                                                                const std::vector<Segment<BlockFormat>>& segments) {
   ++stats_.plans;
-  return std::make_shared<GatherPlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots), segments);
+  return std::make_shared<GatherPlan>(handshake_.topology(), rank_, chunk_bytes(device), std::move(slots), segments);
 }
 
 std::shared_ptr<const DifferencePlan> CompressedCalls::plan_differences(SlotShape slots) {
   ++stats_.plans;
-  return std::make_shared<DifferencePlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots));
+  return std::make_shared<DifferencePlan>(handshake_.topology(), rank_, chunk_bytes(at::kCPU), std::move(slots));
 }
 
-std::shared_ptr<const ReducePlan> CompressedCalls::plan_reduce(SlotShape slots,
+std::shared_ptr<const ReducePlan> CompressedCalls::plan_reduce(at::DeviceType device, SlotShape slots,
                                                                const std::vector<Segment<HopFormats>>& segments,
                                                                std::optional<BlockFormat> feedback) {
   ++stats_.plans;
-  return std::make_shared<ReducePlan>(handshake_.topology(), rank_, options_->chunk_bytes, std::move(slots), segments,
+  return std::make_shared<ReducePlan>(handshake_.topology(), rank_, chunk_bytes(device), std::move(slots), segments,
                                       feedback);
 }
 
-std::shared_ptr<const AllReducePlan> CompressedCalls::plan_all_reduce(TensorView tensor, HopFormats formats,
+std::shared_ptr<const AllReducePlan> CompressedCalls::plan_all_reduce(at::DeviceType device, TensorView tensor,
+                                                                      HopFormats formats,
                                                                       std::optional<BlockFormat> feedback) {
   ++stats_.plans;
-  return std::make_shared<AllReducePlan>(handshake_.topology(), rank_, options_->chunk_bytes, tensor.num_elements,
+  return std::make_shared<AllReducePlan>(handshake_.topology(), rank_, chunk_bytes(device), tensor.num_elements,
                                          tensor.dtype, formats, feedback);
 }
 
@@ -112,7 +120,8 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
 
 WorkPtr CompressedCalls::all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                                     std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call) {
-  if (!call.plan) call.plan = plan_gather(shape_of(slots), {{input.numel(), settings.policy.all_gather}});
+  if (!call.plan)
+    call.plan = plan_gather(input.device().type(), shape_of(slots), {{input.numel(), settings.policy.all_gather}});
   auto job = std::make_unique<AllGatherJob>();
   job->title = "zcomm:all_gather";
   job->inputs = {input};
@@ -165,7 +174,7 @@ WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& o
                                         const ::c10d::ReduceOp& op, const CallSettings& settings, ReduceCall call) {
   if (!call.plan) {
     const HopFormats formats = call.direct ? HopFormats{{}, {}, true} : settings.policy.reduce_scatter;
-    call.plan = plan_reduce(shape_of(slots), {{output.numel(), formats}});
+    call.plan = plan_reduce(output.device().type(), shape_of(slots), {{output.numel(), formats}});
   }
   auto job = std::make_unique<ReduceScatterJob>();
   job->title = "zcomm:reduce_scatter";
@@ -190,8 +199,8 @@ WorkPtr CompressedCalls::all_reduce(::c10d::OpType type, const at::Tensor& tenso
   if (call.feedback) job->inputs.push_back(call.residual);
   job->outputs = {tensor};
   job->tensor = view_of(tensor);
-  job->plan =
-      call.all_reduce_plan ? std::move(call.all_reduce_plan) : plan_all_reduce(job->tensor, settings.policy.all_reduce);
+  job->plan = call.all_reduce_plan ? std::move(call.all_reduce_plan)
+                                   : plan_all_reduce(tensor.device().type(), job->tensor, settings.policy.all_reduce);
   job->factor = static_cast<float>(factor_of(op, size_));
   job->feedback = call.feedback;
   return launch(stats_.compressed(Collective::all_reduce), type, settings, std::move(call.site), std::move(job));

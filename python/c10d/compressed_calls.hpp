@@ -84,12 +84,14 @@ class CompressedCalls {
   };
   Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
-  // What a call will do. Counted.
-  std::shared_ptr<const GatherPlan> plan_gather(SlotShape slots, const std::vector<Segment<BlockFormat>>& segments);
+  // What a call on tensors of `device`, or, for differences, in host memory will do. Counted.
+  std::shared_ptr<const GatherPlan> plan_gather(at::DeviceType device, SlotShape slots,
+                                                const std::vector<Segment<BlockFormat>>& segments);
   std::shared_ptr<const DifferencePlan> plan_differences(SlotShape slots);
-  std::shared_ptr<const ReducePlan> plan_reduce(SlotShape slots, const std::vector<Segment<HopFormats>>& segments,
+  std::shared_ptr<const ReducePlan> plan_reduce(at::DeviceType device, SlotShape slots,
+                                                const std::vector<Segment<HopFormats>>& segments,
                                                 std::optional<BlockFormat> feedback = {});
-  std::shared_ptr<const AllReducePlan> plan_all_reduce(TensorView tensor, HopFormats formats,
+  std::shared_ptr<const AllReducePlan> plan_all_reduce(at::DeviceType device, TensorView tensor, HopFormats formats,
                                                        std::optional<BlockFormat> feedback = {});
 
   // Start the collectives of zcomm/collectives.hpp on the device of their tensors.
@@ -113,8 +115,9 @@ class CompressedCalls {
   void stop();
 
  private:
-  std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport, std::unique_ptr<Codec> codec,
-                                                  std::unique_ptr<Workspace> workspace);
+  std::size_t chunk_bytes(at::DeviceType device) const;
+  std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
+                                                  std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
   WorkPtr launch(Stats::Compressed& cost, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
                  std::unique_ptr<CompressedJob> job);
 

@@ -14,8 +14,8 @@ namespace zcomm::c10d_binding {
 
 struct OptionValues {
   Policy policy;
-  std::optional<int> node_size;  // ranks per node, in rank order; empty: found from the launcher or the host
-  std::size_t chunk_bytes = kDefaultChunkBytes;
+  std::optional<int> node_size;      // ranks per node, in rank order; empty: found from the launcher or the host
+  std::optional<int> chunk_bytes;    // empty: kDefaultChunkBytes, or on a GPU default_gpu_chunk_bytes()
   std::uint64_t seed = 0;            // of stochastic rounding
   bool high_priority_stream = true;  // of asynchronous calls on a GPU
   bool blocking_wait = false;        // wait() on a GPU blocks the host

@@ -58,7 +58,8 @@ template <class P, class Format>
 bool PlannedCalls::is_planned(const std::shared_ptr<P>& kept, const Format& format, const at::Tensor& whole,
                               const Parts& parts) {
   return kept && kept->calls == this && !kept->group.expired() && kept->format == format &&
-         kept->dtype == whole.scalar_type() && kept->num_elements == whole.numel() && kept->parts == parts;
+         kept->device == whole.device().type() && kept->dtype == whole.scalar_type() &&
+         kept->num_elements == whole.numel() && kept->parts == parts;
 }
 
 template <class P, class Format, class Plan>
@@ -66,8 +67,8 @@ std::shared_ptr<P> PlannedCalls::planned(const Format& format, const at::Tensor&
                                          std::shared_ptr<const Plan> plan) {
   c10::weak_intrusive_ptr<::c10d::Backend> group(
       c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group_));
-  return std::make_shared<P>(
-      P{std::move(group), this, format, whole.scalar_type(), whole.numel(), parts, std::move(plan)});
+  return std::make_shared<P>(P{std::move(group), this, format, whole.device().type(), whole.scalar_type(),
+                               whole.numel(), parts, std::move(plan)});
 }
 
 template <class P>
@@ -86,9 +87,10 @@ std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& outpu
   if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
   if (is_planned(kept, policy.all_gather, output, parts)) return kept;
   check_shapes(output, input, group_.getSize(), "output", "input");
-  return planned<PlannedGather>(policy.all_gather, output, parts,
-                                compressed_.plan_gather(shape_of(slots_of(output, group_.getSize())),
-                                                        segments_of(parts, input.numel(), policy.all_gather)));
+  return planned<PlannedGather>(
+      policy.all_gather, output, parts,
+      compressed_.plan_gather(input.device().type(), shape_of(slots_of(output, group_.getSize())),
+                              segments_of(parts, input.numel(), policy.all_gather)));
 }
 
 std::shared_ptr<PlannedDifferences> PlannedCalls::plan_differences(const at::Tensor& output, const at::Tensor& input,
@@ -115,7 +117,7 @@ std::shared_ptr<PlannedReduce> PlannedCalls::plan_reduce(const at::Tensor& outpu
   check_shapes(input, output, group_.getSize(), "input", "output");
   return planned<PlannedReduce>(
       policy.reduce_scatter, input, parts,
-      compressed_.plan_reduce(shape_of(slots_of(input, group_.getSize())),
+      compressed_.plan_reduce(input.device().type(), shape_of(slots_of(input, group_.getSize())),
                               segments_of(parts, output.numel(), policy.reduce_scatter), feedback));
 }
 
@@ -127,8 +129,9 @@ std::shared_ptr<PlannedAllReduce> PlannedCalls::plan_all_reduce(const at::Tensor
   const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
   if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
   if (is_planned(kept, policy.all_reduce, tensor, {}) && kept->plan->reduce().feedback() == feedback) return kept;
-  return planned<PlannedAllReduce>(policy.all_reduce, tensor, {},
-                                   compressed_.plan_all_reduce(view_of(tensor), policy.all_reduce, feedback));
+  return planned<PlannedAllReduce>(
+      policy.all_reduce, tensor, {},
+      compressed_.plan_all_reduce(tensor.device().type(), view_of(tensor), policy.all_reduce, feedback));
 }
 
 WorkPtr PlannedCalls::gather(const PlannedGather& planned, const at::Tensor& output, const at::Tensor& input,

@@ -19,6 +19,7 @@ struct Planned {
   c10::weak_intrusive_ptr<::c10d::Backend> group;  // whose `calls` these are
   PlannedCalls* calls;
   Format format;  // of the parts that do not travel as they are
+  at::DeviceType device;
   at::ScalarType dtype;
   std::int64_t num_elements;  // of the gathered, scattered or reduced tensor
   Parts parts;

@@ -173,6 +173,7 @@ void bind_communicator(py::module_& module) {
     return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
   });
   module.attr("DEFAULT_CHUNK_BYTES") = kDefaultChunkBytes;
+  module.def("default_gpu_chunk_bytes", &default_gpu_chunk_bytes, py::arg("size"));
 }
 
 }  // namespace zcomm

@@ -41,7 +41,8 @@ class Options(_c10d.Options):
             format; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             launcher or the host.
-        chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB.
+        chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
+            ranks of the group.
         seed: of formats with ``:stochastic``; default 0. See :func:`zcomm.set_step`.
         high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default True.
         blocking_wait: ``wait()`` of asynchronous calls on a GPU blocks the host until they are done; default False.

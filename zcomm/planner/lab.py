@@ -76,7 +76,7 @@ def call_seconds(cost: Cost, num_chunks: int, startup: float) -> float:
 
 
 def _chunks(report: Mapping[str, Any], row: Mapping[str, Any], ranks: int) -> int:
-    chunk: int = report["config"]["options"].get("chunk_bytes", 1 << 20)
+    chunk: int = report["config"]["options"].get("chunk_bytes") or 1 << 20
     return max(1, int(-(-row["size"] // ranks // chunk)))
 
 

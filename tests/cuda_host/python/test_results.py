@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from support import worlds
-from support.cuda_world import Gather, ReduceScatter, dist, host, run, values
+from support.cuda_world import NCCL, Gather, ReduceScatter, dist, host, run, values
 
 import zcomm
 from zcomm.testing import LocalWorld
@@ -47,6 +49,23 @@ def test_all_collectives_give_the_bits_of_the_cpu_path(nodes: list[int]) -> None
             assert torch.equal(total, reduced)
 
     run(body, size, nodes=nodes, options=worlds.options(all_reduce="int8:64/int4:64", chunk_bytes=4096))
+
+
+def test_chunks_are_larger_than_on_a_cpu() -> None:
+    """By default 128 MiB of all shards are one group of NCCL's; options say otherwise."""
+
+    def num_groups(numel: int) -> int:
+        gather = Gather(numel)
+        Gather(64)()  # connects
+        host.synchronize()
+        before = ctypes.CDLL(NCCL).nccl_host_num_launches()
+        gather()
+        gather.check()
+        return int(ctypes.CDLL(NCCL).nccl_host_num_launches() - before)
+
+    numel = 3 << 18  # of float32: 3 MiB
+    assert run(lambda: num_groups(numel), 2) == [1, 1]
+    assert run(lambda: num_groups(numel), 2, options=worlds.options(chunk_bytes=1 << 20)) == [3, 3]
 
 
 def test_lists_and_coalesced_calls() -> None:

@@ -1,0 +1,129 @@
+// The time model of the collectives on GPUs: that it runs their own schedule, and what the default chunks rest on.
+#include <doctest/doctest.h>
+
+#include "gpu_model/machines.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+using model::Assumptions;
+using model::Clock;
+using model::Kind;
+using model::Machine;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+Clock by_default(const Machine& machine, Kind kind, std::size_t num_bytes) {
+  return model::simulate(machine, kind, num_bytes, default_gpu_chunk_bytes(machine.size()));
+}
+
+Machine machine_of(const std::string& name) {
+  for (const Machine& machine : model::machines()) {
+    if (machine.name == name) return machine;
+  }
+  throw ArgumentError("no machine " + name);
+}
+
+}  // namespace
+
+TEST_CASE("gpu model: a call takes a group per chunk, one more with two hops, as over NCCL") {
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter}) {
+    for (const int num_chunks : {1, 2, 8}) {
+      const std::size_t num_bytes = 32 * kMiB;
+      const auto groups = [&](const char* name) {
+        const Machine machine = machine_of(name);
+        const auto ranks = static_cast<std::size_t>(machine.size());
+        return model::simulate(machine, kind, num_bytes, num_bytes / ranks / static_cast<std::size_t>(num_chunks))
+            .num_groups;
+      };
+      CHECK(groups("8, NVLink") == num_chunks);
+      CHECK(groups("2x8, NVLink, 400 Gbit/s") == num_chunks + 1);
+    }
+  }
+}
+
+// One chunk of one hop, by hand: two kernels, a group and its wait.
+TEST_CASE("gpu model: the time of a call without bytes is that of its launches") {
+  Assumptions assumed;
+  assumed.memory_rate = assumed.instruction_rate = 1e30;
+  const Machine machine{"", 1, 8, 1e30, 0};
+  const Clock clock = model::simulate(machine, Kind::reduce_scatter, kMiB, kMiB, assumed);
+  const double queued = assumed.launch_host + 2 * assumed.event_host + assumed.group_host + 14 * assumed.message_host;
+  const double moved = queued + assumed.group_start + 7 * assumed.peer_start;
+  CHECK(clock.end() == doctest::Approx(moved + assumed.kernel_start));
+}
+
+// The bytes of one hop by hand, where all else is free: 15 of 16 shards leave, one byte and a scale per 128 each.
+TEST_CASE("gpu model: the time of the links is that of the bytes that leave") {
+  Assumptions assumed{};
+  assumed = {.launch_host = 0,
+             .event_host = 0,
+             .group_host = 0,
+             .message_host = 0,
+             .kernel_start = 0,
+             .group_start = 0,
+             .peer_start = 0,
+             .network_start = 0,
+             .memory_rate = 1e30,
+             .instruction_rate = 1e30};
+  const Machine machine{"", 1, 16, 100e9, 0};
+  const double elements = 64.0 * static_cast<double>(kMiB) / 2 / 16;
+  const double bytes = 15 * elements * (1 + 2.0 / 128);
+  const double seconds = model::simulate(machine, Kind::reduce_scatter, 64 * kMiB, 8 * kMiB, assumed).end();
+  CHECK(seconds == doctest::Approx(bytes / (100e9 * assumed.intra_share)));
+}
+
+TEST_CASE("gpu model: default chunks are within 10 % of the best, and scratch does not grow with the world") {
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter}) {
+    for (const Machine& machine : model::machines()) {
+      for (const std::size_t mebibytes : model::kMebibytes) {
+        CAPTURE(machine.name);
+        CAPTURE(mebibytes);
+        const std::size_t num_bytes = mebibytes * kMiB;
+        double best = 1;
+        for (const std::size_t num_chunks : {1, 2, 3, 4, 6, 8, 12, 16}) {
+          const std::size_t chunk_bytes = num_bytes / static_cast<std::size_t>(machine.size()) / num_chunks;
+          best =
+              std::min(best, model::simulate(machine, kind, num_bytes, std::max<std::size_t>(chunk_bytes, 512)).end());
+        }
+        CHECK(by_default(machine, kind, num_bytes).end() <= 1.1 * best);
+        CHECK(default_gpu_chunk_bytes(machine.size()) * static_cast<std::size_t>(machine.size()) == 128 * kMiB);
+      }
+    }
+  }
+}
+
+// docs/performance.md advises `min_bytes` of these sizes; what is smaller is faster exact.
+TEST_CASE("gpu model: from the advised sizes on no call is slower than exact NCCL by more than 5 %") {
+  const std::vector<std::pair<const char*, std::size_t>> advised{{"8, NVLink", 128},
+                                                                 {"2x8, NVLink, 400 Gbit/s", 64},
+                                                                 {"2x8, NVLink, 100 Gbit/s", 16},
+                                                                 {"16x8, NVLink, 400 Gbit/s", 1},
+                                                                 {"16x8, NVLink, 100 Gbit/s", 1},
+                                                                 {"8, PCIe 4", 4},
+                                                                 {"2x8, PCIe 4, 100 Gbit/s", 4}};
+  for (const auto& [name, least] : advised) {
+    for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter}) {
+      for (const std::size_t mebibytes : model::kMebibytes) {
+        if (mebibytes < least) continue;
+        CAPTURE(name);
+        CAPTURE(mebibytes);
+        const Machine machine = machine_of(name);
+        const double exact = model::exact_seconds(machine, mebibytes * kMiB);
+        CHECK(by_default(machine, kind, mebibytes * kMiB).end() <= 1.05 * exact);
+      }
+    }
+  }
+}
+
+TEST_CASE("gpu model: between two nodes over 100 Gbit/s large calls gain 1.7 and 3 times") {
+  const Machine machine = machine_of("2x8, NVLink, 100 Gbit/s");
+  for (const std::size_t mebibytes : {256, 1024}) {
+    const double exact = model::exact_seconds(machine, mebibytes * kMiB);
+    CHECK(exact / by_default(machine, Kind::all_gather, mebibytes * kMiB).end() >= 1.7);
+    CHECK(exact / by_default(machine, Kind::reduce_scatter, mebibytes * kMiB).end() >= 3);
+  }
+}
+
+}  // namespace zcomm

@@ -85,6 +85,8 @@ class Run:
                 (last["inter_node_bytes"] - first["inter_node_bytes"]) / num_steps if counted else None
             ),
             "first_loss": self.steps[0]["loss"],
+            # From the second gather on: the first one sends whole weights.
+            "bits_per_weight": [step["bits_per_weight"] for step in self.steps[1:] if step["bits_per_weight"]],
             "final_loss": last["loss"],
             "validation_loss": self.end["validation_loss"],
             "parameters": self.start["parameters"],
@@ -121,6 +123,9 @@ def show_table(summaries: dict[str, dict[str, Any]]) -> None:
     for label, key, form, unit in rows:
         values = [summary[key] for summary in summaries.values()]
         table.add_row(label, *("not known" if value is None else form.format(value / unit) for value in values))
+    if any(bits := [summary["bits_per_weight"] for summary in summaries.values()]):
+        cells = (f"{max(steps):.2f}, {steps[-1]:.2f}" if steps else "" for steps in bits)
+        table.add_row("bits per weight: most, last step", *cells)
     if EXACT in summaries:
         exact = summaries[EXACT]
         rates = [summary["steps_per_second"] / exact["steps_per_second"] for summary in summaries.values()]
@@ -216,6 +221,7 @@ def main(
     all_gather: Annotated[str | None, typer.Option(help='zcomm\'s format for weights, "int8:256".')] = None,
     reduce_scatter: Annotated[str | None, typer.Option(help='For gradients, "int8:128/int4:128".')] = None,
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="At its peak.")] = 1e-3,
     micro_batches: Annotated[int, typer.Option(min=1, help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="With zcomm, weights cross nodes once in a step.")] = False,
     wire: Annotated[str, typer.Option(help='Of secondary shards: "difference" for exact weights.')] = "compressed",
@@ -254,7 +260,8 @@ def main(
     for name in names:
         folder = gradients / name
         folder.mkdir(parents=True)
-        run, result = run_half(name, job, plans[name], [*own[name], f"--gradients={folder}"])
+        arguments = [*own[name], f"--gradients={folder}", f"--learning-rate={learning_rate}"]
+        run, result = run_half(name, job, plans[name], arguments)
         runs.append(run)
     conditions = {"nodes": nodes, "link": link if result.isolated else None, "multiply_as": job.multiply_as}
     errors = {name: relative_error(gradients / name, gradients / EXACT) for name in names}

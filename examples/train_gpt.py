@@ -164,6 +164,17 @@ def mean_and_sum(loss: Tensor, count: float) -> tuple[float, int | None]:
     return values[0].item(), None if math.isnan(values[1]) else int(values[1])
 
 
+def bits_per_weight(secondary: Any) -> float | None:
+    """That the last gathers of all modules took to another node as lossless differences; None without any."""
+    modules = [module for module in secondary.stats().values() if module.generation > 0] if secondary else []
+    if not modules:
+        return None
+    # What a rank keeps of a module is in proportion to its weights.
+    kept = sum(module.memory_bytes for module in modules)
+    bits: float = sum(module.bits_per_weight * module.memory_bytes for module in modules) / kept
+    return bits
+
+
 def report(event: str, **values: Any) -> None:
     if dist.get_rank() == 0:
         print(json.dumps({"event": event, **values}), flush=True)
@@ -243,10 +254,11 @@ def main(
     model = GPT(width, layers, sequence, agreed_dtype(multiply_as))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     shard(model)
+    secondary = None
     if secondary_shards:
         import zcomm
 
-        zcomm.fsdp.enable_secondary_shards(model, wire=wire)
+        secondary = zcomm.fsdp.enable_secondary_shards(model, wire=wire)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
     # Up, then down to nothing: a run that ends at full speed ends at a point that the last batches chose.
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -271,7 +283,8 @@ def main(
             optimizer.zero_grad()
             schedule.step()
             mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # of the last micro-batch
-        report("step", step=step, loss=mean_loss, seconds=time.perf_counter() - start, inter_node_bytes=sent)
+        seconds, bits = time.perf_counter() - start, bits_per_weight(secondary)
+        report("step", step=step, loss=mean_loss, seconds=seconds, inter_node_bytes=sent, bits_per_weight=bits)
 
     with torch.no_grad():
         loss = model(sample(held_out, VALIDATION_SEQUENCES, sequence, seed=rank))

@@ -76,6 +76,8 @@ def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
         run_example("demo.py", "--backends", "zcomm", *flag.split(), "--out", str(tmp_path), *small)
         summary = json.loads((tmp_path / "summary.json").read_text())["zcomm"]
         moved[flag] = summary["inter_node_bytes_per_step"]
+        bits = summary["bits_per_weight"]  # of the steps after the first one, which sends whole weights
+        assert all(0 < each < 16 for each in bits) and len(bits) == (3 if "difference" in flag else 0)
     if moved["--secondary-shards"] is not None:
         # Of six gathers in a step one crosses nodes, beside the gradients.
         assert moved["--secondary-shards"] < 0.5 * moved["--no-secondary-shards"]

@@ -216,7 +216,7 @@ CallStats Communicator::reduce_scatter(const ReducePlan& plan, std::span<const C
   check_feedback(feedback, plan.feedback());
   return run("reduce_scatter " + plan.description() + " times " + exact_digits(factor) + describe(feedback),
              plan.is_direct() ? others_ : peers_, timeout, stream, [&](const Resources& resources) {
-               zcomm::reduce_scatter(resources, plan, slots, output, factor, feedback);
+               zcomm::reduce_scatter(resources, {plan, slots, output, factor, feedback});
              });
 }
 

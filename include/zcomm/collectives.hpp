@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "zcomm/chunks.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/feedback.hpp"
 #include "zcomm/plan.hpp"
@@ -105,15 +106,27 @@ void gather_secondary(const Resources& resources, const DifferencePlan& plan, co
                       std::span<const TensorView> slots);
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
-// be slots[own]. Segments are as in all_gather. Sums are float32, in rank order (hierarchical: in local-rank order
-// inside a node, then in node order). The own contribution is added in full precision.
+// be slots[own].
+struct Reduction {
+  const ReducePlan& plan;
+  std::span<const ConstTensorView> slots;
+  TensorView output;
+  float factor;
+  const Feedback* feedback = nullptr;
+
+  ConstTensorView values(int slot, const Piece<HopFormats>& piece) const {
+    return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
+  }
+};
+
+// Segments are as in all_gather. Sums are float32, in rank order (hierarchical: in local-rank order inside a node, then
+// in node order). The own contribution is added in full precision.
 //
 // Hierarchical: slots go to the local rank of their owner, are summed there and encoded again, then go to the owner's
 // node: two quantizations. Flat: one hop, straight to the owner, in the inside format to ranks of the same node and in
 // the between format to others: one quantization. Direct: one hop of the values themselves, to all ranks, so that the
 // sums are those of float32 additions in rank order.
-void reduce_scatter(const Resources& resources, const ReducePlan& plan, std::span<const ConstTensorView> slots,
-                    TensorView output, float factor, const Feedback* feedback = nullptr);
+void reduce_scatter(const Resources& resources, const Reduction& reduction);
 
 // The slots of a tensor of so many elements in an all_reduce among `size` ranks: whole blocks of all formats, so that
 // the last ones are short or empty and no padding is copied.

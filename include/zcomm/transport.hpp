@@ -25,7 +25,8 @@ struct Recv {
 };
 
 // Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
-// Destroying one that was not waited for gives it up, and with it the transport: its memory is not touched afterwards.
+// Destroying one that was not waited for gives it up: its memory is not touched afterwards, and the peers that it moves
+// bytes with fail. It may outlive its transport.
 class [[gnu::visibility("default")]] Transfer {
  public:
   virtual ~Transfer() = default;
@@ -47,7 +48,8 @@ class [[gnu::visibility("default")]] Transport {
 
   // Moves any set of byte ranges between any set of peers as one group, after the work queued on `stream`. Ranks that
   // exchange bytes make the same sequence of start() calls; messages between two ranks match in order. Zero-byte
-  // messages are skipped. A rank does not send to itself.
+  // messages are skipped. A rank does not send to itself. Two sides that disagree on a size throw TransportError, here
+  // or in wait().
   virtual std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                           StreamView stream) = 0;
 

@@ -97,7 +97,9 @@ inline void check(const DecodeSumEncode& job) {
 constexpr CodeKind code_kind(ElementKind kind) {
   return static_cast<CodeKind>(static_cast<int>(kind) - static_cast<int>(ElementKind::int8));
 }
-static_assert(code_kind(ElementKind::fp8) == CodeKind::fp8 && static_cast<int>(CodeKind::fp8) + 1 == kNumCodes);
+static_assert(code_kind(ElementKind::int8) == CodeKind::int8 && code_kind(ElementKind::int6) == CodeKind::int6 &&
+              code_kind(ElementKind::int4) == CodeKind::int4 && code_kind(ElementKind::int2) == CodeKind::int2 &&
+              code_kind(ElementKind::fp8) == CodeKind::fp8 && static_cast<int>(CodeKind::fp8) + 1 == kNumCodes);
 
 // The type of the values that a wire without scales holds.
 inline DType value_dtype(const Wire& wire) {

@@ -15,7 +15,7 @@ void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorVie
       split(tensor, resources.transport.size(), plan.gather().slots().lengths.front());
   const TensorView own = slots[static_cast<std::size_t>(resources.transport.rank())];
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  reduce_scatter(resources, plan.reduce(), inputs, own, factor, feedback);
+  reduce_scatter(resources, {plan.reduce(), inputs, own, factor, feedback});
   all_gather(resources, plan.gather(), own, slots);
 }
 

@@ -1,24 +1,9 @@
-// One call of reduce_scatter, and the three ways to carry it out.
+// The three ways to carry out a reduce_scatter.
 #pragma once
 
-#include <span>
-
 #include "zcomm/collectives.hpp"
-#include "zcomm/plan.hpp"
 
 namespace zcomm {
-
-struct Reduction {
-  const ReducePlan& plan;
-  std::span<const ConstTensorView> slots;
-  TensorView output;
-  float factor;
-  const Feedback* feedback;
-
-  ConstTensorView values(int slot, const Piece<HopFormats>& piece) const {
-    return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
-  }
-};
 
 inline Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
 

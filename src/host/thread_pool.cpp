@@ -128,10 +128,6 @@ ThreadPool& pool() {
 }  // namespace
 
 void run_tasks(std::int64_t num_tasks, void (*task)(const void* arg, std::int64_t i), const void* arg) {
-  if (num_tasks <= 1 || pool().num_threads() == 1) {
-    for (std::int64_t i = 0; i < num_tasks; ++i) task(arg, i);
-    return;
-  }
   Batch batch(num_tasks, task, arg);
   pool().run(batch);
   if (batch.exception) std::rethrow_exception(batch.exception);

@@ -25,9 +25,9 @@ struct alignas(kWireAlignment) Unit {
 };
 
 // One rank's reduce_scatter, called again and again.
-class Reduction {
+class FeedbackReduction {
  public:
-  Reduction(Communicator& communicator, std::vector<Segment<HopFormats>> segments, Feedback feedback)
+  FeedbackReduction(Communicator& communicator, std::vector<Segment<HopFormats>> segments, Feedback feedback)
       : communicator_(communicator), segments_(std::move(segments)), feedback_(feedback) {
     for (const auto& segment : segments_) elements_ += segment.num_elements;
   }
@@ -73,7 +73,7 @@ void run(const std::vector<int>& shape, const std::vector<Segment<HopFormats>>& 
   const std::vector<int> ids = test::node_ids(shape);
   const auto communicators = test::make_communicators(ids, chunk_bytes);
   test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
-    Reduction reduction(*communicators[static_cast<std::size_t>(rank)], segments, feedback);
+    FeedbackReduction reduction(*communicators[static_cast<std::size_t>(rank)], segments, feedback);
     body(rank, reduction);
   });
 }
@@ -110,7 +110,7 @@ TEST_CASE("error feedback: what was sent is the sum of the inputs but for half a
         for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] += kCalls * input[i];
       }
       run(shape, {{static_cast<std::int64_t>(kElements), formats}}, {nullptr, BlockFormat::parse(residual_format)},
-          [&](int rank, Reduction& reduction) {
+          [&](int rank, FeedbackReduction& reduction) {
             const auto r = static_cast<std::size_t>(rank);
             for (int call = 0; call < kCalls; ++call) {
               const Values output = reduction(input_of(rank));
@@ -139,7 +139,7 @@ TEST_CASE("error feedback: an empty residual, or one that decays at once, change
   const std::vector<Segment<HopFormats>> segments{
       {1000, HopFormats::parse("int8:64/int4:32")}, {7, {}}, {300, HopFormats::parse("int4:32/bf16")}};
   for (const std::vector<int>& shape : kNodes) {
-    run(shape, segments, {nullptr, BlockFormat::parse("int8:64"), 0.0f}, [&](int rank, Reduction& reduction) {
+    run(shape, segments, {nullptr, BlockFormat::parse("int8:64"), 0.0f}, [&](int rank, FeedbackReduction& reduction) {
       for (unsigned call = 0; call < 3; ++call) {
         const Values input =
             random_values(1307 * test::node_ids(shape).size(), 10 * call + static_cast<unsigned>(rank));
@@ -157,7 +157,7 @@ TEST_CASE("error feedback: the same bits whatever the chunks; exact parts have n
     for (const std::size_t chunk_bytes : {kDefaultChunkBytes, std::size_t{300}}) {
       run(
           shape, segments, {nullptr, BlockFormat::parse("int8:128"), 0.9f},
-          [&](int rank, Reduction& reduction) {
+          [&](int rank, FeedbackReduction& reduction) {
             const auto r = static_cast<std::size_t>(rank);
             std::vector<Values> outputs;
             for (unsigned call = 0; call < 4; ++call) {
@@ -180,7 +180,7 @@ TEST_CASE("error feedback: the same bits whatever the chunks; exact parts have n
 TEST_CASE("error feedback: a block that was not finite starts over") {
   for (const std::vector<int>& shape : kNodes) {
     run(shape, {{128, HopFormats::parse("int8:32/int4:32")}}, {nullptr, BlockFormat::parse("int8:32")},
-        [&](int rank, Reduction& reduction) {
+        [&](int rank, FeedbackReduction& reduction) {
           const std::size_t size = test::node_ids(shape).size();
           Values input = random_values(128 * size, static_cast<unsigned>(rank));
           Values overflow = input;

@@ -54,11 +54,14 @@ inline std::vector<int> node_ids(const std::vector<int>& shape, bool interleaved
   return ids;
 }
 
-// One communicator per rank, over local transports.
+// One transport per rank: those that the tests of transports, collectives, secondary shards and feedback run over.
+inline std::vector<std::unique_ptr<Transport>> make_transports(int size) { return make_local_transports(size); }
+
+// One communicator per rank.
 inline std::vector<std::unique_ptr<Communicator>> make_communicators(const std::vector<int>& ids,
                                                                      std::size_t chunk_bytes = kDefaultChunkBytes) {
   std::vector<std::unique_ptr<Communicator>> communicators;
-  for (auto& transport : make_local_transports(static_cast<int>(ids.size()))) {
+  for (auto& transport : make_transports(static_cast<int>(ids.size()))) {
     communicators.push_back(std::make_unique<Communicator>(std::move(transport), Topology(ids), make_cpu_codec(),
                                                            make_host_workspace(), chunk_bytes));
   }

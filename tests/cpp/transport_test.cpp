@@ -26,7 +26,7 @@ std::vector<int> peers_of(const Transport& transport) {
 
 TEST_CASE("all_gather fills every slot") {
   for (const int size : {1, 2, 5}) {
-    auto transports = make_local_transports(size);
+    auto transports = test::make_transports(size);
     test::run_ranks(size, [&](int rank) {
       Transport& transport = *transports[static_cast<std::size_t>(rank)];
       std::vector<std::byte> slots(static_cast<std::size_t>(size) * 3);
@@ -39,7 +39,7 @@ TEST_CASE("all_gather fills every slot") {
 }
 
 TEST_CASE("messages between two ranks match in order, empty ones are skipped, several transfers are under way") {
-  auto transports = make_local_transports(2);
+  auto transports = test::make_transports(2);
   test::run_ranks(2, [&](int rank) {
     Transport& transport = *transports[static_cast<std::size_t>(rank)];
     const int peer = 1 - rank;
@@ -59,12 +59,14 @@ TEST_CASE("messages between two ranks match in order, empty ones are skipped, se
 }
 
 TEST_CASE("promise 8: ranks that call different things learn what the other called") {
-  auto transports = make_local_transports(3);
+  auto transports = test::make_transports(3);
   std::atomic<int> failures = 0;
   test::run_ranks(3, [&](int rank) {
     Transport& transport = *transports[static_cast<std::size_t>(rank)];
     try {
       transport.begin(rank == 1 ? "reduce" : "gather", peers_of(transport), 10s);
+      std::array<std::byte, 3> slots{};
+      transport.all_gather(slots.data(), 1, {})->wait({});
     } catch (const TransportError& error) {
       ++failures;
       const std::string text = error.what();
@@ -76,10 +78,10 @@ TEST_CASE("promise 8: ranks that call different things learn what the other call
 }
 
 TEST_CASE("promise 9: a peer that never comes is a timeout, an abort reaches every rank with its reason") {
-  auto transports = make_local_transports(2);
+  auto transports = test::make_transports(2);
   CHECK_THROWS_AS(transports[0]->begin("alone", std::vector<int>{1}, 20ms), TimeoutError);
 
-  auto others = make_local_transports(3);
+  auto others = test::make_transports(3);
   std::atomic<int> failures = 0;
   test::run_ranks(3, [&](int rank) {
     Transport& transport = *others[static_cast<std::size_t>(rank)];
@@ -98,13 +100,13 @@ TEST_CASE("promise 9: a peer that never comes is a timeout, an abort reaches eve
 }
 
 TEST_CASE("two sides that disagree on a size fail instead of copying") {
-  auto transports = make_local_transports(2);
+  auto transports = test::make_transports(2);
   std::array<std::byte, 8> from{};
   std::array<std::byte, 8> to{};
   const Send send{1, from.data(), 8};
   const Recv recv{0, to.data(), 4};
   auto sent = transports[0]->start({&send, 1}, {}, {});
-  CHECK_THROWS_WITH_AS(transports[1]->start({}, {&recv, 1}, {}),
+  CHECK_THROWS_WITH_AS(transports[1]->start({}, {&recv, 1}, {})->wait({}),
                        doctest::Contains("moves 4 bytes where rank 0 moves 8"), TransportError);
 }
 

@@ -16,6 +16,7 @@ using CodeWords = std::uint32_t[4];  // of a group; kinds of fewer bits have few
 
 template <std::uint32_t kBits>
 ZCOMM_DEVICE void pack_bits(const std::uint32_t (&codes)[kGroup], CodeWords& words) {
+  static_assert(kGroup * kBits % 32 == 0, "a thread stores whole words: a code has an even number of bits");
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroup; ++i) {
     const std::uint32_t code = codes[i] & ((1u << kBits) - 1), word = i * kBits / 32, shift = i * kBits % 32;

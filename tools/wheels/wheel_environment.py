@@ -20,27 +20,30 @@ assert "zcomm._c10d" not in sys.modules, "the binding was loaded before it was n
 
 
 def try_out(wheel: Path, python: Path, release: str, folder: Path) -> None:
-    """Installs the wheel beside this release of torch in an empty environment and uses it from another folder, with no
-    compiler in reach: torch finds the backend, two ranks train, ``python -m zcomm info`` shows it. Ends the program
-    where one of these fails."""
+    """Installs the wheel beside this release of torch in an empty environment, and uses it there: see :func:`use`."""
     venv = folder / f"try-{wheel.name.split('-')[2]}-{release}"
     shutil.rmtree(venv, ignore_errors=True)
-
-    def run(*command: str | Path, reach: str = str(venv / "bin")) -> None:
-        print("+", *command, flush=True)
-        environment = {**os.environ, "PATH": reach}
-        with tempfile.TemporaryDirectory() as elsewhere:
-            done = subprocess.run([str(part) for part in command], cwd=elsewhere, env=environment)
-        if done.returncode:
-            raise SystemExit(f"{wheel.name} with torch {release}: {Path(command[0]).name} failed, see above")
-
-    own = venv / "bin/python"
-    everything = os.environ["PATH"]
-    run(python, "-m", "venv", venv, reach=everything)
-    run(own, "-m", "pip", "install", "-q", f"torch=={release}", reach=everything)
-    run(own, "-m", "pip", "install", "-q", "--only-binary", ":all:", wheel)
-    run(own, "-c", ENTRY_POINT)
-    run(own, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", TRAINING)
-    run(own, "-m", "pip", "install", "-q", "--only-binary", ":all:", f"{wheel}[bench]")
-    run(own, "-m", "zcomm", "info")
+    _run(os.environ["PATH"], python, "-m", "venv", venv)
+    _run(os.environ["PATH"], venv / "bin/python", "-m", "pip", "install", "-q", f"torch=={release}")
+    use(wheel, venv)
     shutil.rmtree(venv)
+
+
+def use(wheel: Path, venv: Path) -> None:
+    """Installs the wheel in an environment that has torch and uses it from another folder, with no compiler in reach:
+    torch finds the backend, two ranks train, ``python -m zcomm info`` shows it. Ends the program where one of these
+    fails."""
+    reach, python = str(venv / "bin"), venv / "bin/python"
+    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", wheel)
+    _run(reach, python, "-c", ENTRY_POINT)
+    _run(reach, python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", TRAINING)
+    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", f"{wheel}[bench]")
+    _run(reach, python, "-m", "zcomm", "info")
+
+
+def _run(path: str, *command: str | Path) -> None:
+    print("+", *command, flush=True)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run([str(part) for part in command], cwd=elsewhere, env={**os.environ, "PATH": path})
+    if done.returncode:
+        raise SystemExit(f"{Path(command[0]).name} failed, see above")

@@ -80,8 +80,9 @@ def test_torchrun_on_two_hosts(lab: NetLab, tmp_path: Path) -> None:
     command = (
         command_of("torchrun").replace("host0", lab.addresses[0]).replace("--nproc-per-node 8", "--nproc-per-node 2")
     )
-    # The hosts of the lab share one name, so each says its address.
-    commands = [command.replace("torchrun", f"torchrun --local-addr {address}", 1) for address in lab.addresses]
+    # The hosts of the lab share one name, from which an agent tells whether it is host0: here each is told.
+    options = [f"--local-addr {address} --rdzv-conf is_host={host == 0}" for host, address in enumerate(lab.addresses)]
+    commands = [command.replace("torchrun", f"torchrun {words}", 1) for words in options]
     assert run_on_two_hosts(lab, tmp_path, commands, [{}, {}]) == EXPECTED
 
 

@@ -146,10 +146,14 @@ def inter_link(text: str) -> Link:
     return Link(bandwidth, efficiency=Figure(0.85), hop=Figure(10e-6), exchange=Figure(20e-6))
 
 
-def processor(name: str) -> Compute:
+def processor(name: str, share_of_peak: float | None = None) -> Compute:
+    """A processor of `PROCESSORS`; `share_of_peak` is what training reaches of its peak, if the user knows.
+
+    Raises ValueError for a name that is not there."""
     if name not in PROCESSORS:
         raise ValueError(f"processor: expected one of {', '.join(PROCESSORS)}, got {name!r}")
-    return PROCESSORS[name]
+    compute = PROCESSORS[name]
+    return compute if share_of_peak is None else replace(compute, efficiency=Figure(share_of_peak, "given"))
 
 
 def load_calibration(path: Path) -> dict[str, Any]:

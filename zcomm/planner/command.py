@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,13 +67,9 @@ def plan(
     calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm measure wrote.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the step over bandwidth into this file.")] = None,
-    grow: Annotated[
-        bool, typer.Option("--scale", help=f"Print how the cost grows, up to {scale.MAX_RANKS} ranks.")
-    ] = False,
+    grow: Annotated[bool, typer.Option("--scale", help="Print how the cost grows with the nodes.")] = False,
     validate: Annotated[bool, typer.Option(help="Print the planner's own errors.")] = False,
-    results: Annotated[
-        list[Path] | None, typer.Option(help="With --validate: reports of zcomm bench to be held against the model.")
-    ] = None,
+    results: Annotated[list[Path] | None, typer.Option(help="Reports of zcomm bench for --validate.")] = None,
 ) -> None:
     """Predict a training step with and without compression, and say what to use."""
     if validate:
@@ -85,9 +80,7 @@ def plan(
     try:
         units, flops = workload.load_model(model, sequence)
         work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
-        compute = hardware.processor(gpu)
-        if share_of_peak is not None:
-            compute = replace(compute, efficiency=Figure(share_of_peak, "given"))
+        compute = hardware.processor(gpu, share_of_peak)
         cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
         if calibration is not None:
             cluster = hardware.calibrated(cluster, hardware.load_calibration(calibration))
@@ -97,14 +90,14 @@ def plan(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     made = report.make(work, cluster, step.OPTIONS, hidden)
-    if as_json:
-        console.print_json(json.dumps(report.to_json(made)))
-    else:
-        report.show(made, console)
-        if grow:
-            scale.show(made, console)
     if plot is not None:
         report.plot(made, plot)
+    if as_json:
+        console.print_json(json.dumps(report.to_json(made)))
+        return
+    report.show(made, console)
+    if grow:
+        scale.show(made, console)
 
 
 def show_validation(results: list[Path]) -> None:

@@ -9,8 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "ranks.hpp"
-#include "values.hpp"
+#include "collective_runs.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -20,55 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test;
 
-const std::vector<std::int64_t> kShardElements{0, 1, 31, 32, 33, 127, 128, 1000, 4097};
-
 std::vector<double> to_double(const Values& values) { return {values.begin(), values.end()}; }
-
-struct Result {
-  std::vector<Values> per_rank;
-  std::vector<CallStats> stats;
-};
-
-Result run_all_gather(const std::vector<int>& ids, const std::vector<Values>& shards, BlockFormat format,
-                      std::size_t chunk_bytes = kDefaultChunkBytes) {
-  const int size = static_cast<int>(ids.size());
-  auto communicators = test::make_communicators(ids, chunk_bytes);
-  Result result{std::vector<Values>(ids.size()), std::vector<CallStats>(ids.size())};
-  test::run_ranks(size, [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    Values& gathered = result.per_rank[r];
-    gathered.assign(shards[r].size() * ids.size(), -1.0f);
-    const auto slots = split(view(gathered), size, static_cast<std::int64_t>(shards[r].size()));
-    std::copy(shards[r].begin(), shards[r].end(), reinterpret_cast<float*>(slots[r].data));  // in place, as FSDP2 calls
-    result.stats[r] = communicators[r]->all_gather(slots[r], slots, format, 20s);
-  });
-  return result;
-}
-
-Result run_reduce_scatter(const std::vector<int>& ids, const std::vector<Values>& inputs, HopFormats formats,
-                          float factor = 1, std::size_t chunk_bytes = kDefaultChunkBytes) {
-  const int size = static_cast<int>(ids.size());
-  auto communicators = test::make_communicators(ids, chunk_bytes);
-  Result result{std::vector<Values>(ids.size()), std::vector<CallStats>(ids.size())};
-  test::run_ranks(size, [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    result.per_rank[r].assign(inputs[r].size() / ids.size(), -1.0f);
-    result.stats[r] =
-        communicators[r]->reduce_scatter(const_split(inputs[r], size), view(result.per_rank[r]), formats, factor, 20s);
-  });
-  return result;
-}
-
-Result run_all_reduce(const std::vector<int>& ids, const std::vector<Values>& tensors, HopFormats formats,
-                      float factor = 1) {
-  auto communicators = test::make_communicators(ids, 512);
-  Result result{tensors, std::vector<CallStats>(ids.size())};
-  test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    result.stats[r] = communicators[r]->all_reduce(view(result.per_rank[r]), formats, factor, 20s);
-  });
-  return result;
-}
 
 // The sum over ranks of their slot `rank`, and the bound of its error after the hops of the collective.
 void check_reduced(const std::vector<int>& ids, const std::vector<Values>& inputs, int rank, const Values& output,
@@ -190,47 +141,6 @@ TEST_CASE("promise 4: sums and means of representable values are exact in every 
       }
     }
   }
-}
-
-TEST_CASE("exact:direct is the float32 sum in rank order, for every shape, size, chunk, dtype and factor") {
-  const HopFormats direct = HopFormats::parse("exact:direct");
-  for (const Shape& shape : kShapes) {
-    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
-    for (const std::int64_t n : kShardElements) {
-      const auto inputs = random_tensors(static_cast<int>(ids.size()), n * static_cast<std::int64_t>(ids.size()), 12);
-      for (const std::size_t chunk_bytes : {std::size_t{100}, kDefaultChunkBytes}) {
-        const Result result = run_reduce_scatter(ids, inputs, direct, 0.3f, chunk_bytes);
-        for (std::size_t rank = 0; rank < ids.size(); ++rank) {
-          Values expected(static_cast<std::size_t>(n));
-          for (std::size_t i = 0; i < expected.size(); ++i) {
-            float sum = inputs[0][rank * expected.size() + i];
-            for (std::size_t peer = 1; peer < ids.size(); ++peer) sum += inputs[peer][rank * expected.size() + i];
-            expected[i] = 0.3f * sum;
-          }
-          CHECK(same_bits(result.per_rank[rank], expected));
-          CHECK(result.stats[rank].wire_bytes() == (ids.size() - 1) * expected.size() * sizeof(float));
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("exact:direct: 16-bit values are added in float32 and rounded once; the output may be the own slot") {
-  // Each of the three added to 256 as bfloat16 would be lost.
-  const std::vector<std::uint16_t> parts{0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};  // 256, 1, 1, 1, 1
-  auto communicators = test::make_communicators({0, 0, 1, 1, 2});
-  test::run_ranks(5, [&](int rank) {
-    std::vector<std::uint16_t> whole(5 * 33, parts[static_cast<std::size_t>(rank)]);
-    const TensorView all{reinterpret_cast<std::byte*>(whole.data()), 5 * 33, DType::bfloat16};
-    const auto slots = split(all, 5, 33);
-    const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-    const TensorView own = slots[static_cast<std::size_t>(rank)];
-    communicators[static_cast<std::size_t>(rank)]->reduce_scatter(inputs, own, HopFormats::parse("exact:direct"), 1,
-                                                                  20s);
-    for (std::size_t i = 0; i < 33; ++i) {
-      if (whole[static_cast<std::size_t>(rank) * 33 + i] != 0x4382) throw Error("expected 260");
-    }
-  });
 }
 
 TEST_CASE("promises 1, 3, 5: all_reduce: replicas agree, errors are bounded, tensors that do not divide") {

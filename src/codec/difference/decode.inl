@@ -53,8 +53,8 @@ inline bool take_first_plane(BitReader& in, std::uint32_t z, Shape& shape) {
 
 // Sections T1 to T5.
 inline bool take_other_planes(BitReader& in, Shape& shape) {
-  __builtin_memset(shape.planes[1], 0, sizeof shape.planes - sizeof shape.planes[0]);
   for (int plane = 1; plane < kPlanes; ++plane) {
+    __builtin_memset(shape.planes[plane], 0, sizeof shape.planes[plane]);
     for (int block = 0; block < kBlocks; ++block) {
       const std::uint64_t above = shape.planes[plane - 1][block];
       if (above == 0) continue;

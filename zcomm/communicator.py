@@ -106,7 +106,11 @@ class Communicator:
         self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
     ) -> CallStats:
         """Fills ``out`` with the sum or mean over ranks of their slot ``rank`` of ``array``, size times the elements of
-        ``out``. ``out`` may be the own slot of ``array``."""
+        ``out``. ``out`` may be the own slot of ``array``. ``"exact:direct"`` is for host memory: ValueError."""
+        if (
+            formats == "exact:direct"
+        ):  # NCCL is connected to the peers of the hops, and would connect to others on the host
+            raise ValueError("formats: got 'exact:direct', expected 'exact' or others: it is for host memory")
         factor = self._factor(op)
         call = self._call(stream, out, array)
         source, target = call.values(array, "array"), call.values(out, "out", writable=True)

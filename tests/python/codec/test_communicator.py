@@ -168,6 +168,14 @@ def test_an_error_inside_aborts(comm: Any) -> None:
     assert comm._core.is_closed
 
 
+def test_a_direct_reduce_scatter_is_for_hosts(comm: Any) -> None:
+    with pytest.raises(
+        ValueError, match="formats: got 'exact:direct', expected 'exact' or others: it is for host memo"
+    ):
+        comm.reduce_scatter(gpu(12), gpu(3), formats="exact:direct")
+    assert comm._core.calls == []
+
+
 def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 0)
     with pytest.raises(RuntimeError, match=r"found no GPU: a Communicator needs one per rank.*LocalWorld"):

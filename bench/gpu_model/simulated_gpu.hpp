@@ -36,8 +36,8 @@ struct Assumptions {
   // What kernels reach of an H100: 70 % of 3.35 TB/s, 60 % of 132 x 4 warps x 1.755 GHz.
   double memory_rate = 0.7 * 3.35e12;
   double instruction_rate = 0.6 * 132 * 4 * 32 * 1.755e9;
-  // Instructions per element: docs/performance.md, "What the kernels are compiled to". A sum takes so many, and so many
-  // more per wire.
+  // Instructions per element: docs/performance.md, "What the kernels are compiled to". Those of a
+  // sum are a constant and a part for each wire.
   double encode_instructions = 7.8;
   double decode_instructions = 4.5;
   double sum_instructions = 8;

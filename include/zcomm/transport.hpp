@@ -26,7 +26,7 @@ struct Recv {
 
 // Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
 // Destroying one that was not waited for gives it up: its memory is not touched afterwards, and the peers that it moves
-// bytes with fail. It may outlive its transport.
+// bytes with fail. It must not outlive its transport.
 class [[gnu::visibility("default")]] Transfer {
  public:
   virtual ~Transfer() = default;

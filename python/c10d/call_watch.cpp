@@ -25,7 +25,7 @@ CallWatch::~CallWatch() {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
   }
-  stop_or_never_.notify_all();
+  stop_requested_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -78,7 +78,7 @@ void CallWatch::watch() {
   std::unique_lock lock(mutex_);
   std::chrono::milliseconds pause = kPatience;
   Clock::time_point watched{};  // the start of the wait that `pause` is for
-  while (!stop_or_never_.wait_for(lock, pause, [this] { return stopped_; })) {
+  while (!stop_requested_.wait_for(lock, pause, [this] { return stopped_; })) {
     if (watched != since_) pause = kPatience;
     watched = since_;
     if (peer_ < 0 || Clock::now() - since_ < kPatience) continue;

@@ -49,7 +49,7 @@ class CallWatch {
   const int rank_;
   const std::function<void(const std::string&)> on_difference_;
   std::mutex mutex_;  // of what follows
-  std::condition_variable stop_or_never_;
+  std::condition_variable stop_requested_;
   std::deque<Call> calls_;                  // this one and the one before, as that may have moved nothing here
   std::map<int, std::uint64_t> num_calls_;  // with each peer
   int peer_ = -1;

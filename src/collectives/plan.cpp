@@ -302,7 +302,8 @@ CodecPasses ReducePlan::passes() const {
 namespace {
 
 SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
-  check_argument(!formats.direct, [&] { return "formats: got " + formats.to_string() + ", expected exact"; });
+  check_argument(!formats.direct,
+                 [&] { return "formats: got " + formats.to_string() + ", expected one that is not direct"; });
   return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
 }
 

@@ -96,6 +96,7 @@ void run_rank(const Case& of, const NcclOptions& options) {
 
 }  // namespace
 
+// Skipped by itself: a case below runs it in a process of its own.
 TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
   if (std::getenv("NCCL_TEST_CASE") == nullptr) return;
   const Case of = Case::parse(std::getenv("NCCL_TEST_CASE"));

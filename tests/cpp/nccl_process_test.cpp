@@ -38,6 +38,7 @@ void fill_own_slot(const DeviceArray<unsigned char>& slots, const NcclOptions& o
 
 }  // namespace
 
+// Skipped by itself: a case below runs it in a process of its own.
 TEST_CASE("a rank that gathers" * doctest::skip()) {
   NcclOptions options;
   if (!read_options(options)) return;
@@ -53,6 +54,7 @@ TEST_CASE("a rank that gathers" * doctest::skip()) {
   for (std::size_t i = 0; i < gathered.size(); ++i) REQUIRE(gathered[i] == i / kSlot + 1);
 }
 
+// Skipped by itself: a case below runs it in a process of its own.
 TEST_CASE("a rank that loses its peer" * doctest::skip()) {
   NcclOptions options;
   if (!read_options(options)) return;

@@ -71,6 +71,7 @@ struct Settings {
 
 }  // namespace
 
+// Skipped by itself: a case below runs it in a process of its own.
 TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
   const Settings settings;
   for (const int num_queues : {0, 1, 2}) {
@@ -100,6 +101,7 @@ TEST_CASE(
   CHECK(outcome_of_case("many chunks with one place for kernels") == "ends well");
 }
 
+// Skipped by itself: a case below runs it in a process of its own.
 TEST_CASE("a launch queue that is full behind a stuck peer" * doctest::skip()) {
   const Settings settings;
   cuda_host::set_queue_limit(32);

@@ -17,26 +17,18 @@ from zcomm.fsdp.collectives import GatherCall, finished
 if TYPE_CHECKING:
     from zcomm.distributed.binding import _c10d
 
-DTYPES = (torch.bfloat16, torch.float16)
-
 
 def plan_differences(name: str, call: GatherCall, kept: _c10d.PlannedDifferences | None) -> _c10d.PlannedDifferences:
     """How the gather of the module ``name`` goes by differences: ``kept``, if it is like that one.
 
     Raises ValueError where it cannot.
     """
-    if call.shard.dtype not in DTYPES:
-        dtype = str(call.shard.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"wire: {name} gathers {dtype}, expected bfloat16 or float16, of which differences are made: "
-            "MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than differences of float32 would"
-        )
-    if call.shard.device.type != "cpu":
-        raise ValueError(
-            f"wire: {name} gathers on {call.shard.device}, expected the CPU: over NCCL a receiver would have to wait "
-            "for the GPU to learn the size of a difference"
-        )
-    return backend_of(call.group).plan_differences(call.output, call.shard, kept=kept)
+    try:
+        return backend_of(call.group).plan_differences(call.output, call.shard, kept=kept)
+    except ValueError as error:
+        is_float32 = call.shard.dtype == torch.float32
+        hint = "; MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than they would" if is_float32 else ""
+        raise ValueError(f"wire: {name} cannot gather by differences: {error}{hint}") from None
 
 
 class DifferenceGather:

@@ -296,7 +296,7 @@ def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     def body() -> None:
         model = sharded(MixedPrecisionPolicy())
         enable_secondary_shards(model, wire="difference")
-        with pytest.raises(ValueError, match="gathers float32, expected bfloat16 or float16"):
+        with pytest.raises(ValueError, match=r"got Float, expected BFloat16 or Half.*MixedPrecisionPolicy"):
             model(make_batch(0)[0])
 
     run(body, 2, nodes=[0, 1], options=options())

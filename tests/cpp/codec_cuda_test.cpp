@@ -1,4 +1,5 @@
 #include "codec_cuda_cases.hpp"
+#include "sanitizers.hpp"
 
 namespace zcomm {
 
@@ -104,6 +105,7 @@ TEST_SUITE("codec on a GPU") {
     for (const auto& mix : kMixes) {
       for (std::size_t num_wires : {1, 2, 3, 7, 13}) {
         for (std::int64_t n : {0, 1, 33, 4100, 40001}) {
+          if (test::kSanitizers && n > 5000) continue;
           Wires wires(codecs, n, mix, num_wires);
           CAPTURE(&mix - kMixes.data());
           CAPTURE(num_wires);

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "collective_runs.hpp"
+#include "sanitizers.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -100,7 +101,8 @@ TEST_CASE("promises 3, 5: reduce_scatter: errors are bounded, for every shape, s
       const int size = static_cast<int>(ids.size());
       for (const std::int64_t n : kShardElements) {
         const auto inputs = random_tensors(size, n * size, 2);
-        for (const float factor : {1.0f, 1.0f / static_cast<float>(size), 0.3f}) {
+        for (const float factor : {0.3f, 1.0f / static_cast<float>(size), 1.0f}) {
+          if (test::kSanitizers && factor != 0.3f) continue;
           const Result result = run_reduce_scatter(ids, inputs, formats, factor, 1024);
           if (n == 0) continue;
           for (int rank = 0; rank < size; ++rank) {

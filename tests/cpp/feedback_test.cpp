@@ -8,6 +8,7 @@
 #include <random>
 
 #include "ranks.hpp"
+#include "sanitizers.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -84,7 +85,7 @@ TEST_CASE("error feedback: what was sent is the sum of the inputs but for half a
   // Values are multiples of 1/16, and each block has the largest code in every call: all scales are 1, and everything
   // but the codes is exact.
   constexpr std::size_t kElements = 96;
-  constexpr int kCalls = 50;
+  constexpr int kCalls = test::kSanitizers ? 6 : 50;
   for (const std::vector<int>& shape : kNodes) {
     for (const char* residual_format : {"bf16", "int8:32"}) {
       const bool exact_residual = residual_format == std::string("bf16");

@@ -11,6 +11,7 @@
 #include "cuda_helpers.hpp"
 #include "nccl_schedule.hpp"
 #include "rank_process.hpp"
+#include "sanitizers.hpp"
 #include "values.hpp"
 
 namespace zcomm {
@@ -288,11 +289,7 @@ unsigned number_of(const char* variable, unsigned otherwise) {
   return text == nullptr ? otherwise : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-#ifdef __SANITIZE_THREAD__
-constexpr unsigned kNumSchedules = 20;
-#else
-constexpr unsigned kNumSchedules = 200;
-#endif
+constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 20 : 200;
 
 }  // namespace
 

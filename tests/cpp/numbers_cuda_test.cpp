@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "codec/cuda/any_codes.cuh"
+#include "sanitizers.hpp"
 
 namespace zcomm {
 
@@ -25,11 +26,7 @@ TEST_SUITE("numbers on a GPU") {
         for (float max_code : {31.0f, 1.0f, 448.0f}) check_one(absmax, max_code);
       }
     };
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    constexpr std::uint32_t kStep = 101;
-#else
-    constexpr std::uint32_t kStep = 1;
-#endif
+    constexpr std::uint32_t kStep = test::kSanitizers ? 101 : 1;
     // Rounding does not depend on the exponent but where a quotient or its remainder is subnormal; that is slow, too.
     for (std::uint32_t mantissa = 0; mantissa < (1u << 23); mantissa += kStep) check(127u << 23 | mantissa);
     for (std::uint32_t bits = 0; bits < 64u << 23; bits += 11 * kStep) check(bits);

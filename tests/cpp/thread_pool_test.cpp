@@ -9,17 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "sanitizers.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm {
 namespace {
-
-#ifdef __SANITIZE_THREAD__
-constexpr bool kThreadSanitizer = true;  // cannot start threads after a fork
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 
 struct Threads {
   explicit Threads(int count) { set_num_threads(count); }
@@ -78,7 +73,7 @@ TEST_CASE("an exception reaches the caller and the pool stays usable") {
 }
 
 TEST_CASE("a forked child has no workers and finishes") {
-  if (kThreadSanitizer) return;
+  if (test::kThreadSanitizer) return;  // it cannot start threads after a fork
   const Threads threads(3);
   REQUIRE(runs_each_once(100));
   const pid_t child = fork();

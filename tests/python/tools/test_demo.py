@@ -40,7 +40,9 @@ needs_zcomm = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backends", [["gloo"], pytest.param(["gloo", "zcomm"], marks=needs_zcomm)])
+@pytest.mark.parametrize(
+    "backends", [pytest.param(["gloo"], marks=pytest.mark.slow), pytest.param(["gloo", "zcomm"], marks=needs_zcomm)]
+)
 def test_the_job_trains_and_reports(backends: list[str], tmp_path: Path) -> None:
     command = [sys.executable, str(DEMO), "--backends", ",".join(backends), "--out", str(tmp_path), *SMALL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290)
@@ -86,6 +88,7 @@ def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
 
 
 @needs_zcomm
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_generation_moves_no_weights_between_nodes_after_the_first_token(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"

@@ -46,6 +46,7 @@ def pytest_of_gpu(*arguments: str, **environment: str) -> subprocess.CompletedPr
 
 
 @needs_no_gpu
+@pytest.mark.slow
 def test_without_a_gpu_all_of_its_tests_are_skipped() -> None:
     done = pytest_of_gpu()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,6 +56,7 @@ def test_without_a_gpu_all_of_its_tests_are_skipped() -> None:
 
 
 @needs_no_gpu
+@pytest.mark.slow
 def test_where_a_gpu_is_demanded_they_are_refused() -> None:
     done = pytest_of_gpu(ZCOMM_REQUIRE_GPU="1")
     assert done.returncode != 0

@@ -32,6 +32,16 @@ class Loss(TypedDict):
     block_errors: float
     largest_block_error: float
 
+class Decision(TypedDict):
+    collective: str
+    dtype: str
+    least_bytes: int
+    format: str
+    compressed: bool
+    exact_seconds: float
+    compressed_seconds: float
+    rounds: int
+
 torch_version: str
 OVERRIDE_KEY: str
 
@@ -197,6 +207,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         make_transport_group: Callable[[], Backend],
         meet_for_nccl: Callable[[], str],
         split: Callable[[Store, list[int], Any], Backend],
+        predict: Callable[[str, str, int, str], tuple[float, float]] | None,
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property
@@ -244,4 +255,5 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def plans_made(self) -> int: ...
     def set_step(self, step: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def decisions(self) -> list[Decision]: ...
     def losses(self) -> list[Loss]: ...

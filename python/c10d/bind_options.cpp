@@ -37,6 +37,25 @@ void set(const OptionField& field, const py::handle& value, HopFormats& target) 
   target = formats;
 }
 
+void set(const OptionField& field, const py::handle& value, Choice& target) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "'always' or 'auto'");
+  try {
+    target = parse_choice(value.cast<std::string>());
+  } catch (const ArgumentError& error) {
+    throw py::value_error(std::string(field.name) + ": " + error.what());
+  }
+}
+
+// The name of a file: quotes and backslashes would have to be escaped wherever options are shown.
+void set(const OptionField& field, const py::handle& value, std::string& target) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "the name of a file");
+  target = value.cast<std::string>();
+  if (target.find_first_of("'\\\n") != std::string::npos) {
+    throw py::value_error(std::string(field.name) + ": got " + py::repr(value).cast<std::string>() +
+                          ", expected a name without quotes, backslashes and line ends");
+  }
+}
+
 void set(const OptionField& field, const py::handle& value, bool& target) {
   if (!py::isinstance<py::bool_>(value)) refuse(field, value, "True or False");
   target = value.cast<bool>();
@@ -64,6 +83,8 @@ void set(const OptionField& field, const py::handle& value, std::optional<int>& 
 const char* kind_of(const bool&) { return "flag"; }
 const char* kind_of(const BlockFormat&) { return "text"; }
 const char* kind_of(const HopFormats&) { return "text"; }
+const char* kind_of(const Choice&) { return "text"; }
+const char* kind_of(const std::string&) { return "text"; }
 template <class Integer>
 const char* kind_of(const Integer&) {
   return "integer";
@@ -71,6 +92,7 @@ const char* kind_of(const Integer&) {
 
 py::object to_python(const BlockFormat& format) { return py::str(format.to_string()); }
 py::object to_python(const HopFormats& formats) { return py::str(formats.to_string()); }
+py::object to_python(Choice choice) { return py::str(std::string(to_string(choice))); }
 template <class Value>
 py::object to_python(const Value& value) {
   return py::cast(value);

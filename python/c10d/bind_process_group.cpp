@@ -13,14 +13,16 @@ void bind_process_group(py::module_& module) {
       .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
                        std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
                        std::function<BackendPtr()> make_transport_group, std::function<std::string()> meet_for_nccl,
-                       decltype(PythonHooks::split) split, std::function<void()> at_shutdown) {
+                       decltype(PythonHooks::split) split, decltype(PythonHooks::predict) predict,
+                       std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
                  std::move(exact_cpu), std::move(store), std::move(options),
                  PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
-                             std::move(meet_for_nccl), std::move(split), std::move(at_shutdown)});
+                             std::move(meet_for_nccl), std::move(split), std::move(predict), std::move(at_shutdown)});
            }),
            py::arg("exact_cpu"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
-           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("at_shutdown"))
+           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("predict"),
+           py::arg("at_shutdown"))
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
@@ -69,6 +71,8 @@ void bind_process_group(py::module_& module) {
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))
       .def("stats", [](ProcessGroup& group) { return stats_of(group.compressed().stats()); })
+      // Of policy="auto", in the order in which they were made.
+      .def("decisions", [](ProcessGroup& group) { return decisions_of(group.compressed().auto_policy()); })
       .def("losses", [](ProcessGroup& group) { return losses_of(group.compressed().telemetry()); });
 }
 

@@ -29,12 +29,29 @@ py::dict stats_of(Stats& stats) {
         py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
         py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
   }
-  const Stats::Direct& direct = stats.direct_reduce_scatter;
-  all["direct_reduce_scatter"] =
-      py::dict(py::arg("calls") = direct.calls.calls.load(), py::arg("bytes") = direct.calls.bytes.load(),
-               py::arg("inside_bytes") = direct.cost.inside_bytes.load(),
-               py::arg("between_bytes") = direct.cost.between_bytes.load());
+  const auto apart_dict = [](const Stats::Apart& apart) {
+    return py::dict(py::arg("calls") = apart.calls.calls.load(), py::arg("bytes") = apart.calls.bytes.load(),
+                    py::arg("inside_bytes") = apart.cost.inside_bytes.load(),
+                    py::arg("between_bytes") = apart.cost.between_bytes.load());
+  };
+  all["direct_reduce_scatter"] = apart_dict(stats.direct_reduce_scatter);
+  all["rehearsals"] = apart_dict(stats.rehearsals);
   all["others"] = calls_dict(stats.others);
+  return all;
+}
+
+py::list decisions_of(const AutoPolicy& policy) {
+  py::list all;
+  for (const AutoPolicy::Decision& decision : policy.decisions()) {
+    const AutoPolicy::CallClass& kind = decision.kind;
+    all.append(py::dict(py::arg("collective") = std::string(to_string(kind.collective)),
+                        py::arg("dtype") = std::string(to_string(kind.dtype)),
+                        py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes,
+                        py::arg("format") = kind.formats.to_string(), py::arg("compressed") = decision.times.gains(),
+                        py::arg("exact_seconds") = static_cast<double>(decision.times.exact) * 1e-9,
+                        py::arg("compressed_seconds") = static_cast<double>(decision.times.compressed) * 1e-9,
+                        py::arg("rounds") = decision.rounds));
+  }
   return all;
 }
 

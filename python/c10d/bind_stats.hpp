@@ -1,6 +1,7 @@
 // Statistics and samples as Python has them.
 #pragma once
 
+#include "auto_policy.hpp"
 #include "bind.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
@@ -8,6 +9,7 @@
 namespace zcomm::c10d_binding {
 
 py::dict stats_of(Stats& stats);
+py::list decisions_of(const AutoPolicy& policy);
 py::list losses_of(Telemetry& telemetry);
 
 }  // namespace zcomm::c10d_binding

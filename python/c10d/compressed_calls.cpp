@@ -8,13 +8,15 @@
 namespace zcomm::c10d_binding {
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
-                                 TransportFactories transports, Handshake& handshake, GroupErrors& errors)
+                                 TransportFactories transports, InnerGroups& inner, Handshake& handshake,
+                                 const PythonHooks& hooks, GroupErrors& errors)
     : rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
       handshake_(handshake),
       telemetry_(options_->telemetry_every),
+      auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
           [this] { return make_communicator(at::kCPU, transports_.host(), make_cpu_codec(), make_host_workspace()); },
           errors, [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
@@ -45,7 +47,8 @@ Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
   handshake_.topology();
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);
-  return verdict;
+  const bool is_choice = verdict == Verdict::compressed && policy.choice == Choice::automatic;
+  return is_choice && !auto_policy_.gains(policy, call) ? Verdict::no_gain : verdict;
 }
 
 void CompressedCalls::count(const Call& call, Verdict verdict) {
@@ -110,10 +113,11 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
   job->async = settings.async;
   job->timeout = settings.timeout;
   // As calls are launched, not as they run, so that a step's calls are its own. Odd factors make two alike unlikely.
-  job->seed = options_->seed + 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * calls_in_step_.fetch_add(1);
+  job->seed = options_->seed + 0xd1342543de82ef95 * step_.load() +
+              0xaf251af3b0f025b5 * (settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
   job->site = std::move(site);
-  job->telemetry = &telemetry_;
-  job->cost = &cost;
+  job->telemetry = settings.rehearsal ? &no_telemetry_ : &telemetry_;
+  job->cost = settings.rehearsal ? &stats_.rehearsals.cost : &cost;
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));
 }

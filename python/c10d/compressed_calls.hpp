@@ -1,6 +1,7 @@
 // The calls of a group that are compressed: which they are, how they run, and what they have cost.
 #pragma once
 
+#include "auto_policy.hpp"
 #include "compressed_jobs.hpp"
 #include "device_runner.hpp"
 #include "handshake.hpp"
@@ -15,7 +16,8 @@ namespace zcomm::c10d_binding {
 struct CallSettings {
   Policy policy;
   std::chrono::milliseconds timeout;
-  bool async;  // the caller goes on before it is done
+  bool async;              // the caller goes on before it is done
+  bool rehearsal = false;  // see AutoPolicy: counted apart, never sampled, and it draws none of a step's seeds
 };
 
 // What a caller says of its tensors. No plan: all travels as the policy has it.
@@ -48,12 +50,13 @@ struct TransportFactories {
 
 class CompressedCalls {
  public:
-  // Of `group`, which outlives this, as do `handshake` and `errors`.
+  // Of `group`, which outlives this, as do `inner`, `handshake`, `hooks` and `errors`.
   CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, TransportFactories transports,
-                  Handshake& handshake, GroupErrors& errors);
+                  InnerGroups& inner, Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors);
 
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
+  const AutoPolicy& auto_policy() const { return auto_policy_; }
   std::uint64_t num_calls() const { return num_calls_; }
   // Stochastic rounding draws from the options' seed, this step, and the number of calls since.
   void set_step(std::uint64_t step) {
@@ -62,7 +65,8 @@ class CompressedCalls {
   }
 
   // What becomes of `call`; throws if `policy` is strict about it, or if the group has failed on a GPU: exact calls may
-  // be about what came of compressed ones.
+  // be about what came of compressed ones. With Choice::automatic the first call of a class blocks until all ranks
+  // have made it.
   Verdict decide(const Policy& policy, const Call& call);
   void count(const Call& call, Verdict verdict);
   // A collective outside of the policy. Throws if the group has failed on a GPU.
@@ -128,6 +132,8 @@ class CompressedCalls {
   Handshake& handshake_;
   Stats stats_;
   Telemetry telemetry_;
+  Telemetry no_telemetry_{0};  // of rehearsals
+  AutoPolicy auto_policy_;
   std::atomic<std::uint64_t> num_calls_{0};
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint64_t> calls_in_step_{0};

@@ -23,7 +23,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_
           *this, options_,
           {[this, store] { return std::make_unique<C10dTransport>(call_python(hooks_.make_transport_group), store); },
            [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
-          handshake_, errors_),
+          inner_, handshake_, hooks_, errors_),
       planned_(*this, options_, inner_, compressed_) {
   init();
 }

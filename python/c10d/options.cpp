@@ -10,6 +10,8 @@ namespace {
 
 std::string text_of(const BlockFormat& format) { return "'" + format.to_string() + "'"; }
 std::string text_of(const HopFormats& formats) { return "'" + formats.to_string() + "'"; }
+std::string text_of(Choice choice) { return "'" + std::string(to_string(choice)) + "'"; }
+std::string text_of(const std::string& text) { return "'" + text + "'"; }
 std::string text_of(bool on) { return on ? "True" : "False"; }
 std::string text_of(const std::optional<int>& number) { return number ? std::to_string(*number) : "None"; }
 template <class Integer>

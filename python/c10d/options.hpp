@@ -22,6 +22,7 @@ struct OptionValues {
   bool end_on_failure = true;        // of transfers on a GPU whose calls have returned: ends the process
   int max_ctas = 0;                  // for transfers on a GPU; 0: what NCCL takes
   std::int64_t telemetry_every = 0;  // calls of a site from one sample to the next; 0: none
+  std::string calibration;           // a file that Choice::automatic decides by; empty: it measures
 
   friend bool operator==(const OptionValues&, const OptionValues&) = default;
 };
@@ -39,6 +40,7 @@ struct OptionField {
 // Arguments, properties, repr, environment variables, overrides and the handshake follow from it.
 template <class Visit>
 void for_each_field(Visit&& visit) {
+  visit(OptionField{"policy"}, &Policy::choice);
   visit(OptionField{"all_gather"}, &Policy::all_gather);
   visit(OptionField{.name = "reduce_scatter", .direct = true}, &Policy::reduce_scatter);
   visit(OptionField{.name = "small_reduce_scatter", .direct = true, .exact_only = true}, &Policy::small_reduce_scatter);
@@ -56,6 +58,7 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{.name = "end_on_failure", .compared = false}, &OptionValues::end_on_failure);
   visit(OptionField{"max_ctas"}, &OptionValues::max_ctas);
   visit(OptionField{.name = "telemetry_every", .compared = false}, &OptionValues::telemetry_every);
+  visit(OptionField{"calibration"}, &OptionValues::calibration);
 }
 
 template <class T>

@@ -38,8 +38,19 @@ std::string_view to_string(Verdict verdict) {
       return "out_of_place";
     case Verdict::min_bytes:
       return "min_bytes";
+    case Verdict::no_gain:
+      return "no_gain";
   }
   throw ArgumentError("verdict: unknown value");
+}
+
+std::string_view to_string(Choice choice) { return choice == Choice::always ? "always" : "auto"; }
+
+Choice parse_choice(std::string_view name) {
+  for (const Choice choice : {Choice::always, Choice::automatic}) {
+    if (name == to_string(choice)) return choice;
+  }
+  throw ArgumentError("expected 'always' or 'auto', got '" + std::string(name) + "'");
 }
 
 namespace {

@@ -47,11 +47,23 @@ enum class Verdict : std::uint8_t {
   form,          // list or coalesced, not opted in
   out_of_place,  // an all-gather whose input is not its own slot, not opted in
   min_bytes,     // smaller than Policy::min_bytes
+  no_gain,       // it could be compressed, but Choice::automatic found that this takes no less time
 };
-inline constexpr int kNumVerdicts = 10;
+inline constexpr int kNumVerdicts = 11;
 std::string_view to_string(Verdict verdict);
 
+// Which of the calls that decide() would have compressed are.
+enum class Choice : std::uint8_t {
+  always,     // all
+  automatic,  // those that gain by it: see AutoPolicy
+};
+// "always", "auto".
+std::string_view to_string(Choice choice);
+// The inverse. Throws ArgumentError on any other name.
+Choice parse_choice(std::string_view name);
+
 struct Policy {
+  Choice choice = Choice::always;
   BlockFormat all_gather{ElementKind::int8, 256};
   HopFormats reduce_scatter{{ElementKind::int8, 128}, {ElementKind::int4, 128}};
   HopFormats all_reduce;            // exact
@@ -67,7 +79,7 @@ struct Policy {
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 
-// The first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks.
+// The first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks. Never no_gain.
 Verdict decide(const Policy& policy, const Call& call, int size);
 
 // Who carries out a call.

@@ -1,8 +1,10 @@
 // What only Python can do: torch's own groups cannot be made in C++ outside of torch.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pointers.hpp"
@@ -23,6 +25,10 @@ struct PythonHooks {
   // A zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
       split;
+  // Seconds of an exact call and of a compressed one, by the calibration of the options. Empty without one.
+  std::function<std::pair<double, double>(const std::string& collective, const std::string& dtype,
+                                          std::int64_t num_bytes, const std::string& formats)>
+      predict;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;
 };

@@ -38,8 +38,8 @@ struct Stats {
   Calls& calls(Collective collective, Verdict verdict) {
     return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
   }
-  // What direct calls, of zcomm's but not compressed, have cost.
-  struct Direct {
+  // Calls that by_verdict does not count as compressed, and what they have cost.
+  struct Apart {
     Calls calls;
     Compressed cost;
   };
@@ -48,9 +48,10 @@ struct Stats {
 
   std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
   std::array<Compressed, 3> by_collective;
-  Direct direct_reduce_scatter;
-  Counter plans{0};  // of compressed calls that were made
-  Calls others;      // broadcast, send, all-to-all, ...: never compressed
+  Apart direct_reduce_scatter;  // of zcomm's, but not compressed
+  Apart rehearsals;             // of policy="auto", on scratch
+  Counter plans{0};             // of compressed calls that were made
+  Calls others;                 // broadcast, send, all-to-all, ...: never compressed
 };
 
 }  // namespace zcomm::c10d_binding

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
 from zcomm import _nccl
 from zcomm._version import __version__
-from zcomm.distributed import environment, groups, rendezvous
+from zcomm.distributed import calibration, environment, groups, rendezvous
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import Options
 from zcomm.distributed.stats import stats_of
@@ -89,6 +89,7 @@ class _Group:
         self._size = size
         self._options = options
         self._splits: dict[str, int] = {}
+        self._nodes: list[int] = []  # of the ranks, once they have compared
 
     def make(self) -> Any:
         """The backend."""
@@ -105,6 +106,7 @@ class _Group:
             make_transport_group=self._make_transport_group,
             meet_for_nccl=self._meet_for_nccl,
             split=self._split,
+            predict=self._predictor(),
             at_shutdown=self._end,
         )
         groups.register(self, backend)
@@ -119,7 +121,8 @@ class _Group:
 
     def _agree(self) -> list[int]:
         nodes = rendezvous.compare(self._meet("agreement", "first collective"), self._rank, self._options)
-        return groups.set_nodes(self, nodes)
+        self._nodes = groups.set_nodes(self, nodes)
+        return self._nodes
 
     def _make_transport_group(self) -> dist.ProcessGroupGloo:
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
@@ -131,6 +134,12 @@ class _Group:
         self._prefixed("nccl-meeting").set(f"{self._rank}", "")
         self._meet("nccl-meeting", f"first compressed call on a GPU {_SAME}")
         return _nccl.wheel_path()
+
+    def _predictor(self) -> Any:
+        if not self._options.calibration:
+            return None
+        measured = calibration.read(self._options.calibration)
+        return lambda *call: calibration.predict(measured, self._nodes, *call)
 
     def _split(self, child_store: Any, ranks: list[int], child_options: Any) -> Any:
         resolved = _resolve(child_options if isinstance(child_options, Options) else self._options)

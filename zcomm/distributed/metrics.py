@@ -29,11 +29,13 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """Counters of ``group`` (default: the world) on this rank since it was made, as a flat dictionary for TensorBoard,
     Weights & Biases or MLflow: ``"zcomm/all_gather/wire_bytes"``, ``"zcomm/all_gather/exact/min_bytes/calls"``.
 
-    The names are the fields of :func:`zcomm.stats`; bytes and seconds. Raises ValueError if the group has no zcomm
-    backend.
+    The names are the fields of :func:`zcomm.stats`; bytes and seconds. ``decisions``, which are no counters, are left
+    out. Raises ValueError if the group has no zcomm backend.
     """
     flat: dict[str, float] = {}
-    _flatten("zcomm", dataclasses.asdict(stats(group)), flat)
+    counted = dataclasses.asdict(stats(group))
+    del counted["decisions"]
+    _flatten("zcomm", counted, flat)
     return flat
 
 

@@ -26,6 +26,9 @@ class Options(_c10d.Options):
     made without options has those of the world.
 
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
+        policy: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those that
+            gain at least 3 % by it. The first call of a collective, dtype and size (rounded down to a power of two)
+            decides for all later ones. On CPUs it times both ways on scratch, on GPUs it needs a ``calibration``.
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: ``"INSIDE/BETWEEN"`` nodes, or one format for both; default ``"int8:128/int4:128"``.
             ``"exact:direct"``: exact values go straight to their owner, who adds them in float32 in rank order. That
@@ -38,7 +41,7 @@ class Options(_c10d.Options):
         lists: compress list forms, too; default False.
         coalesced: compress coalesced forms, too; default False.
         strict: raise where a floating-point call of at least ``min_bytes`` would stay exact for any reason but its
-            format; default False.
+            format and what ``policy="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             launcher or the host.
         chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
@@ -52,6 +55,8 @@ class Options(_c10d.Options):
             each peer; default 0, what NCCL takes.
         telemetry_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
+        calibration: a file that ``python -m zcomm measure`` has written on this cluster, by which ``policy="auto"``
+            decides without making a call; default: none.
 
     A format is ``"exact"``, ``"bf16"`` or ``"int8:B"``, ``"int6:B"``, ``"int4:B"``, ``"int2:B"`` or ``"fp8:B"``,
     B a multiple of 32 from 32 to 4096 elements; ``":hadamard"`` and ``":stochastic"`` may follow B.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from zcomm._version import __version__
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
+from zcomm.distributed.stats import stats_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 # The rule that report() advises by.
@@ -65,7 +66,8 @@ class SiteReport:
 class Report:
     """By collective, as in :class:`zcomm.Stats`; ``advice`` says what to write to exempt sites with ``reasons``.
 
-    ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes."""
+    ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes.
+    ``decisions``: what ``policy="auto"`` has decided, and by which times."""
 
     rank: int
     every: int
@@ -74,6 +76,7 @@ class Report:
     all_reduce: list[SiteReport]
     advice: list[str]
     weights: list[str] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
 
 
 def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] | None = None) -> Report:
@@ -99,7 +102,7 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
             file.write("\n")
     console = Console(highlight=False)
     console.print(_table(made))
-    for line in made.weights + made.advice:
+    for line in made.decisions + made.weights + made.advice:
         console.print(line, markup=False, soft_wrap=True)
     return made
 
@@ -116,9 +119,11 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
+    decisions = [str(decision) for decision in stats_of(backend).decisions]
     return Report(
-        backend.rank(), every, sites["all_gather"], sites["reduce_scatter"], sites["all_reduce"], advice=advice
-    )
+        backend.rank(), every, sites["all_gather"], sites["reduce_scatter"], sites["all_reduce"], advice=advice,
+        decisions=decisions,
+    )  # fmt: skip
 
 
 def _site_of(loss: _c10d.Loss) -> SiteReport:

@@ -41,22 +41,57 @@ class CollectiveStats:
 
 
 @dataclass
-class DirectStats(Calls):
-    """Reduce-scatters that zcomm made as ``"exact:direct"``, and what this rank sent for them. ``exact`` of
-    ``reduce_scatter`` counts them as well, by what kept them exact."""
+class SentCalls(Calls):
+    """``inside_bytes`` and ``between_bytes`` were sent by this rank for them, as far as zcomm sent them."""
 
     inside_bytes: int = 0
     between_bytes: int = 0
 
 
 @dataclass
+class Decision:
+    """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
+    formats, and of ``least_bytes`` up to less than twice as many. The seconds are those of the slowest rank: medians of
+    ``rounds`` rehearsals, or predicted by the calibration where ``rounds`` is 0."""
+
+    collective: str
+    dtype: str
+    least_bytes: int
+    format: str
+    compressed: bool
+    exact_seconds: float
+    compressed_seconds: float
+    rounds: int
+
+    @property
+    def gain(self) -> float:
+        """The share of the compressed call's time by which an exact one is slower; below 0.03 calls stay exact."""
+        return self.exact_seconds / self.compressed_seconds - 1 if self.compressed_seconds else 0.0
+
+    def __str__(self) -> str:
+        how = f"in {self.rounds} rehearsals" if self.rounds else "by the calibration"
+        return (
+            f"{self.collective} of {_size(self.least_bytes)} and more, {self.dtype} in {self.format}: "
+            f"{'compressed' if self.compressed else 'exact'}, as an exact call takes {self.exact_seconds * 1e3:.3g} ms "
+            f"and a compressed one {self.compressed_seconds * 1e3:.3g} ms {how}"
+        )
+
+
+@dataclass
 class Stats:
-    """``others`` are collectives that are never compressed, and point-to-point calls."""
+    """``others`` are collectives that are never compressed, and point-to-point calls.
+
+    ``direct_reduce_scatter``: those that zcomm made as ``"exact:direct"``; ``exact`` of ``reduce_scatter`` counts them
+    as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has made on scratch, exact and
+    compressed ones; nothing else counts them. ``decisions``: what it has decided so far.
+    """
 
     all_gather: CollectiveStats
     reduce_scatter: CollectiveStats
     all_reduce: CollectiveStats
-    direct_reduce_scatter: DirectStats
+    direct_reduce_scatter: SentCalls
+    rehearsals: SentCalls
+    decisions: list[Decision]
     others: Calls
 
     def __str__(self) -> str:
@@ -77,6 +112,7 @@ class Stats:
                 f"direct reduce_scatter {direct.calls} calls, {_size(direct.bytes)}: sent {_size(direct.inside_bytes)} "
                 f"inside and {_size(direct.between_bytes)} between nodes"
             )
+        parts += [f"auto: {decision}" for decision in self.decisions]
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
         return "; ".join(parts) or "no calls"
@@ -103,7 +139,9 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         collective("all_gather"),
         collective("reduce_scatter"),
         collective("all_reduce"),
-        DirectStats(**raw["direct_reduce_scatter"]),
+        SentCalls(**raw["direct_reduce_scatter"]),
+        SentCalls(**raw["rehearsals"]),
+        [Decision(**decision) for decision in backend.decisions()],
         Calls(**raw["others"]),
     )
 

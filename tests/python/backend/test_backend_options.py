@@ -20,6 +20,10 @@ from zcomm.distributed.options import OPTION_FIELDS, variable_of
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
+        ({"policy": "never"}, ValueError),
+        ({"policy": True}, TypeError),
+        ({"calibration": 3}, TypeError),
+        ({"calibration": "it's.json"}, ValueError),
         ({"all_gather": "int5:64"}, ValueError),
         ({"all_gather": "int8:33"}, ValueError),
         ({"all_gather": "int8:64/int4:64"}, ValueError),
@@ -46,7 +50,7 @@ from zcomm.distributed.options import OPTION_FIELDS, variable_of
 )
 def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[Exception]) -> None:
     expect(error, next(iter(fields)), lambda: zcomm.Options(**fields))
-    if not fields.keys() & {"node_size", "chunk_bytes", "telemetry_every"}:
+    if not fields.keys() & {"node_size", "chunk_bytes", "telemetry_every", "calibration"}:
         expect(error, next(iter(fields)), lambda: zcomm.override(**fields))
 
 
@@ -70,6 +74,7 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
 
 # Another value than the default for every option: the text of its variable, and the option.
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "policy": ("auto", "auto"),
     "all_gather": ("int4:96", "int4:96"),
     "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
     "small_reduce_scatter": ("exact:direct", "exact:direct"),
@@ -87,6 +92,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "end_on_failure": ("0", False),
     "max_ctas": ("16", 16),
     "telemetry_every": ("100", 100),
+    "calibration": ("cluster.json", "cluster.json"),
 }
 
 
@@ -124,7 +130,7 @@ def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> N
     }
     assert zcomm.Options(min_bytes=9, out_of_place=False).min_bytes == 9
     assert not zcomm.Options(out_of_place=False).out_of_place
-    for name in OTHER_VALUES:
+    for name in OTHER_VALUES.keys() - {"calibration"}:  # which any text may name: it is read when a group is made
         with monkeypatch.context() as patch:
             patch.setenv(variable_of(name), "nonsense")
             with pytest.raises(ValueError, match=f"(?i){name}"):

@@ -301,7 +301,7 @@ def test_the_report_names_what_is_worth_exempting(tmp_path: Path, capfd: pytest.
         ]
         written = json.loads(text)
         assert list(written) == [
-            "zcomm", "rank", "every", "all_gather", "reduce_scatter", "all_reduce", "advice", "weights",
+            "zcomm", "rank", "every", "all_gather", "reduce_scatter", "all_reduce", "advice", "weights", "decisions",
         ]  # fmt: skip
         assert (written["rank"], written["every"], written["all_reduce"]) == (rank, 1, [])
         assert [site["site"] for site in written["all_gather"] if site["reasons"]] == [named]

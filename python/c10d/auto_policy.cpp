@@ -1,0 +1,173 @@
+#include "auto_policy.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+
+#include "compressed_calls.hpp"
+#include "gil.hpp"
+#include "tensors.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return at::kFloat;
+    case DType::bfloat16:
+      return at::kBFloat16;
+    case DType::float16:
+      return at::kHalf;
+  }
+  throw ArgumentError("dtype: unknown value");
+}
+
+HopFormats formats_of(const Policy& policy, Collective collective) {
+  switch (collective) {
+    case Collective::all_gather:
+      return {policy.all_gather, policy.all_gather};
+    case Collective::reduce_scatter:
+      return policy.reduce_scatter;
+    case Collective::all_reduce:
+      return policy.all_reduce;
+  }
+  throw ArgumentError("collective: unknown value");
+}
+
+std::string text_of(const Call& call) {
+  return std::string(to_string(call.collective)) + " of " + std::to_string(call.num_bytes) + " bytes of " +
+         std::string(to_string(*call.dtype));
+}
+
+}  // namespace
+
+bool AutoPolicy::gains(const Policy& policy, const Call& call) {
+  const auto log2_bytes = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(call.num_bytes))) - 1;
+  const CallClass kind{call.collective, *call.dtype, log2_bytes, formats_of(policy, call.collective), call.on_host};
+  if (const std::optional<bool> decided = known(kind)) return *decided;
+  const WithoutGil no_gil;
+  const Decision decision = hooks_.predict ? predict(kind, call) : rehearse(kind, policy, call);
+  const std::lock_guard lock(mutex_);
+  decisions_.push_back(decision);
+  return decision.times.gains();
+}
+
+std::optional<bool> AutoPolicy::known(const CallClass& kind) const {
+  const std::lock_guard lock(mutex_);
+  const auto same = [&](const Decision& decision) { return decision.kind == kind; };
+  const auto found = std::find_if(decisions_.begin(), decisions_.end(), same);
+  if (found == decisions_.end()) return std::nullopt;
+  return found->times.gains();
+}
+
+std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
+  const std::lock_guard lock(mutex_);
+  return decisions_;
+}
+
+AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call) {
+  check_same_call(kind, call);
+  const auto [exact, compressed] = call_python<std::pair<double, double>>([&] {
+    return hooks_.predict(std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)), call.num_bytes,
+                          kind.formats.to_string());
+  });
+  // Ranks may have read different files.
+  const auto agreed = largest({std::llround(exact * 1e9), std::llround(compressed * 1e9)});
+  return {kind, {agreed[0], agreed[1]}, 0};
+}
+
+AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
+  if (!call.on_host) {
+    throw Error(
+        "policy: got 'auto' for an " + text_of(call) +
+        " on a GPU, expected tensors on a CPU, whose calls can be timed, or calibration=FILE of 'python -m zcomm "
+        "measure'");
+  }
+  check_same_call(kind, call);
+  const Ways both = ways(policy, call);
+  Contest contest;
+  while (!contest.is_over()) {
+    const std::int64_t exact = time(both.exact, call);
+    const std::int64_t compressed = time(both.compressed, call);
+    const auto slowest = largest({exact, compressed});
+    contest.add({slowest[0], slowest[1]});
+  }
+  return {kind, contest.medians(), contest.num_counted()};
+}
+
+// On tensors of their own: a call may change its input, and a caller may hold its output.
+AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
+  const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
+  const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
+  const CallSettings settings{policy, options_->timeout, false, true};
+  at::Tensor whole = at::zeros({shard_elements * size_}, scalar_type(*call.dtype));
+  ::c10d::Backend& inner = inner_.cpu();
+  switch (call.collective) {
+    case Collective::all_gather: {
+      at::Tensor shard = whole.narrow(0, rank_ * shard_elements, shard_elements);
+      return {[=, &inner]() mutable { return inner._allgather_base(whole, shard); },
+              [=, this] {
+                return calls_.all_gather(::c10d::OpType::_ALLGATHER_BASE, shard, slots_of(whole, size_), {whole},
+                                         settings);
+              }};
+    }
+    case Collective::reduce_scatter: {
+      at::Tensor shard = at::empty({shard_elements}, whole.options());
+      return {[=, &inner]() mutable { return inner._reduce_scatter_base(shard, whole); },
+              [=, this] {
+                return calls_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, shard, slots_of(whole, size_),
+                                             {whole}, ::c10d::ReduceOp::SUM, settings);
+              }};
+    }
+    case Collective::all_reduce: {
+      std::vector<at::Tensor> tensors{whole};
+      return {
+          [=, &inner]() mutable { return inner.allreduce(tensors); },
+          [=, this] { return calls_.all_reduce(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings); }};
+    }
+  }
+  throw ArgumentError("collective: unknown value");
+}
+
+// Nothing else of this group is under way meanwhile, and all ranks start at once.
+std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call& call) {
+  calls_.drain_host();
+  inner_.cpu().barrier()->wait();
+  const auto begun = std::chrono::steady_clock::now();
+  start()->wait();
+  const auto taken = std::chrono::steady_clock::now() - begun;
+  calls_.stats().rehearsals.calls.add(call.num_bytes);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+}
+
+// Of all ranks, number by number.
+std::vector<std::int64_t> AutoPolicy::largest(std::vector<std::int64_t> numbers) {
+  std::vector<at::Tensor> tensors{at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong)};
+  auto* agreed = static_cast<std::int64_t*>(tensors[0].data_ptr());
+  std::copy(numbers.begin(), numbers.end(), agreed);
+  ::c10d::AllreduceOptions options;
+  options.reduceOp = ::c10d::ReduceOp::MAX;
+  inner_.cpu().allreduce(tensors, options)->wait();
+  return {agreed, agreed + numbers.size()};
+}
+
+void AutoPolicy::check_same_call(const CallClass& kind, const Call& call) {
+  const std::vector<std::int64_t> mine{static_cast<int>(kind.collective), static_cast<int>(kind.dtype), call.num_bytes};
+  std::vector<std::int64_t> both = mine;
+  for (const std::int64_t number : mine) both.push_back(-number);
+  const std::vector<std::int64_t> most = largest(both);
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (most[i] != -most[mine.size() + i]) {
+      throw Error("policy: expected the same call on all ranks, got an " + text_of(call) + " on rank " +
+                  std::to_string(rank_));
+    }
+  }
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,38 @@
+// Which of two ways to carry out calls of one kind is faster: the rule of policy="auto". Ranks that put in the same
+// numbers decide alike: it counts in integers.
+// Torch-free: it builds alone for its test.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace zcomm {
+
+inline constexpr int kLeastGainPercent = 3;  // of the compressed time; below it calls stay exact
+
+// A call each way, in nanoseconds: of the slowest rank.
+struct Round {
+  std::int64_t exact = 0;
+  std::int64_t compressed = 0;
+
+  bool gains() const;
+};
+
+// Rounds until they suffice. The first one is not counted: it connects ranks and touches fresh memory.
+class Contest {
+ public:
+  void add(Round round);
+
+  // 15 rounds were counted, or 3 that took 0.3 s, or any that took 2 s.
+  bool is_over() const;
+  // Of the counted rounds, each way for itself.
+  Round medians() const;
+  int num_counted() const { return static_cast<int>(counted_.size()); }
+
+ private:
+  bool is_warm_ = false;
+  std::vector<Round> counted_;
+  std::int64_t total_ = 0;
+};
+
+}  // namespace zcomm

@@ -30,7 +30,7 @@ void Contest::add(Round round) {
 
 bool Contest::is_over() const {
   if (counted_.empty()) return false;
-  return counted_.size() >= 15 || (counted_.size() >= 3 && 10 * total_ >= 3 * kSecond) || total_ >= 2 * kSecond;
+  return counted_.size() >= 50 || (counted_.size() >= 3 && 10 * total_ >= 3 * kSecond) || total_ >= 2 * kSecond;
 }
 
 Round Contest::medians() const { return {median(counted_, &Round::exact), median(counted_, &Round::compressed)}; }

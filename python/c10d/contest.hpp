@@ -23,7 +23,7 @@ class Contest {
  public:
   void add(Round round);
 
-  // 15 rounds were counted, or 3 that took 0.3 s, or any that took 2 s.
+  // 50 rounds were counted, or 3 that took 0.3 s, or any that took 2 s.
   bool is_over() const;
   // Of the counted rounds, each way for itself.
   Round medians() const;

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import zcomm.distributed.backend  # noqa: F401
 from support.worlds import set_environment
+from zcomm.distributed.single import all_gather_single
 
 SECONDS = 20.0  # of a scenario
 NUM = 1 << 18
@@ -31,7 +32,7 @@ NUM = 1 << 18
 def call(async_op: bool = False) -> dist.Work | None:
     rank = dist.get_rank()
     whole = torch.ones(dist.get_world_size() * NUM)
-    return dist.all_gather_single(whole, whole[rank * NUM :][:NUM], async_op=async_op)
+    return all_gather_single(whole, whole[rank * NUM :][:NUM], async_op=async_op)
 
 
 def destroyed() -> None:

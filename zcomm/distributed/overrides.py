@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -68,4 +70,20 @@ def _active() -> _Active | None:
 
 
 def _activate(active: _Active | None) -> None:
+    if _STASH_TAKES_NO_REFERENCE:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(active))
     torch._C._stash_obj_in_tls(_c10d.OVERRIDE_KEY, active)
+
+
+def _stash_takes_no_reference() -> bool:
+    """Whether this torch, as 2.11 does, later gives back a reference that it never took."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls("zcomm.probe", probe)
+    taken = sys.getrefcount(probe) - before
+    if not taken:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return not taken
+
+
+_STASH_TAKES_NO_REFERENCE = _stash_takes_no_reference()

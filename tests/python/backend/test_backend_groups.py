@@ -289,7 +289,7 @@ def test_backend_names(backend: str) -> None:
     run(body, backend=backend)
 
 
-@pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL refuses the name")
+@pytest.mark.skipif(not dist.is_nccl_available() or not torch.cuda.is_available(), reason="needs NCCL and a GPU")
 def test_beside_nccl() -> None:
     run(lambda: gather(mine()).sum(), backend="cpu:zcomm,cuda:nccl")
 

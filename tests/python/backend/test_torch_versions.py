@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import zcomm
 from zcomm import _core
-from zcomm.distributed import backend, binding
+from zcomm.distributed import backend, binding, overrides
 
 NUM = 32 * 1024  # elements of a shard: above min_bytes
 
@@ -88,6 +89,16 @@ def test_zcomm_calls_nothing_that_torch_deprecates() -> None:
     with warnings.catch_warnings():  # ranks are forked, with these filters
         warnings.filterwarnings("error", message="(?i).*deprecat")
         run(train_with_secondary_shards, nodes=[0, 1])
+
+
+def test_what_is_in_force_is_referenced_until_it_ends() -> None:
+    """torch 2.11 stashes an object without a reference to it."""
+    active = overrides._Active({})
+    before = sys.getrefcount(active)
+    overrides._activate(active)
+    assert sys.getrefcount(active) == before + 1
+    overrides._activate(None)
+    assert sys.getrefcount(active) == before
 
 
 @pytest.mark.skipif(

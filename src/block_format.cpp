@@ -101,14 +101,14 @@ std::string BlockFormat::to_string() const {
 HopFormats HopFormats::parse(std::string_view text) {
   if (text == kExactDirect) return {{}, {}, true};
   const std::size_t slash = text.find('/');
-  const BlockFormat inside = BlockFormat::parse(text.substr(0, slash));
-  if (slash == std::string_view::npos) return {inside, inside};
-  return {inside, BlockFormat::parse(text.substr(slash + 1))};
+  const BlockFormat intra_node = BlockFormat::parse(text.substr(0, slash));
+  if (slash == std::string_view::npos) return {intra_node, intra_node};
+  return {intra_node, BlockFormat::parse(text.substr(slash + 1))};
 }
 
 std::string HopFormats::to_string() const {
   if (direct) return std::string(kExactDirect);
-  return inside == between ? inside.to_string() : inside.to_string() + "/" + between.to_string();
+  return intra_node == inter_node ? intra_node.to_string() : intra_node.to_string() + "/" + inter_node.to_string();
 }
 
 }  // namespace zcomm

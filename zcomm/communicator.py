@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
+from zcomm._renamed import NODE_BYTES, renamed
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats
 
 ArrayT = TypeVar("ArrayT")
+
+renamed(NODE_BYTES)(_core.CallStats)
 
 _HINT = (
     " (a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld, whose "
@@ -38,10 +41,10 @@ class Communicator:
     """One rank of a group of ``size`` ranks, on one GPU. All of them make it at the same time, with the same
     ``unique_id``, nodes and ``chunk_bytes``, and then make the same calls in the same order.
 
-    Calls check their arguments, queue their work on ``stream`` and return: keep the arrays until the stream has passed
-    it. They return what they cost: ``inside_bytes`` and ``between_bytes`` sent to ranks of the same node and of other
-    nodes, ``wire_bytes`` in all. After a failed transfer the communicator is unusable: calls raise, and what was under
-    way ends with undefined values.
+    Calls check their arguments, queue their work on ``stream`` and return. Keep the arrays until the stream has done
+    this work. A call returns the bytes that this rank sends: ``intra_node_bytes``, ``inter_node_bytes``, and
+    ``wire_bytes``, their sum. After a failed transfer the communicator is unusable: later calls raise, and the results
+    of pending calls are undefined.
 
     Args:
         rank: this rank's number, from 0.

@@ -54,7 +54,8 @@ class CompressState:
     """What :func:`compress_hook` is registered with.
 
     Args:
-        formats: ``"INSIDE/BETWEEN"`` nodes, or one format for both. The mean is gathered in the INSIDE format.
+        formats: intra-node, then inter-node, ``"int8:128/int4:128"``, or one format for both. The mean is gathered in
+            the intra-node format.
         process_group: that of the model; default: the world. It must have been made with the backend "zcomm".
         error_feedback: what a bucket's reduction drops is added to its next one, from the second time on that a bucket
             has the same parameters in the same order: DDP makes other buckets after the first backward pass. So a run

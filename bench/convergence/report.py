@@ -32,8 +32,8 @@ class Row:
     weights: str
     gradients: str
     words: str  # what is in neither: "flat", "difference", "feedback"
-    bytes_inside: int  # per rank and step
-    bytes_between: int
+    intra_node_bytes: int  # per rank and step
+    inter_node_bytes: int
     losses: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # to the exact run of the same seed
     gathered_gaps: list[float] = field(default_factory=list)  # the same for the weights that the ranks see
@@ -91,7 +91,7 @@ def summarize(records: Sequence[Record]) -> list[Row]:
         reference = exact.get((record["configuration"]["case"], record["seed"]))
         if reference is None:
             continue
-        row = rows.setdefault(key(record), Row(*key(record), record["bytes_inside"], record["bytes_between"]))
+        row = rows.setdefault(key(record), Row(*key(record), record["intra_node_bytes"], record["inter_node_bytes"]))
         row.losses.append(record["validation_loss"])
         row.gaps.append(100 * (record["validation_loss"] / reference - 1))
         row.gathered_gaps.append(100 * (record["gathered_validation_loss"] / reference - 1))
@@ -109,7 +109,7 @@ def choose(rows: Sequence[Row]) -> None:
         passing = [row for row in rows if row.family == family and row.is_candidate and row.passes]
         passing = [row for row in passing if row.name not in failed]
         if passing:
-            min(passing, key=lambda row: (row.bytes_between, row.bytes_inside)).is_choice = True
+            min(passing, key=lambda row: (row.inter_node_bytes, row.intra_node_bytes)).is_choice = True
 
 
 def median_and_worst(runs: Sequence[SNR]) -> tuple[float, float] | None:
@@ -165,7 +165,13 @@ def cells(row: Row) -> list[str]:
     interval = "" if exact or row.interval is None else "{:+.2f} .. {:+.2f}".format(*row.interval)
     verdict = "" if exact or row.interval is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
     return [
-        *(row.weights, row.gradients, row.words, f"{row.bytes_between / 1e3:.0f}", f"{row.bytes_inside / 1e3:.0f}"),
+        *(
+            row.weights,
+            row.gradients,
+            row.words,
+            f"{row.inter_node_bytes / 1e3:.0f}",
+            f"{row.intra_node_bytes / 1e3:.0f}",
+        ),
         *(str(len(row.gaps)), f"{statistics.fmean(row.losses):.4f}", spread),
         "" if exact else f"{statistics.fmean(row.gaps):+.2f}",
         interval,

@@ -69,8 +69,8 @@ def bytes_per_step(weights: Segments, gradients: Segments) -> dict[str, int]:
     gathered = _core.GatherPlan(topology, 0, lengths, "float32", weights).bytes
     reduced = _core.ReducePlan(topology, 0, lengths, "float32", gradients).bytes
     return {
-        "bytes_inside": gathered.intra_node + reduced.intra_node,
-        "bytes_between": gathered.inter_node + reduced.inter_node,
+        "intra_node_bytes": gathered.intra_node + reduced.intra_node,
+        "inter_node_bytes": gathered.inter_node + reduced.inter_node,
     }
 
 

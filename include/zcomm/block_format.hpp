@@ -53,18 +53,18 @@ struct BlockFormat {
 
 // The formats of the two hops of a hierarchical collective.
 struct HopFormats {
-  BlockFormat inside;   // between ranks of one node
-  BlockFormat between;  // between nodes
+  BlockFormat intra_node;  // between ranks of one node
+  BlockFormat inter_node;  // between nodes
   // A reduce-scatter in one hop, whatever the topology: every contribution goes to its owner as it is. Both formats are
   // exact then.
   bool direct = false;
 
-  // "INSIDE/BETWEEN", one format for both hops, or "exact:direct". Throws ArgumentError on anything else.
+  // "INTRA_NODE/INTER_NODE", one format for both hops, or "exact:direct". Throws ArgumentError on anything else.
   static HopFormats parse(std::string_view text);
   std::string to_string() const;
 
-  const BlockFormat& on(Link link) const { return link == Link::intra_node ? inside : between; }
-  bool is_exact() const { return inside.kind == ElementKind::exact && between.kind == ElementKind::exact; }
+  const BlockFormat& on(Link link) const { return link == Link::intra_node ? intra_node : inter_node; }
+  bool is_exact() const { return intra_node.kind == ElementKind::exact && inter_node.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
 };
 

@@ -28,7 +28,7 @@ struct Piece {
 // Elements that whole blocks of all formats are a multiple of.
 inline std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
 inline std::int64_t granule_of(HopFormats formats) {
-  return std::lcm(granule_of(formats.inside), granule_of(formats.between));
+  return std::lcm(granule_of(formats.intra_node), granule_of(formats.inter_node));
 }
 
 // Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot

@@ -28,12 +28,12 @@ namespace zcomm {
 
 // What one call cost on this rank.
 struct CallStats {
-  std::size_t inside_bytes = 0;               // sent to ranks of the same node
-  std::size_t between_bytes = 0;              // sent to other nodes
+  std::size_t intra_node_bytes = 0;           // sent to ranks of the same node
+  std::size_t inter_node_bytes = 0;           // sent to other nodes
   std::chrono::nanoseconds codec_time{0};     // in codec calls; on a GPU, the time to launch them
   std::chrono::nanoseconds transfer_time{0};  // waiting for transfers; on a GPU, the time to launch them
 
-  std::size_t wire_bytes() const { return inside_bytes + between_bytes; }
+  std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
 
 // What a collective works with, borrowed for one call.

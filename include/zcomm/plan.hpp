@@ -137,8 +137,8 @@ class DifferencePlan {
   // Of every slot, cut off where it is shorter. Chunks are whole tiles, so that cutting does not change their bytes.
   const Piece<BlockFormat>& chunk(std::int64_t number) const { return chunks_[number].front(); }
   std::int64_t longest_chunk() const { return longest_chunk_; }  // in elements
-  const Hop& hop_between_nodes() const { return hop_between_nodes_; }
-  const Hop& hop_inside_node() const { return hop_inside_node_; }
+  const Hop& inter_node_hop() const { return inter_node_hop_; }
+  const Hop& intra_node_hop() const { return intra_node_hop_; }
   // Kept values lie slot after slot in rank order. Number of a held slot among them, -1 if this rank does not hold it.
   int place(int slot) const { return places_[static_cast<std::size_t>(slot)]; }
   std::size_t kept_offset(int slot) const { return static_cast<std::size_t>(place(slot)) * slot_bytes_; }
@@ -152,8 +152,8 @@ class DifferencePlan {
   std::string description_;
   Chunks<BlockFormat> chunks_;
   std::int64_t longest_chunk_ = 0;
-  Hop hop_between_nodes_;
-  Hop hop_inside_node_;
+  Hop inter_node_hop_;
+  Hop intra_node_hop_;
   std::size_t slot_bytes_;   // of the longest slot, aligned
   std::vector<int> places_;  // of each rank's slot
   int num_held_ = 0;

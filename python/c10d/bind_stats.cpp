@@ -25,14 +25,15 @@ py::dict stats_of(Stats& stats) {
     }
     all[py::str(std::string(to_string(collective)))] = py::dict(
         py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
-        py::arg("inside_bytes") = cost.inside_bytes.load(), py::arg("between_bytes") = cost.between_bytes.load(),
+        py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
+        py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
         py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
         py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
   }
   const auto apart_dict = [](const Stats::Apart& apart) {
     return py::dict(py::arg("calls") = apart.calls.calls.load(), py::arg("bytes") = apart.calls.bytes.load(),
-                    py::arg("inside_bytes") = apart.cost.inside_bytes.load(),
-                    py::arg("between_bytes") = apart.cost.between_bytes.load());
+                    py::arg("intra_node_bytes") = apart.cost.intra_node_bytes.load(),
+                    py::arg("inter_node_bytes") = apart.cost.inter_node_bytes.load());
   };
   all["direct_reduce_scatter"] = apart_dict(stats.direct_reduce_scatter);
   all["rehearsals"] = apart_dict(stats.rehearsals);
@@ -79,8 +80,8 @@ void bind_stats(py::module_& module) {
       .def(py::init<std::string, std::vector<std::string>>(), py::arg("name"), py::arg("parts"))
       .def_readonly("name", &Site::name)
       .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
-      .def_property_readonly("inside_bytes", [](const Site& site) { return site.cost.inside_bytes.load(); })
-      .def_property_readonly("between_bytes", [](const Site& site) { return site.cost.between_bytes.load(); });
+      .def_property_readonly("intra_node_bytes", [](const Site& site) { return site.cost.intra_node_bytes.load(); })
+      .def_property_readonly("inter_node_bytes", [](const Site& site) { return site.cost.inter_node_bytes.load(); });
 
   // What samples on a GPU go through: it runs on CPU tensors as well.
   module.def_submodule("_testing").def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {

@@ -62,7 +62,7 @@ bool is_exact(const Policy& policy, const Call& call) {
            (format.kind == ElementKind::bf16 && call.dtype && *call.dtype != DType::float32);
   };
   const auto both_keep_all = [&](const HopFormats& formats) {
-    return keeps_all(formats.inside) && keeps_all(formats.between);
+    return keeps_all(formats.intra_node) && keeps_all(formats.inter_node);
   };
   switch (call.collective) {
     case Collective::all_gather:

@@ -23,13 +23,13 @@ struct Stats {
     }
   };
   struct Compressed {
-    Counter inside_bytes{0};   // sent by this rank to ranks of its node
-    Counter between_bytes{0};  // sent by this rank to other nodes
+    Counter intra_node_bytes{0};  // sent by this rank to ranks of its node
+    Counter inter_node_bytes{0};  // sent by this rank to other nodes
     Counter codec_ns{0};
     Counter transfer_ns{0};
     void add(const CallStats& stats) {
-      inside_bytes += stats.inside_bytes;
-      between_bytes += stats.between_bytes;
+      intra_node_bytes += stats.intra_node_bytes;
+      inter_node_bytes += stats.inter_node_bytes;
       codec_ns += static_cast<std::uint64_t>(stats.codec_time.count());
       transfer_ns += static_cast<std::uint64_t>(stats.transfer_time.count());
     }

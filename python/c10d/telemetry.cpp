@@ -39,13 +39,13 @@ struct Encoded {
 // What this rank encodes, for which links.
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
                                 std::span<const ConstTensorView> slots, HopFormats formats) {
-  if (collective == Collective::all_gather) return {{"all", formats.inside, {slots[0]}}};
+  if (collective == Collective::all_gather) return {{"all", formats.intra_node, {slots[0]}}};
   const Topology& topology = communicator.topology();
   const int rank = communicator.rank();
-  std::vector<int> inside, between;
+  std::vector<int> intra_node, inter_node;
   for (const Hop& hop : topology.reduce_hops(rank)) {
     for (const Move& move : hop.sends) {
-      (topology.link(rank, move.peer) == Link::intra_node ? inside : between).push_back(move.slot);
+      (topology.link(rank, move.peer) == Link::intra_node ? intra_node : inter_node).push_back(move.slot);
     }
   }
   const auto views = [&](std::vector<int>& of) {
@@ -55,7 +55,7 @@ std::vector<Encoded> encoded_by(const Communicator& communicator, Collective col
     for (const int slot : of) found.push_back(slots.size() == 1 ? slots[0] : slots[static_cast<std::size_t>(slot)]);
     return found;
   };
-  return {{"inside", formats.inside, views(inside)}, {"between", formats.between, views(between)}};
+  return {{"intra_node", formats.intra_node, views(intra_node)}, {"inter_node", formats.inter_node, views(inter_node)}};
 }
 
 // The `number`-th sample of `slots`: in turn the first piece of each, the second of each, ...

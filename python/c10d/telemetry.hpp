@@ -32,7 +32,7 @@ struct SampledCall {
 struct Loss {
   Collective collective;
   std::string site;
-  std::string hop;     // "inside" a node, "between" nodes; "all" of an all-gather, which has one format
+  std::string hop;     // "intra_node" or "inter_node"; "all" of an all-gather, which has one format
   std::string format;  // as BlockFormat
   std::uint64_t calls = 0;
   std::uint64_t samples = 0;

@@ -64,12 +64,12 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 
 void bind_call_stats(py::module_& module) {
   py::class_<CallStats>(module, "CallStats", "Bytes that one call sent from this rank.")
-      .def_readonly("inside_bytes", &CallStats::inside_bytes, "To ranks of the same node.")
-      .def_readonly("between_bytes", &CallStats::between_bytes, "To other nodes.")
+      .def_readonly("intra_node_bytes", &CallStats::intra_node_bytes, "To ranks of the same node.")
+      .def_readonly("inter_node_bytes", &CallStats::inter_node_bytes, "To other nodes.")
       .def_property_readonly("wire_bytes", &CallStats::wire_bytes)
       .def("__repr__", [](const CallStats& self) {
-        return "CallStats(inside_bytes=" + std::to_string(self.inside_bytes) +
-               ", between_bytes=" + std::to_string(self.between_bytes) + ")";
+        return "CallStats(intra_node_bytes=" + std::to_string(self.intra_node_bytes) +
+               ", inter_node_bytes=" + std::to_string(self.inter_node_bytes) + ")";
       });
 }
 

@@ -25,8 +25,8 @@ void bind_format(py::module_& module) {
       .def_readonly("block_size", &BlockFormat::block_size,
                     "Elements that share a scale; 0 where there are no scales.");
   bind_text<HopFormats>(module, "HopFormats")
-      .def_readonly("inside", &HopFormats::inside)
-      .def_readonly("between", &HopFormats::between);
+      .def_readonly("intra_node", &HopFormats::intra_node)
+      .def_readonly("inter_node", &HopFormats::inter_node);
 
   py::class_<WireLayout>(module, "WireLayout", "Where the parts of a wire lie, in bytes.")
       .def(py::init([](const std::string& format, const std::string& dtype, std::int64_t num_elements) {

@@ -23,7 +23,7 @@ class AllGather {
     const bool is_flat = !plan_.topology().is_hierarchical();
     run_pipeline<AllGather>(r_, plan_.num_chunks(), *this,
                             {.first_hop = &AllGather::encode_and_send,
-                             .second_hop = is_flat ? nullptr : &AllGather::forward_inside_node,
+                             .second_hop = is_flat ? nullptr : &AllGather::forward_intra_node,
                              .finish = &AllGather::decode});
   }
 
@@ -64,7 +64,7 @@ class AllGather {
     r_.codec.decode_sum_encode(differences_, r_.stream);
   }
 
-  void forward_inside_node(std::int64_t chunk) {
+  void forward_intra_node(std::int64_t chunk) {
     finish_transfer(r_, first_hop_[chunk]);
     wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);

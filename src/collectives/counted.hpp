@@ -24,7 +24,7 @@ class Timed {
 
 inline void count_sent(const Resources& r, int peer, std::size_t num_bytes) {
   const bool is_intra_node = r.topology.link(r.transport.rank(), peer) == Link::intra_node;
-  std::size_t& total = is_intra_node ? r.stats.inside_bytes : r.stats.between_bytes;
+  std::size_t& total = is_intra_node ? r.stats.intra_node_bytes : r.stats.inter_node_bytes;
   total += num_bytes;
 }
 

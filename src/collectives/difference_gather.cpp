@@ -35,11 +35,11 @@ class NodeGather {
   void start(std::int64_t chunk) {
     sends_.clear();
     recvs_.clear();
-    for (const Move& move : plan_.hop_inside_node().sends) {
+    for (const Move& move : plan_.intra_node_hop().sends) {
       const TensorView values = kept(move.slot, chunk);
       sends_.push_back({move.peer, values.data, values.num_bytes()});
     }
-    for (const Move& move : plan_.hop_inside_node().recvs) {
+    for (const Move& move : plan_.intra_node_hop().recvs) {
       const TensorView values = slot_values(move.slot, chunk);
       recvs_.push_back({move.peer, values.data, values.num_bytes()});
     }
@@ -88,7 +88,7 @@ class DifferenceGather {
         kept_(kept),
         base_(kept.generation),
         most_bytes_(base_ == 0 ? 0 : max_difference_bytes(plan.longest_chunk())),
-        inside_(r, plan, kept, slots),
+        node_gather_(r, plan, kept, slots),
         sent_(r, 1, most_bytes_, kDepth),
         received_(r, static_cast<int>(owners().size()), most_bytes_, kDepth) {
     for (int i = 0; i < kDepth; ++i) {
@@ -117,20 +117,20 @@ class DifferenceGather {
     std::vector<DifferenceHeader> received_headers;  // read
   };
 
-  const std::vector<Move>& holders() const { return plan_.hop_between_nodes().sends; }
-  const std::vector<Move>& owners() const { return plan_.hop_between_nodes().recvs; }
-  std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[inside_.hash_number(slot, chunk)]; }
+  const std::vector<Move>& holders() const { return plan_.inter_node_hop().sends; }
+  const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
+  std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[node_gather_.hash_number(slot, chunk)]; }
 
   // Where the body of the i-th owner arrives: a whole one where it is kept.
   std::byte* room(std::size_t i, std::int64_t chunk) const {
-    return base_ == 0 ? inside_.kept(owners()[i].slot, chunk).data : received_.data(static_cast<int>(i), chunk);
+    return base_ == 0 ? node_gather_.kept(owners()[i].slot, chunk).data : received_.data(static_cast<int>(i), chunk);
   }
   void run_stages();
   void encode_and_announce(std::int64_t chunk);
   void encode(std::int64_t chunk, Messages& messages);
   void exchange(std::int64_t chunk);
   void decode_and_hand_on(std::int64_t chunk);
-  void finish(std::int64_t chunk) { inside_.finish(chunk); }
+  void finish(std::int64_t chunk) { node_gather_.finish(chunk); }
   DifferenceHeader checked(const Header& wire, int slot, std::int64_t chunk);
   // Brings what is kept up to date, and checks that it is what its owner has.
   void update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body);
@@ -142,7 +142,7 @@ class DifferenceGather {
   KeptShards& kept_;
   const std::uint64_t base_;  // the generation that differences refer to; 0: whole values are sent
   const std::size_t most_bytes_;
-  NodeGather inside_;
+  NodeGather node_gather_;
   const MessageBuffers sent_;
   const MessageBuffers received_;
   Ring<Messages, kDepth> messages_;
@@ -182,7 +182,7 @@ void DifferenceGather::encode_and_announce(std::int64_t chunk) {
 
 void DifferenceGather::encode(std::int64_t chunk, Messages& messages) {
   const ConstTensorView values = shard_.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
-  const TensorView base = inside_.kept(plan_.rank(), chunk);
+  const TensorView base = node_gather_.kept(plan_.rank(), chunk);
   std::uint64_t& own_hash = hash(plan_.rank(), chunk);
   DifferenceHeader header;
   const Timed timed(r_.stats.codec_time);
@@ -235,7 +235,7 @@ DifferenceHeader DifferenceGather::checked(const Header& wire, int slot, std::in
     fail(slot, "generation " + std::to_string(base_) + " of this rank and of rank " + std::to_string(slot) +
                    " are not the same");
   }
-  const TensorView values = inside_.kept(slot, chunk);
+  const TensorView values = node_gather_.kept(slot, chunk);
   const std::size_t most = base_ > 0 ? max_difference_bytes(values.num_elements) : values.num_bytes();
   if (header.body_bytes > most || (base_ == 0 && header.body_bytes != most)) {
     fail(slot, "rank " + std::to_string(slot) + " announced " + std::to_string(header.body_bytes) +
@@ -252,11 +252,11 @@ void DifferenceGather::decode_and_hand_on(std::int64_t chunk) {
       update(owners()[i].slot, chunk, messages_[chunk].received_headers[i], room(i, chunk));
     }
   }
-  inside_.start(chunk);
+  node_gather_.start(chunk);
 }
 
 void DifferenceGather::update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body) {
-  const TensorView values = inside_.kept(slot, chunk);
+  const TensorView values = node_gather_.kept(slot, chunk);
   const auto fail_on = [&](const std::string& why) {
     fail(slot, "what this rank has made of generation " + std::to_string(base_) + " is not generation " +
                    std::to_string(base_ + 1) + " of rank " + std::to_string(slot) + ": " + why);
@@ -276,7 +276,7 @@ class NodeGatherAgain {
  public:
   NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
                   std::span<const TensorView> slots)
-      : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), inside_(r, plan, kept, slots) {}
+      : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), node_gather_(r, plan, kept, slots) {}
 
   void run() {
     run_pipeline<NodeGatherAgain>(
@@ -289,20 +289,20 @@ class NodeGatherAgain {
     for (int slot = 0; slot < r_.topology.size(); ++slot) {
       if (plan_.place(slot) < 0) continue;
       const Timed timed(r_.stats.codec_time);
-      if (codec_.hash(inside_.kept(slot, chunk)) != kept_.hashes[inside_.hash_number(slot, chunk)]) {
+      if (codec_.hash(node_gather_.kept(slot, chunk)) != kept_.hashes[node_gather_.hash_number(slot, chunk)]) {
         fail(slot, "generation " + std::to_string(kept_.generation) + " was written to on rank " +
                        std::to_string(plan_.rank()) + " since it was gathered");
       }
     }
-    inside_.start(chunk);
+    node_gather_.start(chunk);
   }
-  void finish(std::int64_t chunk) { inside_.finish(chunk); }
+  void finish(std::int64_t chunk) { node_gather_.finish(chunk); }
 
   const Resources& r_;
   const DifferencePlan& plan_;
   const DifferenceCodec& codec_;
   const KeptShards& kept_;
-  NodeGather inside_;
+  NodeGather node_gather_;
 };
 
 }  // namespace

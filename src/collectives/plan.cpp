@@ -200,8 +200,8 @@ DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_by
       slots_(checked<BlockFormat>(slots, topology_, rank, chunk_bytes, whole_slot(slots))),
       description_(slots_.to_string() + " by differences"),
       chunks_(chunk_bytes, topology_.size(), whole_slot(slots_), slots_.dtype, kDifferenceTile),
-      hop_between_nodes_(topology_.holder_hop(rank)),
-      hop_inside_node_(topology_.secondary_hop(rank)),
+      inter_node_hop_(topology_.holder_hop(rank)),
+      intra_node_hop_(topology_.secondary_hop(rank)),
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
       places_(places_of(topology_, rank)),
       num_held_(zcomm::num_held(topology_, rank)) {
@@ -320,7 +320,7 @@ AllReducePlan::AllReducePlan(Topology topology, int rank, std::size_t chunk_byte
       reduce_(topology, rank, chunk_bytes, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}},
               feedback),
       gather_(topology, rank, chunk_bytes, slots,
-              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.inside}}) {
+              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.intra_node}}) {
   for (const std::int64_t length : slots.lengths) num_elements_ += length;
   description_ = SlotShape{{num_elements_}, slots.dtype}.to_string() + " " + formats.to_string();
 }

@@ -31,8 +31,8 @@ class HierarchicalReduceScatter {
 
   void run() {
     run_pipeline<HierarchicalReduceScatter>(r_, plan_.num_chunks(), *this,
-                                            {.first_hop = &HierarchicalReduceScatter::encode_and_send_inside,
-                                             .second_hop = &HierarchicalReduceScatter::sum_and_send_between,
+                                            {.first_hop = &HierarchicalReduceScatter::encode_and_send_intra_node,
+                                             .second_hop = &HierarchicalReduceScatter::sum_and_send_inter_node,
                                              .meanwhile = &HierarchicalReduceScatter::sum_own_slot,
                                              .finish = &HierarchicalReduceScatter::sum_nodes});
   }
@@ -44,7 +44,7 @@ class HierarchicalReduceScatter {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
   }
 
-  void encode_and_send_inside(std::int64_t chunk) {
+  void encode_and_send_intra_node(std::int64_t chunk) {
     encodes_.clear();
     sends_.clear();
     recvs_.clear();
@@ -81,7 +81,7 @@ class HierarchicalReduceScatter {
     }
   }
 
-  void sum_and_send_between(std::int64_t chunk) {
+  void sum_and_send_inter_node(std::int64_t chunk) {
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
     {

@@ -13,13 +13,13 @@ class SecondaryGather {
   void run() {
     run_pipeline<SecondaryGather>(
         r_, plan_.num_chunks(), *this,
-        {.first_hop = &SecondaryGather::exchange_inside_node, .finish = &SecondaryGather::decode});
+        {.first_hop = &SecondaryGather::exchange_intra_node, .finish = &SecondaryGather::decode});
   }
 
  private:
   static constexpr int kDepth = 2;  // chunks that are under way
 
-  void exchange_inside_node(std::int64_t chunk) {
+  void exchange_intra_node(std::int64_t chunk) {
     wires_.list(plan_.secondary_hop(), chunk, sends_, recvs_);
     transfers_[chunk] = start_transfer(r_, sends_, recvs_);
   }

@@ -81,8 +81,8 @@ TEST_CASE("fields that were set one by one are valid if they print as a format")
 
 TEST_CASE("hop formats print and parse") {
   const HopFormats formats = HopFormats::parse("int8:128/int4:64");
-  CHECK(formats.inside == BlockFormat{ElementKind::int8, 128});
-  CHECK(formats.between == BlockFormat{ElementKind::int4, 64});
+  CHECK(formats.intra_node == BlockFormat{ElementKind::int8, 128});
+  CHECK(formats.inter_node == BlockFormat{ElementKind::int4, 64});
   CHECK(formats.to_string() == "int8:128/int4:64");
   CHECK(HopFormats::parse("bf16") == HopFormats::parse("bf16/bf16"));
   CHECK(HopFormats::parse("bf16/bf16").to_string() == "bf16");

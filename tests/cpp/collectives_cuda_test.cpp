@@ -66,7 +66,7 @@ struct Tensors {
 void gather(Communicator& communicator, const Setup& setup, std::byte* tensor, StreamView stream) {
   const TensorView whole{tensor, setup.shard_elements * setup.size(), setup.dtype};
   const auto slots = split(whole, setup.size(), setup.shard_elements);
-  communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, setup.formats.inside, 60s,
+  communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, setup.formats.intra_node, 60s,
                           stream);
 }
 

@@ -44,7 +44,7 @@ void check_reduced(const std::vector<int>& ids, const std::vector<Values>& input
       const bool own =
           topology.is_hierarchical() ? topology.local_rank(source) == topology.local_rank(rank) : source == rank;
       const BlockFormat format =
-          topology.is_hierarchical() || topology.same_node(source, rank) ? formats.inside : formats.between;
+          topology.is_hierarchical() || topology.same_node(source, rank) ? formats.intra_node : formats.inter_node;
       for (std::size_t i = 0; i < n; ++i) {
         partial[i] += values[i];
         magnitude[i] += std::abs(values[i]);
@@ -55,7 +55,7 @@ void check_reduced(const std::vector<int>& ids, const std::vector<Values>& input
     const bool second_hop = topology.is_hierarchical() && node != topology.node(rank);
     for (std::size_t i = 0; i < n; ++i) {
       sum[i] += partial[i];
-      bound[i] += partial_error[i] + (second_hop ? half_scale(partial, i, formats.between, worst_error) : 0);
+      bound[i] += partial_error[i] + (second_hop ? half_scale(partial, i, formats.inter_node, worst_error) : 0);
     }
   }
   for (std::size_t i = 0; i < n; ++i) {
@@ -283,12 +283,12 @@ TEST_CASE("each byte enters a node once, and the hops send what their formats sa
   };
   std::vector<Values> shards(8, Values(static_cast<std::size_t>(n)));
   for (const CallStats& stats : run_all_gather(ids, shards, BlockFormat::parse("int8:256")).stats) {
-    CHECK(stats.between_bytes == 3 * wire("int8:256", n));
-    CHECK(stats.inside_bytes == 4 * wire("int8:256", n));
+    CHECK(stats.inter_node_bytes == 3 * wire("int8:256", n));
+    CHECK(stats.intra_node_bytes == 4 * wire("int8:256", n));
   }
   for (const CallStats& stats : run_reduce_scatter(ids, inputs, HopFormats::parse("int8:128/int4:128")).stats) {
-    CHECK(stats.inside_bytes == 4 * wire("int8:128", n));
-    CHECK(stats.between_bytes == 3 * wire("int4:128", n));
+    CHECK(stats.intra_node_bytes == 4 * wire("int8:128", n));
+    CHECK(stats.inter_node_bytes == 3 * wire("int4:128", n));
   }
 }
 

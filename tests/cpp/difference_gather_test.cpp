@@ -174,7 +174,7 @@ TEST_CASE("gathers by differences: every value on every rank, again and again, f
               rank.gather(step);
               rank.check(step);
               if (rank.kept.generation != static_cast<std::uint64_t>(step + 1)) throw Error("another generation");
-              if (rank.gather_again().between_bytes != 0) throw Error("bytes between nodes");
+              if (rank.gather_again().inter_node_bytes != 0) throw Error("bytes between nodes");
               rank.check(step);
             }
           });
@@ -192,7 +192,8 @@ TEST_CASE("gathers by differences: bytes between nodes are whole values once, th
       const auto receivers = static_cast<std::size_t>(topology.num_nodes() - 1);
       const std::size_t headers = kDifferenceHeaderBytes * static_cast<std::size_t>(rank.plan->num_chunks());
       const auto expect = [&](const CallStats& stats, std::size_t least, std::size_t most) {
-        if (stats.between_bytes != receivers * rank.kept.sent_bytes) throw Error("bytes are not those that were sent");
+        if (stats.inter_node_bytes != receivers * rank.kept.sent_bytes)
+          throw Error("bytes are not those that were sent");
         if (rank.kept.sent_bytes < least || rank.kept.sent_bytes > most) {
           throw Error("sent " + std::to_string(rank.kept.sent_bytes) + " bytes");
         }

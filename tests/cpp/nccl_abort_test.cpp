@@ -49,7 +49,7 @@ struct Rank {
   void call(std::chrono::milliseconds timeout) {
     const auto slots = split(TensorView{tensor.bytes(), elements * size, DType::float32}, size, elements);
     const HopFormats formats = HopFormats::parse("int8:128/int4:128");
-    communicator->all_gather(slots[static_cast<std::size_t>(communicator->rank())], slots, formats.inside, timeout,
+    communicator->all_gather(slots[static_cast<std::size_t>(communicator->rank())], slots, formats.intra_node, timeout,
                              stream.view());
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
     communicator->reduce_scatter(inputs, {part.bytes(), elements, DType::float32}, formats, 1, timeout, stream.view());

@@ -39,7 +39,7 @@ void call(Communicator& communicator, Action action, TensorView tensor, TensorVi
   }
   const auto slots = split(tensor, communicator.size(), part.num_elements);
   if (action == Action::gather) {
-    communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.inside, timeout,
+    communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.intra_node, timeout,
                             stream);
   } else {
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());

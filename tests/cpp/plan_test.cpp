@@ -64,10 +64,10 @@ struct World {
 };
 
 void expect(const char* what, const CallStats& stats, LinkBytes planned) {
-  if (stats.inside_bytes == planned.intra_node && stats.between_bytes == planned.inter_node) return;
-  throw Error(std::string(what) + ": sent " + std::to_string(stats.inside_bytes) + " and " +
-              std::to_string(stats.between_bytes) + " bytes, planned " + std::to_string(planned.intra_node) + " and " +
-              std::to_string(planned.inter_node));
+  if (stats.intra_node_bytes == planned.intra_node && stats.inter_node_bytes == planned.inter_node) return;
+  throw Error(std::string(what) + ": sent " + std::to_string(stats.intra_node_bytes) + " and " +
+              std::to_string(stats.inter_node_bytes) + " bytes, planned " + std::to_string(planned.intra_node) +
+              " and " + std::to_string(planned.inter_node));
 }
 
 void expect(const char* what, CodecPasses passes, CodecPasses planned) {

@@ -65,7 +65,7 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
             Values fresh(whole.size(), -1.0f);
             const CallStats stats = communicator.gather_secondary(data, slots_of(fresh, size), segments, 20s);
             if (!same_bits(fresh, plain)) throw Error("another result from secondary shards");
-            if (stats.between_bytes != 0) throw Error("bytes between nodes");
+            if (stats.inter_node_bytes != 0) throw Error("bytes between nodes");
           }
           if (secondary.back().bytes[0] != std::byte{0x5a}) throw Error("written past the end");
         });

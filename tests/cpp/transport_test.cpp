@@ -110,4 +110,25 @@ TEST_CASE("two sides that disagree on a size fail instead of copying") {
                        doctest::Contains("moves 4 bytes where rank 0 moves 8"), TransportError);
 }
 
+TEST_CASE("a transfer that is given up moves no byte afterwards, and its peer fails") {
+  for (const bool sender_gives_up : {true, false}) {
+    auto transports = test::make_transports(2);
+    std::array<std::byte, 4> from{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
+    std::array<std::byte, 4> to{};
+    const Send send{1, from.data(), from.size()};
+    const Recv recv{0, to.data(), to.size()};
+    test::run_ranks(2, [&](int rank) {
+      transports[static_cast<std::size_t>(rank)]->begin("given up", std::vector<int>{1 - rank}, 10s);
+    });
+    if (sender_gives_up) {
+      transports[0]->start({&send, 1}, {}, {});
+      CHECK_THROWS_AS(transports[1]->start({}, {&recv, 1}, {})->wait({}), TransportError);
+    } else {
+      transports[1]->start({}, {&recv, 1}, {});
+      CHECK_THROWS_AS(transports[0]->start({&send, 1}, {}, {})->wait({}), TransportError);
+    }
+    CHECK(to == std::array<std::byte, 4>{});
+  }
+}
+
 }  // namespace zcomm

@@ -60,7 +60,7 @@ def test_torch_tensors(size: int, node_size: int) -> None:
                 wants = expected(size, node_size, dtype)
                 for got, want in zip((gathered, scattered, whole), wants, strict=True):
                     assert_same_bits(got.cpu(), want, dtype)
-                assert stats.wire_bytes == stats.inside_bytes + stats.between_bytes > 0
+                assert stats.wire_bytes == stats.intra_node_bytes + stats.inter_node_bytes > 0
 
     run(body, size, backend="gloo")
 

@@ -46,14 +46,14 @@ def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node
     What rank 0 encodes and decodes along the topology's routes, not how it is cut into chunks.
     """
     hops = _core.HopFormats(formats)
-    inside = str(hops.inside)
+    inside = str(hops.intra_node)
     topology = _core.Topology([rank // ranks_per_node for rank in range(num_ranks)])
     slots = problem.whole.view(-1)[: problem.whole.numel() // num_ranks * num_ranks].view(num_ranks, -1)
     out = torch.empty_like(slots[0])
     steps: list[Pass] = []
 
     def format_to(peer: int) -> str:
-        return inside if topology.same_node(0, peer) else str(hops.between)
+        return inside if topology.same_node(0, peer) else str(hops.inter_node)
 
     def encode(slot: int, format: str) -> None:
         steps.append(partial(codec.encode, slots[slot], format, out=_wire(slots[slot], format)))

@@ -48,7 +48,7 @@ def cluster_of(calibration: Mapping[str, Any], nodes: Sequence[int]) -> hardware
 def predict(
     calibration: Mapping[str, Any], nodes: Sequence[int], collective: str, dtype: str, num_bytes: int, formats: str
 ) -> tuple[float, float]:
-    """Seconds of an exact call and of one in ``formats``, "INSIDE/BETWEEN" or one for both; ``num_bytes`` of the
+    """Seconds of an exact call and of one in ``formats``, "INTRA_NODE/INTER_NODE" or one for both; ``num_bytes`` of the
     gathered, scattered or reduced tensor. Raises as :func:`cluster_of`."""
     cluster = cluster_of(calibration, nodes)
     num_elements = num_bytes // DTYPE_BYTES[dtype]

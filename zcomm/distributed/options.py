@@ -30,7 +30,7 @@ class Options(_c10d.Options):
             gain at least 3 % by it. The first call of a collective, dtype and size (rounded down to a power of two)
             decides for all later ones. On CPUs it times both ways on scratch, on GPUs it needs a ``calibration``.
         all_gather: a format, default ``"int8:256"``.
-        reduce_scatter: ``"INSIDE/BETWEEN"`` nodes, or one format for both; default ``"int8:128/int4:128"``.
+        reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
             ``"exact:direct"``: exact values go straight to their owner, who adds them in float32 in rank order. That
             is half the bytes of gloo's, and other bits. Of CPU tensors of float32, bfloat16 and float16, summed or
             averaged, single or in lists, of any size; other calls are gloo's, as with ``"exact"``.

@@ -38,7 +38,7 @@ WEIGHT_SENDERS: weakref.WeakSet[WeightSender] = weakref.WeakSet()
 class SiteReport:
     """One call site in one format on this rank, as far as it was sampled.
 
-    ``hop`` is "inside" a node or "between" nodes, and "all" for an all-gather, which has one format. Errors are those
+    ``hop`` is "intra_node" or "inter_node", and "all" for an all-gather, which has one format. Errors are those
     of one quantization, decode(encode(x)) - x; blocks with a NaN or an infinity are left out of all but their share.
 
     * ``snr_db``: 10 log10(sum of x^2 / sum of squared errors); None if nothing was lost, or nothing finite was sampled.

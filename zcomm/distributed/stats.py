@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from zcomm._renamed import NODE_BYTES, renamed
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
@@ -18,34 +19,36 @@ class Calls:
     bytes: int = 0
 
 
+@renamed(NODE_BYTES)
 @dataclass
 class CollectiveStats:
     """One collective on this rank: what was compressed, what that cost, and what was not and why.
 
-    ``inside_bytes`` and ``between_bytes`` were sent by this rank to ranks of its node and to other nodes.
+    ``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank to ranks of its node and to other nodes.
     ``transfer_seconds`` is the time spent waiting for transfers, ``codec_seconds`` that of encoding and decoding.
     ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/design.md.
     """
 
     calls: int = 0
     bytes: int = 0
-    inside_bytes: int = 0
-    between_bytes: int = 0
+    intra_node_bytes: int = 0
+    inter_node_bytes: int = 0
     codec_seconds: float = 0.0
     transfer_seconds: float = 0.0
     exact: dict[str, Calls] = field(default_factory=dict)
 
     @property
     def wire_bytes(self) -> int:
-        return self.inside_bytes + self.between_bytes
+        return self.intra_node_bytes + self.inter_node_bytes
 
 
+@renamed(NODE_BYTES)
 @dataclass
 class SentCalls(Calls):
-    """``inside_bytes`` and ``between_bytes`` were sent by this rank for them, as far as zcomm sent them."""
+    """``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank for them, as far as zcomm sent them."""
 
-    inside_bytes: int = 0
-    between_bytes: int = 0
+    intra_node_bytes: int = 0
+    inter_node_bytes: int = 0
 
 
 @dataclass
@@ -100,8 +103,8 @@ class Stats:
             one: CollectiveStats = getattr(self, name)
             if one.calls:
                 parts.append(
-                    f"{name} {one.calls} calls, {_size(one.bytes)}: sent {_size(one.inside_bytes)} inside and "
-                    f"{_size(one.between_bytes)} between nodes, codec {one.codec_seconds:.2f} s"
+                    f"{name} {one.calls} calls, {_size(one.bytes)}: sent {_size(one.intra_node_bytes)} intra-node and "
+                    f"{_size(one.inter_node_bytes)} inter-node, codec {one.codec_seconds:.2f} s"
                 )
             if one.exact:
                 reasons = ", ".join(f"{c.calls} {reason} ({_size(c.bytes)})" for reason, c in one.exact.items())
@@ -109,8 +112,8 @@ class Stats:
         direct = self.direct_reduce_scatter
         if direct.calls:
             parts.append(
-                f"direct reduce_scatter {direct.calls} calls, {_size(direct.bytes)}: sent {_size(direct.inside_bytes)} "
-                f"inside and {_size(direct.between_bytes)} between nodes"
+                f"direct reduce_scatter {direct.calls} calls, {_size(direct.bytes)}: sent "
+                f"{_size(direct.intra_node_bytes)} intra-node and {_size(direct.inter_node_bytes)} inter-node"
             )
         parts += [f"auto: {decision}" for decision in self.decisions]
         if self.others.calls:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from zcomm._renamed import NODE_BYTES, renamed
 from zcomm.distributed.binding import _c10d
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
@@ -34,6 +35,7 @@ def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
     return lambda name, parameter: parameter.numel() < num_elements
 
 
+@renamed({f"{call}_{old}": f"{call}_{new}" for call in ("gathered", "reduced") for old, new in NODE_BYTES.items()})
 @dataclass
 class ModuleTraffic:
     """What one module of FSDP travels in, and what this rank has sent for it."""
@@ -44,11 +46,11 @@ class ModuleTraffic:
     elements: int  #: of all its parameters
     exempt_elements: int  #: of them, those that travel as they are
     gathers: int = 0
-    gathered_inside_bytes: int = 0  #: sent to ranks of the same node
-    gathered_between_bytes: int = 0  #: sent to other nodes
+    gathered_intra_node_bytes: int = 0  #: sent to ranks of the same node
+    gathered_inter_node_bytes: int = 0  #: sent to other nodes
     reduces: int = 0
-    reduced_inside_bytes: int = 0
-    reduced_between_bytes: int = 0
+    reduced_intra_node_bytes: int = 0
+    reduced_inter_node_bytes: int = 0
     resident_bytes: int = 0  #: kept for ``difference``
 
 
@@ -72,7 +74,8 @@ def compress(
 
     Args:
         all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group.
-        reduce_scatter: formats of the gradients, ``"INSIDE/BETWEEN"`` nodes; default: those of the process group.
+        reduce_scatter: formats of the gradients, intra-node, then inter-node, such as ``"int8:128/int4:128"``;
+            default: those of the process group.
         difference: the weights travel as the change since the last gather, in the format of ``all_gather``, and each
             rank keeps the gathered weights whole: for modules that do not reshard after the forward pass. The first
             gather is exact.
@@ -143,11 +146,11 @@ def _traffic(group: Collectives, rule: Rule) -> ModuleTraffic:
         elements=sum(numels),
         exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
         gathers=group.gathered.calls,
-        gathered_inside_bytes=group.gathered.inside_bytes,
-        gathered_between_bytes=group.gathered.between_bytes,
+        gathered_intra_node_bytes=group.gathered.intra_node_bytes,
+        gathered_inter_node_bytes=group.gathered.inter_node_bytes,
         reduces=group.reduced.calls,
-        reduced_inside_bytes=group.reduced.inside_bytes,
-        reduced_between_bytes=group.reduced.between_bytes,
+        reduced_intra_node_bytes=group.reduced.intra_node_bytes,
+        reduced_inter_node_bytes=group.reduced.inter_node_bytes,
         resident_bytes=group.resident_bytes(),
     )
 

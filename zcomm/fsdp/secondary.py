@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zcomm._renamed import NODE_BYTES, renamed
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import override
 from zcomm.distributed.report import WEIGHT_SENDERS
@@ -31,16 +32,17 @@ _log = logging.getLogger("zcomm")
 WIRES = ("compressed", "difference")
 
 
+@renamed({**NODE_BYTES, "gathers_intra_node": "gathers_intra_node", "gathers_inter_node": "gathers_inter_node"})
 @dataclass
 class ModuleStats:
     """What one module of FSDP has gathered. Bytes were sent by this rank; they are counted when a gather is done."""
 
-    gathers_between: int = 0  #: from the shards of all ranks, across nodes
-    gathers_inside: int = 0  #: from secondary shards, inside the node
+    gathers_inter_node: int = 0  #: from the shards of all ranks, across nodes
+    gathers_intra_node: int = 0  #: from secondary shards, inside the node
     gathers_plain: int = 0  #: left exact by the options, or of weights that cannot be watched
     gathers_beyond_limit: int = 0  #: compressed, and without a secondary shard, as ``max_bytes`` is used up
-    between_bytes: int = 0  #: sent to other nodes
-    inside_bytes: int = 0  #: sent to ranks of the node
+    inter_node_bytes: int = 0  #: sent to other nodes
+    intra_node_bytes: int = 0  #: sent to ranks of the node
     memory_bytes: int = 0  #: of this rank's secondary shard
     generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
     bits_per_weight: float = 0.0  #: that the last lossless difference took on its way to another node; 0 without one
@@ -224,7 +226,7 @@ class _Shard:
     def __init__(self, owner: SecondaryShards, group: Collectives) -> None:
         self._owner = owner
         self._group = group
-        self._inside = _c10d.Site(group.name, [])
+        self._intra_node = _c10d.Site(group.name, [])
         self._kept: torch.Tensor | None = None
         self._differences: DifferenceGather | None = None  # in place of that
         self._difference_plan: _c10d.PlannedDifferences | None = None
@@ -232,8 +234,8 @@ class _Shard:
         self._compressed = ("", 0.0)  # what would be sent instead: a format, and its bits per weight
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
-        self.gathers_between = 0
-        self.gathers_inside = 0
+        self.gathers_inter_node = 0
+        self.gathers_intra_node = 0
         self.gathers_plain = 0
         self.gathers_beyond_limit = 0
 
@@ -243,14 +245,14 @@ class _Shard:
         return 0 if kept is None else kept.numel()
 
     def stats(self) -> ModuleStats:
-        across, inside, exact = self._group.gathered, self._inside, self._differences
+        across, intra_node, exact = self._group.gathered, self._intra_node, self._differences
         return ModuleStats(
-            gathers_between=self.gathers_between,
-            gathers_inside=self.gathers_inside,
+            gathers_inter_node=self.gathers_inter_node,
+            gathers_intra_node=self.gathers_intra_node,
             gathers_plain=self.gathers_plain,
             gathers_beyond_limit=self.gathers_beyond_limit,
-            between_bytes=across.between_bytes + inside.between_bytes,
-            inside_bytes=across.inside_bytes + inside.inside_bytes,
+            inter_node_bytes=across.inter_node_bytes + intra_node.inter_node_bytes,
+            intra_node_bytes=across.intra_node_bytes + intra_node.intra_node_bytes,
             memory_bytes=self.memory_bytes,
             generation=exact.held.generation if exact else 0,
             bits_per_weight=exact.bits_per_weight if exact else 0.0,
@@ -292,8 +294,8 @@ class _Shard:
         if self._differences is not None:  # the module has a format of its own since then
             self.forget()
         if self._kept is not None and version == self._kept_version:
-            self.gathers_inside += 1
-            work = plan.run_from_secondary(call.output, self._kept, site=self._inside, async_op=call.async_op)
+            self.gathers_intra_node += 1
+            work = plan.run_from_secondary(call.output, self._kept, site=self._intra_node, async_op=call.async_op)
             return finished(work, call.async_op)
         if not self._fits(plan.largest_secondary_bytes):
             self.gathers_beyond_limit += 1
@@ -301,7 +303,7 @@ class _Shard:
         if self._kept is None or self._kept.numel() != plan.secondary_bytes:
             self._kept = torch.empty(plan.secondary_bytes, dtype=torch.uint8, device=call.output.device)
         self._kept_version = None  # while it is being written
-        self.gathers_between += 1
+        self.gathers_inter_node += 1
         work = plan.run(
             call.output, call.shard, secondary=self._kept, site=self._group.gathered, async_op=call.async_op
         )
@@ -323,10 +325,10 @@ class _Shard:
         assert call.plan is not None
         self._compressed = (call.plan.format, 16 * call.plan.largest_secondary_bytes / plan.largest_kept_bytes)
         if version == self._kept_version:
-            self.gathers_inside += 1
-            return self._differences.gather_again(call, self._inside)
+            self.gathers_intra_node += 1
+            return self._differences.gather_again(call, self._intra_node)
         self._kept_version = None  # while it is being written
-        self.gathers_between += 1
+        self.gathers_inter_node += 1
         work = self._differences.gather(call, self._group.gathered)
         self._kept_version = version
         return work

@@ -146,7 +146,8 @@ ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, st
 
 // Bytes of `count` codes, a multiple of 32.
 ZCOMM_INLINE std::int64_t packed_bytes(CodeKind kind, std::int64_t count) {
-  constexpr std::int64_t kBits[kNumCodes] = {8, 6, 4, 2, 8};
+  constexpr std::int64_t kBits[] = {8, 6, 4, 2, 8};
+  static_assert(sizeof(kBits) / sizeof(*kBits) == kNumCodes, "one number of bits for each kind");
   return count / 8 * kBits[static_cast<int>(kind)];
 }
 

@@ -83,7 +83,11 @@ def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[
         comm.reduce_scatter(on_gpu(slots, rank), on_gpu(part, rank), formats=SCATTER, op="avg", stream=stream),
         comm.all_reduce(on_gpu(total, rank), formats=REDUCE, stream=stream),
     ]
-    return [whole, in_place, part, total], [(one.inside_bytes, one.between_bytes) for one in stats], [shard, slots]
+    return (
+        [whole, in_place, part, total],
+        [(one.intra_node_bytes, one.inter_node_bytes) for one in stats],
+        [shard, slots],
+    )
 
 
 def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:

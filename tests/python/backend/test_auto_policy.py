@@ -98,7 +98,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         assert stats.others.calls == 0 and stats.all_gather.calls == int(drawn[0])
         sent = stats.rehearsals
         assert sent.bytes == sum(2 * (decision.rounds + 1) * 8 * NUM for decision in stats.decisions)
-        assert 0 < sent.inside_bytes < sent.bytes and sent.between_bytes == 0
+        assert 0 < sent.intra_node_bytes < sent.bytes and sent.inter_node_bytes == 0
 
     fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128", "telemetry_every": 1}
     run(body, options=zcomm.Options(policy="auto", **fields))

@@ -205,7 +205,7 @@ def test_subgroups_and_meshes() -> None:
             shards = [data(r, NUM) for r in range(2)]
             assert_same_bits(gather_in(odd, 0), all_gather(shards, "int4:32"))
             sent = zcomm.stats(odd).all_gather  # virtual nodes are of the world: ranks 1 and 3 are on two
-            assert sent.between_bytes > 0 and sent.inside_bytes == 0
+            assert sent.inter_node_bytes > 0 and sent.intra_node_bytes == 0
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         for name in ("replicate", "shard"):
             group = mesh.get_group(name)

@@ -43,7 +43,7 @@ def test_direct_calls_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
             assert_same_bits(output, expected(dtype, num, size), "list")
             after = zcomm.stats().direct_reduce_scatter
             assert after.calls - before.calls == 4
-            sent = after.inside_bytes + after.between_bytes - before.inside_bytes - before.between_bytes
+            sent = after.intra_node_bytes + after.inter_node_bytes - before.intra_node_bytes - before.inter_node_bytes
             assert sent == 4 * (size - 1) * num * inputs.itemsize
         assert zcomm.stats().reduce_scatter.wire_bytes == 0
 

@@ -53,13 +53,13 @@ def test_a_plan_knows_its_bytes(nodes: list[int]) -> None:
         assert gather is not None
         assert gather.segments == [(900, "int8:256"), (100, "exact")]
         gather.run(whole, own, site=site).wait()
-        assert (site.inside_bytes, site.between_bytes) == (gather.intra_node_bytes, gather.inter_node_bytes)
+        assert (site.intra_node_bytes, site.inter_node_bytes) == (gather.intra_node_bytes, gather.inter_node_bytes)
 
         site = _c10d.Site("there", [])
         reduce = backend.plan_reduce(torch.empty(1000), whole, dist.ReduceOp.SUM)
         assert reduce is not None
         reduce.run(torch.empty(1000), whole, dist.ReduceOp.SUM, site=site).wait()
-        assert (site.inside_bytes, site.between_bytes) == (reduce.intra_node_bytes, reduce.inter_node_bytes)
+        assert (site.intra_node_bytes, site.inter_node_bytes) == (reduce.intra_node_bytes, reduce.inter_node_bytes)
 
     run(body, len(nodes), nodes=nodes, options=options(min_bytes=0))
 

@@ -104,13 +104,13 @@ def test_losses_are_those_of_the_numpy_reference(dtype: torch.dtype) -> None:
             assert_measured(rows["all_gather"], expected(values(numel, dtype), format, dtype))
             assert_measured(rows["reduce_scatter"], expected(values(2 * numel, dtype)[other], format, torch.float32))
             assert_measured(rows["all_reduce"], expected(values(numel, dtype), format, torch.float32))
-            assert [rows[name]["hop"] for name in ("all_gather", "reduce_scatter")] == ["all", "inside"]
+            assert [rows[name]["hop"] for name in ("all_gather", "reduce_scatter")] == ["all", "intra_node"]
 
     run(body, options=options(telemetry_every=1, all_reduce="int8:32"))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inside", "between"),
+    ("nodes", "intra_node", "inter_node"),
     [
         ([0, 0, 1, 1], [1, 3], [2, 2]),  # two hops: first to the local rank of the owner
         ([0, 1, 2], [], [1, 2]),
@@ -118,7 +118,9 @@ def test_losses_are_those_of_the_numpy_reference(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_hops_are_measured_on_the_slots_that_take_them(nodes: list[int], inside: list[int], between: list[int]) -> None:
+def test_hops_are_measured_on_the_slots_that_take_them(
+    nodes: list[int], intra_node: list[int], inter_node: list[int]
+) -> None:
     """Of rank 0 in two calls: one slot after the other, each in the format of its hop."""
 
     def body() -> None:
@@ -129,8 +131,8 @@ def test_hops_are_measured_on_the_slots_that_take_them(nodes: list[int], inside:
         if dist.get_rank() != 0:
             return
         rows = {loss["hop"]: loss for loss in losses()}
-        slots = {"inside": inside, "between": between}
-        formats = {"inside": "int8:64", "between": "int4:128"}
+        slots = {"intra_node": intra_node, "inter_node": inter_node}
+        formats = {"intra_node": "int8:64", "inter_node": "int4:128"}
         assert {hop: row["format"] for hop, row in rows.items()} == {hop: formats[hop] for hop in slots if slots[hop]}
         for hop, row in rows.items():
             samples = [whole[slot * numel : (slot + 1) * numel] for slot in slots[hop]]

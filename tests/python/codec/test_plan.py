@@ -33,7 +33,7 @@ def test_a_plan_tells_what_a_call_sends(nodes: list[int]) -> None:
         reduced = communicators[rank].reduce_scatter(slots, values_of(out), REDUCED, 1.0, TIMEOUT)
         gathered = communicators[rank].all_gather(slots[rank], slots, SEGMENTS, TIMEOUT)
         all_reduced = communicators[rank].all_reduce(values_of(out), "int8:32", 1.0, TIMEOUT)
-        return [(stats.inside_bytes, stats.between_bytes) for stats in (reduced, gathered, all_reduced)]
+        return [(stats.intra_node_bytes, stats.inter_node_bytes) for stats in (reduced, gathered, all_reduced)]
 
     with ThreadPoolExecutor(size) as pool:
         sent = list(pool.map(calls, range(size)))

@@ -153,10 +153,10 @@ def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
         dist.barrier()
         modules = compression.stats().values()
         total = zcomm.stats()
-        assert sum(one.gathered_between_bytes for one in modules) == total.all_gather.between_bytes > 0
-        assert sum(one.gathered_inside_bytes for one in modules) == total.all_gather.inside_bytes > 0
-        assert sum(one.reduced_between_bytes for one in modules) == total.reduce_scatter.between_bytes > 0
-        assert sum(one.reduced_inside_bytes for one in modules) == total.reduce_scatter.inside_bytes > 0
+        assert sum(one.gathered_inter_node_bytes for one in modules) == total.all_gather.inter_node_bytes > 0
+        assert sum(one.gathered_intra_node_bytes for one in modules) == total.all_gather.intra_node_bytes > 0
+        assert sum(one.reduced_inter_node_bytes for one in modules) == total.reduce_scatter.inter_node_bytes > 0
+        assert sum(one.reduced_intra_node_bytes for one in modules) == total.reduce_scatter.intra_node_bytes > 0
         assert sum(one.gathers for one in modules) == total.all_gather.calls
         assert [one.reduces for one in modules] == [2, 2, 2]
         assert "0: all_gather as the group, reduce_scatter as the group, 175 of 5075 elements" in str(compression)

@@ -89,7 +89,7 @@ def test_training_equals_that_with_exact_weights(nodes: list[int], gradients: st
             losses = train(model, adamw(model), steps, micro_batches=2)
         assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
         for stats in secondary.stats().values():  # forward and backward of two micro-batches
-            assert (stats.gathers_between, stats.gathers_inside, stats.gathers_plain) == (steps, 3 * steps, 0)
+            assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (steps, 3 * steps, 0)
             assert stats.generation == steps
 
     run(body, 4, nodes=nodes, options=options(), seconds=300)
@@ -143,7 +143,7 @@ def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
             results.append((losses, parameters_of(one)))
         assert_same_training(*results)
         frozen = secondary.stats()["1"]
-        assert (frozen.gathers_between, frozen.generation) == (2, 2)  # once, and what was loaded
+        assert (frozen.gathers_inter_node, frozen.generation) == (2, 2)  # once, and what was loaded
 
     run(body, 4, nodes=TWO_NODES, options=options())
 
@@ -262,7 +262,7 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: shard._differences.gather_again(call, shard._inside)
+                shard.gather = lambda call: shard._differences.gather_again(call, shard._intra_node)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)

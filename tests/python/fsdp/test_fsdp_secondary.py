@@ -63,8 +63,8 @@ def parameters_of(model: nn.Module) -> list[torch.Tensor]:
     return [whole(parameter) for parameter in model.parameters()]
 
 
-def between_bytes() -> int:
-    return zcomm.stats().all_gather.between_bytes
+def inter_node_bytes() -> int:
+    return zcomm.stats().all_gather.inter_node_bytes
 
 
 @pytest.mark.parametrize("name", optimizers())
@@ -89,18 +89,18 @@ def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
         assert secondary is not None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for micro_batches in (1, 4):
-            before = between_bytes()
+            before = inter_node_bytes()
             train(model, optimizer, steps=3, micro_batches=micro_batches)
-            moved = between_bytes() - before
+            moved = inter_node_bytes() - before
             if micro_batches == 1:
                 once = moved
             assert moved == once
         modules = secondary.stats().values()
         for stats in modules:  # 15 micro-batches, forward and backward
-            assert (stats.gathers_between, stats.gathers_inside, stats.gathers_plain) == (6, 24, 0)
+            assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (6, 24, 0)
         dist.barrier()
-        assert sum(stats.between_bytes for stats in modules) == between_bytes()
-        assert sum(stats.inside_bytes for stats in modules) == zcomm.stats().all_gather.inside_bytes
+        assert sum(stats.inter_node_bytes for stats in modules) == inter_node_bytes()
+        assert sum(stats.intra_node_bytes for stats in modules) == zcomm.stats().all_gather.intra_node_bytes
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
@@ -112,12 +112,12 @@ def test_frozen_weights_cross_nodes_once_for_good() -> None:
         inputs, _ = make_batch(dist.get_rank())
         model.requires_grad_(False)
         first = model(inputs)
-        before = between_bytes()
+        before = inter_node_bytes()
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
                 for _ in range(3):
                     assert torch.equal(model(inputs), first)
-        assert between_bytes() == before
+        assert inter_node_bytes() == before
         assert secondary.memory_bytes() > 0
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
@@ -173,7 +173,7 @@ def test_before_fully_shard_nested_and_several_models() -> None:
             assert torch.equal(model(inputs), plain(inputs))
             assert torch.equal(other(inputs), plain(inputs))
         assert other_secondary is not None
-        assert all(stats.gathers_between == 1 for stats in secondary.stats().values())
+        assert all(stats.gathers_inter_node == 1 for stats in secondary.stats().values())
         assert len(secondary.stats()) == len(other_secondary.stats()) == 3  # the root has no parameters of its own
         secondary.disable()
         assert secondary.memory_bytes() == 0 and not secondary.stats()

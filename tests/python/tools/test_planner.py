@@ -105,8 +105,8 @@ def check_bytes(nodes: str, num_elements: int) -> None:
     gather = collectives.gather(num_elements, "float32", "int8:256", hardware)
     scatter = collectives.reduce(num_elements, "float32", "int8:128/int4:128", hardware)
     for number, cost in enumerate((gather, scatter)):
-        assert {call[number].inside_bytes for call in calls} == {cost.intra_bytes}
-        assert sum(call[number].between_bytes for call in calls) == cost.inter_bytes * num_nodes
+        assert {call[number].intra_node_bytes for call in calls} == {cost.intra_bytes}
+        assert sum(call[number].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
 
 
 def test_errors_against_published_steps() -> None:

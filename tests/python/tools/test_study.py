@@ -103,7 +103,7 @@ def test_flat_blocks_mix_norms_and_matrices() -> None:
     flat_snr, own_snr = (dict(zip(r["parameters"], r["weight_snr_db"][0], strict=True)) for r in (record, own))
     # 8 ones of a rank's norm set the scale of values of 0.02 beside them.
     assert flat_snr["blocks.0.qkv.weight"] < own_snr["blocks.0.qkv.weight"] - 3
-    assert record["bytes_between"] < own["bytes_between"]
+    assert record["inter_node_bytes"] < own["inter_node_bytes"]
 
 
 def test_a_difference_travels_after_the_first_gather() -> None:
@@ -170,8 +170,8 @@ def test_bytes_are_those_of_the_wires() -> None:
     # 6 wires inside, 1 to the other node, of weights and of gradients; a wire of 1024 values has 4 or 8 scales.
     counted = study.bytes_per_step([(1024, "int8:256"), (8, "exact")], [(1024, "int8:128/int4:128"), (8, "exact")])
     assert counted == {
-        "bytes_inside": 6 * ((16 + 1024 + 32) + (16 + 1024 + 32)),
-        "bytes_between": (16 + 1024 + 32) + (16 + 512 + 32),
+        "intra_node_bytes": 6 * ((16 + 1024 + 32) + (16 + 1024 + 32)),
+        "inter_node_bytes": (16 + 1024 + 32) + (16 + 512 + 32),
     }
 
 
@@ -206,8 +206,8 @@ def record_of(weights: str, gradients: str, seed: int, loss: float, between: int
         "seed": seed,
         "validation_loss": loss,
         "gathered_validation_loss": loss,
-        "bytes_between": between,
-        "bytes_inside": between,
+        "inter_node_bytes": between,
+        "intra_node_bytes": between,
         "gradient_snr_db": [[20.0, None, 30.0], [22.0, None, 30.0]],  # two steps, three parameters
         "weight_snr_db": [[None, None, None]],
     }

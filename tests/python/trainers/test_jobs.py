@@ -30,7 +30,8 @@ for module in [*model, model]:
 for _ in range(2):
     model(torch.randn(4, 256)).sum().backward()
 gathers = zcomm.stats().all_gather
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {gathers.inside_bytes > 0} {gathers.between_bytes > 0}")
+sent = gathers.intra_node_bytes > 0, gathers.inter_node_bytes > 0
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {sent[0]} {sent[1]}")
 dist.destroy_process_group()
 """
 # Ranks of the same node were found, and ranks of another one.

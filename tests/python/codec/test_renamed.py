@@ -1,0 +1,34 @@
+"""Old names of attributes give the value of the new one, and say so."""
+
+from typing import Any
+
+import pytest
+
+from zcomm import _core
+from zcomm.distributed.stats import CollectiveStats, DirectStats
+from zcomm.fsdp.compress import ModuleTraffic
+from zcomm.fsdp.secondary import ModuleStats
+
+BYTES: dict[str, Any] = {"intra_node_bytes": 3, "inter_node_bytes": 4}
+
+
+@pytest.mark.parametrize(
+    ("made", "old", "value"),
+    [
+        (CollectiveStats(**BYTES), "intra_node_bytes", 3),
+        (DirectStats(**BYTES), "inter_node_bytes", 4),
+        (ModuleStats(**BYTES, gathers_intra_node=5), "gathers_intra_node", 5),
+        (ModuleStats(**BYTES, gathers_inter_node=6), "gathers_inter_node", 6),
+        (ModuleStats(**BYTES), "inter_node_bytes", 4),
+        (ModuleTraffic("", "", False, 0, 0, gathered_inter_node_bytes=7), "gathered_inter_node_bytes", 7),
+        (ModuleTraffic("", "", False, 0, 0, reduced_intra_node_bytes=8), "reduced_intra_node_bytes", 8),
+    ],
+)
+def test_an_old_name_warns_and_reads_the_new_one(made: Any, old: str, value: int) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{type(made).__name__}\.{old} is now {type(made).__name__}\."):
+        assert getattr(made, old) == value
+    assert old not in repr(made)
+
+
+def test_what_calls_of_a_communicator_return_has_the_old_names_too() -> None:
+    assert {"intra_node_bytes", "inter_node_bytes"} <= vars(_core.CallStats).keys()

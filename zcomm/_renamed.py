@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 _Class = TypeVar("_Class", bound=type)
 
 #: Of counters that several classes have.
-NODE_BYTES = {"intra_node_bytes": "intra_node_bytes", "inter_node_bytes": "inter_node_bytes"}
+NODE_BYTES = {"inside_bytes": "intra_node_bytes", "between_bytes": "inter_node_bytes"}
 
 
 def renamed(old_to_new: dict[str, str]) -> Callable[[_Class], _Class]:

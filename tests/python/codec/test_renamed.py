@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from zcomm import _core
-from zcomm.distributed.stats import CollectiveStats, DirectStats
+from zcomm.distributed.stats import CollectiveStats, SentCalls
 from zcomm.fsdp.compress import ModuleTraffic
 from zcomm.fsdp.secondary import ModuleStats
 
@@ -15,13 +15,13 @@ BYTES: dict[str, Any] = {"intra_node_bytes": 3, "inter_node_bytes": 4}
 @pytest.mark.parametrize(
     ("made", "old", "value"),
     [
-        (CollectiveStats(**BYTES), "intra_node_bytes", 3),
-        (DirectStats(**BYTES), "inter_node_bytes", 4),
-        (ModuleStats(**BYTES, gathers_intra_node=5), "gathers_intra_node", 5),
-        (ModuleStats(**BYTES, gathers_inter_node=6), "gathers_inter_node", 6),
-        (ModuleStats(**BYTES), "inter_node_bytes", 4),
-        (ModuleTraffic("", "", False, 0, 0, gathered_inter_node_bytes=7), "gathered_inter_node_bytes", 7),
-        (ModuleTraffic("", "", False, 0, 0, reduced_intra_node_bytes=8), "reduced_intra_node_bytes", 8),
+        (CollectiveStats(**BYTES), "inside_bytes", 3),
+        (SentCalls(**BYTES), "between_bytes", 4),
+        (ModuleStats(**BYTES, gathers_intra_node=5), "gathers_inside", 5),
+        (ModuleStats(**BYTES, gathers_inter_node=6), "gathers_between", 6),
+        (ModuleStats(**BYTES), "between_bytes", 4),
+        (ModuleTraffic("", "", False, 0, 0, gathered_inter_node_bytes=7), "gathered_between_bytes", 7),
+        (ModuleTraffic("", "", False, 0, 0, reduced_intra_node_bytes=8), "reduced_inside_bytes", 8),
     ],
 )
 def test_an_old_name_warns_and_reads_the_new_one(made: Any, old: str, value: int) -> None:
@@ -31,4 +31,4 @@ def test_an_old_name_warns_and_reads_the_new_one(made: Any, old: str, value: int
 
 
 def test_what_calls_of_a_communicator_return_has_the_old_names_too() -> None:
-    assert {"intra_node_bytes", "inter_node_bytes"} <= vars(_core.CallStats).keys()
+    assert {"inside_bytes", "between_bytes"} <= vars(_core.CallStats).keys()

@@ -32,7 +32,7 @@ _log = logging.getLogger("zcomm")
 WIRES = ("compressed", "difference")
 
 
-@renamed({**NODE_BYTES, "gathers_intra_node": "gathers_intra_node", "gathers_inter_node": "gathers_inter_node"})
+@renamed({**NODE_BYTES, "gathers_inside": "gathers_intra_node", "gathers_between": "gathers_inter_node"})
 @dataclass
 class ModuleStats:
     """What one module of FSDP has gathered. Bytes were sent by this rank; they are counted when a gather is done."""

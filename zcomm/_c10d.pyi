@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import Backend, ReduceOp, Store, Work
 from zcomm._core import BlockFormat
 
 Op: TypeAlias = "ReduceOp | ReduceOp.RedOpType"
-Parts: TypeAlias = "Sequence[tuple[int, bool]]"  # number of elements of a shard, whether they travel as they are
+Parts: TypeAlias = "Sequence[tuple[int, bool]]"  # number of elements of a shard, whether they are sent exactly
 
 class Calls(TypedDict):
     calls: int

@@ -54,7 +54,7 @@ class Communicator:
         node_ids: the node of every rank. Neither: all ranks are in one node.
         device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
         timeout: for a peer to come or to answer, in seconds or as a timedelta.
-        chunk_bytes: values of a shard that travel as one piece, in bytes; by default 128 MiB over ``size``.
+        chunk_bytes: values of a shard that are sent as one piece, in bytes; by default 128 MiB over ``size``.
         seed: of formats with ``:stochastic``.
         max_ctas: at most so many of the GPU's multiprocessors for transfers, and memory for as many channels to each
             peer; 0: what NCCL takes.

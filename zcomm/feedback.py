@@ -23,7 +23,7 @@ class ErrorFeedback:
 
     For :func:`zcomm.fsdp.compress` and :class:`zcomm.ddp.CompressState`. A residual covers what this rank encodes for
     other nodes: with several ranks per node its sums over the node, an L-th of the gradients; else its own gradients.
-    In a single node it covers what the rank sends. Parts that travel exactly have none. (Karimireddy et al.,
+    In a single node it covers what the rank sends. Parts that are sent exactly have none. (Karimireddy et al.,
     https://arxiv.org/abs/1901.09847; with compressed residuals LoCo, https://arxiv.org/abs/2407.04480.)
 
     A residual belongs to gradients of one scale: after a change of a gradient scaler's factor or of the learning rate's

@@ -24,7 +24,7 @@ T = TypeVar("T")
 ArrayT = TypeVar("ArrayT")
 
 
-#: One format, or how many elements of a slot travel in which, from its first element on.
+#: One format, or how many elements of a slot are sent in which, from its first element on.
 Format: TypeAlias = "str | Sequence[tuple[int, str]]"
 
 
@@ -52,7 +52,7 @@ class LocalRank:
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
         be the own slot of ``out``.
 
-        ``reference``: differences travel. ``out`` holds, on every rank, what an earlier gather has left in the slots of
+        ``reference``: differences are sent. ``out`` holds, on every rank, what an earlier gather left in the slots of
         other ranks, and ``reference``, as large as ``shard``, what it left in the own one; both are brought up to date.
         """
         call = Call(None, device=HOST)
@@ -104,7 +104,7 @@ class LocalRank:
 
 class LocalWorld:
     """``nodes``: "NODESxRANKS" such as "8x8", or the node of every rank, such as [0, 0, 0, 1]. ``timeout`` in seconds;
-    ``chunk_bytes``: values of a shard that travel as one piece; ``seed``: of formats with ``:stochastic``."""
+    ``chunk_bytes``: values of a shard that are sent as one piece; ``seed``: of formats with ``:stochastic``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-// How values travel: the element kind and how many elements share a scale.
+// How values are sent: the element kind and how many elements share a scale.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace zcomm {
 // A chunk of all ranks' slots is at most this many bytes of values, so that scratch does not grow with the world.
 inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{128} << 20;
 
-// Elements [begin, begin + count) of every slot, which travel in one format: one wire.
+// Elements [begin, begin + count) of every slot, which are sent in one format: one wire.
 template <class Format>
 struct Piece {
   std::int64_t begin;
@@ -32,7 +32,7 @@ inline std::int64_t granule_of(HopFormats formats) {
 }
 
 // Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot
-// travels as the wires of its pieces, back to back.
+// is sent as the wires of its pieces, back to back.
 template <class Format>
 class Chunks {
  public:

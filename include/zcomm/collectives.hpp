@@ -51,10 +51,10 @@ struct Resources {
 struct GatherExtras {
   // Filled with this rank's secondary shard: secondary_bytes() bytes, aligned to kWireAlignment.
   std::byte* secondary = nullptr;
-  // Differences travel (SDP4Bit, arXiv 2410.15526): the slots of other ranks hold, on every rank, what an earlier
+  // Differences are sent (SDP4Bit, arXiv 2410.15526): the slots of other ranks hold, on every rank, what an earlier
   // gather has left there, and `reference` holds that of the own slot, on this rank alone; it has the elements and the
   // dtype of `shard`, and must not overlap it. Both are brought up to date. A NaN in them counts as 0, or it would
-  // stay. Parts that travel exactly are not differences.
+  // stay. Parts that are sent exactly are not differences.
   std::byte* reference = nullptr;
 };
 

@@ -14,7 +14,7 @@
 
 namespace zcomm {
 
-// Values of a shard that travel as one piece, in bytes. Large enough for a message to fill its link, small enough for
+// Values of a shard that are sent as one piece, in bytes. Large enough for a message to fill its link, small enough for
 // the hops and the codec to overlap.
 inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
 
@@ -70,7 +70,7 @@ class Communicator {
   CallStats all_reduce(const AllReducePlan& plan, TensorView tensor, float factor, std::chrono::milliseconds timeout,
                        StreamView stream = {}, const Feedback* feedback = nullptr);
 
-  // The same, with a plan of their own. With a format in place of segments, all of a slot travels in it.
+  // The same, with a plan of their own. With a format in place of segments, all of a slot is sent in it.
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,
                        std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   CallStats all_gather(ConstTensorView shard, std::span<const TensorView> slots, BlockFormat format,

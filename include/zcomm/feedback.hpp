@@ -16,7 +16,7 @@ namespace zcomm {
 
 // Of one reduce_scatter that is called again and again with the same lengths, dtype, segments and factor. The residual
 // covers what this rank encodes for other nodes: with two hops, its sums over its node; with one, its slots of their
-// ranks. In a single node it covers what this rank encodes at all. Parts that travel exactly have none.
+// ranks. In a single node it covers what this rank encodes at all. Parts that are sent exactly have none.
 struct Feedback {
   std::byte* residual = nullptr;               // feedback_bytes() bytes, aligned to kWireAlignment
   BlockFormat format{ElementKind::int8, 128};  // of the residual: anything lossy, rounded to nearest

@@ -44,7 +44,7 @@ struct LinkBytes {
   friend bool operator==(const LinkBytes&, const LinkBytes&) = default;
 };
 
-// Values that a rank's codec writes into wires and reads out of them, parts that travel exactly included. What a sum
+// Values that a rank's codec writes into wires and reads out of them, parts that are sent exactly included. What a sum
 // takes without a wire, the own contribution, does not count.
 struct CodecPasses {
   std::int64_t encoded = 0;
@@ -173,7 +173,7 @@ class ReducePlan {
   const SlotShape& slots() const { return slots_; }
   ReduceSegments segments() const { return segments_; }
   const std::optional<BlockFormat>& feedback() const { return feedback_; }
-  // All travels as it is, straight to the owners.
+  // All is sent exactly, straight to the owners.
   bool is_direct() const { return !segments_.empty() && segments_.front().format.direct; }
   const std::string& description() const { return description_; }
 
@@ -191,7 +191,7 @@ class ReducePlan {
   std::size_t num_bytes(int slot, std::int64_t chunk, Link link, DType dtype) const;
   std::size_t largest_bytes(Link link, DType dtype) const;
   std::size_t largest_sum_bytes() const;  // of float32 sums of such a chunk, each piece a wire
-  // Where the residual has piece `index` of a chunk of the slot of `owner`. It has none of what travels exactly, nor of
+  // Where the residual has piece `index` of a chunk of the slot of `owner`. It has none of what is sent exactly, nor of
   // slots that Topology::residual_owners() lacks.
   bool has_residual(int owner, BlockFormat format) const {
     return feedback_ && first_residual_[static_cast<std::size_t>(owner)] >= 0 && format.kind != ElementKind::exact;

@@ -1,4 +1,4 @@
-// How shards travel of which not every part travels alike.
+// How shards are sent whose parts have different formats.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace zcomm {
 
 // So many elements of every slot, in this format. Segments cut a slot from its first element on and together have the
 // elements of the longest slot; blocks begin anew with each, so that no scale is shared across them. All segments of a
-// slot travel in the same messages. A weight's neighbours in a flat buffer may be a norm or a bias: a few elements to
+// slot are sent in the same messages. A weight's neighbours in a flat buffer may be a norm or a bias: a few elements to
 // which a model is far more sensitive, and which cost next to nothing as they are.
 template <class Format>
 struct Segment {

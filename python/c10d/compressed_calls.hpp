@@ -20,7 +20,7 @@ struct CallSettings {
   bool rehearsal = false;  // see AutoPolicy: counted apart, never sampled, and it draws none of a step's seeds
 };
 
-// What a caller says of its tensors. No plan: all travels as the policy has it.
+// What a caller says of its tensors. No plan: all is sent as the policy has it.
 struct GatherCall {
   std::shared_ptr<const GatherPlan> plan;
   at::Tensor secondary;

@@ -1,4 +1,4 @@
-// Collectives whose caller makes them again and again, and knows what its tensors hold: parts that travel as they are,
+// Collectives whose caller makes them again and again, and knows what its tensors hold: parts that are sent exactly,
 // gathers that keep their wires inside the node (hpZ of ZeRO++, arXiv 2306.10209), error feedback, and calls that are
 // counted by themselves. The caller holds the plan: a call that is like the one before makes none.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace zcomm::c10d_binding {
 
-// So many elements of a shard, and whether they travel as they are. None: all travels as the policy has it.
+// So many elements of a shard, and whether they are sent exactly. None: all is sent as the policy has it.
 using Parts = std::vector<std::pair<std::int64_t, bool>>;
 
 class PlannedCalls;
@@ -18,7 +18,7 @@ template <class Plan, class Format>
 struct Planned {
   c10::weak_intrusive_ptr<::c10d::Backend> group;  // whose `calls` these are
   PlannedCalls* calls;
-  Format format;  // of the parts that do not travel as they are
+  Format format;  // of the parts that are not sent exactly
   at::DeviceType device;
   at::ScalarType dtype;
   std::int64_t num_elements;  // of the gathered, scattered or reduced tensor

@@ -14,7 +14,7 @@ struct Site {
   Site(std::string site_name, std::vector<std::string> lossy_parts)
       : name(std::move(site_name)), parts(std::move(lossy_parts)) {}
 
-  // In the telemetry: of the `index`-th of `count` segments that do not travel exactly.
+  // In the telemetry: of the `index`-th of `count` segments that are not sent exactly.
   std::string name_of_part(std::size_t index, std::size_t count) const {
     return parts.size() == count ? name + "." + parts[index] : name;
   }

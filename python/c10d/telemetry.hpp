@@ -55,7 +55,7 @@ class Telemetry {
   bool is_on() const { return every_ != 0; }
 
   // Counts the call, and samples it if it is its turn. `slots`: an all-gather's shard, the values that a reduce-scatter
-  // sends to each rank, the tensor of an all-reduce. In a group of nodes of several ranks what travels between nodes
+  // sends to each rank, the tensor of an all-reduce. In a group of nodes of several ranks what is sent between nodes
   // are sums, which nobody has before the call: this rank's terms stand for them. On a GPU the stream must be torch's
   // current one; calls that a graph captures are left out. Any thread.
   void before(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,

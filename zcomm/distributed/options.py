@@ -44,7 +44,7 @@ class Options(_c10d.Options):
             format and what ``policy="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             launcher or the host.
-        chunk_bytes: values of a shard that travel as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
+        chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
             ranks of the group.
         seed: of formats with ``:stochastic``; default 0. See :func:`zcomm.set_step`.
         high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default True.

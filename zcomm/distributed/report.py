@@ -24,7 +24,7 @@ MOST_ZEROED = 0.5
 
 
 class WeightSender(Protocol):
-    """Knows how weights travel, which no sample tells where nothing is lost."""
+    """Knows how weights are sent, which no sample tells where nothing is lost."""
 
     def explain(self, group: str) -> list[str]:
         """In the group of this name: in words, and why."""

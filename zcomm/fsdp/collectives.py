@@ -24,13 +24,13 @@ _log = logging.getLogger("zcomm")
 
 Backend: TypeAlias = "_c10d.ProcessGroup"
 
-#: How many elements of a shard, from its first one on, and whether they travel as they are.
+#: How many elements of a shard, from its first one on, and whether they are sent exactly.
 Parts = list[tuple[int, bool]]
 
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``plan``: how the shard travels; None: it is left exact."""
+    """One all-gather of FSDP2. ``plan``: how the shard is sent; None: it is left exact."""
 
     output: torch.Tensor
     shard: torch.Tensor
@@ -49,8 +49,8 @@ class GatherStrategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The formats of one parameter group. ``exempt`` says of each of its parameters if it travels as it is. Formats
-    are those of the process group where None. ``difference``: weights travel as the change since the last gather."""
+    """The formats of one parameter group. ``exempt`` says of each of its parameters if it is sent exactly. Formats
+    are those of the process group where None. ``difference``: weights are sent as the change since the last gather."""
 
     all_gather: str | None
     reduce_scatter: str | None
@@ -91,7 +91,7 @@ class Collectives:
         return _fsdp2.params_of(self._param_group)
 
     def set_rule(self, rule: Rule) -> None:
-        """Counts anew: what travels differently is not added up. See check_difference()."""
+        """Counts anew: what is sent differently is not added up. See check_difference()."""
         self.rule = rule
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
@@ -119,7 +119,7 @@ class Collectives:
             self._release()
 
     def check_difference(self) -> None:
-        """Raises ValueError if differences cannot travel."""
+        """Raises ValueError if differences cannot be sent."""
         if not isinstance(self.strategy, Plain | Differences):
             raise self.not_both()
         if _fsdp2.gathers_from_two_meshes(self._param_group):

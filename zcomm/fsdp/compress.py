@@ -38,13 +38,13 @@ def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
 @renamed({f"{call}_{old}": f"{call}_{new}" for call in ("gathered", "reduced") for old, new in NODE_BYTES.items()})
 @dataclass
 class ModuleTraffic:
-    """What one module of FSDP travels in, and what this rank has sent for it."""
+    """The formats of one module of FSDP, and what this rank has sent for it."""
 
     all_gather: str  #: the format; "" is the process group's
     reduce_scatter: str
-    difference: bool  #: the weights travel as the change since the last gather
+    difference: bool  #: the weights are sent as the change since the last gather
     elements: int  #: of all its parameters
-    exempt_elements: int  #: of them, those that travel as they are
+    exempt_elements: int  #: of them, those that are sent exactly
     gathers: int = 0
     gathered_intra_node_bytes: int = 0  #: sent to ranks of the same node
     gathered_inter_node_bytes: int = 0  #: sent to other nodes
@@ -65,9 +65,9 @@ def compress(
 ) -> Compression:
     """Set the formats of every module in ``model`` that ``fully_shard`` was applied to.
 
-    Each parameter of a module becomes a part of the module's messages with blocks of its own, and exempt ones travel as
-    they are in the same messages: norms and biases are few elements, and a model is sensitive to them. A later call has
-    the last word on the modules that it reaches: call it for the model, then for the parts of it that are to differ.
+    Each parameter of a module becomes a part of the module's messages with blocks of its own. Exempt ones are sent
+    exactly in the same messages: norms and biases are few elements, and a model is sensitive to them. A later call
+    replaces the formats of the modules that it reaches: call it for the model, then for the parts that are to differ.
 
     Calls that the options leave exact for another reason (``min_bytes``, other dtypes) stay exact, and
     ``zcomm.exact()`` and ``zcomm.override()`` have the last word. All ranks must make the same calls.
@@ -76,10 +76,10 @@ def compress(
         all_gather: format of the weights, such as ``"int8:256"``; default: that of the process group.
         reduce_scatter: formats of the gradients, intra-node, then inter-node, such as ``"int8:128/int4:128"``;
             default: those of the process group.
-        difference: the weights travel as the change since the last gather, in the format of ``all_gather``, and each
+        difference: the weights are sent as the change since the last gather, in the format of ``all_gather``, and each
             rank keeps the gathered weights whole: for modules that do not reshard after the forward pass. The first
             gather is exact.
-        exempt: parameters that travel as they are; default: those of less than two dimensions. ``()`` exempts none. Of
+        exempt: parameters that are sent exactly; default: those of less than two dimensions. ``()`` exempts none. Of
             a parameter that several modules share any of its names counts.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
 

@@ -1,8 +1,8 @@
 """Exact 16-bit weights for fewer bytes than 8-bit ones: lossless differences between nodes.
 
 In each node the holder of a rank's shard is the rank of the same local rank, modulo the ranks of the node. Holders keep
-the values of the last gather. The owner of a shard sends what has changed since; inside a node the values travel as
-they are: ``all_gather`` of a DifferencePlan in include/zcomm/collectives.hpp.
+the values of the last gather. The owner of a shard sends what has changed since; inside a node the values are sent
+exactly: ``all_gather`` of a DifferencePlan in include/zcomm/collectives.hpp.
 """
 
 from __future__ import annotations

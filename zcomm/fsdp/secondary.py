@@ -28,7 +28,7 @@ from zcomm.fsdp.differences import DifferenceGather, plan_differences
 
 _log = logging.getLogger("zcomm")
 
-#: What travels between nodes: wires in the formats of the options, or lossless differences.
+#: What is sent between nodes: wires in the formats of the options, or lossless differences.
 WIRES = ("compressed", "difference")
 
 
@@ -67,7 +67,7 @@ def enable_secondary_shards(
     With ``wire="difference"`` weights are exact, bit for bit: what crosses nodes are lossless differences to what the
     holders of secondary shards still have, of bfloat16 or float16, on CPUs over Gloo. The first gather sends whole
     weights. Secondary shards are then the weights themselves, 2 bytes each: on a rank of a node of L an L-th of the
-    model, and all of it where a node has one rank. What the options would compress travels so; a module for which
+    model, and all of it where a node has one rank. What the options would compress is sent so; a module for which
     :func:`compress` has set a format for ``all_gather`` keeps that.
 
     Args:
@@ -126,7 +126,7 @@ class SecondaryShards:
 
     @property
     def wire(self) -> str:
-        """What travels between nodes. It can be set while training, on all ranks alike."""
+        """What is sent between nodes. It can be set while training, on all ranks alike."""
         return self._wire
 
     @wire.setter

@@ -91,7 +91,7 @@ inline std::uint64_t bits_of_groups(std::uint64_t flags, int count) {
 struct Shape {
   std::uint64_t unlikely[kBlocks];
   std::uint64_t planes[kPlanes][kBlocks];
-  alignas(64) std::uint8_t fields[kTileValues];  // the bits of z that travel as they are: 2^k - 1
+  alignas(64) std::uint8_t fields[kTileValues];  // the bits of z that are sent as they are: 2^k - 1
   // Blocks that have such bits, that have a value with plane 0, and that have an escape.
   std::uint32_t with_fields = 0, touched = 0, with_escapes = 0;
 };

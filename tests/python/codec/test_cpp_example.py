@@ -26,7 +26,7 @@ def test_it_runs_on_the_cpu(tmp_path: Path) -> None:
         assert lines[-1] == "all ranks hold the same bits"
     for line in told("4", "100000").splitlines()[2:4]:
         name, sent, exact, _, error = line.split()
-        # 8 bits between nodes and inside, where the other node's shard travels on; 4 bits between nodes.
+        # 8 bits inter-node, and intra-node, where the other node's shard is forwarded; 4 bits inter-node.
         assert int(exact) / int(sent) > {"all_gather": 3.8, "reduce_scatter": 4.0}[name]
         assert float(error) < 0.3
 

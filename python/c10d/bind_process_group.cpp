@@ -7,30 +7,12 @@
 #include "process_group.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
 
-void bind_process_group(py::module_& module) {
-  py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>, ::c10d::Backend>(module, "ProcessGroup")
-      .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
-                       std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
-                       std::function<BackendPtr()> make_transport_group, std::function<std::string()> meet_for_nccl,
-                       decltype(PythonHooks::split) split, decltype(PythonHooks::predict) predict,
-                       std::function<void()> at_shutdown) {
-             return c10::make_intrusive<ProcessGroup>(
-                 std::move(exact_cpu), std::move(store), std::move(options),
-                 PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
-                             std::move(meet_for_nccl), std::move(split), std::move(predict), std::move(at_shutdown)});
-           }),
-           py::arg("exact_cpu"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
-           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("predict"),
-           py::arg("at_shutdown"))
-      .def_property_readonly("options", &ProcessGroup::options)
-      .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
-      .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
-      .def_property_readonly("is_strict", &ProcessGroup::is_strict)
-      // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
-      // nothing that these ranks take part in.
-      .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
+using GroupClass = py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>, ::c10d::Backend>;
+
+void bind_plans(GroupClass& group_class) {
+  group_class
       .def(
           "plan_gather",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
@@ -64,7 +46,36 @@ void bind_process_group(py::module_& module) {
             return group.planned().plan_all_reduce(tensor, op, formats, feedback, kept);
           },
           py::arg("tensor"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("feedback") = py::none(), py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>())
+          py::arg("feedback") = py::none(), py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_process_group(py::module_& module) {
+  GroupClass group_class(module, "ProcessGroup");
+  bind_plans(group_class);
+  group_class
+      .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
+                       std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
+                       std::function<BackendPtr()> make_transport_group, std::function<std::string()> meet_for_nccl,
+                       decltype(PythonHooks::split) split, decltype(PythonHooks::predict) predict,
+                       std::function<void()> at_shutdown) {
+             return c10::make_intrusive<ProcessGroup>(
+                 std::move(exact_cpu), std::move(store), std::move(options),
+                 PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
+                             std::move(meet_for_nccl), std::move(split), std::move(predict), std::move(at_shutdown)});
+           }),
+           py::arg("exact_cpu"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
+           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("predict"),
+           py::arg("at_shutdown"))
+      .def_property_readonly("options", &ProcessGroup::options)
+      .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
+      .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
+      .def_property_readonly("is_strict", &ProcessGroup::is_strict)
+      // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
+      // nothing that these ranks take part in.
+      .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
       // Plans of compressed calls that were made; a call that its caller has planned before makes none.
       .def_property_readonly("plans_made", [](ProcessGroup& group) { return group.compressed().stats().plans.load(); })
       .def(

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
-from zcomm._renamed import NODE_BYTES, renamed
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats
 
 ArrayT = TypeVar("ArrayT")
-
-renamed(NODE_BYTES)(_core.CallStats)
 
 _HINT = (
     " (a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld, whose "

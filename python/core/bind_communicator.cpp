@@ -62,11 +62,27 @@ Feedback feedback_of(const FeedbackTuple& tuple) {
 using BoundClass = py::class_<BoundCommunicator, std::shared_ptr<BoundCommunicator>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+// An attribute's old name, for one release: zcomm/_renamed.py does so for classes of Python.
+std::uint64_t renamed(std::uint64_t value, const char* text) {
+  if (PyErr_WarnEx(PyExc_DeprecationWarning, text, 1) != 0) throw py::error_already_set();
+  return value;
+}
+
 void bind_call_stats(py::module_& module) {
   py::class_<CallStats>(module, "CallStats", "Bytes that one call sent from this rank.")
       .def_readonly("intra_node_bytes", &CallStats::intra_node_bytes, "To ranks of the same node.")
       .def_readonly("inter_node_bytes", &CallStats::inter_node_bytes, "To other nodes.")
       .def_property_readonly("wire_bytes", &CallStats::wire_bytes)
+      .def_property_readonly("inside_bytes",
+                             [](const CallStats& self) {
+                               return renamed(self.intra_node_bytes,
+                                              "CallStats.inside_bytes is now CallStats.intra_node_bytes");
+                             })
+      .def_property_readonly("between_bytes",
+                             [](const CallStats& self) {
+                               return renamed(self.inter_node_bytes,
+                                              "CallStats.between_bytes is now CallStats.inter_node_bytes");
+                             })
       .def("__repr__", [](const CallStats& self) {
         return "CallStats(intra_node_bytes=" + std::to_string(self.intra_node_bytes) +
                ", inter_node_bytes=" + std::to_string(self.inter_node_bytes) + ")";

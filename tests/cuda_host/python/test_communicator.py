@@ -83,11 +83,7 @@ def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[
         comm.reduce_scatter(on_gpu(slots, rank), on_gpu(part, rank), formats=SCATTER, op="avg", stream=stream),
         comm.all_reduce(on_gpu(total, rank), formats=REDUCE, stream=stream),
     ]
-    return (
-        [whole, in_place, part, total],
-        [(one.intra_node_bytes, one.inter_node_bytes) for one in stats],
-        [shard, slots],
-    )
+    return [whole, in_place, part, total], stats, [shard, slots]
 
 
 def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
@@ -121,11 +117,15 @@ def test_the_bits_are_those_of_ranks_on_the_cpu(nodes: list[int], dtype: str) ->
 
 def test_bytes_are_counted() -> None:
     count = 4096
-    (_, stats, _), *_ = run(4, lambda comm: collectives(comm, count, "float32"), node_size=2)
+    (_, sent, _), *_ = run(4, lambda comm: collectives(comm, count, "float32"), node_size=2)
+    stats = [(one.intra_node_bytes, one.inter_node_bytes) for one in sent]
     slot = codec.wire_bytes(GATHER, "float32", count)
     assert stats[0] == stats[1] == (2 * slot, slot)  # between nodes the own slot, inside the node two
     inside, between = (codec.wire_bytes(format, "float32", count) for format in SCATTER.split("/"))
     assert stats[2] == (2 * inside, between)
+    for old, value in (("inside_bytes", 2 * slot), ("between_bytes", slot)):
+        with pytest.warns(DeprecationWarning, match=rf"CallStats\.{old} is now CallStats\.int"):
+            assert getattr(sent[0], old) == value
 
 
 def test_the_host_does_not_wait() -> None:

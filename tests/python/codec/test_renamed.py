@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-import zcomm
 from zcomm.distributed.stats import CollectiveStats, SentCalls
 from zcomm.fsdp.compress import ModuleTraffic
 from zcomm.fsdp.secondary import ModuleStats
@@ -28,8 +27,3 @@ def test_an_old_name_warns_and_reads_the_new_one(made: Any, old: str, value: int
     with pytest.warns(DeprecationWarning, match=rf"{type(made).__name__}\.{old} is now {type(made).__name__}\."):
         assert getattr(made, old) == value
     assert old not in repr(made)
-
-
-def test_what_calls_of_a_communicator_return_has_the_old_names_too() -> None:
-    assert zcomm.Communicator
-    assert {"inside_bytes", "between_bytes"} <= vars(zcomm.CallStats).keys()

@@ -23,7 +23,7 @@ def read(path: str) -> dict[str, Any]:
 def cluster_of(calibration: Mapping[str, Any], nodes: Sequence[int]) -> hardware.Cluster:
     """The cluster that a group runs on; ``nodes``: the node of each of its ranks.
 
-    Raises ValueError if its nodes have different numbers of ranks, or if a link that it uses was not measured."""
+    Raises ValueError if its nodes have different numbers of ranks, or if the file lacks the codec or a link in use."""
     ranks = Counter(nodes)
     if len(set(ranks.values())) != 1:
         raise ValueError(
@@ -37,7 +37,9 @@ def cluster_of(calibration: Mapping[str, Any], nodes: Sequence[int]) -> hardware
             raise ValueError(
                 f"calibration: expected {name!r} in it, as this group has {len(ranks)} nodes of {ranks_per_node} ranks"
             )
-    # What is not measured here is not used: rates that stand for themselves.
+    if "codec_bytes_per_second" not in calibration:
+        raise ValueError("calibration: expected 'codec_bytes_per_second' in it")
+    # Placeholders: each of these rates is replaced by a measured one, or belongs to a link that the group does not use.
     link = hardware.inter_link("1GB/s")
     known = {name for name, is_used in used.items() if is_used}
     measured = {name: value for name, value in calibration.items() if name in known or name not in used}

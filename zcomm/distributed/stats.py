@@ -66,11 +66,6 @@ class Decision:
     compressed_seconds: float
     rounds: int
 
-    @property
-    def gain(self) -> float:
-        """The share of the compressed call's time by which an exact one is slower; below 0.03 calls stay exact."""
-        return self.exact_seconds / self.compressed_seconds - 1 if self.compressed_seconds else 0.0
-
     def __str__(self) -> str:
         how = f"in {self.rounds} rehearsals" if self.rounds else "by the calibration"
         return (

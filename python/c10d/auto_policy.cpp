@@ -16,30 +16,6 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return at::kFloat;
-    case DType::bfloat16:
-      return at::kBFloat16;
-    case DType::float16:
-      return at::kHalf;
-  }
-  throw ArgumentError("dtype: unknown value");
-}
-
-HopFormats formats_of(const Policy& policy, Collective collective) {
-  switch (collective) {
-    case Collective::all_gather:
-      return {policy.all_gather, policy.all_gather};
-    case Collective::reduce_scatter:
-      return policy.reduce_scatter;
-    case Collective::all_reduce:
-      return policy.all_reduce;
-  }
-  throw ArgumentError("collective: unknown value");
-}
-
 std::string text_of(const Call& call) {
   return std::string(to_string(call.collective)) + " of " + std::to_string(call.num_bytes) + " bytes of " +
          std::string(to_string(*call.dtype));
@@ -49,7 +25,7 @@ std::string text_of(const Call& call) {
 
 bool AutoPolicy::gains(const Policy& policy, const Call& call) {
   const auto log2_bytes = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(call.num_bytes))) - 1;
-  const CallClass kind{call.collective, *call.dtype, log2_bytes, formats_of(policy, call.collective), call.on_host};
+  const CallClass kind{call.collective, *call.dtype, log2_bytes, policy.formats_of(call.collective), call.on_host};
   if (const std::optional<bool> decided = known(kind)) return *decided;
   const WithoutGil no_gil;
   const Decision decision = hooks_.predict ? predict(kind, call) : rehearse(kind, policy, call);
@@ -106,7 +82,7 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
   const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
   const CallSettings settings{policy, options_->timeout, false, true};
-  at::Tensor whole = at::zeros({shard_elements * size_}, scalar_type(*call.dtype));
+  at::Tensor whole = at::zeros({shard_elements * size_}, scalar_type_of(*call.dtype));
   ::c10d::Backend& inner = inner_.cpu();
   switch (call.collective) {
     case Collective::all_gather: {

@@ -16,7 +16,7 @@ namespace zcomm::c10d_binding {
 struct CallSettings {
   Policy policy;
   std::chrono::milliseconds timeout;
-  bool async;              // the caller goes on before it is done
+  bool async;              // the call returns before it is complete
   bool rehearsal = false;  // see AutoPolicy: counted apart, never sampled, and it draws none of a step's seeds
 };
 

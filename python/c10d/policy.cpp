@@ -61,21 +61,23 @@ bool is_exact(const Policy& policy, const Call& call) {
     return format.kind == ElementKind::exact ||
            (format.kind == ElementKind::bf16 && call.dtype && *call.dtype != DType::float32);
   };
-  const auto both_keep_all = [&](const HopFormats& formats) {
-    return keeps_all(formats.intra_node) && keeps_all(formats.inter_node);
-  };
-  switch (call.collective) {
-    case Collective::all_gather:
-      return keeps_all(policy.all_gather);
-    case Collective::reduce_scatter:
-      return both_keep_all(policy.reduce_scatter);
-    case Collective::all_reduce:
-      return both_keep_all(policy.all_reduce);
-  }
-  throw ArgumentError("collective: unknown value");
+  const HopFormats formats = policy.formats_of(call.collective);
+  return keeps_all(formats.intra_node) && keeps_all(formats.inter_node);
 }
 
 }  // namespace
+
+HopFormats Policy::formats_of(Collective collective) const {
+  switch (collective) {
+    case Collective::all_gather:
+      return {all_gather, all_gather};
+    case Collective::reduce_scatter:
+      return reduce_scatter;
+    case Collective::all_reduce:
+      return all_reduce;
+  }
+  throw ArgumentError("collective: unknown value");
+}
 
 Verdict decide(const Policy& policy, const Call& call, int size) {
   if (size == 1) return Verdict::single_rank;

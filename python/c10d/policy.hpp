@@ -76,6 +76,9 @@ struct Policy {
   // out exact.
   bool strict = false;
 
+  // Of an all-gather twice the same.
+  HopFormats formats_of(Collective collective) const;
+
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "reduce_op.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -17,6 +18,18 @@ std::optional<DType> dtype_of(const at::Tensor& tensor) {
     default:
       return std::nullopt;
   }
+}
+
+at::ScalarType scalar_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return at::kFloat;
+    case DType::bfloat16:
+      return at::kBFloat16;
+    case DType::float16:
+      return at::kHalf;
+  }
+  throw ArgumentError("dtype: unknown value");
 }
 
 TensorView view_of(const at::Tensor& tensor) {

@@ -15,6 +15,7 @@ namespace zcomm::c10d_binding {
 
 // Empty if it is not one of a codec's value types.
 std::optional<DType> dtype_of(const at::Tensor& tensor);
+at::ScalarType scalar_type_of(DType dtype);
 
 // The values of a contiguous tensor of such a type; borrows them.
 TensorView view_of(const at::Tensor& tensor);

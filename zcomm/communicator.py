@@ -106,10 +106,10 @@ class Communicator:
         self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
     ) -> CallStats:
         """Fills ``out`` with the sum or mean over ranks of their slot ``rank`` of ``array``, size times the elements of
-        ``out``. ``out`` may be the own slot of ``array``. ``"exact:direct"`` is for host memory: ValueError."""
-        if (
-            formats == "exact:direct"
-        ):  # NCCL is connected to the peers of the hops, and would connect to others on the host
+        ``out``. ``out`` may be this rank's slot of ``array``. Raises ValueError for ``"exact:direct"``, which is for
+        host memory."""
+        # NCCL is connected to the peers of the hops. A message to another rank would block the host until both connect.
+        if formats == "exact:direct":
             raise ValueError("formats: got 'exact:direct', expected 'exact' or others: it is for host memory")
         factor = self._factor(op)
         call = self._call(stream, out, array)

@@ -34,7 +34,7 @@ TEST_CASE("exact:direct is the float32 sum in rank order, for every shape, size,
   }
 }
 
-TEST_CASE("exact:direct: 16-bit values are added in float32 and rounded once; the output may be the own slot") {
+TEST_CASE("exact:direct: 16-bit values are added in float32 and rounded once; the output may be a slot of the input") {
   // Each of the three added to 256 as bfloat16 would be lost.
   const std::vector<std::uint16_t> parts{0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};  // 256, 1, 1, 1, 1
   auto communicators = test::make_communicators({0, 0, 1, 1, 2});

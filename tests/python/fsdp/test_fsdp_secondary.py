@@ -105,6 +105,31 @@ def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
+@pytest.mark.parametrize("name", optimizers())
+def test_frozen_weights_may_be_in_the_optimizer(name: str) -> None:
+    """As in ``AdamW(model.parameters())``: no optimizer of torch changes a parameter without a gradient."""
+
+    def body() -> None:
+        model, secondary = sharded(True)
+        assert secondary is not None
+        optimizer = optimizers()[name](model.parameters())
+        train(model, optimizer, steps=1)
+        model[0].requires_grad_(False)
+        kept = [parameter.grad for parameter in model[0].parameters()]
+        assert kept == [None] * len(kept)
+        before = secondary.stats()["0"].gathers_inter_node
+        train(model, optimizer, steps=3)
+        assert secondary.stats()["0"].gathers_inter_node == before + 1  # of the step before it was frozen
+        # A gradient of its own is stepped with, frozen or not.
+        for parameter in model[0].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        train(model, optimizer, steps=1)
+        assert secondary.stats()["0"].gathers_inter_node == before + 2
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
 def test_frozen_weights_cross_nodes_once_for_good() -> None:
     def body() -> None:
         model, secondary = sharded(True)

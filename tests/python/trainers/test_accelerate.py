@@ -16,6 +16,7 @@ from support import tiny_llama
 from support.expected import HALF_STEP, assert_same_bits
 from support.tiny_llama import COMPRESSED, EXACT, STEPS, Result
 from support.worlds import run
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 import zcomm
@@ -156,6 +157,37 @@ def test_what_a_user_gathers_and_saves_is_exact(kind: str) -> None:
         assert_same_bits(gathered[accelerator.process_index], values)
 
     run(body, SIZE, backend=None, launched=True, env=COMPRESSED)
+
+
+@pytest.mark.parametrize("own_units", [False, True])
+def test_frozen_weights_cross_nodes_once_if_adapters_have_units_of_their_own(own_units: bool) -> None:
+    """As docs/fine-tuning.md has it."""
+    tiny_llama.require("peft")
+
+    def body() -> None:
+        from peft import LoraConfig, get_peft_model
+        from torch.distributed.fsdp import fully_shard
+
+        accelerator = make_accelerator("FSDP2", "zcomm")
+        model = get_peft_model(tiny_llama.make_model(), LoraConfig(r=8, target_modules="all-linear"))
+        layers = model.base_model.model.model.layers
+        for layer in layers if own_units else []:
+            parts = layer.named_modules()
+            fully_shard([part for name, part in parts if ".lora_" in name and isinstance(part, nn.Linear)])
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+        secondary = zcomm.fsdp.enable_secondary_shards(model)
+        for step in range(3):
+            batch = tiny_llama.make_batch(step, accelerator.process_index)
+            accelerator.backward(model(input_ids=batch, labels=batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        gathers = {name: stats.gathers_inter_node for name, stats in secondary.stats().items()}
+        for i in range(len(layers)):
+            assert gathers.pop(f"base_model.model.model.layers.{i}") == (1 if own_units else 3)
+        assert gathers.pop("base_model.model.model.embed_tokens") == gathers.pop("base_model.model.lm_head") == 1
+        assert list(gathers.values()) == [0] + [3] * len(layers) * own_units  # the root has no weights left
+
+    run(body, 4, backend=None, launched=True, env=COMPRESSED | {"ZCOMM_NODE_SIZE": "2"})
 
 
 def test_a_cpu_takes_the_name_from_init_process_group_only() -> None:

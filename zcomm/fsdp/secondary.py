@@ -137,8 +137,8 @@ class SecondaryShards:
                 shard.forget()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # Fused and foreach steps change sharded parameters without counting a version. Parameters without a gradient stay
-        # as they are.
+        # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
+        # they are.
         params = (param for param_group in optimizer.param_groups for param in param_group["params"])
         changed = {id(param) for param in params if param.requires_grad or param.grad is not None}
         for group, shard in self._shards.items():

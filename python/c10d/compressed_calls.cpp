@@ -1,5 +1,6 @@
 #include "compressed_calls.hpp"
 
+#include "profiling.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
@@ -10,7 +11,8 @@ namespace zcomm::c10d_binding {
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
                                  TransportFactories transports, InnerGroups& inner, Handshake& handshake,
                                  const PythonHooks& hooks, GroupErrors& errors)
-    : rank_(group.getRank()),
+    : group_(group),
+      rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
@@ -38,8 +40,8 @@ std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType 
                                                                  std::unique_ptr<Transport> transport,
                                                                  std::unique_ptr<Codec> codec,
                                                                  std::unique_ptr<Workspace> workspace) {
-  return std::make_unique<Communicator>(std::move(transport), handshake_.topology(), std::move(codec),
-                                        std::move(workspace), chunk_bytes(device));
+  return std::make_unique<Communicator>(with_ranges(std::move(transport)), handshake_.topology(),
+                                        with_ranges(std::move(codec)), std::move(workspace), chunk_bytes(device));
 }
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
@@ -118,6 +120,7 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
   job->site = std::move(site);
   job->telemetry = settings.rehearsal ? &no_telemetry_ : &telemetry_;
   job->cost = settings.rehearsal ? &stats_.rehearsals.cost : &cost;
+  const CallEvent event(*job, group_, options_->global_ranks_in_group);
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));
 }

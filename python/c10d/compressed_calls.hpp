@@ -125,6 +125,7 @@ class CompressedCalls {
   WorkPtr launch(Stats::Compressed& cost, ::c10d::OpType type, const CallSettings& settings, SitePtr site,
                  std::unique_ptr<CompressedJob> job);
 
+  const ::c10d::Backend& group_;
   const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;

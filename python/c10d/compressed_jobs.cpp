@@ -1,6 +1,7 @@
 #include "compressed_jobs.hpp"
 
 #include <algorithm>
+#include <string_view>
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -31,6 +32,23 @@ void sample(const CompressedJob& job, Collective collective, const std::vector<V
   }
 }
 
+template <class View>
+std::int64_t elements_of(const std::vector<View>& slots) {
+  std::int64_t num_elements = 0;
+  for (const View& slot : slots) num_elements += slot.num_elements;
+  return num_elements;
+}
+
+const char* name_of_gather(const Job& job) {
+  return job.type == ::c10d::OpType::ALLGATHER ? "all_gather" : "_allgather_base";
+}
+
+// "all_gather float32[2 x 12] int8:256".
+template <class Plan>
+std::string words(const Job& job, const Plan& plan) {
+  return std::string(job.title).substr(std::string_view("zcomm:").size()) + " " + plan.description();
+}
+
 }  // namespace
 
 void CompressedJob::count(const CallStats& stats) {
@@ -47,14 +65,28 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.all_gather(*plan, shard, slots, timeout, stream, extras));
 }
 
+CallSummary AllGatherJob::summary() const {
+  return {name_of_gather(*this), shard.num_elements, elements_of(slots), words(*this, *plan), plan->bytes()};
+}
+
 void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
   count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout)
               : communicator.gather_secondary(*plan, held->kept, slots, timeout));
 }
 
+CallSummary DifferenceGatherJob::summary() const {
+  const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
+  return {name_of_gather(*this), own, elements_of(slots), words(*this, *plan), {}};
+}
+
 void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
   count(communicator.gather_secondary(*plan, secondary, slots, timeout, stream));
+}
+
+CallSummary GatherSecondaryJob::summary() const {
+  const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
+  return {name_of_gather(*this), own, elements_of(slots), words(*this, *plan), plan->bytes_from_secondary()};
 }
 
 void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
@@ -63,12 +95,21 @@ void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.reduce_scatter(*plan, slots, output, factor, timeout, stream, feedback ? &*feedback : nullptr));
 }
 
+CallSummary ReduceScatterJob::summary() const {
+  const char* name = type == ::c10d::OpType::REDUCE_SCATTER ? "reduce_scatter" : "_reduce_scatter_base";
+  return {name, elements_of(slots), output.num_elements, words(*this, *plan), plan->bytes()};
+}
+
 void AllReduceJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
   // The whole tensor: its shards are made of whole blocks.
   const std::vector<Segment<HopFormats>> whole{{tensor.num_elements, plan->reduce().segments()[0].format}};
   sample(*this, Collective::all_reduce, std::vector{tensor}, std::span(whole), communicator, stream);
   count(communicator.all_reduce(*plan, tensor, factor, timeout, stream, feedback ? &*feedback : nullptr));
+}
+
+CallSummary AllReduceJob::summary() const {
+  return {"allreduce", tensor.num_elements, tensor.num_elements, words(*this, *plan), plan->bytes()};
 }
 
 }  // namespace zcomm::c10d_binding

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "job.hpp"
 #include "site.hpp"
@@ -9,7 +10,18 @@
 
 namespace zcomm::c10d_binding {
 
+// A call in the terms of torch's traces.
+struct CallSummary {
+  const char* name;              // that torch's own backends have for the collective
+  std::int64_t in_elements = 0;  // of this rank's tensors
+  std::int64_t out_elements = 0;
+  std::string plan;               // the call, its shape and its formats
+  std::optional<LinkBytes> wire;  // none of differences, which are made by the call
+};
+
 struct CompressedJob : Job {
+  virtual CallSummary summary() const = 0;
+
   std::uint64_t seed = 0;  // of stochastic rounding
   std::chrono::milliseconds timeout{0};
   SitePtr site;
@@ -27,6 +39,7 @@ struct AllGatherJob final : CompressedJob {
   GatherExtras extras;
 
   void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
 };
 
 // What differences refer to, as its owner in Python holds it.
@@ -43,6 +56,7 @@ struct DifferenceGatherJob final : CompressedJob {
   HeldShardsPtr held;
 
   void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
 };
 
 // From secondary shards.
@@ -52,6 +66,7 @@ struct GatherSecondaryJob final : CompressedJob {
   std::vector<TensorView> slots;
 
   void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
 };
 
 struct ReduceScatterJob final : CompressedJob {
@@ -62,6 +77,7 @@ struct ReduceScatterJob final : CompressedJob {
   std::optional<Feedback> feedback;
 
   void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
 };
 
 struct AllReduceJob final : CompressedJob {
@@ -71,6 +87,7 @@ struct AllReduceJob final : CompressedJob {
   std::optional<Feedback> feedback;
 
   void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
 };
 
 }  // namespace zcomm::c10d_binding

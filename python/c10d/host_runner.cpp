@@ -4,6 +4,7 @@
 
 #include "gil.hpp"
 #include "host_work.hpp"
+#include "profiling.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -13,9 +14,11 @@ class HostRunner::Task final : public WorkQueue::Task {
       : runner_(runner),
         owner_(runner.keep_alive_()),
         job_(std::move(job)),
+        profilers_(current_profilers()),
         work_(c10::make_intrusive<HostWork>(*job_)) {}
 
   void run() override {
+    const WithProfilers callers(profilers_);
     try {
       job_->run(runner_.communicator(), {});
     } catch (const std::exception& caught) {
@@ -32,6 +35,7 @@ class HostRunner::Task final : public WorkQueue::Task {
   HostRunner& runner_;
   c10::intrusive_ptr<c10::intrusive_ptr_target> owner_;  // so that no reference that a user drops ends it in the middle
   std::unique_ptr<Job> job_;
+  const std::optional<Profilers> profilers_;  // of the caller, who may be another thread
   c10::intrusive_ptr<HostWork> work_;
   std::exception_ptr error_;
 };

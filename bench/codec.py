@@ -180,7 +180,7 @@ def choices(text: str, every: list[str], option: str) -> list[str]:
     chosen = every if text == "all" else text.split(",")
     for name in chosen:
         if name not in every:
-            raise typer.BadParameter(f"got '{name}', expected some of {', '.join(every)}, or all", param_hint=option)
+            raise typer.BadParameter(f"expected some of {', '.join(every)}, or all, got '{name}'", param_hint=option)
     return chosen
 
 
@@ -212,9 +212,9 @@ def main(
     choices(device, ["cpu", "cuda"], "--device")
     choices(clock, list(CLOCKS), "--clock")
     if clock == "thread" and threads != "1":
-        raise typer.BadParameter(f"got thread with --threads {threads}, expected wall", param_hint="--clock")
+        raise typer.BadParameter(f"expected wall with --threads {threads}, got thread", param_hint="--clock")
     if offset % 4:
-        raise typer.BadParameter(f"got {offset}, expected a multiple of 4", param_hint="--offset")
+        raise typer.BadParameter(f"expected a multiple of 4, got {offset}", param_hint="--offset")
     dtypes = choices(dtype, list(DTYPES), "--dtype")
     if device == "cuda":
         from codec_cuda import run

@@ -117,7 +117,7 @@ def main(
 ) -> None:
     """Run the standard set."""
     if device not in DEVICES:
-        raise typer.BadParameter(f"got {device!r}, expected one of {', '.join(DEVICES)}", param_hint="--device")
+        raise typer.BadParameter(f"expected one of {', '.join(DEVICES)}, got {device!r}", param_hint="--device")
     cli.need("torch", "matplotlib", *(["pyroute2"] if device == "cpu" else []))
     out.mkdir(parents=True, exist_ok=True)
     every = list(CUDA) if device == "cuda" else list(QUICK) if quick else list(STANDARD)

@@ -69,7 +69,7 @@ def main() -> None:
     gpus = visible_gpus()
     size = given.ranks or gpus
     if not 1 <= size <= gpus:
-        sys.exit(f"--ranks: got {size}, need 1 to {gpus}: each rank has a GPU of its own")
+        sys.exit(f"--ranks: expected 1 to {gpus}, got {size}: each rank has a GPU of its own")
     try:
         unique_id = zcomm.unique_id()
     except RuntimeError as error:

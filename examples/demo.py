@@ -240,7 +240,7 @@ def main(
     own = {EXACT: [], "zcomm": [f"--{name.replace('_', '-')}={text}" for name, text in formats.items()]}
     if wire not in ("compressed", "difference") or (wire == "difference" and not secondary_shards):
         raise typer.BadParameter(
-            f'--wire: got {wire!r}, expected "compressed", or "difference" with --secondary-shards'
+            f'--wire: expected "compressed", or "difference" with --secondary-shards, got {wire!r}'
         )
     if secondary_shards:
         own["zcomm"] += ["--secondary-shards", f"--wire={wire}"]

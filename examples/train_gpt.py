@@ -242,7 +242,7 @@ def main(
 ) -> None:
     """Train under torchrun, or anything that sets the same environment."""
     if width % HEAD_SIZE != 0:
-        raise typer.BadParameter(f"--width must be a multiple of {HEAD_SIZE}, got {width}")
+        raise typer.BadParameter(f"--width: expected a multiple of {HEAD_SIZE}, got {width}")
     if multiply_as not in ("auto", "bfloat16", "float32"):
         raise typer.BadParameter(f'--multiply-as: expected "auto", "bfloat16" or "float32", got {multiply_as!r}')
     named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}

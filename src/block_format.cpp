@@ -51,7 +51,7 @@ bool take(std::string_view& text, std::string_view ending) {
 const ElementTraits& traits(ElementKind kind) {
   const auto index = static_cast<std::size_t>(kind);
   check_argument(index < kNumKinds, [&] {
-    return "format: got the element kind " + std::to_string(index) + ", expected " + all_kinds("");
+    return "format: expected " + all_kinds("") + ", got the element kind " + std::to_string(index);
   });
   return kTraits[index];
 }
@@ -81,12 +81,13 @@ BlockFormat BlockFormat::parse(std::string_view text) {
     if (!is_block_size(block_size)) break;
     format.block_size = block_size;
     check_argument(!format.stochastic || kTraits[i].stochastic, [&] {
-      return "format: got '" + std::string(text) + "', but " + std::string(name) + " is always rounded to nearest";
+      return "format: expected " + std::string(name) + " without :stochastic, got '" + std::string(text) +
+             "': it is always rounded to nearest";
     });
     return format;
   }
-  throw ArgumentError("format: got '" + std::string(text) + "', expected " + all_kinds(":B") +
-                      " with B a multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
+  throw ArgumentError("format: expected " + all_kinds(":B") + ", got '" + std::string(text) +
+                      "': B is a multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
 }
 
 std::string BlockFormat::to_string() const {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "codec/checks.hpp"
 #include "collectives/random_seed.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -39,24 +40,23 @@ std::optional<BlockFormat> format_of(const Feedback* feedback) {
 void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned) {
   const auto name = [](const std::optional<BlockFormat>& format) { return format ? format->to_string() : "none"; };
   check_argument(format_of(feedback) == planned, [&] {
-    return "feedback: got a residual in " + name(format_of(feedback)) + ", need the plan's, " + name(planned);
+    return "feedback: expected a residual in the plan's format, " + name(planned) + ", got " +
+           name(format_of(feedback));
   });
   if (feedback == nullptr) return;
   const BlockFormat format = feedback->format;
   check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
-    return "feedback.format: got " + format.to_string() + ", need a lossy format that rounds to nearest";
+    return "feedback.format: expected a lossy format that rounds to nearest, got " + format.to_string();
   });
-  check_argument(reinterpret_cast<std::uintptr_t>(feedback->residual) % kWireAlignment == 0, [] {
-    return "feedback.residual: need an address that is a multiple of " + std::to_string(kWireAlignment);
-  });
+  check_aligned("feedback.residual", feedback->residual, kWireAlignment);
   check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f,
-                 [&] { return "feedback.decay: got " + exact_digits(feedback->decay) + ", need 0 to 1"; });
+                 [&] { return "feedback.decay: expected 0 to 1, got " + exact_digits(feedback->decay); });
 }
 
 template <class Views>
 void check_slots(const Views& slots, int size) {
   check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
-    return "slots: got " + std::to_string(slots.size()) + ", need one for each of " + std::to_string(size) + " ranks";
+    return "slots: expected one for each of " + std::to_string(size) + " ranks, got " + std::to_string(slots.size());
   });
 }
 
@@ -65,14 +65,14 @@ void check_slots(const Views& slots, int size, int rank, std::int64_t own_elemen
   check_slots(slots, size);
   for (const auto& slot : slots) {
     check_argument(slot.dtype == dtype, [&] {
-      return "slots: got dtype " + std::string(to_string(slot.dtype)) + ", need that of `" + own_name + "`, " +
-             std::string(to_string(dtype));
+      return "slots: expected dtype " + std::string(to_string(dtype)) + " as in `" + own_name + "`, got " +
+             std::string(to_string(slot.dtype));
     });
   }
   const std::int64_t slot_elements = slots[static_cast<std::size_t>(rank)].num_elements;
   check_argument(slot_elements == own_elements, [&] {
-    return std::string(own_name) + ": got " + std::to_string(own_elements) + " elements, need those of slot " +
-           std::to_string(rank) + ", " + std::to_string(slot_elements);
+    return std::string(own_name) + ": expected the " + std::to_string(slot_elements) + " elements of slot " +
+           std::to_string(rank) + ", got " + std::to_string(own_elements);
   });
 }
 
@@ -89,9 +89,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
       others_(topology_.others(transport_->rank())),
       chunk_bytes_(chunk_bytes) {
   check_argument(topology_.size() == transport_->size(), [&] {
-    return "topology: got " + std::to_string(topology_.size()) + " ranks, need " + std::to_string(transport_->size());
+    return "topology: expected " + std::to_string(transport_->size()) + " ranks, got " +
+           std::to_string(topology_.size());
   });
-  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
+  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
 }
 
 template <class Body>
@@ -113,15 +114,16 @@ CallStats Communicator::run(const std::string& call, std::span<const int> peers,
 template <class Plan>
 void Communicator::check_plan(const Plan& plan, const SlotShape& slots) const {
   check_argument(plan.rank() == rank() && plan.topology() == topology_, [&] {
-    return "plan: got one of rank " + std::to_string(plan.rank()) + " in " + plan.topology().to_string() +
-           ", need one of rank " + std::to_string(rank()) + " in " + topology_.to_string();
+    return "plan: expected one of rank " + std::to_string(rank()) + " in " + topology_.to_string() + ", got rank " +
+           std::to_string(plan.rank()) + " in " + plan.topology().to_string();
   });
   check_argument(plan.chunk_bytes() == chunk_bytes_, [&] {
-    return "plan: got one with a chunk_bytes of " + std::to_string(plan.chunk_bytes()) + ", need " +
-           std::to_string(chunk_bytes_);
+    return "plan: expected one with a chunk_bytes of " + std::to_string(chunk_bytes_) + ", got " +
+           std::to_string(plan.chunk_bytes());
   });
-  check_argument(plan.slots() == slots,
-                 [&] { return "plan: got one of slots " + plan.slots().to_string() + ", need " + slots.to_string(); });
+  check_argument(plan.slots() == slots, [&] {
+    return "plan: expected one of slots " + slots.to_string() + ", got " + plan.slots().to_string();
+  });
 }
 
 CallStats Communicator::all_gather(const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
@@ -129,11 +131,11 @@ CallStats Communicator::all_gather(const GatherPlan& plan, ConstTensorView shard
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
   check_plan(plan, shape_of(slots));
   check_argument(extras.secondary == nullptr || extras.reference == nullptr,
-                 [] { return std::string("reference: got one beside a secondary shard, need one of the two"); });
+                 [] { return std::string("reference: expected it or a secondary shard, got both"); });
   const std::byte* const end = shard.data + shard.num_bytes();
   check_argument(
       extras.reference == nullptr || extras.reference >= end || extras.reference + shard.num_bytes() <= shard.data,
-      [] { return std::string("reference: got memory of the shard, need memory of its own"); });
+      [] { return std::string("reference: expected memory of its own, got memory of the shard"); });
   const char* what = extras.secondary != nullptr   ? " keeping secondary shards"
                      : extras.reference != nullptr ? " of differences"
                                                    : "";
@@ -167,14 +169,13 @@ CallStats Communicator::gather_secondary(const GatherPlan& plan, const std::byte
 void Communicator::check_kept(const DifferencePlan& plan, const KeptShards& kept) const {
   check_argument(codec_->differences() != nullptr, [] {
     return std::string(
-        "plan: got differences on a GPU, expected host memory: the size of a difference would have to come to the host "
-        "before NCCL can receive it");
+        "plan: expected host memory for differences, got a GPU: the size of a difference would have to come to the "
+        "host before NCCL can receive it");
   });
   check_argument(kept.values.size() == plan.kept_bytes(), [&] {
-    return "kept: got " + std::to_string(kept.values.size()) + " bytes, expected " + std::to_string(plan.kept_bytes());
+    return "kept: expected " + std::to_string(plan.kept_bytes()) + " bytes, got " + std::to_string(kept.values.size());
   });
-  check_argument(reinterpret_cast<std::uintptr_t>(kept.values.data()) % kWireAlignment == 0,
-                 [] { return "kept: got another address, expected a multiple of " + std::to_string(kWireAlignment); });
+  check_aligned("kept", kept.values.data(), kWireAlignment);
 }
 
 CallStats Communicator::all_gather(const DifferencePlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
@@ -194,7 +195,7 @@ CallStats Communicator::gather_secondary(const DifferencePlan& plan, const KeptS
   check_plan(plan, shape_of(slots));
   check_kept(plan, kept);
   check_argument(kept.generation > 0, [] {
-    return std::string("kept: got shards of generation 0, expected those that an all_gather by differences has filled");
+    return std::string("kept: expected shards that an all_gather by differences has filled, got those of generation 0");
   });
   return run("gather_secondary " + plan.description() + " of generation " + std::to_string(kept.generation),
              node_peers_, timeout, {},
@@ -237,8 +238,8 @@ CallStats Communicator::reduce_scatter(std::span<const ConstTensorView> slots, T
 CallStats Communicator::all_reduce(const AllReducePlan& plan, TensorView tensor, float factor,
                                    std::chrono::milliseconds timeout, StreamView stream, const Feedback* feedback) {
   check_argument(plan.num_elements() == tensor.num_elements, [&] {
-    return "plan: got one of " + std::to_string(plan.num_elements()) + " elements, need those of the tensor, " +
-           std::to_string(tensor.num_elements);
+    return "plan: expected one of the tensor's " + std::to_string(tensor.num_elements) + " elements, got " +
+           std::to_string(plan.num_elements());
   });
   check_plan(plan.reduce(), {plan.reduce().slots().lengths, tensor.dtype});
   check_feedback(feedback, plan.reduce().feedback());
@@ -255,8 +256,8 @@ CallStats Communicator::all_reduce(TensorView tensor, HopFormats formats, float 
 
 void Communicator::round_trip(ConstTensorView values, BlockFormat format, TensorView decoded, StreamView stream) const {
   check_argument(decoded.num_elements == values.num_elements, [&] {
-    return "decoded: got " + std::to_string(decoded.num_elements) + " elements, need those of `values`, " +
-           std::to_string(values.num_elements);
+    return "decoded: expected the " + std::to_string(values.num_elements) + " elements of `values`, got " +
+           std::to_string(decoded.num_elements);
   });
   const Scratch wire(*workspace_, WireLayout(format, values.dtype, values.num_elements).num_bytes, stream);
   const Encode encode{values, format, wire.data(), {}};

@@ -15,15 +15,15 @@ std::string_view to_string(DType dtype) {
     case DType::float16:
       return "float16";
   }
-  throw ArgumentError("dtype: got the number " + std::to_string(static_cast<int>(dtype)) +
-                      ", expected float32, bfloat16 or float16");
+  throw ArgumentError("dtype: expected float32, bfloat16 or float16, got the number " +
+                      std::to_string(static_cast<int>(dtype)));
 }
 
 DType parse_dtype(std::string_view name) {
   for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     if (name == to_string(dtype)) return dtype;
   }
-  throw ArgumentError("dtype: got '" + std::string(name) + "', expected float32, bfloat16 or float16");
+  throw ArgumentError("dtype: expected float32, bfloat16 or float16, got '" + std::string(name) + "'");
 }
 
 }  // namespace zcomm

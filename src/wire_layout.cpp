@@ -6,7 +6,7 @@ namespace zcomm {
 
 WireLayout::WireLayout(BlockFormat format, DType dtype, std::int64_t num_elements) : block_size_(format.block_size) {
   check_argument(num_elements >= 0,
-                 [&] { return "num_elements: got " + std::to_string(num_elements) + ", expected 0 or more"; });
+                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
   if (format.has_scales()) {
     num_blocks = num_elements / format.block_size + (num_elements % format.block_size != 0);
     codes_offset = align_wire(scales_bytes());

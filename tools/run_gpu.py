@@ -258,7 +258,7 @@ def main() -> int:
     chosen = given.only.split(",") if given.only else names
     for name in chosen:
         if name not in names:
-            parser.error(f"--only: got {name!r}, expected some of {', '.join(names)}")
+            parser.error(f"--only: expected some of {', '.join(names)}, got {name!r}")
     start = time.monotonic()
     environment = make_environment(os.environ)
     if lacks := missing(environment):

@@ -69,7 +69,7 @@ class Call:
         """The view of an array of values; ``name`` is what messages call it."""
         view = self.any(array, name, writable=writable)
         if view.dtype not in VALUE_DTYPES:
-            raise TypeError(f"{name}: got dtype {view.dtype}, expected float32, bfloat16 or float16")
+            raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {view.dtype}")
         return view
 
     def any(self, array: Any, name: str, *, writable: bool = False) -> View:
@@ -78,12 +78,12 @@ class Call:
         if self._is_open:
             self.device, self._is_open = view.device, False
             if self.device == HOST and self._stream_given:
-                raise ValueError(f"stream: got one, expected None for {name}, which is on the CPU")
+                raise ValueError(f"stream: expected None, got one for {name}, which is on the CPU")
         elif CURRENT_DEVICE in (view.device, self.device) and HOST not in (view.device, self.device):
             self.device = max(view.device, self.device)
         elif view.device != self.device:
             hint = self._hint if view.device == HOST else ""
-            raise ValueError(f"{name}: got an array on {_where(view.device)}, expected one on {self.where}{hint}")
+            raise ValueError(f"{name}: expected an array on {self.where}, got one on {_where(view.device)}{hint}")
         self._views.append(view)
         return view
 
@@ -95,7 +95,7 @@ class Call:
 def slots_of(view: View, size: int, name: str) -> list[tuple[int, int, str]]:
     """An array cut into ``size`` equal slots, as the core takes them."""
     if view.num_elements % size:
-        raise ValueError(f"{name}: got {view.num_elements} elements, expected a multiple of the {size} ranks")
+        raise ValueError(f"{name}: expected a multiple of the {size} ranks, got {view.num_elements} elements")
     each = view.num_elements // size
     return [(view.address + i * each * VALUE_DTYPES[view.dtype], each, view.dtype) for i in range(size)]
 
@@ -112,7 +112,7 @@ def new_bytes(num_bytes: int, call: Call, like: Any, name: str) -> Any:
         torch = sys.modules["torch"]
         return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
     raise ValueError(
-        f"{name}: got None, expected an array of {num_bytes} uint8 on {call.where}: zcomm allocates for CuPy, torch "
+        f"{name}: expected an array of {num_bytes} uint8 on {call.where}, got None: zcomm allocates for CuPy, torch "
         f"and the CPU, not for {type(like).__name__}"
     )
 
@@ -126,7 +126,7 @@ def stream_handle(stream: Any, *arrays: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         version, handle = stream.__cuda_stream__()
         if version != 0:
-            raise ValueError(f"stream: got version {version} of __cuda_stream__, expected 0")
+            raise ValueError(f"stream: expected version 0 of __cuda_stream__, got {version}")
         return int(handle)
     for attribute in ("ptr", "cuda_stream", "handle"):
         if hasattr(stream, attribute):
@@ -139,8 +139,8 @@ def stream_handle(stream: Any, *arrays: Any) -> int:
     if isinstance(stream, bool) or handle < 0:
         given = repr(stream) if isinstance(stream, int) else type(stream).__name__
         raise TypeError(
-            f"stream: got {given}, expected None, a stream's handle as an integer, or an object with __cuda_stream__, "
-            "ptr, cuda_stream or handle"
+            "stream: expected None, a stream's handle as an integer, or an object with __cuda_stream__, ptr, "
+            f"cuda_stream or handle, got {given}"
         )
     return handle
 
@@ -182,7 +182,7 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
         if array.device.type == "cpu":
             return View(array.data_ptr(), array.numel(), str(array.dtype).removeprefix("torch."), HOST, array)
         if array.device.type != "cuda":
-            raise ValueError(f"{name}: got a tensor on {array.device}, expected one on the CPU or a GPU")
+            raise ValueError(f"{name}: expected a tensor on the CPU or a GPU, got one on {array.device}")
         with torch.cuda.device(array.device):  # it exports tensors of the current device only
             return _dlpack_view(array.detach(), name, writable, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
@@ -193,15 +193,15 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
     if hasattr(array, "__cuda_array_interface__"):
         return _cuda_view(array, array.__cuda_array_interface__, name, writable, stream)
     raise TypeError(
-        f"{name}: got {type(array).__name__}, expected a NumPy array or one that has __dlpack__ or "
-        "__cuda_array_interface__"
+        f"{name}: expected a NumPy array or one that has __dlpack__ or __cuda_array_interface__, got "
+        f"{type(array).__name__}"
     )
 
 
 def _dlpack_view(array: Any, name: str, writable: bool, stream: int) -> View:
     kind = int(array.__dlpack_device__()[0])
     if kind not in _HOST_TYPES + _GPU_TYPES:
-        raise ValueError(f"{name}: got an array on DLPack device type {kind}, expected one on the CPU or an NVIDIA GPU")
+        raise ValueError(f"{name}: expected an array on the CPU or an NVIDIA GPU, got one on DLPack device type {kind}")
     # The producer makes `stream` wait for what it has queued. In DLPack 0 is ambiguous, 1 is the legacy default stream.
     arguments = {"stream": stream or 1} if kind in _GPU_TYPES else {}
     try:
@@ -217,7 +217,7 @@ def _dlpack_view(array: Any, name: str, writable: bool, stream: int) -> View:
     if writable and found.read_only:
         raise _read_only(name)
     if writable and found.copied:
-        raise ValueError(f"{name}: got an array that __dlpack__ hands out as a copy, expected one to write into")
+        raise ValueError(f"{name}: expected an array to write into, got one that __dlpack__ hands out as a copy")
     device = found.device_id if kind in _GPU_TYPES else HOST
     return View(found.address, found.num_elements, found.dtype, device, capsule)
 
@@ -229,19 +229,19 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
     if writable and read_only:
         raise _read_only(name)
     if interface.get("mask") is not None:
-        raise ValueError(f"{name}: got an array with a mask, expected one without")
+        raise ValueError(f"{name}: expected an array without a mask, got one with a mask")
     if (strides := interface.get("strides")) is not None:
         packed = _packed_strides(shape, dtype.itemsize)
         if 0 not in shape and any(n != 1 and a != b for n, a, b in zip(shape, strides, packed, strict=True)):
             raise _not_contiguous(name, "array")
     if not dtype.isnative or dtype.kind not in "fiub":
         raise TypeError(
-            f"{name}: got {dtype.str!r} from __cuda_array_interface__, expected float32 or float16 (it has no "
-            "bfloat16: DLPack has)"
+            f"{name}: expected float32 or float16 from __cuda_array_interface__, got {dtype.str!r}: it has no "
+            "bfloat16, DLPack has"
         )
     producer = interface.get("stream")
     if producer == 0:
-        raise ValueError(f"{name}: got stream 0 from __cuda_array_interface__, which does not allow it")
+        raise ValueError(f"{name}: expected no stream 0 from __cuda_array_interface__, got one: it does not allow that")
     if producer is not None and int(producer) != (stream or 1):
         _core.wait_for(stream, int(producer))
     return View(int(address or 0), int(np.prod(shape, dtype=np.int64)), dtype.name, CURRENT_DEVICE, array)
@@ -255,7 +255,7 @@ def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 
 
 def _not_contiguous(name: str, kind: str) -> ValueError:
-    return ValueError(f"{name}: got a non-contiguous {kind}, expected a contiguous one")
+    return ValueError(f"{name}: expected a contiguous {kind}, got a non-contiguous one")
 
 
 def _read_only(name: str, library: str = "") -> ValueError:
@@ -263,5 +263,5 @@ def _read_only(name: str, library: str = "") -> ValueError:
         ". JAX arrays are immutable: give a CuPy array, and make it a JAX array afterwards, without a copy, by "
         "jax.dlpack.from_dlpack"
     )
-    message = f"{name}: got a read-only array, expected a writable one"
+    message = f"{name}: expected a writable array, got a read-only one"
     return ValueError(message + advice if library in _IMMUTABLE else message)

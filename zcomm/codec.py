@@ -103,7 +103,7 @@ def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[Array
     Raises RuntimeError if no encoder wrote ``body``."""
     wire = Call(None, device=HOST).any(body, "body")
     if wire.dtype != "uint8":
-        raise TypeError(f"body: got dtype {wire.dtype}, expected uint8")
+        raise TypeError(f"body: expected dtype uint8, got {wire.dtype}")
     hash_of_values = _core.decode_difference(wire.address, wire.num_elements, view_of(base, "base", writable=True), isa)
     return base, hash_of_values
 
@@ -137,7 +137,7 @@ def decode_in(call: Call, wire: Wire, format: str, out: ArrayT, isa: str) -> Arr
 
 def _place(call: Call, isa: str) -> tuple[str, int, int]:
     if isa and call.device != HOST:
-        raise ValueError(f"isa: got {isa!r}, expected none for arrays on {call.where}")
+        raise ValueError(f"isa: expected none for arrays on {call.where}, got {isa!r}")
     return isa, call.device, call.stream
 
 
@@ -146,9 +146,9 @@ def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
     target = new_bytes(num_bytes, call, like, "out") if out is None else out
     view = call.any(target, "out", writable=True)
     if view.dtype != "uint8":
-        raise TypeError(f"out: got dtype {view.dtype}, expected uint8")
+        raise TypeError(f"out: expected dtype uint8, got {view.dtype}")
     if view.num_elements != num_bytes:
-        raise ValueError(f"out: got {view.num_elements} bytes, expected {num_bytes}")
+        raise ValueError(f"out: expected {num_bytes} bytes, got {view.num_elements}")
     return target, view.address
 
 
@@ -166,12 +166,12 @@ def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, i
     view = call.any(wire, name)
     if format == "exact" and view.dtype in VALUE_DTYPES:
         if view.num_elements != num_elements:
-            raise ValueError(f"{name}: got {view.num_elements} values, expected {num_elements}")
+            raise ValueError(f"{name}: expected {num_elements} values, got {view.num_elements}")
         return view.address, format, view.dtype
     if view.dtype != "uint8":
-        raise TypeError(f"{name}: got dtype {view.dtype}, expected uint8")
+        raise TypeError(f"{name}: expected dtype uint8, got {view.dtype}")
     if view.num_elements != (expected := wire_bytes(format, dtype, num_elements)):
         raise ValueError(
-            f"{name}: got {view.num_elements} bytes, expected {expected} for {num_elements} {dtype} values as {format}"
+            f"{name}: expected {expected} bytes for {num_elements} {dtype} values as {format}, got {view.num_elements}"
         )
     return view.address, format, dtype

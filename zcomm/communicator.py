@@ -72,16 +72,16 @@ class Communicator:
         max_ctas: int = 0,
     ) -> None:
         if size < 1 or not 0 <= rank < size:
-            raise ValueError(f"rank: got {rank} of size {size}, expected 0 to size - 1")
+            raise ValueError(f"rank: expected 0 to size - 1, got {rank} of size {size}")
         if not isinstance(unique_id, bytes) or len(unique_id) != 128:
             given = f"{len(unique_id)} bytes" if isinstance(unique_id, bytes) else type(unique_id).__name__
-            raise ValueError(f"unique_id: got {given}, expected the 128 bytes of zcomm.unique_id()")
+            raise ValueError(f"unique_id: expected the 128 bytes of zcomm.unique_id(), got {given}")
         if chunk_bytes is None:
             chunk_bytes = _core.default_gpu_chunk_bytes(size)
         if chunk_bytes < 1:
-            raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at least 1")
+            raise ValueError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
         if max_ctas < 0:
-            raise ValueError(f"max_ctas: got {max_ctas}, expected at least 0")
+            raise ValueError(f"max_ctas: expected at least 0, got {max_ctas}")
         self._timeout = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
@@ -110,7 +110,7 @@ class Communicator:
         host memory."""
         # NCCL is connected to the peers of the hops. A message to another rank would block the host until both connect.
         if formats == "exact:direct":
-            raise ValueError("formats: got 'exact:direct', expected 'exact' or others: it is for host memory")
+            raise ValueError("formats: expected 'exact' or others, got 'exact:direct': it is for host memory")
         factor = self._factor(op)
         call = self._call(stream, out, array)
         source, target = call.values(array, "array"), call.values(out, "out", writable=True)
@@ -165,37 +165,40 @@ class Communicator:
 
     def _factor(self, op: str) -> float:
         if op not in ("sum", "avg"):
-            raise ValueError(f"op: got {op!r}, expected 'sum' or 'avg'")
+            raise ValueError(f"op: expected 'sum' or 'avg', got {op!r}")
         return 1.0 if op == "sum" else 1.0 / self.size
 
     def _check_slots(self, own: View, own_name: str, whole: View, whole_name: str) -> None:
         if own.dtype != whole.dtype:
-            raise TypeError(f"{whole_name}: got dtype {whole.dtype}, expected that of {own_name}, {own.dtype}")
+            raise TypeError(f"{whole_name}: expected dtype {own.dtype} as in {own_name}, got {whole.dtype}")
         if whole.num_elements != self.size * own.num_elements:
             raise ValueError(
-                f"{whole_name}: got {whole.num_elements} elements, expected {self.size} times the {own.num_elements} "
-                f"of {own_name}"
+                f"{whole_name}: expected {self.size} times the {own.num_elements} elements of {own_name}, got "
+                f"{whole.num_elements}"
             )
         if own.overlaps(whole) and own.address != whole.address + self.rank * own.num_bytes:
-            raise ValueError(f"{own_name}: overlaps {whole_name}, expected its slot {self.rank} or memory of its own")
+            raise ValueError(
+                f"{own_name}: expected slot {self.rank} of {whole_name} or memory of its own, got another part "
+                f"of {whole_name}"
+            )
 
 
 def _timedelta(timeout: datetime.timedelta | float) -> datetime.timedelta:
     given = timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout)
     if given < datetime.timedelta(milliseconds=1):
-        raise ValueError(f"timeout: got {timeout}, expected more than 0 seconds")
+        raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
     return given
 
 
 def _nodes(size: int, node_size: int | None, node_ids: Sequence[int] | None) -> list[int]:
     if node_size is not None and node_ids is not None:
-        raise ValueError("node_size: got node_ids, too, expected one of the two")
+        raise ValueError("node_size: expected it or node_ids, got both")
     if node_ids is not None:
         if len(node_ids) != size:
-            raise ValueError(f"node_ids: got {len(node_ids)} nodes, expected one for each of the {size} ranks")
+            raise ValueError(f"node_ids: expected one for each of the {size} ranks, got {len(node_ids)}")
         return list(node_ids)
     if node_size is not None and node_size < 1:
-        raise ValueError(f"node_size: got {node_size}, expected at least 1")
+        raise ValueError(f"node_size: expected at least 1, got {node_size}")
     return [rank // (node_size or size) for rank in range(size)]
 
 
@@ -206,5 +209,5 @@ def _device(rank: int, device: int | None) -> int:
     if device is None:
         return rank % int(count)
     if not 0 <= device < count:
-        raise ValueError(f"device: got {device}, expected 0 to {count - 1}: this process sees {count} GPUs")
+        raise ValueError(f"device: expected 0 to {count - 1}, got {device}: this process sees {count} GPUs")
     return device

@@ -211,4 +211,4 @@ def _mix(x: int) -> int:
 
 
 def _fail(what: str) -> NoReturn:
-    raise ValueError(f"body: got bytes that no encoder wrote: {what}")
+    raise ValueError(f"body: expected one that an encoder wrote, got other bytes: {what}")

@@ -37,12 +37,12 @@ class ErrorFeedback:
 
     def __init__(self, format: str = "int8:128", *, decay: float = 1.0, reset_every: int | None = None) -> None:
         if format == "exact" or ":stochastic" in format:
-            raise ValueError(f"format: got {format!r}, need a lossy one that rounds to nearest")
+            raise ValueError(f"format: expected a lossy one that rounds to nearest, got {format!r}")
         self.block_format = _core.BlockFormat(format)  # raises on an unknown one
         if not (math.isfinite(decay) and 0 <= decay <= 1):
-            raise ValueError(f"decay: got {decay}, need 0 to 1")
+            raise ValueError(f"decay: expected 0 to 1, got {decay}")
         if reset_every is not None and reset_every < 1:
-            raise ValueError(f"reset_every: got {reset_every}, need at least 1, or None")
+            raise ValueError(f"reset_every: expected at least 1, or None, got {reset_every}")
         self.format = format
         self.decay = decay
         self.reset_every = reset_every
@@ -81,7 +81,7 @@ class ErrorFeedback:
         another model, other formats.
         """
         if state["format"] != self.format:
-            raise ValueError(f"state: its residuals are in {state['format']!r}, need {self.format!r}")
+            raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
         self._residuals.clear()
         self._loaded = {
             key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()

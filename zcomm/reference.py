@@ -73,11 +73,13 @@ def parse_format(text: str) -> Format:
     match = re.fullmatch(r"(\w+):([1-9][0-9]*)(:hadamard)?(:stochastic)?", text, re.ASCII)
     if match and (kind := KINDS.get(match[1])) and kind.max_code and int(match[2]) <= 4096 and int(match[2]) % 32 == 0:
         if match[4] and not kind.stochastic:
-            raise ValueError(f"format: got '{text}', but {match[1]} is always rounded to nearest")
+            raise ValueError(
+                f"format: expected {match[1]} without :stochastic, got '{text}': it is always rounded to nearest"
+            )
         return Format(match[1], int(match[2]), bool(match[3]), bool(match[4]))
     names = [name + (":B" if kind.max_code else "") for name, kind in KINDS.items()]
     raise ValueError(
-        f"format: got '{text}', expected {', '.join(names[:-1])} or {names[-1]} with B a multiple of 32 from 32 to "
+        f"format: expected {', '.join(names[:-1])} or {names[-1]}, got '{text}': B is a multiple of 32 from 32 to "
         "4096; :hadamard and then :stochastic may follow B"
     )
 
@@ -342,7 +344,7 @@ def _sum(wires: Sequence[WireAndFormat], num_elements: int, wire_dtype: str) -> 
             if rotated and total is not None:
                 total = rotate_back(total)
     if total is None:
-        raise ValueError("wires: got none, expected at least one")
+        raise ValueError("wires: expected at least one, got none")
     return total
 
 
@@ -350,7 +352,7 @@ def _dtype_name(values: Values) -> str:
     for name, dtype in DTYPES.items():
         if values.dtype == dtype:
             return name
-    raise ValueError(f"values: got dtype {values.dtype}, expected float32, float16, or uint16 for bfloat16 bits")
+    raise ValueError(f"values: expected dtype float32, float16, or uint16 for bfloat16 bits, got {values.dtype}")
 
 
 def _align(num_bytes: int) -> int:

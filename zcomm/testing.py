@@ -63,7 +63,7 @@ class LocalRank:
             held = call.values(reference, "reference", writable=True)
             if (held.dtype, held.num_elements) != (source.dtype, source.num_elements):
                 raise ValueError(
-                    f"reference: got {held.num_elements} {held.dtype}, expected {source.num_elements} {source.dtype}"
+                    f"reference: expected {source.num_elements} {source.dtype}, got {held.num_elements} {held.dtype}"
                 )
             own = held.address
         segments = _segments(format, source.num_elements)
@@ -117,7 +117,7 @@ class LocalWorld:
         if isinstance(nodes, str):
             num_nodes, _, node_size = nodes.partition("x")
             if not (num_nodes.isdecimal() and node_size.isdecimal() and int(num_nodes) and int(node_size)):
-                raise ValueError(f"nodes: got {nodes!r}, expected NODESxRANKS such as '8x8'")
+                raise ValueError(f"nodes: expected NODESxRANKS such as '8x8', got {nodes!r}")
             nodes = [node for node in range(int(num_nodes)) for _ in range(int(node_size))]
         communicators = _core.make_local_communicators(list(nodes), chunk_bytes)
         for communicator in communicators:

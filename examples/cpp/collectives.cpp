@@ -137,7 +137,8 @@ int main(int argc, char** argv) try {
   const int size = argc > 1 ? std::atoi(argv[1]) : num_gpus > 0 ? num_gpus : 4;
   const auto count = static_cast<std::size_t>(argc > 2 ? std::atoll(argv[2]) : 1'000'000);
   if (size < 1 || count < 1 || (num_gpus > 0 && size > num_gpus)) {
-    std::fprintf(stderr, "got %d ranks of %zu elements, need at least 1 of each, and a GPU per rank: there are %d\n",
+    std::fprintf(stderr,
+                 "expected 1 or more ranks, elements, and GPUs per rank, got %d ranks of %zu elements and %d GPUs\n",
                  size, count, num_gpus);
     return 2;
   }

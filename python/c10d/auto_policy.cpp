@@ -61,9 +61,9 @@ AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call
 AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
   if (!call.on_host) {
     throw Error(
-        "policy: got 'auto' for an " + text_of(call) +
-        " on a GPU, expected tensors on a CPU, whose calls can be timed, or calibration=FILE of 'python -m zcomm "
-        "measure'");
+        "policy: expected for 'auto' calls on a CPU, which can be timed, or calibration=FILE of 'python -m zcomm "
+        "measure', got an " +
+        text_of(call) + " on a GPU");
   }
   check_same_call(kind, call);
   const Ways both = ways(policy, call);

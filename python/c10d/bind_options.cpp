@@ -1,6 +1,7 @@
 // Options and PolicyOverride, whose fields are checked as they are set.
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <utility>
 
 #include "bind.hpp"
@@ -10,8 +11,12 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-[[noreturn]] void refuse(const OptionField& field, const py::handle& value, const std::string& needed) {
-  throw py::type_error(std::string(field.name) + ": got " + py::repr(value).cast<std::string>() + ", need " + needed);
+std::string refusal(const OptionField& field, const std::string& expected, const py::handle& value) {
+  return std::string(field.name) + ": expected " + expected + ", got " + py::repr(value).cast<std::string>();
+}
+
+[[noreturn]] void refuse(const OptionField& field, const py::handle& value, const std::string& expected) {
+  throw py::type_error(refusal(field, expected, value));
 }
 
 template <class Format>
@@ -31,8 +36,9 @@ void set(const OptionField& field, const py::handle& value, HopFormats& target) 
   HopFormats formats;
   set_format(field, value, formats);
   if ((field.exact_only && !formats.is_exact()) || (formats.direct && !field.direct)) {
-    throw py::value_error(std::string(field.name) + ": got '" + formats.to_string() + "', expected " +
-                          (field.exact_only ? "'exact' or 'exact:direct'" : "a format that is not direct"));
+    throw py::value_error(std::string(field.name) + ": expected " +
+                          (field.exact_only ? "'exact' or 'exact:direct'" : "a format that is not direct") + ", got '" +
+                          formats.to_string() + "'");
   }
   target = formats;
 }
@@ -51,8 +57,7 @@ void set(const OptionField& field, const py::handle& value, std::string& target)
   if (!py::isinstance<py::str>(value)) refuse(field, value, "the name of a file");
   target = value.cast<std::string>();
   if (target.find_first_of("'\\\n") != std::string::npos) {
-    throw py::value_error(std::string(field.name) + ": got " + py::repr(value).cast<std::string>() +
-                          ", expected a name without quotes, backslashes and line ends");
+    throw py::value_error(refusal(field, "a name without quotes, backslashes and line ends", value));
   }
 }
 
@@ -67,9 +72,11 @@ void set(const OptionField& field, const py::handle& value, Integer& target) {
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
   if (overflow != 0 || number < field.least || !std::in_range<Integer>(number)) {
-    throw py::value_error(std::string(field.name) + ": got " + py::repr(value).cast<std::string>() +
-                          (overflow > 0 || number > field.least ? ", which is too large"
-                                                                : ", need at least " + std::to_string(field.least)));
+    const bool too_large = overflow > 0 || number > field.least;
+    throw py::value_error(refusal(field,
+                                  too_large ? "at most " + std::to_string(std::numeric_limits<Integer>::max())
+                                            : "at least " + std::to_string(field.least),
+                                  value));
   }
   target = static_cast<Integer>(number);
 }

@@ -9,8 +9,8 @@ namespace zcomm::c10d_binding {
 namespace {
 
 void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "zcomm: outputs has ", outputs.size(), " tensors, need the ",
-                    inputs.size(), " of inputs");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "zcomm: outputs: expected ", inputs.size(),
+                    " tensors as in inputs, got ", outputs.size());
 }
 
 std::vector<at::Tensor> pick(const std::vector<at::Tensor>& tensors, const std::vector<std::size_t>& indices) {

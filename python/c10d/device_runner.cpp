@@ -47,8 +47,8 @@ WorkPtr DeviceRunner::launch(std::unique_ptr<Job> job) {
   const std::lock_guard lock(launch_mutex_);
   const at::Device device = job->outputs[0].device();
   TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
-  TORCH_CHECK_VALUE(!device_ || *device_ == device, "zcomm: got a tensor on ", device,
-                    ", need one on this group's device, ", device_.value_or(device), ": a rank has one device");
+  TORCH_CHECK_VALUE(!device_ || *device_ == device, "zcomm: expected a tensor on this group's device, ",
+                    device_.value_or(device), ", got one on ", device, ": a rank has one device");
   const c10::DeviceGuard on_device(device);
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::Stream current = guard.getStream(device);

@@ -31,7 +31,7 @@ BackendPtr InnerGroups::existing_cuda() {
 
 ::c10d::Backend& InnerGroups::for_device(at::DeviceType type) {
   if (type == at::kCPU) return *cpu_;
-  TORCH_CHECK_VALUE(type == at::kCUDA, "zcomm: got a tensor on ", type, ", need one on cpu or cuda");
+  TORCH_CHECK_VALUE(type == at::kCUDA, "zcomm: expected a tensor on cpu or cuda, got one on ", type);
   ::c10d::Backend& inner = cuda();
   if (coalescing_ && !coalescing_cuda_) {
     inner.startCoalescing();

@@ -31,15 +31,15 @@ std::vector<Segment<Format>> segments_of(const Parts& parts, std::int64_t num_el
 void check_memory(const at::Tensor& memory, const char* name, std::size_t num_bytes, at::Device device) {
   TORCH_CHECK_VALUE(memory.scalar_type() == at::kByte && memory.is_contiguous() && memory.device() == device &&
                         memory.nbytes() == num_bytes,
-                    "zcomm: ", name, " is ", memory.numel(), " ", memory.scalar_type(), " on ", memory.device(),
-                    ", need ", num_bytes, " Byte on ", device, ", contiguous");
+                    "zcomm: ", name, ": expected ", num_bytes, " contiguous Byte on ", device, ", got ", memory.numel(),
+                    memory.is_contiguous() ? " contiguous " : " ", memory.scalar_type(), " on ", memory.device());
 }
 
 // The feedback of `call`, whose plan has its format.
 ReduceCall with_residual(ReduceCall call, const std::optional<HeldResidual>& residual, std::size_t num_bytes,
                          const std::optional<BlockFormat>& format, at::Device device) {
-  TORCH_CHECK_VALUE(residual.has_value() == format.has_value(), "zcomm: got ", residual ? "a" : "no",
-                    " residual, need ", format ? "one" : "none", ", as was planned");
+  TORCH_CHECK_VALUE(residual.has_value() == format.has_value(), "zcomm: residual: expected ", format ? "one" : "none",
+                    ", as was planned, got ", residual ? "one" : "none");
   if (!residual) return call;
   check_memory(residual->data, "residual", num_bytes, device);
   call.residual = residual->data;
@@ -74,8 +74,8 @@ std::shared_ptr<P> PlannedCalls::planned(const Format& format, const at::Tensor&
 template <class P>
 void PlannedCalls::check_planned(const P& planned, const at::Tensor& whole) const {
   TORCH_CHECK_VALUE(whole.scalar_type() == planned.dtype && whole.numel() == planned.num_elements,
-                    "zcomm: got a tensor of ", whole.numel(), " ", whole.scalar_type(), ", need ", planned.num_elements,
-                    " ", planned.dtype, ", as was planned");
+                    "zcomm: expected a tensor of ", planned.num_elements, " ", planned.dtype, ", as was planned, got ",
+                    whole.numel(), " ", whole.scalar_type());
 }
 
 std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& output, const at::Tensor& input,
@@ -96,11 +96,11 @@ std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& outpu
 std::shared_ptr<PlannedDifferences> PlannedCalls::plan_differences(const at::Tensor& output, const at::Tensor& input,
                                                                    const std::shared_ptr<PlannedDifferences>& kept) {
   if (is_planned(kept, BlockFormat{}, output, {})) return kept;
-  TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf, "zcomm: output: got ",
-                    output.scalar_type(), ", expected BFloat16 or Half, of which differences are made");
-  TORCH_CHECK_VALUE(output.device().is_cpu(), "zcomm: output: got ", output.device(),
-                    ", expected cpu: over NCCL a receiver would have to wait for the GPU to learn the size of a "
-                    "difference");
+  TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf,
+                    "zcomm: output: expected BFloat16 or Half, of which differences are made, got ",
+                    output.scalar_type());
+  TORCH_CHECK_VALUE(output.device().is_cpu(), "zcomm: output: expected cpu, got ", output.device(),
+                    ": over NCCL a receiver would have to wait for the GPU to learn the size of a difference");
   check_shapes(output, input, group_.getSize(), "output", "input");
   return planned<PlannedDifferences>(BlockFormat{}, output, {},
                                      compressed_.plan_differences(shape_of(slots_of(output, group_.getSize()))));

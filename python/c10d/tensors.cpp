@@ -81,20 +81,20 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
 
 void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, const char* whole_name,
                   const char* shard_name) {
-  TORCH_CHECK_VALUE(whole.scalar_type() == shard.scalar_type(), "zcomm: ", whole_name, " has dtype ",
-                    whole.scalar_type(), ", need that of ", shard_name, ", ", shard.scalar_type());
-  TORCH_CHECK_VALUE(whole.numel() == shard.numel() * size, "zcomm: ", whole_name, " has ", whole.numel(),
-                    " elements, need ", size, " times the ", shard.numel(), " of ", shard_name);
+  TORCH_CHECK_VALUE(whole.scalar_type() == shard.scalar_type(), "zcomm: ", whole_name, ": expected dtype ",
+                    shard.scalar_type(), " as in ", shard_name, ", got ", whole.scalar_type());
+  TORCH_CHECK_VALUE(whole.numel() == shard.numel() * size, "zcomm: ", whole_name, ": expected ", size, " times the ",
+                    shard.numel(), " elements of ", shard_name, ", got ", whole.numel());
 }
 
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name) {
-  TORCH_CHECK_VALUE(list.size() == static_cast<std::size_t>(size), "zcomm: ", list_name, " has ", list.size(),
-                    " tensors, need one for each of ", size, " ranks");
+  TORCH_CHECK_VALUE(list.size() == static_cast<std::size_t>(size), "zcomm: ", list_name,
+                    ": expected a tensor for each of ", size, " ranks, got ", list.size());
   for (const at::Tensor& tensor : list) {
     TORCH_CHECK_VALUE(tensor.scalar_type() == shard.scalar_type() && tensor.numel() == shard.numel(),
-                      "zcomm: ", list_name, " has a tensor of ", tensor.numel(), " ", tensor.scalar_type(), ", need ",
-                      shard.numel(), " ", shard.scalar_type(), " as in ", shard_name);
+                      "zcomm: ", list_name, ": expected tensors of ", shard.numel(), " ", shard.scalar_type(),
+                      " as in ", shard_name, ", got one of ", tensor.numel(), " ", tensor.scalar_type());
   }
 }
 

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 NcclUniqueId id_of(const std::string& bytes) {
   NcclUniqueId id;
   check_argument(bytes.size() == id.size(), [&] {
-    return "unique_id: got " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(id.size());
+    return "unique_id: expected " + std::to_string(id.size()) + " bytes, got " + std::to_string(bytes.size());
   });
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;

@@ -51,16 +51,16 @@ DlpackArray read_capsule(const py::handle& capsule) {
     const auto* managed =
         static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     check_argument(managed->major == dlpack::kMajor, [&] {
-      return "DLPack version: got " + std::to_string(managed->major) + "." + std::to_string(managed->minor) +
-             ", expected 1.x";
+      return "DLPack version: expected 1.x, got " + std::to_string(managed->major) + "." +
+             std::to_string(managed->minor);
     });
     return read(managed->tensor, managed->flags);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     return read(static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor, 0);
   }
-  throw ArgumentError("got " + py::repr(capsule).cast<std::string>() +
-                      " from __dlpack__, expected a capsule named dltensor or dltensor_versioned");
+  throw ArgumentError("expected a capsule named dltensor or dltensor_versioned from __dlpack__, got " +
+                      py::repr(capsule).cast<std::string>());
 }
 
 }  // namespace

@@ -13,30 +13,34 @@
 
 namespace zcomm {
 
-inline void check_aligned(const char* argument, const void* data, std::size_t alignment, std::int64_t num_elements) {
-  check_argument(num_elements == 0 || data != nullptr, [&] {
-    return std::string(argument) + ": got a null pointer for " + std::to_string(num_elements) + " elements";
-  });
+inline void check_aligned(const char* argument, const void* data, std::size_t alignment) {
   const auto offset = reinterpret_cast<std::uintptr_t>(data) % alignment;
   check_argument(offset == 0, [&] {
-    return std::string(argument) + ": got an address " + std::to_string(offset) + " bytes past a multiple of " +
-           std::to_string(alignment) + ", expected a multiple of " + std::to_string(alignment);
+    return std::string(argument) + ": expected an address that is a multiple of " + std::to_string(alignment) +
+           ", got " + std::to_string(offset) + " bytes past one";
   });
+}
+
+inline void check_aligned(const char* argument, const void* data, std::size_t alignment, std::int64_t num_elements) {
+  check_argument(num_elements == 0 || data != nullptr, [&] {
+    return std::string(argument) + ": expected memory of " + std::to_string(num_elements) +
+           " elements, got a null pointer";
+  });
+  check_aligned(argument, data, alignment);
 }
 
 inline void check_format(BlockFormat format) {
   check_argument(format.is_valid(), [&] {
     const BlockFormat parsed = BlockFormat::parse(format.to_string());  // which says what is wrong with most
-    return "format: got a block size of " + std::to_string(format.block_size) + " with " + parsed.to_string() +
-           ", expected 0";
+    return "format: expected a block size of 0 with " + parsed.to_string() + ", got " +
+           std::to_string(format.block_size);
   });
 }
 
 inline void check_values(ConstTensorView values) {
   to_string(values.dtype);
-  check_argument(values.num_elements >= 0, [&] {
-    return "values: got " + std::to_string(values.num_elements) + " elements, expected 0 or more";
-  });
+  check_argument(values.num_elements >= 0,
+                 [&] { return "values: expected 0 or more elements, got " + std::to_string(values.num_elements); });
   check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
 }
 
@@ -46,18 +50,18 @@ inline void check_wire(const Wire& wire, std::int64_t num_elements) {
   const bool exact = wire.format.kind == ElementKind::exact;
   check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
   check_argument(std::isfinite(wire.factor),
-                 [&] { return "wire: got a factor of " + std::to_string(wire.factor) + ", expected a finite number"; });
+                 [&] { return "wire: expected a finite factor, got " + std::to_string(wire.factor); });
 }
 
 inline void check_rounding(const Rounding& rounding) {
   check_argument(rounding.first_element >= 0 && rounding.first_element % kMinBlockSize == 0, [&] {
-    return "first_element: got " + std::to_string(rounding.first_element) + ", expected a multiple of " +
-           std::to_string(kMinBlockSize) + ", 0 or more";
+    return "first_element: expected a multiple of " + std::to_string(kMinBlockSize) + ", 0 or more, got " +
+           std::to_string(rounding.first_element);
   });
 }
 
 inline void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
-  check_argument(!wires.empty(), [] { return "wires: got none, expected at least one"; });
+  check_argument(!wires.empty(), [] { return "wires: expected at least one, got none"; });
   for (const Wire& wire : wires) check_wire(wire, num_elements);
 }
 
@@ -72,11 +76,11 @@ inline void check(const Decode& job) {
   check_values(job.values);
   check_wire(job.wire, job.values.num_elements);
   check_argument(job.wire.factor == 1.0f, [&] {
-    return "wire: got a factor of " + std::to_string(job.wire.factor) +
-           " to decode, expected 1: decode_sum takes others";
+    return "wire: expected a factor of 1 to decode, got " + std::to_string(job.wire.factor) +
+           ": decode_sum takes others";
   });
   check_argument(!job.wire.nan_is_zero,
-                 [] { return std::string("wire: got nan_is_zero to decode, expected false: decode_sum takes it"); });
+                 [] { return std::string("wire: expected no nan_is_zero to decode, got it: decode_sum takes it"); });
 }
 
 inline void check(const DecodeSum& job) {
@@ -86,7 +90,7 @@ inline void check(const DecodeSum& job) {
 
 inline void check(const DecodeSumEncode& job) {
   check_argument(job.num_elements >= 0,
-                 [&] { return "num_elements: got " + std::to_string(job.num_elements) + ", expected 0 or more"; });
+                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(job.num_elements); });
   check_wires(job.wires, job.num_elements);
   check_format(job.format);
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);

@@ -29,27 +29,27 @@ template <class Format>
 SlotShape checked(SlotShape slots, const Topology& topology, int rank, std::size_t chunk_bytes,
                   std::span<const Segment<Format>> segments) {
   check_argument(rank >= 0 && rank < topology.size(), [&] {
-    return "rank: got " + std::to_string(rank) + ", need 0 to " + std::to_string(topology.size() - 1);
+    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(rank);
   });
-  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: got 0, need at least 1"); });
+  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
   check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
-    return "slots: got " + std::to_string(slots.lengths.size()) + ", need one for each of " +
-           std::to_string(topology.size()) + " ranks";
+    return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
+           std::to_string(slots.lengths.size());
   });
   for (const std::int64_t length : slots.lengths) {
     check_argument(length >= 0,
-                   [&] { return "slots: got one of " + std::to_string(length) + " elements, need 0 or more"; });
+                   [&] { return "slots: expected 0 or more elements in each, got " + std::to_string(length); });
   }
   std::int64_t total = 0;
   for (const Segment<Format>& segment : segments) {
     check_argument(segment.num_elements >= 0, [&] {
-      return "segments: got one of " + std::to_string(segment.num_elements) + " elements, need 0 or more";
+      return "segments: expected 0 or more elements in each, got " + std::to_string(segment.num_elements);
     });
     total += segment.num_elements;
   }
   check_argument(total == slots.longest(), [&] {
-    return "segments: got " + std::to_string(total) + " elements, need those of the longest slot, " +
-           std::to_string(slots.longest());
+    return "segments: expected the " + std::to_string(slots.longest()) + " elements of the longest slot, got " +
+           std::to_string(total);
   });
   return slots;
 }
@@ -206,7 +206,7 @@ DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_by
       places_(places_of(topology_, rank)),
       num_held_(zcomm::num_held(topology_, rank)) {
   check_argument(slots_.dtype != DType::float32, [] {
-    return std::string("slots: got float32, expected bfloat16 or float16, of which differences are made");
+    return std::string("slots: expected bfloat16 or float16, of which differences are made, got float32");
   });
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
 }
@@ -232,7 +232,7 @@ ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
   check_argument(
       std::all_of(segments_.begin(), segments_.end(),
                   [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
-      [] { return std::string("segments: got exact:direct beside other formats, expected it for all or for none"); });
+      [] { return std::string("segments: expected exact:direct for all or for none, got it beside other formats"); });
   if (feedback_) lay_out_residual();
 }
 
@@ -303,7 +303,7 @@ namespace {
 
 SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
   check_argument(!formats.direct,
-                 [&] { return "formats: got " + formats.to_string() + ", expected one that is not direct"; });
+                 [&] { return "formats: expected some that are not direct, got " + formats.to_string(); });
   return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
 }
 

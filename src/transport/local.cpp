@@ -164,7 +164,7 @@ void LocalTransport::abort(const std::string& reason) noexcept {
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> make_local_transports(int size) {
-  check_argument(size > 0, [&] { return "size: got " + std::to_string(size) + ", need at least 1"; });
+  check_argument(size > 0, [&] { return "size: expected at least 1, got " + std::to_string(size); });
   const auto hub = std::make_shared<Hub>(size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<LocalTransport>(hub, rank));

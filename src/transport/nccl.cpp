@@ -20,7 +20,7 @@ constexpr auto kGraphTimeout = 1s;
 
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   check_argument(options.rank >= 0 && options.rank < options.size, [&] {
-    return "rank: got " + std::to_string(options.rank) + ", need 0 to " + std::to_string(options.size - 1);
+    return "rank: expected 0 to " + std::to_string(options.size - 1) + ", got " + std::to_string(options.rank);
   });
   check_cuda(cudaGetDevice(&device_), "tell the current device");
   communicator_ = std::make_shared<NcclCommunicator>(nccl::library().symbols);

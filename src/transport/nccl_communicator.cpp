@@ -39,8 +39,8 @@ class DeviceBytes {
 void check_environment() {
   const char* text = std::getenv("NCCL_COMM_BLOCKING");
   if (text == nullptr || std::string(text) == "0") return;
-  throw TransportError(std::string("NCCL_COMM_BLOCKING: got ") + text +
-                       ", expected it unset or 0: a communicator that blocks cannot be aborted");
+  throw TransportError(std::string("NCCL_COMM_BLOCKING: expected it unset or 0, got ") + text +
+                       ": a communicator that blocks cannot be aborted");
 }
 
 }  // namespace

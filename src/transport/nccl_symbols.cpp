@@ -56,7 +56,8 @@ Library open_library(const std::string& named_path, const std::string& wheel_pat
   const auto resolve = [&]<class Function>(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(handle, name));
     if (function == nullptr) {
-      throw TransportError(library.description.path + " has no " + name + ": zcomm needs NCCL 2.27.3 or later");
+      throw TransportError("NCCL: expected 2.27.3 or later, got one without " + std::string(name) + ", " +
+                           library.description.path);
     }
   };
 #define ZCOMM_RESOLVE(name, result, parameters) resolve(library.symbols.name, "nccl" #name);
@@ -66,9 +67,9 @@ Library open_library(const std::string& named_path, const std::string& wheel_pat
     throw TransportError(library.description.path + " does not tell its version");
   }
   if (const int version = library.description.version; version < kMinNcclVersion) {
-    throw TransportError(library.description.path + " is NCCL " + std::to_string(version / 10000) + "." +
-                         std::to_string(version / 100 % 100) + "." + std::to_string(version % 100) +
-                         ": zcomm needs NCCL 2.27.3 or later (earlier ones can hang or crash in an abort)");
+    throw TransportError("NCCL: expected 2.27.3 or later, got " + std::to_string(version / 10000) + "." +
+                         std::to_string(version / 100 % 100) + "." + std::to_string(version % 100) + " from " +
+                         library.description.path + ": earlier ones can hang or crash in an abort");
   }
   return library;
 }

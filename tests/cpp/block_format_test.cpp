@@ -52,12 +52,14 @@ TEST_CASE("anything else is refused by name") {
     CHECK_THROWS_AS(BlockFormat::parse(text), ArgumentError);
   }
   CHECK_THROWS_WITH(BlockFormat::parse("int8:33"),
-                    "format: got 'int8:33', expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B with B a "
+                    "format: expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B, got 'int8:33': B is a "
                     "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
-  CHECK_THROWS_WITH(BlockFormat::parse("fp8:32:hadamard:stochastic"),
-                    "format: got 'fp8:32:hadamard:stochastic', but fp8 is always rounded to nearest");
+  CHECK_THROWS_WITH(
+      BlockFormat::parse("fp8:32:hadamard:stochastic"),
+      "format: expected fp8 without :stochastic, got 'fp8:32:hadamard:stochastic': it is always rounded to "
+      "nearest");
   CHECK_THROWS_WITH(traits(static_cast<ElementKind>(7)),
-                    "format: got the element kind 7, expected exact, bf16, int8, int6, int4, int2 or fp8");
+                    "format: expected exact, bf16, int8, int6, int4, int2 or fp8, got the element kind 7");
 }
 
 TEST_CASE("fields that were set one by one are valid if they print as a format") {

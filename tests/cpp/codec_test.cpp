@@ -222,32 +222,32 @@ TEST_CASE("wrong arguments are refused before any job runs") {
     CHECK(wire.bytes() == std::vector<std::byte>(layout.num_bytes + 16, kUntouched));
   };
   check_refused({view(values), format, wire.data() + 2},
-                "wire: got an address 2 bytes past a multiple of 16, expected a multiple of 16");
-  check_refused({view(values), format, nullptr}, "wire: got a null pointer for 64 elements");
-  check_refused({{nullptr, 64, DType::float32}, format, wire.data()}, "values: got a null pointer for 64 elements");
+                "wire: expected an address that is a multiple of 16, got 2 bytes past one");
+  check_refused({view(values), format, nullptr}, "wire: expected memory of 64 elements, got a null pointer");
+  check_refused({{nullptr, 64, DType::float32}, format, wire.data()},
+                "values: expected memory of 64 elements, got a null pointer");
   check_refused({{good.values.data, -1, DType::float32}, format, wire.data()},
-                "values: got -1 elements, expected 0 or more");
+                "values: expected 0 or more elements, got -1");
   check_refused({{good.values.data + 2, 1, DType::float32}, format, wire.data()},
-                "values: got an address 2 bytes past a multiple of 4, expected a multiple of 4");
+                "values: expected an address that is a multiple of 4, got 2 bytes past one");
   check_refused({view(values), {ElementKind::int8, 48}, wire.data()},
-                "format: got 'int8:48', expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B with B a "
-                "multiple of 32 from 32 "
-                "to 4096; :hadamard and then :stochastic may follow B");
+                "format: expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B, got 'int8:48': B is a "
+                "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
   check_refused({view(values), {ElementKind::exact, 32}, wire.data()},
-                "format: got a block size of 32 with exact, expected 0");
+                "format: expected a block size of 0 with exact, got 32");
 
   check_refused({view(values), format, wire.data(), {0, 48}},
-                "first_element: got 48, expected a multiple of 32, 0 or more");
+                "first_element: expected a multiple of 32, 0 or more, got 48");
 
   std::vector<float> out(64);
   const Decode twice{{wire.data(), format, DType::float32, 2.0f}, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode({&twice, 1}, {}),
-                       "wire: got a factor of 2.000000 to decode, expected 1: decode_sum takes others", ArgumentError);
+                       "wire: expected a factor of 1 to decode, got 2.000000: decode_sum takes others", ArgumentError);
   const Decode residual{{wire.data(), format, DType::float32, 1.0f, true}, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode({&residual, 1}, {}),
-                       "wire: got nan_is_zero to decode, expected false: decode_sum takes it", ArgumentError);
+                       "wire: expected no nan_is_zero to decode, got it: decode_sum takes it", ArgumentError);
   const DecodeSum no_wires{{}, 1.0f, view(out)};
-  CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: got none, expected at least one", ArgumentError);
+  CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: expected at least one, got none", ArgumentError);
   CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);
 }
 

@@ -247,10 +247,11 @@ TEST_CASE("all_gather of differences: a reference of its own, and no secondary s
   const auto gather = [&](GatherExtras extras) {
     communicators[0]->all_gather(slot, {&slot, 1}, BlockFormat::parse("int8:32"), 1s, {}, extras);
   };
-  CHECK_THROWS_WITH_AS(gather({nullptr, slot.data + 4}), doctest::Contains("reference: got memory of the shard"),
+  CHECK_THROWS_WITH_AS(gather({nullptr, slot.data + 4}),
+                       doctest::Contains("reference: expected memory of its own, got memory of the shard"),
                        ArgumentError);
-  CHECK_THROWS_WITH_AS(gather({slot.data, slot.data + 256}), doctest::Contains("reference: got one beside a secondary"),
-                       ArgumentError);
+  CHECK_THROWS_WITH_AS(gather({slot.data, slot.data + 256}),
+                       doctest::Contains("reference: expected it or a secondary shard, got both"), ArgumentError);
 }
 
 TEST_CASE("promise 6: a NaN or infinity reaches every receiver of its block") {
@@ -299,8 +300,8 @@ TEST_CASE("promise 9: wrong arguments raise before any byte moves and leave the 
   Values two(2);
   const auto slots = split(view(four), 2, 2);
   const auto format = BlockFormat::parse("int8:32");
-  CHECK_THROWS_WITH_AS(communicator.all_gather(view(four), slots, format, 1s), doctest::Contains("shard: got 4"),
-                       ArgumentError);
+  CHECK_THROWS_WITH_AS(communicator.all_gather(view(four), slots, format, 1s),
+                       doctest::Contains("shard: expected the 2 elements of slot 0, got 4"), ArgumentError);
   CHECK_THROWS_WITH_AS(communicator.all_gather(view(two), std::span(slots).first(1), format, 1s),
                        doctest::Contains("one for each of 2 ranks"), ArgumentError);
   TensorView half = view(two);

@@ -293,26 +293,30 @@ TEST_CASE("gathers by differences: damaged messages are errors") {
       if (message.size() == kDifferenceHeaderBytes) message[offset] ^= std::byte{0xff};
     };
   };
-  CHECK(contains(failure(in_header(0)), "differences of slot 3: difference: got a header of magic"));
+  CHECK(contains(failure(in_header(0)), "differences of slot 3: difference: expected a header of magic"));
   CHECK(contains(failure(in_header(14)), "slot 3: rank 3 announced"));
   CHECK(contains(failure(in_header(32)), "is not generation 2 of rank 3"));
   CHECK(contains(failure([](std::vector<std::byte>& message) {
                    if (message.size() != kDifferenceHeaderBytes && message.size() < 5000) message[0] ^= std::byte{1};
                  }),
-                 "is not generation 2 of rank 3: difference: got"));
+                 "is not generation 2 of rank 3: difference: expected"));
 }
 
 TEST_CASE("gathers by differences: wrong arguments are refused before a byte moves") {
   const auto communicators = test::make_communicators({0});
   Communicator& communicator = *communicators[0];
   CHECK_THROWS_WITH_AS(communicator.plan_differences({{5}, DType::float32}),
-                       doctest::Contains("got float32, expected bfloat16 or float16"), ArgumentError);
+                       doctest::Contains("expected bfloat16 or float16, of which differences are made, got float32"),
+                       ArgumentError);
   Rank rank(communicator, {5});
-  CHECK_THROWS_WITH_AS(rank.gather_again(), doctest::Contains("got shards of generation 0"), ArgumentError);
+  CHECK_THROWS_WITH_AS(rank.gather_again(),
+                       doctest::Contains("kept: expected shards that an all_gather by differences has filled, got"),
+                       ArgumentError);
   rank.kept.values = rank.kept.values.first(8);
-  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: got 8 bytes, expected 16"), ArgumentError);
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected 16 bytes, got 8"), ArgumentError);
   rank.kept.values = {rank.memory.data()->bytes + 1, 16};
-  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("expected a multiple of 16"), ArgumentError);
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected an address that is a multiple of 16"),
+                       ArgumentError);
 }
 
 }  // namespace zcomm

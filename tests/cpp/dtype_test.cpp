@@ -14,7 +14,7 @@ TEST_CASE("dtypes print and parse") {
 }
 
 TEST_CASE("an unknown dtype is refused by name") {
-  CHECK_THROWS_WITH_AS(parse_dtype("float64"), "dtype: got 'float64', expected float32, bfloat16 or float16",
+  CHECK_THROWS_WITH_AS(parse_dtype("float64"), "dtype: expected float32, bfloat16 or float16, got 'float64'",
                        ArgumentError);
   CHECK_THROWS_AS(to_string(static_cast<DType>(9)), ArgumentError);
 }

@@ -203,14 +203,19 @@ TEST_CASE("error feedback: wrong arguments") {
   const auto reduce = [&](Feedback feedback) {
     communicators[0]->reduce_scatter({&input, 1}, slot, {&segment, 1}, 1.0f, 1s, {}, &feedback);
   };
-  CHECK_THROWS_WITH_AS(reduce({nullptr, {}}), doctest::Contains("feedback.format: got exact"), ArgumentError);
-  CHECK_THROWS_WITH_AS(reduce({nullptr, BlockFormat::parse("int8:32:stochastic")}),
-                       doctest::Contains("feedback.format: got int8:32:stochastic"), ArgumentError);
+  CHECK_THROWS_WITH_AS(reduce({nullptr, {}}),
+                       doctest::Contains("feedback.format: expected a lossy format that rounds to nearest, got exact"),
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(
+      reduce({nullptr, BlockFormat::parse("int8:32:stochastic")}),
+      doctest::Contains("feedback.format: expected a lossy format that rounds to nearest, got int8:32:stochastic"),
+      ArgumentError);
   CHECK_THROWS_WITH_AS(reduce({nullptr, BlockFormat::parse("int8:32"), 1.5f}),
-                       doctest::Contains("feedback.decay: got 1.5, need 0 to 1"), ArgumentError);
+                       doctest::Contains("feedback.decay: expected 0 to 1, got 1.5"), ArgumentError);
   Unit residual[8];
   CHECK_THROWS_WITH_AS(reduce({residual->bytes + 8, BlockFormat::parse("int8:32")}),
-                       "feedback.residual: need an address that is a multiple of 16", ArgumentError);
+                       "feedback.residual: expected an address that is a multiple of 16, got 8 bytes past one",
+                       ArgumentError);
 }
 
 }  // namespace zcomm

@@ -208,24 +208,24 @@ TEST_CASE("plans: what they are not for is refused before a byte moves") {
   const SlotShape slots{{64}};
   gather(communicator.plan_all_gather(slots, {&gathered, 1}));
   CHECK_THROWS_WITH_AS(gather({Topology(std::vector<int>{0, 0}), 1, kDefaultChunkBytes, {{64, 64}}, {&gathered, 1}}),
-                       "plan: got one of rank 1 in 1x2, need one of rank 0 in 1x1", ArgumentError);
+                       "plan: expected one of rank 0 in 1x1, got rank 1 in 1x2", ArgumentError);
   CHECK_THROWS_WITH_AS(gather({communicator.topology(), 0, 64, slots, {&gathered, 1}}),
-                       "plan: got one with a chunk_bytes of 64, need 1048576", ArgumentError);
+                       "plan: expected one with a chunk_bytes of 1048576, got 64", ArgumentError);
   CHECK_THROWS_WITH_AS(gather(communicator.plan_all_gather({{64}, DType::float16}, {&gathered, 1})),
-                       "plan: got one of slots float16[1 x 64], need float32[1 x 64]", ArgumentError);
+                       "plan: expected one of slots float32[1 x 64], got float16[1 x 64]", ArgumentError);
   CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{63}}, {&gathered, 1}),
-                       "segments: got 64 elements, need those of the longest slot, 63", ArgumentError);
+                       "segments: expected the 63 elements of the longest slot, got 64", ArgumentError);
   CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{64, 64}}, {&gathered, 1}),
-                       "slots: got 2, need one for each of 1 ranks", ArgumentError);
-  CHECK_THROWS_WITH_AS(GatherPlan(communicator.topology(), 1, 64, slots, {&gathered, 1}), "rank: got 1, need 0 to 0",
-                       ArgumentError);
+                       "slots: expected one for each of 1 ranks, got 2", ArgumentError);
+  CHECK_THROWS_WITH_AS(GatherPlan(communicator.topology(), 1, 64, slots, {&gathered, 1}),
+                       "rank: expected 0 to 0, got 1", ArgumentError);
   const ReducePlan with_residual =
       communicator.plan_reduce_scatter(slots, {&reduced, 1}, BlockFormat::parse("int8:128"));
   CHECK_THROWS_WITH_AS(communicator.reduce_scatter(with_residual, {&input, 1}, slot, 1.0f, 1s),
-                       "feedback: got a residual in none, need the plan's, int8:128", ArgumentError);
+                       "feedback: expected a residual in the plan's format, int8:128, got none", ArgumentError);
   const AllReducePlan shorter = communicator.plan_all_reduce(63, DType::float32, HopFormats::parse("int8:32"));
   CHECK_THROWS_WITH_AS(communicator.all_reduce(shorter, slot, 1.0f, 1s),
-                       "plan: got one of 63 elements, need those of the tensor, 64", ArgumentError);
+                       "plan: expected one of the tensor's 64 elements, got 63", ArgumentError);
 }
 
 TEST_CASE("plans: exact:direct is for all of a reduce_scatter, and not for an all_reduce") {
@@ -234,12 +234,12 @@ TEST_CASE("plans: exact:direct is for all of a reduce_scatter, and not for an al
   const auto plan = [](ReduceSegments segments) {
     return ReducePlan(Topology(node_ids({2, 2})), 0, 4096, {{64, 64, 64, 64}, DType::float32}, segments);
   };
-  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("got exact:direct beside other formats"), ArgumentError);
+  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected exact:direct for all or for none"), ArgumentError);
   const Segment<HopFormats> whole{64, direct};
   CHECK(plan({&whole, 1}).bytes() == LinkBytes{64 * 4, 2 * 64 * 4});
   CHECK(plan({&whole, 1}).description() != plan(std::vector<Segment<HopFormats>>{{64, {}}}).description());
   CHECK_THROWS_WITH_AS(AllReducePlan(Topology(node_ids({2})), 0, 4096, 64, DType::float32, direct),
-                       doctest::Contains("got exact:direct"), ArgumentError);
+                       "formats: expected some that are not direct, got exact:direct", ArgumentError);
 }
 
 TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") {

@@ -76,10 +76,10 @@ TEST_CASE("segments: elements that no segment has, or that no slot has, are refu
   const Segment<BlockFormat> gathered{63, BlockFormat::parse("int8:32")};
   const Segment<HopFormats> reduced[] = {{65, {}}, {-1, {}}};
   CHECK_THROWS_WITH_AS(communicators[0]->all_gather(input, {&slot, 1}, {&gathered, 1}, 1s),
-                       doctest::Contains("segments: got 63 elements, need those of the longest slot, 64"),
+                       doctest::Contains("segments: expected the 64 elements of the longest slot, got 63"),
                        ArgumentError);
   CHECK_THROWS_WITH_AS(communicators[0]->reduce_scatter({&input, 1}, slot, reduced, 1.0f, 1s),
-                       doctest::Contains("segments: got one of -1 elements"), ArgumentError);
+                       doctest::Contains("segments: expected 0 or more elements in each, got -1"), ArgumentError);
 }
 
 TEST_CASE("segments: ranks that disagree on them say so") {

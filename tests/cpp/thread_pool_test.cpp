@@ -84,7 +84,7 @@ TEST_CASE("a forked child has no workers and finishes") {
 }
 
 TEST_CASE("fewer than one thread is refused") {
-  CHECK_THROWS_WITH_AS(set_num_threads(0), "num_threads: got 0, expected 1 or more", ArgumentError);
+  CHECK_THROWS_WITH_AS(set_num_threads(0), "num_threads: expected 1 or more, got 0", ArgumentError);
 }
 
 }  // namespace zcomm

@@ -59,7 +59,7 @@ TEST_CASE("sizes beyond 32 bits") {
 
 TEST_CASE("a negative number of elements is refused") {
   CHECK_THROWS_WITH_AS(WireLayout(BlockFormat::parse("bf16"), DType::float32, -1),
-                       "num_elements: got -1, expected 0 or more", ArgumentError);
+                       "num_elements: expected 0 or more, got -1", ArgumentError);
 }
 
 }  // namespace zcomm

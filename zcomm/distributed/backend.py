@@ -21,7 +21,7 @@ if environment.log_level() == "info":
     _log.setLevel(logging.INFO)
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
-_SAME = "(zcomm.exact(), override(), in-place use must be the same on all ranks)"
+_SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
@@ -41,7 +41,7 @@ def _resolve(pg_options: Any) -> Any:
         except ValueError:
             return Options()
     if not isinstance(pg_options, Options):
-        raise TypeError(f"pg_options: got {type(pg_options).__name__}, need zcomm.Options or None")
+        raise TypeError(f"pg_options: expected zcomm.Options or None, got {type(pg_options).__name__}")
     return pg_options.__copy__()
 
 

@@ -17,7 +17,7 @@ OTHERS: Mapping[str, str] = {
 def _count(variable: str, least: int) -> int:
     text = os.environ[variable]
     if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{variable}: got {text!r}, need an integer of at least {least}")
+        raise ValueError(f"{variable}: expected an integer of at least {least}, got {text!r}")
     return int(text)
 
 
@@ -25,7 +25,7 @@ def log_level() -> str:
     """``ZCOMM_LOG``: ``info`` prints one line per group when it ends; empty otherwise."""
     level = os.environ.get("ZCOMM_LOG", "").lower()
     if level not in ("", "info"):
-        raise ValueError(f"ZCOMM_LOG: got {level!r}, need 'info' or nothing")
+        raise ValueError(f"ZCOMM_LOG: expected 'info' or nothing, got {level!r}")
     return level
 
 

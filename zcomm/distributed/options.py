@@ -100,7 +100,7 @@ def _of_environment() -> dict[str, Any]:
 def _flag(text: str) -> bool:
     values = {"1": True, "true": True, "0": False, "false": False}
     if text.lower() not in values:
-        raise ValueError(f"got {text!r}, need 1, 0, true or false")
+        raise ValueError(f"expected 1, 0, true or false, got {text!r}")
     return values[text.lower()]
 
 

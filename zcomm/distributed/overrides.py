@@ -52,7 +52,7 @@ def set_step(step: int, group: dist.ProcessGroup | None = None) -> None:
     Raises ValueError if ``step`` is negative or ``group`` (default: all groups of this process) has no zcomm backend.
     """
     if step < 0:
-        raise ValueError(f"step: got {step}, need 0 or more")
+        raise ValueError(f"step: expected 0 or more, got {step}")
     for backend in [backend_of(group)] if group is not None else living_backends():
         backend.set_step(step)
 

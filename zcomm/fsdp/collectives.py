@@ -124,8 +124,8 @@ class Collectives:
             raise self.not_both()
         if _fsdp2.gathers_from_two_meshes(self._param_group):
             raise ValueError(
-                f"difference: {self.name} gathers from two meshes, as reshard_after_forward is an integer: "
-                "it needs to be False or True"
+                f"difference: expected reshard_after_forward=False or True of {self.name}, got an integer: it gathers "
+                "from two meshes"
             )
 
     def not_both(self) -> ValueError:

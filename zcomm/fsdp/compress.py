@@ -96,7 +96,7 @@ def compress(
     fields = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
     _c10d.PolicyOverride(**{name: value for name, value in fields.items() if value is not None})  # checks them
     if isinstance(exempt, str) or not isinstance(exempt, Sequence):
-        raise ValueError(f"exempt: got {exempt!r}, need a sequence of patterns, types of modules, or functions")
+        raise ValueError(f"exempt: expected a sequence of patterns, types of modules, or functions, got {exempt!r}")
     selected = _select(model, exempt)
     groups = list(collectives_of(model))
     if not groups:
@@ -184,4 +184,4 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
         return any(isinstance(modules[".".join(parts[:depth])], selector) for depth in range(len(parts) + 1))
     if _is_function(selector):
         return bool(selector(name, parameter))  # type: ignore[call-arg,unused-ignore]
-    raise ValueError(f"exempt: got {selector!r}, need a pattern, a type of module, or a function")
+    raise ValueError(f"exempt: expected a pattern, a type of module, or a function, got {selector!r}")

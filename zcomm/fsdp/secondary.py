@@ -82,13 +82,13 @@ def enable_secondary_shards(
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
     if max_bytes is not None and max_bytes < 0:
-        raise ValueError(f"max_bytes: got {max_bytes}, need 0 or more, or None")
+        raise ValueError(f"max_bytes: expected 0 or more, or None, got {max_bytes}")
     return SecondaryShards(model, max_bytes, checked_wire(wire or os.environ.get("ZCOMM_SECONDARY_WIRE") or WIRES[0]))
 
 
 def checked_wire(wire: str) -> str:
     if wire not in WIRES:
-        raise ValueError(f"wire: got {wire!r}, expected {' or '.join(map(repr, WIRES))}")
+        raise ValueError(f"wire: expected {' or '.join(map(repr, WIRES))}, got {wire!r}")
     return wire
 
 

@@ -52,7 +52,8 @@ const Isa& find(std::string_view isa) {
     if (isa == candidate.name) return candidate;
     accepted += accepted.empty() ? candidate.name : std::string(", ") + candidate.name;
   }
-  throw ArgumentError(std::string(argument) + ": got '" + std::string(isa) + "', this machine has " + accepted);
+  throw ArgumentError(std::string(argument) + ": expected one of this machine's, " + accepted + ", got '" +
+                      std::string(isa) + "'");
 }
 
 }  // namespace

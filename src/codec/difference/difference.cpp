@@ -89,7 +89,7 @@ std::uint64_t for_each_run(std::vector<Run>& runs, const Work& work) {
 
 void check_16_bits(const char* argument, ConstTensorView values) {
   check_argument(values.dtype != DType::float32, [&] {
-    return std::string(argument) + ": got float32, expected bfloat16 or float16, of which differences are made";
+    return std::string(argument) + ": expected bfloat16 or float16, of which differences are made, got float32";
   });
   check_values(values);
 }
@@ -152,11 +152,11 @@ DifferenceHeader read_header(const std::byte* wire) {
   std::byte expected[kDifferenceHeaderBytes];
   write_header(header, expected);
   if (kind > 1 || num_bytes < kDifferenceHeaderBytes || std::memcmp(wire, expected, sizeof expected) != 0) {
-    throw Error("difference: got a header of magic " + std::to_string(load_field<std::uint32_t>(wire, 0)) +
+    throw Error("difference: expected a header of magic " + std::to_string(kMagic) + ", version " +
+                std::to_string(kVersion) + ", kind 0 or 1, at least " + std::to_string(kDifferenceHeaderBytes) +
+                " bytes, and zeros in the rest, got magic " + std::to_string(load_field<std::uint32_t>(wire, 0)) +
                 ", version " + std::to_string(load_field<std::uint8_t>(wire, 4)) + ", kind " + std::to_string(kind) +
-                " and " + std::to_string(num_bytes) + " bytes, expected " + std::to_string(kMagic) + ", " +
-                std::to_string(kVersion) + ", 0 or 1, at least " + std::to_string(kDifferenceHeaderBytes) +
-                ", and zeros in the rest");
+                " and " + std::to_string(num_bytes) + " bytes");
   }
   return header;
 }
@@ -169,9 +169,9 @@ DifferenceCodec::Encoded DifferenceCodec::encode(ConstTensorView values, TensorV
   check_16_bits("values", values);
   check_16_bits("base", base);
   check_argument(values.dtype == base.dtype && values.num_elements == base.num_elements, [&] {
-    return "base: got " + std::to_string(base.num_elements) + " elements of " + std::string(to_string(base.dtype)) +
-           ", expected " + std::to_string(values.num_elements) + " of " + std::string(to_string(values.dtype)) +
-           " as in values";
+    return "base: expected " + std::to_string(values.num_elements) + " elements of " +
+           std::string(to_string(values.dtype)) + " as in values, got " + std::to_string(base.num_elements) + " of " +
+           std::string(to_string(base.dtype));
   });
   check_aligned("body", body, kWireAlignment, values.num_elements);
   const auto encode_tile = base.dtype == DType::bfloat16 ? kernels_->encode_bfloat16 : kernels_->encode_float16;
@@ -205,8 +205,8 @@ std::uint64_t DifferenceCodec::decode(std::span<const std::byte> body, TensorVie
   const auto decode_tile = base.dtype == DType::bfloat16 ? kernels_->decode_bfloat16 : kernels_->decode_float16;
   const std::int64_t tiles = num_tiles(base.num_elements);
   const auto fail = [&](const std::string& what) {
-    throw Error("difference: got " + std::to_string(body.size()) + " bytes for " + std::to_string(base.num_elements) +
-                " values that no encoder wrote: " + what);
+    throw Error("difference: expected what an encoder wrote for " + std::to_string(base.num_elements) +
+                " values, got other " + std::to_string(body.size()) + " bytes: " + what);
   };
   if (body.size() < table_bytes(tiles)) fail("the table is cut off");
   const auto size_of = [&](std::int64_t tile) {

@@ -255,9 +255,9 @@ def test_wrong_arguments_leave_the_communicator_usable() -> None:
     def body(comm: Any) -> Any:
         x = np.full(64, comm.rank + 1, np.float32)
         for error, message, array, formats in [
-            (ValueError, "array: got an array on the CPU.*LocalWorld", x, "int8:32"),
-            (ValueError, f"got an array on GPU 7, expected one on GPU {comm.rank}$", Dlpack(x, (CUDA, 7)), "bf16"),
-            (ValueError, "format: got 'int8:33', expected exact", CudaInterface(x), "int8:33"),
+            (ValueError, "array: expected an array on GPU .*, got one on the CPU.*LocalWorld", x, "int8:32"),
+            (ValueError, f"expected an array on GPU {comm.rank}, got one on GPU 7$", Dlpack(x, (CUDA, 7)), "bf16"),
+            (ValueError, "format: expected exact, .* got 'int8:33'", CudaInterface(x), "int8:33"),
         ]:
             with pytest.raises(error, match=message):
                 comm.all_reduce(array, formats=formats)

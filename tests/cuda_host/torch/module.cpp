@@ -33,7 +33,7 @@ void synchronize() {
 
 // The memory of `tensor` as a tensor on cuda:0, which keeps it alive.
 at::Tensor as_cuda(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.is_contiguous(), "need a contiguous tensor");
+  TORCH_CHECK(tensor.is_contiguous(), "expected a contiguous tensor, got another");
   return at::for_blob(tensor.data_ptr(), tensor.sizes())
       .target_device(at::Device(at::kCUDA, 0))
       .options(tensor.options().device(at::Device(at::kCUDA, 0)))

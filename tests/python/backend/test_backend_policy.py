@@ -259,12 +259,18 @@ def test_wrong_tensors_are_refused_before_any_byte_moves() -> None:
         rank, whole = dist.get_rank(), torch.empty(2 * NUM)
         own = whole[rank * NUM :][:NUM]
         wrong: dict[str, Callable[[], Any]] = {
-            "output has": lambda: dist.all_gather_single(torch.empty(2 * NUM + 1), own),
-            "dtype": lambda: dist.all_gather_single(torch.empty(2 * NUM, dtype=torch.bfloat16), own),
-            "input has": lambda: dist.reduce_scatter_single(torch.empty(NUM), torch.empty(2 * NUM - 2)),
-            "need one for each": lambda: dist.all_gather([torch.empty(NUM)] * 3, own),
-            "as in input_tensor": lambda: dist.all_gather([torch.empty(NUM), torch.empty(NUM + 1)], own),
-            "input_list": lambda: dist.reduce_scatter(torch.empty(NUM), [own] * 3),
+            "output: expected 2 times": lambda: dist.all_gather_single(torch.empty(2 * NUM + 1), own),
+            "output: expected dtype Float as in input, got BFloat16": lambda: dist.all_gather_single(
+                torch.empty(2 * NUM, dtype=torch.bfloat16), own
+            ),
+            "input: expected 2 times": lambda: dist.reduce_scatter_single(torch.empty(NUM), torch.empty(2 * NUM - 2)),
+            "output_tensors: expected a tensor for each of 2 ranks, got 3": lambda: dist.all_gather(
+                [torch.empty(NUM)] * 3, own
+            ),
+            "as in input_tensor, got one of": lambda: dist.all_gather([torch.empty(NUM), torch.empty(NUM + 1)], own),
+            "input_list: expected a tensor for each of 2 ranks, got 3": lambda: dist.reduce_scatter(
+                torch.empty(NUM), [own] * 3
+            ),
         }
         for text, call in wrong.items() if rank == 1 else ():
             expect(ValueError, text, call)

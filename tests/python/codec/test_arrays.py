@@ -67,7 +67,7 @@ def test_jax_arrays() -> None:
     assert look(x)[1:] == (64, "bfloat16", HOST)
     wire = codec.encode(x, "int8:32")
     assert (wire == codec.encode(np.arange(64).astype(ml_dtypes.bfloat16), "int8:32")).all()
-    with pytest.raises(ValueError, match=r"out: got a read-only array, expected a writable one\. JAX arrays are"):
+    with pytest.raises(ValueError, match=r"out: expected a writable array, got a read-only one\. JAX arrays are"):
         codec.decode(wire, "int8:32", x)
 
 
@@ -87,7 +87,7 @@ def test_what_is_not_contiguous_is_refused() -> None:
     x = np.ones((4, 6), np.float32)
     for y in (x.T, x[:, :3], x[::2], x[::-1], np.broadcast_to(np.float32(1), (3, 3))):
         for array in (y, Dlpack(y), OldDlpack(y), CudaInterface(y)):
-            with pytest.raises(ValueError, match="x: got a non-contiguous array, expected a contiguous one"):
+            with pytest.raises(ValueError, match="x: expected a contiguous array, got a non-contiguous one"):
                 look(array)
 
 
@@ -100,39 +100,45 @@ def test_what_must_not_be_written_is_refused() -> None:
     x = np.ones(8, np.float32)
     frozen = x.copy()
     frozen.flags.writeable = False
-    message = "x: got a read-only array, expected a writable one$"
+    message = "x: expected a writable array, got a read-only one$"
     for array in (frozen, Exported(frozen), Dlpack(x, flags=READ_ONLY), CudaInterface(x, data=(x.ctypes.data, True))):
         assert look(array)[1] == 8
         with pytest.raises(ValueError, match=message):
             look(array, writable=True)
-    with pytest.raises(ValueError, match="x: got an array that __dlpack__ hands out as a copy"):
+    with pytest.raises(
+        ValueError, match="x: expected an array to write into, got one that __dlpack__ hands out as a copy"
+    ):
         look(Dlpack(x, flags=COPIED), writable=True)
     fake = type("ArrayImpl", (OldDlpack,), {"__module__": "jaxlib._jax"})(x)
     assert look(fake)[1] == 8
-    with pytest.raises(ValueError, match=r"x: got a read-only array.*by jax\.dlpack\.from_dlpack"):
+    with pytest.raises(ValueError, match=r"x: expected a writable array.*by jax\.dlpack\.from_dlpack"):
         look(fake, writable=True)
 
 
 def test_wrong_arrays_are_refused_by_name() -> None:
     x = np.ones(8, np.float32)
     for error, message, array in [
-        (TypeError, "x: got list, expected a NumPy array or one that has __dlpack__ or __cuda", [1.0]),
-        (TypeError, "x: got dtype float64, expected float32, bfloat16 or float16", Dlpack(x.astype(np.float64))),
-        (TypeError, "x: got dtype int8, expected float32", Dlpack(x.astype(np.int8))),
-        (TypeError, "x: got dtype complex64, expected float32", Dlpack(x.astype(np.complex64))),
-        (TypeError, "x: got dtype bool, expected float32", Dlpack(x.astype(bool))),
-        (TypeError, "x: got dtype DLPack type 9 of bits 8, expected", Dlpack(x, code=9, bits=8)),
-        (TypeError, "x: got dtype float32x4, expected", Dlpack(x, lanes=4)),
-        (TypeError, "x: got dtype int16, expected float32", CudaInterface(x.astype(np.int16))),
-        (TypeError, "x: got '>f4' from __cuda_array_interface__, expected", CudaInterface(x, typestr=">f4")),
-        (TypeError, "x: got '.V2' from __cuda_array_interface__.*DLPack has", CudaInterface(x, typestr="<V2")),
-        (ValueError, "x: got an array with a mask, expected", CudaInterface(x, mask=x)),
-        (ValueError, "x: got stream 0 from __cuda_array_interface__", CudaInterface(x, stream=0)),
-        (ValueError, "x: got an array on DLPack device type 10, expected", Dlpack(x, (ROCM, 0))),
-        (ValueError, "x: DLPack version: got 2.1, expected 1.x", Dlpack(x, version=(2, 1))),
+        (TypeError, "x: expected a NumPy array or one that has __dlpack__ or __cuda.*, got list", [1.0]),
+        (TypeError, "x: expected dtype float32, bfloat16 or float16, got float64", Dlpack(x.astype(np.float64))),
+        (TypeError, "x: expected dtype float32, .*, got int8", Dlpack(x.astype(np.int8))),
+        (TypeError, "x: expected dtype float32, .*, got complex64", Dlpack(x.astype(np.complex64))),
+        (TypeError, "x: expected dtype float32, .*, got bool", Dlpack(x.astype(bool))),
+        (TypeError, "x: expected dtype .*, got DLPack type 9 of bits 8", Dlpack(x, code=9, bits=8)),
+        (TypeError, "x: expected dtype .*, got float32x4", Dlpack(x, lanes=4)),
+        (TypeError, "x: expected dtype float32, .*, got int16", CudaInterface(x.astype(np.int16))),
+        (TypeError, "x: expected float32 .* from __cuda_array_interface__, got '>f4'", CudaInterface(x, typestr=">f4")),
+        (
+            TypeError,
+            "x: expected float32 .* got '.V2': it has no bfloat16, DLPack has",
+            CudaInterface(x, typestr="<V2"),
+        ),
+        (ValueError, "x: expected an array without a mask", CudaInterface(x, mask=x)),
+        (ValueError, "x: expected no stream 0 from __cuda_array_interface__", CudaInterface(x, stream=0)),
+        (ValueError, "x: expected an array on .*, got one on DLPack device type 10", Dlpack(x, (ROCM, 0))),
+        (ValueError, "x: DLPack version: expected 1.x, got 2.1", Dlpack(x, version=(2, 1))),
         (
             ValueError,
-            "x: got <capsule object .used_dltensor.*expected a capsule",
+            "x: expected a capsule .* got <capsule object .used_dltensor",
             Dlpack(x, name=b"used_dltensor"),
         ),
     ]:
@@ -166,9 +172,9 @@ def test_streams_are_what_libraries_have() -> None:
     ]:
         assert _arrays.stream_handle(stream) == handle
     for stream, given in [(True, "True"), (-1, "-1"), ("0", "str"), (1.0, "float"), (object(), "object")]:
-        with pytest.raises(TypeError, match=f"stream: got {given}, expected None, a stream's handle as an integer"):
+        with pytest.raises(TypeError, match=f"stream: expected None, a stream's handle as an integer.*, got {given}"):
             _arrays.stream_handle(stream)
-    with pytest.raises(ValueError, match="stream: got version 1 of __cuda_stream__, expected 0"):
+    with pytest.raises(ValueError, match="stream: expected version 0 of __cuda_stream__, got 1"):
         _arrays.stream_handle(Protocol(1))
 
 
@@ -241,17 +247,17 @@ def test_arrays_of_one_call_are_on_one_device() -> None:
     call.values(CudaInterface(x), "b")
     assert call.device == 1
     for array, where in [(Dlpack(x, (CUDA, 0)), "GPU 0"), (x, "the CPU")]:
-        with pytest.raises(ValueError, match=f"c: got an array on {where}, expected one on GPU 1$"):
+        with pytest.raises(ValueError, match=f"c: expected an array on GPU 1, got one on {where}$"):
             call.values(array, "c")
     call = Call(None)
     call.values(CudaInterface(x), "a")
-    with pytest.raises(ValueError, match="b: got an array on the CPU, expected one on a GPU"):
+    with pytest.raises(ValueError, match="b: expected an array on a GPU, got one on the CPU"):
         call.values(x, "b")
     call.values(Dlpack(x, (CUDA, 2)), "b")
     assert call.device == 2
-    with pytest.raises(ValueError, match="wire: got an array on GPU 0, expected one on the CPU"):
+    with pytest.raises(ValueError, match="wire: expected an array on the CPU, got one on GPU 0"):
         codec.decode(Dlpack(np.ones(80, np.uint8)), "int8:32", x)
-    with pytest.raises(ValueError, match="stream: got one, expected None for array, which is on the CPU"):
+    with pytest.raises(ValueError, match="stream: expected None, got one for array, which is on the CPU"):
         codec.encode(x, "int8:32", stream=0)
 
 
@@ -265,9 +271,9 @@ def test_wires_go_where_the_caller_says() -> None:
     assert twice is out
     assert (out == codec.decode_sum_encode([(wire, "int8:32"), (x, "exact")], 96, "int8:32")).all()
     for error, message, wrong in [
-        (TypeError, "out: got dtype int8, expected uint8", out.view(np.int8)),
-        (ValueError, f"out: got {out.size - 1} bytes, expected {out.size}", out[1:]),
-        (ValueError, "out: got an array on GPU 0, expected one on the CPU", Dlpack(out)),
+        (TypeError, "out: expected dtype uint8, got int8", out.view(np.int8)),
+        (ValueError, f"out: expected {out.size} bytes, got {out.size - 1}", out[1:]),
+        (ValueError, "out: expected an array on the CPU, got one on GPU 0", Dlpack(out)),
     ]:
         with pytest.raises(error, match=message):
             codec.encode(x, "int8:32", out=wrong)
@@ -275,9 +281,9 @@ def test_wires_go_where_the_caller_says() -> None:
 
 def test_arrays_on_a_gpu_without_cuda_or_memory() -> None:
     x = np.ones(64, np.float32)
-    with pytest.raises(ValueError, match="out: got None, expected an array of 80 uint8 on GPU 0: zcomm allocates for"):
+    with pytest.raises(ValueError, match="out: expected an array of 80 uint8 on GPU 0, got None: zcomm allocates for"):
         codec.encode(Dlpack(x), "int8:32")
-    with pytest.raises(ValueError, match="isa: got 'baseline', expected none for arrays on GPU 0"):
+    with pytest.raises(ValueError, match="isa: expected none for arrays on GPU 0, got 'baseline'"):
         codec.encode(Dlpack(x), "int8:32", isa="baseline", out=Dlpack(np.empty(80, np.uint8)))
     if _core.cuda_build().toolkit:
         pytest.skip("this build has CUDA")

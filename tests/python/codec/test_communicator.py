@@ -75,17 +75,17 @@ def test_arguments_arrive(connections: list[tuple[Any, ...]]) -> None:
 
 def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
     for message, rank, size, unique_id, fields in [
-        ("rank: got 4 of size 4, expected 0 to size - 1", 4, 4, ID, {}),
-        ("rank: got 0 of size 0, expected", 0, 0, ID, {}),
-        ("unique_id: got 127 bytes, expected the 128 bytes of zcomm.unique_id", 0, 1, ID[1:], {}),
-        ("unique_id: got str, expected the 128 bytes", 0, 1, "x" * 128, {}),
-        ("node_size: got node_ids, too", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
-        ("node_size: got 0, expected at least 1", 0, 2, ID, {"node_size": 0}),
-        ("node_ids: got 3 nodes, expected one for each of the 2 ranks", 0, 2, ID, {"node_ids": [0, 1, 2]}),
-        ("device: got 8, expected 0 to 7: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),
-        ("timeout: got 0, expected more than 0 seconds", 0, 1, ID, {"timeout": 0}),
-        ("chunk_bytes: got 0, expected at least 1", 0, 1, ID, {"chunk_bytes": 0}),
-        ("max_ctas: got -1, expected at least 0", 0, 1, ID, {"max_ctas": -1}),
+        ("rank: expected 0 to size - 1, got 4 of size 4", 4, 4, ID, {}),
+        ("rank: expected 0 to size - 1, got 0 of size 0", 0, 0, ID, {}),
+        ("unique_id: expected the 128 bytes of zcomm.unique_id.., got 127 bytes", 0, 1, ID[1:], {}),
+        ("unique_id: expected the 128 bytes .* got str", 0, 1, "x" * 128, {}),
+        ("node_size: expected it or node_ids, got both", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
+        ("node_size: expected at least 1, got 0", 0, 2, ID, {"node_size": 0}),
+        ("node_ids: expected one for each of the 2 ranks, got 3", 0, 2, ID, {"node_ids": [0, 1, 2]}),
+        ("device: expected 0 to 7, got 8: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),
+        ("timeout: expected more than 0 seconds, got 0", 0, 1, ID, {"timeout": 0}),
+        ("chunk_bytes: expected at least 1, got 0", 0, 1, ID, {"chunk_bytes": 0}),
+        ("max_ctas: expected at least 0, got -1", 0, 1, ID, {"max_ctas": -1}),
     ]:
         with pytest.raises(ValueError, match=message):
             zcomm.Communicator(rank, size, unique_id, **fields)
@@ -115,23 +115,43 @@ def test_wrong_arrays_are_refused(comm: Any) -> None:
     host = r"\(a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld"
     gather, scatter, reduce = comm.all_gather, comm.reduce_scatter, comm.all_reduce
     for error, message, call in [
-        (ValueError, "shard: got an array on the CPU, expected one on GPU 1 " + host, lambda: gather(x[:3], gpu(12))),
-        (ValueError, "out: got an array on the CPU, expected one on GPU 1 " + host, lambda: gather(gpu(3), x)),
-        (ValueError, "array: got an array on the CPU, expected one on GPU 1 " + host, lambda: reduce(x)),
-        (ValueError, "array: got an array on GPU 0, expected one on GPU 1$", lambda: reduce(gpu(3, device=0))),
-        (TypeError, "array: got dtype int32, expected float32, bf", lambda: reduce(gpu(3, np.int32))),
-        (TypeError, "out: got dtype float16, expected that of shard", lambda: gather(gpu(3), gpu(12, np.float16))),
-        (TypeError, "array: got dtype float16, expected that of out", lambda: scatter(gpu(12, np.float16), gpu(3))),
-        (ValueError, "out: got 13 elements, expected 4 times the 3 of shard", lambda: gather(gpu(3), gpu(13))),
-        (ValueError, "array: got 3 elements, expected 4 times the 12 of out", lambda: scatter(gpu(3), gpu(12))),
-        (ValueError, "out: got a read-only array", lambda: gather(gpu(3), gpu(12, flags=READ_ONLY))),
-        (ValueError, "array: got a read-only array", lambda: reduce(gpu(3, flags=READ_ONLY))),
-        (ValueError, "array: got a non-contiguous array", lambda: reduce(Dlpack(x[::2], (CUDA, 1)))),
-        (ValueError, "op: got 'max', expected 'sum' or 'avg'", lambda: reduce(gpu(3), op="max")),
-        (TypeError, "stream: got str, expected None, a stream's", lambda: reduce(gpu(3), stream="x")),
-        (ValueError, "out: got an array on GPU 0", lambda: comm.encode(gpu(3), "int8:32", out=gpu(32, device=0))),
-        (ValueError, "array: got an array on the CPU.*" + host, lambda: comm.encode(x, "int8:32")),
-        (ValueError, "out: got an array on the CPU.*" + host, lambda: comm.decode(gpu(1), "int8:32", x)),
+        (ValueError, "shard: expected an array on GPU 1, got one on the CPU " + host, lambda: gather(x[:3], gpu(12))),
+        (ValueError, "out: expected an array on GPU 1, got one on the CPU " + host, lambda: gather(gpu(3), x)),
+        (ValueError, "array: expected an array on GPU 1, got one on the CPU " + host, lambda: reduce(x)),
+        (ValueError, "array: expected an array on GPU 1, got one on GPU 0$", lambda: reduce(gpu(3, device=0))),
+        (TypeError, "array: expected dtype float32, .* got int32", lambda: reduce(gpu(3, np.int32))),
+        (
+            TypeError,
+            "out: expected dtype float32 as in shard, got float16",
+            lambda: gather(gpu(3), gpu(12, np.float16)),
+        ),
+        (
+            TypeError,
+            "array: expected dtype float32 as in out, got float16",
+            lambda: scatter(gpu(12, np.float16), gpu(3)),
+        ),
+        (ValueError, "out: expected 4 times the 3 elements of shard, got 13", lambda: gather(gpu(3), gpu(13))),
+        (ValueError, "array: expected 4 times the 12 elements of out, got 3", lambda: scatter(gpu(3), gpu(12))),
+        (ValueError, "out: expected a writable array", lambda: gather(gpu(3), gpu(12, flags=READ_ONLY))),
+        (ValueError, "array: expected a writable array", lambda: reduce(gpu(3, flags=READ_ONLY))),
+        (ValueError, "array: expected a contiguous array", lambda: reduce(Dlpack(x[::2], (CUDA, 1)))),
+        (ValueError, "op: expected 'sum' or 'avg', got 'max'", lambda: reduce(gpu(3), op="max")),
+        (TypeError, "stream: expected None, a stream's .* got str", lambda: reduce(gpu(3), stream="x")),
+        (
+            ValueError,
+            "out: expected an array on GPU 1, got one on GPU 0",
+            lambda: comm.encode(gpu(3), "int8:32", out=gpu(32, device=0)),
+        ),
+        (
+            ValueError,
+            "array: expected an array on GPU 1, got one on the CPU.*" + host,
+            lambda: comm.encode(x, "int8:32"),
+        ),
+        (
+            ValueError,
+            "out: expected an array on GPU 1, got one on the CPU.*" + host,
+            lambda: comm.decode(gpu(1), "int8:32", x),
+        ),
     ]:
         with pytest.raises(error, match=message):
             call()
@@ -146,9 +166,11 @@ def test_a_shard_is_its_own_slot_or_elsewhere(comm: Any) -> None:
     assert len(comm._core.calls) == 2
     for begin in (0, 2, 4, 9):
         part = CudaInterface(memory[begin : begin + 3])
-        with pytest.raises(ValueError, match="shard: overlaps out, expected its slot 1 or memory of its own"):
+        with pytest.raises(
+            ValueError, match="shard: expected slot 1 of out or memory of its own, got another part of out"
+        ):
             comm.all_gather(part, whole)
-        with pytest.raises(ValueError, match="out: overlaps array, expected its slot 1"):
+        with pytest.raises(ValueError, match="out: expected slot 1 of array or memory of its own"):
             comm.reduce_scatter(whole, part)
 
 
@@ -170,7 +192,7 @@ def test_an_error_inside_aborts(comm: Any) -> None:
 
 def test_a_direct_reduce_scatter_is_for_hosts(comm: Any) -> None:
     with pytest.raises(
-        ValueError, match="formats: got 'exact:direct', expected 'exact' or others: it is for host memo"
+        ValueError, match="formats: expected 'exact' or others, got 'exact:direct': it is for host memo"
     ):
         comm.reduce_scatter(gpu(12), gpu(3), formats="exact:direct")
     assert comm._core.calls == []

@@ -66,20 +66,20 @@ def test_what_no_encoder_wrote_is_refused():
     base, values = weights_and_change(np.random.default_rng(0), 5000, "units")
     body = ref.encode(values, base, "bfloat16")
     for damaged in (body[:-16], body[:4], np.concatenate([body, body])):
-        with pytest.raises(ValueError, match="bytes that no encoder wrote"):
+        with pytest.raises(ValueError, match="expected one that an encoder wrote"):
             ref.decode(damaged, base, "bfloat16")
-        with pytest.raises(RuntimeError, match="5000 values that no encoder wrote"):
+        with pytest.raises(RuntimeError, match="expected what an encoder wrote for 5000 values"):
             codec.decode_difference(damaged, base.view(ml_dtypes.bfloat16).copy())
 
 
 def test_wrong_arguments_are_refused_by_name():
     values = np.zeros(8, np.float32)
-    with pytest.raises(ValueError, match="values: got float32, expected bfloat16 or float16"):
+    with pytest.raises(ValueError, match=r"values: expected bfloat16 or float16, .* got float32"):
         codec.encode_difference(values, values.copy())
     halves = values.astype(np.float16)
-    with pytest.raises(ValueError, match="base: got 9 elements of float16, expected 8"):
+    with pytest.raises(ValueError, match="base: expected 8 elements of float16 as in values, got 9"):
         codec.encode_difference(halves, np.zeros(9, np.float16))
-    with pytest.raises(TypeError, match="body: got dtype float16, expected uint8"):
+    with pytest.raises(TypeError, match="body: expected dtype uint8, got float16"):
         codec.decode_difference(halves, halves)
 
 

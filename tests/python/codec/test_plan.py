@@ -61,7 +61,7 @@ def test_routes_and_passes() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     topology = _core.Topology([0, 0])
-    with pytest.raises(_core.ArgumentError, match="rank: got 2, need 0 to 1"):
+    with pytest.raises(_core.ArgumentError, match="rank: expected 0 to 1, got 2"):
         _core.GatherPlan(topology, 2, [8, 8], "float32", [(8, "int8:32")])
-    with pytest.raises(_core.ArgumentError, match="segments: got 9 elements"):
+    with pytest.raises(_core.ArgumentError, match="segments: expected the 8 elements of the longest slot, got 9"):
         _core.ReducePlan(topology, 0, [8, 8], "float32", [(9, "int8:32")])

@@ -76,5 +76,5 @@ def test_sizes_are_checked() -> None:
     rank = LocalWorld("1x2").ranks[0]
     with pytest.raises(ValueError, match="multiple of the 2 ranks"):
         rank.all_gather(np.ones(1, np.float32), np.empty(3, np.float32))
-    with pytest.raises(ValueError, match="shard: got 1 elements"):
+    with pytest.raises(ValueError, match="shard: expected the 2 elements of slot 0, got 1"):
         rank.all_gather(np.ones(1, np.float32), np.empty(4, np.float32))

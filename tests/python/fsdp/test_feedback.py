@@ -92,7 +92,7 @@ def test_a_state_of_another_layout_is_refused() -> None:
     eager.load_state_dict(state)
     allocate = functools.partial(np.empty, dtype=np.uint8)
     assert eager.use("reduce_scatter", residual["layout"], residual["data"].nbytes, allocate)[1]
-    with pytest.raises(ValueError, match="state: its residuals are in 'int8:128', need 'bf16'"):
+    with pytest.raises(ValueError, match="state: expected residuals in 'bf16', got 'int8:128'"):
         zcomm.ErrorFeedback("bf16").load_state_dict(feedback[0].state_dict())
 
 
@@ -358,13 +358,16 @@ def test_random_bits_depend_on_seed_step_call_and_rank() -> None:
 
 def test_wrong_arguments() -> None:
     for arguments, message in [
-        ({"format": "exact"}, "format: got 'exact', need a lossy one that rounds to nearest"),
-        ({"format": "int8:32:stochastic"}, "format: got 'int8:32:stochastic', need a lossy one"),
+        ({"format": "exact"}, "format: expected a lossy one that rounds to nearest, got 'exact'"),
+        (
+            {"format": "int8:32:stochastic"},
+            "format: expected a lossy one that rounds to nearest, got 'int8:32:stochastic'",
+        ),
         ({"format": "int5:32"}, "got 'int5:32'"),
-        ({"decay": 1.5}, "decay: got 1.5, need 0 to 1"),
-        ({"reset_every": 0}, "reset_every: got 0, need at least 1, or None"),
+        ({"decay": 1.5}, "decay: expected 0 to 1, got 1.5"),
+        ({"reset_every": 0}, "reset_every: expected at least 1, or None, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             zcomm.ErrorFeedback(**arguments)
-    with pytest.raises(ValueError, match="step: got -1, need 0 or more"):
+    with pytest.raises(ValueError, match="step: expected 0 or more, got -1"):
         zcomm.set_step(-1)

@@ -310,5 +310,5 @@ def test_nothing_outlives_the_model() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="max_bytes: got -1, need 0 or more, or None"):
+    with pytest.raises(ValueError, match="max_bytes: expected 0 or more, or None, got -1"):
         enable_secondary_shards(nn.Linear(2, 2), max_bytes=-1)

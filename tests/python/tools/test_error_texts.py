@@ -1,0 +1,62 @@
+"""Every error of the sources reads "NAME: expected Y, got X", and a reason follows after a colon."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("src", "include", "python", "zcomm", "tools", "bench", "examples")
+LITERAL = r'"(?:[^"\\\n]|\\.)*"'
+OTHER_GRAMMAR = re.compile(r"^(?!.*\bexpected\b.*\bgot\b).*\bgot\b|[:,] need\b|\b(must|needs to) be\b", re.DOTALL)
+
+
+def texts_of_python(source: str) -> Iterator[str]:
+    """Strings that are no docstrings, with {} for values."""
+
+    def visit(node: ast.AST) -> Iterator[str]:
+        match node:
+            case ast.Expr(ast.Constant()):
+                pass
+            case ast.Constant(str(text)):
+                yield text
+            case ast.JoinedStr(parts):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts)
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    yield from visit(child)
+
+    yield from visit(ast.parse(source))
+
+
+def texts_of_cpp(source: str) -> Iterator[str]:
+    """The literals of each statement, with {} for what is between two."""
+    code = re.sub(rf"({LITERAL})|//.*", lambda found: (found[1] or "").replace(";", ","), source)
+    for statement in code.split(";"):
+        yield "{}".join(literal[1:-1] for literal in re.findall(LITERAL, statement))
+
+
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """(file, text)"""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".py":
+            yield from ((path.name, text) for text in texts_of_python(path.read_text()))
+        elif path.suffix in (".cpp", ".hpp", ".inl", ".cu", ".cuh"):
+            yield from ((path.name, text) for text in texts_of_cpp(path.read_text()))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_errors_have_one_grammar(folder: str) -> None:
+    assert not [found for found in texts(ROOT / folder) if OTHER_GRAMMAR.search(found[1])]
+
+
+def test_the_other_grammars_are_found() -> None:
+    errors = 'f"x: got {x}, expected 1"', '"x: need 1"', '"x must be 1"', 'f"x: expected {y}, got {x}: it needs y"'
+    python = '"""It must be."""\n' + "\n".join(f"raise ValueError({error})" for error in errors)
+    cpp = 'a("x: got " + x + ", need 1; " "2"); b("x: expected 1; 2, " + y + "got " + x);  // x: need 1'
+    found = [*texts_of_python(python), *texts_of_cpp(cpp)]
+    assert [bool(OTHER_GRAMMAR.search(text)) for text in found if text] == [True, True, True, False, True, False]

@@ -6,7 +6,9 @@ import datetime
 import gc
 import logging
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +19,11 @@ import torch.distributed as dist
 from support.calls import NUM, data, gather, gathered, mine, newly_counted, scatter, start_gather
 from support.expected import all_gather, all_reduce, assert_same_bits
 from support.worlds import options, run
+from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 import zcomm
+from zcomm.distributed.backend import create_backend
 
 CPU = torch.device("cpu")
 
@@ -305,6 +309,29 @@ def test_debug_level_detail() -> None:
             scatter(torch.ones(2 * NUM * (1 + dist.get_rank())))
 
     run(body, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def test_a_group_can_end_while_its_threads_let_go_of_a_tensor() -> None:
+    """The end of a group waits for its threads. To free a tensor of Python's they need the lock of the interpreter,
+    which the thread that ends the group must not hold then."""
+
+    def body() -> None:
+        wanted = _DistributedBackendOptions()
+        wanted.store = dist.PrefixStore("dropped", dist.distributed_c10d._get_default_store())
+        wanted.group_rank, wanted.group_size = dist.get_rank(), dist.get_world_size()
+        wanted.timeout, wanted.group_id = datetime.timedelta(seconds=60), "dropped"
+        group = create_backend(wanted, zcomm.Options())
+        group.allreduce([torch.ones(9)]).wait()  # connects the ranks
+        if dist.get_rank() == 1:
+            time.sleep(1)  # rank 0 is at its end by then
+        work = group.allreduce([torch.ones(9)])
+        if dist.get_rank() == 1:
+            work.wait()
+        group.shutdown()
+        assert sys.getrefcount(group) == 2  # this name, and the argument
+        del work, group
+
+    run(body, 2)
 
 
 def test_groups_can_be_destroyed_and_made_again() -> None:

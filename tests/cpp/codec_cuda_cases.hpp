@@ -155,6 +155,17 @@ inline std::vector<BlockFormat> block_formats() {
 // Around groups, blocks, CTAs and the pieces that the tests' build cuts.
 constexpr std::int64_t kCounts[] = {0, 1, 15, 16, 17, 31, 32, 33, 250, 1030, 8209, 20000};
 
+// Bits of scales, of which most no codec writes: any sign, infinite, near the limits of a type.
+inline std::vector<std::uint16_t> unusual_scales() {
+  std::vector<std::uint16_t> scales = {0, 0x7f80, 0x7f7f, 0x7fc0, 0x43ff, 0x4400, 0x4401, 0x7780, 0x7781};
+  for (unsigned bits = 1; bits < 0x8000; bits += 31) scales.push_back(static_cast<std::uint16_t>(bits));
+  for (unsigned bits = 0x7a00; bits < 0x7f80; bits += 3) scales.push_back(static_cast<std::uint16_t>(bits));
+  for (std::size_t i = 0, num_positive = scales.size(); i < num_positive; ++i) {
+    scales.push_back(static_cast<std::uint16_t>(scales[i] | 0x8000u));
+  }
+  return scales;
+}
+
 inline void check_encode(const Codecs& codecs, const Bytes& values, DType dtype, BlockFormat format,
                          std::size_t offset) {
   const std::int64_t n = view(values, dtype).num_elements;
@@ -184,9 +195,12 @@ struct Wires {
     bool nan_is_zero = false;
   };
 
+  Wires() = default;
   Wires(const Codecs& codecs, std::int64_t n, const std::vector<Kind>& kinds, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
-      const auto [format, dtype, factor, nan_is_zero] = kinds[i % kinds.size()];
+      const Kind& kind = kinds[i % kinds.size()];
+      const BlockFormat format = kind.format;
+      const DType dtype = kind.dtype;
       const Bytes values = make_values(dtype, n, static_cast<std::uint32_t>(i + 7), static_cast<std::uint32_t>(count));
       const bool exact = format.kind == ElementKind::exact;
       Bytes wire = exact ? values : encoded(codecs, values, dtype, format);
@@ -195,12 +209,15 @@ struct Wires {
         std::fill(wire.begin() + static_cast<std::ptrdiff_t>(layout.codes_offset + layout.codes_bytes), wire.end(),
                   kUntouched);
       }
-      host_memory.emplace_back(wire);
-      device_memory.emplace_back(wire, exact && i % 2 == 0 ? (i + 1) * 4 % 16 : 0);
-      host.push_back({nullptr, format, dtype, factor, nan_is_zero});
-      device.push_back({device_memory.back().data(), format, dtype, factor, nan_is_zero});
+      add(wire, kind, exact && i % 2 == 0 ? (i + 1) * 4 % 16 : 0);
     }
-    for (std::size_t i = 0; i < count; ++i) host[i].data = host_memory[i].data();
+  }
+
+  void add(const Bytes& wire, const Kind& kind, std::size_t offset) {
+    host_memory.emplace_back(wire);
+    device_memory.emplace_back(wire, offset);
+    host.push_back({host_memory.back().data(), kind.format, kind.dtype, kind.factor, kind.nan_is_zero});
+    device.push_back({device_memory.back().data(), kind.format, kind.dtype, kind.factor, kind.nan_is_zero});
   }
 
   std::vector<HostBuffer> host_memory;

@@ -22,6 +22,20 @@ TEST_SUITE("codec on a GPU") {
     }
   }
 
+  TEST_CASE("encodes whole CTAs, with zeros after their scales") {
+    const Codecs codecs;
+    for (DType dtype : kDTypes) {
+      for (const char* text : {"int8:2048", "int8:4096", "int4:4096"}) {
+        for (std::int64_t n : {8192, 16384, 24576}) {
+          CAPTURE(to_string(dtype));
+          CAPTURE(text);
+          CAPTURE(n);
+          check_encode(codecs, make_values(dtype, n, 3), dtype, BlockFormat::parse(text), 0);
+        }
+      }
+    }
+  }
+
   TEST_CASE("encodes values at any address, and to formats without scales") {
     const Codecs codecs;
     for (DType dtype : kDTypes) {
@@ -79,27 +93,65 @@ TEST_SUITE("codec on a GPU") {
     }
   }
 
-  TEST_CASE("decodes what no codec wrote") {
+  TEST_CASE("decodes and sums what no codec wrote") {
     const Codecs codecs;
-    const std::int64_t n = 32 * 4096;
-    for (const char* text : {"int8:32", "int4:32", "int6:32", "int2:32:hadamard", "fp8:32"}) {
+    for (const char* text : {"int8:32", "int4:32", "int6:32", "int2:32", "fp8:32", "int2:32:hadamard"}) {
       const BlockFormat format = BlockFormat::parse(text);
-      Bytes wire = encoded(codecs, make_values(DType::float32, n, 1), DType::float32, format);
-      if (format.kind == ElementKind::int8 || format.kind == ElementKind::int4 || format.kind == ElementKind::fp8) {
-        std::minstd_rand random(1);
-        for (std::byte& byte : wire) {
-          byte = static_cast<std::byte>(random() >> 8);
-          if (byte == std::byte{0x80}) byte = std::byte{0x81};
-        }
-      }
-      for (std::size_t i = 0; i < 4096; ++i) {  // every scale above 0 and some others
-        const std::uint16_t scale = static_cast<std::uint16_t>(i < 4090 ? i * 8 + 1 : (i - 4090) * 0x2000);
-        std::memcpy(wire.data() + 2 * i, &scale, 2);
-      }
+      const std::vector<std::uint16_t> scales = unusual_scales();
+      const auto n = static_cast<std::int64_t>(32 * scales.size());
+      Bytes wire(WireLayout(format, DType::float32, n).num_bytes);
+      std::minstd_rand random(1);
+      for (std::byte& byte : wire) byte = static_cast<std::byte>(random() >> 8);
+      std::memcpy(wire.data(), scales.data(), 2 * scales.size());
+      Wires wires;
+      wires.add(wire, {format}, 0);
+      wires.add(wire, {format, DType::float32, 0.75f}, 0);
       for (DType dtype : kDTypes) {
         CAPTURE(text);
         CAPTURE(to_string(dtype));
         check_decode(codecs, wire, n, DType::float32, format, dtype, 0);
+        check_sum(codecs, wires, n, 1.0f, dtype, 0);
+      }
+    }
+  }
+
+  TEST_CASE("rotates groups back that overflow for one large term, at every place") {
+    const Codecs codecs;
+    constexpr std::size_t kRotated = 32;
+    const std::int64_t n = kRotated * kRotated;
+    const BlockFormat format = BlockFormat::parse("int8:32:hadamard");
+    const WireLayout layout(format, DType::float32, n);
+    Bytes wire(layout.num_bytes);
+    for (std::size_t i = 0; i < kRotated * kRotated; ++i) {  // 31 terms are a little less than 2^123, where care begins
+      wire[layout.codes_offset + i] = std::byte{i % kRotated == i / kRotated ? std::uint8_t{127} : std::uint8_t{63}};
+    }
+    const std::vector<std::uint16_t> scales(kRotated, 0x7a00);  // 2^117
+    std::memcpy(wire.data(), scales.data(), 2 * kRotated);
+    Wires wires;
+    wires.add(wire, {format}, 0);
+    for (DType dtype : kDTypes) {
+      CAPTURE(to_string(dtype));
+      check_decode(codecs, wire, n, DType::float32, format, dtype, 0);
+      check_sum(codecs, wires, n, 0x1p-120f, dtype, 0);
+    }
+    check_sum_encode(codecs, wires, n, BlockFormat::parse("int4:32"));
+  }
+
+  TEST_CASE("casts that are kept within the limits of their type, with infinities at every place") {
+    const Codecs codecs;
+    constexpr std::size_t kPlaces = 32;  // of a thread
+    for (DType from : {DType::float32, DType::bfloat16}) {
+      const std::uint32_t shift = from == DType::float32 ? 0 : 16;
+      Bytes values(kPlaces * kPlaces * element_size(from));
+      for (std::size_t i = 0; i < kPlaces * kPlaces; ++i) {
+        std::uint32_t bits = i % kPlaces == i / kPlaces ? 0x7f800000u : 0x7f7f0000u;  // infinity, and the finite beyond
+        bits = (bits | (i % 2 == 0 ? 0x80000000u : 0)) >> shift;
+        std::memcpy(values.data() + i * element_size(from), &bits, element_size(from));
+      }
+      for (DType to : {DType::bfloat16, DType::float16}) {
+        CAPTURE(to_string(from));
+        CAPTURE(to_string(to));
+        check_decode(codecs, values, kPlaces * kPlaces, from, BlockFormat::parse("exact"), to, 0);
       }
     }
   }
@@ -124,6 +176,24 @@ TEST_SUITE("codec on a GPU") {
             CAPTURE(text);
             check_sum_encode(codecs, wires, n, BlockFormat::parse(text));
           }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("sums of values at any address that end at each place of a group") {
+    const Codecs codecs;
+    for (DType dtype : kDTypes) {
+      for (std::int64_t n = 33; n <= 80; ++n) {
+        for (std::size_t offset = element_size(dtype); offset < 16; offset += test::kSanitizers ? 6 : 2) {
+          if (offset % element_size(dtype) != 0) continue;
+          CAPTURE(to_string(dtype));
+          CAPTURE(n);
+          CAPTURE(offset);
+          Wires wires;
+          wires.add(make_values(dtype, n, static_cast<std::uint32_t>(n)), {{}, dtype}, offset);
+          check_sum(codecs, wires, n, 1.0f, dtype, 0);
+          check_sum_encode(codecs, wires, n, BlockFormat::parse("int8:32"));
         }
       }
     }

@@ -88,8 +88,10 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
 // --- Steps
 
 CodedBlocks coded_blocks(BlockFormat format) {
-  return {nullptr, nullptr,        format.block_size, code_kind(format.kind), traits(format.kind).max_code,
-          1.0f,    format.hadamard};
+  const CodeKind kind = code_kind(format.kind);
+  const float max_code = traits(format.kind).max_code;
+  const float largest_code = kind == CodeKind::fp8 ? 480.0f : max_code + 1;
+  return {nullptr, nullptr, format.block_size, kind, max_code, largest_code, 1.0f, format.hadamard};
 }
 
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
@@ -113,7 +115,7 @@ float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t c
     std::memcpy(&scale, blocks.scales + kScaleBytes * static_cast<std::size_t>(i), kScaleBytes);
     largest = std::max(largest, static_cast<std::uint16_t>(scale & 0x7fffu));
   }
-  const float term = std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.max_code;
+  const float term = std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.largest_code;
   return std::isnan(term) ? std::numeric_limits<float>::infinity() : term;
 }
 

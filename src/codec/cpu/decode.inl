@@ -2,11 +2,10 @@
 
 ZCOMM_INLINE float scale_of(Word16 bits) { return float_of(static_cast<std::uint32_t>(bits) << 16); }
 
-ZCOMM_INLINE float scale_of(Word16 bits, float factor) {
-  if (factor == 1.0f) return scale_of(bits);
-  float scale = scale_of(bits) * factor;
-  scale = scale > kLargestFinite ? kLargestFinite : scale;
-  return scale < -kLargestFinite ? -kLargestFinite : scale;
+// NaN stays NaN.
+ZCOMM_INLINE float clamp(float value, float limit) {
+  value = value > limit ? limit : value;
+  return value < -limit ? -limit : value;
 }
 
 // Codes and scales of up to a tile of a wire, from element `begin` on.
@@ -29,10 +28,9 @@ __attribute__((noinline)) void dequantize_rest(const std::int8_t* codes, std::in
                                                typename Type::Bits* values) {
   alignas(64) std::int8_t room[kNibbles ? kTileElements : 1];
   if constexpr (kNibbles) codes = unpack(CodeKind::int4, reinterpret_cast<const std::byte*>(codes), count, room);
+  const float finite_scale = clamp(scale, kLargestFinite);
   for (std::int64_t i = 0; i < count; ++i) {
-    float term = static_cast<float>(codes[i]) * scale;
-    term = term > limit ? limit : term;
-    term = term < -limit ? -limit : term;
+    const float term = clamp(static_cast<float>(codes[i]) * finite_scale, limit);
     values[i] = Type::narrow(scale != scale ? float_of(kNan32) : term);
   }
 }
@@ -72,15 +70,16 @@ ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void decode_blocks(const CodedBlocks& wire, const Tile& tile, std::int64_t begin, std::int64_t count,
                                 float limit, typename Type::Bits* values) {
-  const float max_code = wire.max_code, factor = wire.factor;  // copies: what is written may be anything, to a compiler
+  const float largest_code = wire.largest_code;  // copies: what is written may be anything, to a compiler
+  const float factor = wire.factor;
   const std::int64_t block_size = wire.block_size;
   const Word16* scales = tile.scales;
   std::int64_t block_end = min_of(block_size - begin % block_size, count);
   for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
-    const float scale = scale_of(*scales++, factor);
+    const float scale = scale_of(*scales++) * factor;
     const std::int8_t* codes = tile.codes + (kNibbles ? i / 2 : i);
     prefetch(codes, kPrefetchBytes, kNibbles ? block_size / 2 : block_size);
-    if (__builtin_fabsf(scale) * max_code <= limit) {
+    if (__builtin_fabsf(scale) * largest_code <= limit) {
       dequantize<Type, kNibbles, kStream>(codes, block_end - i, scale, values + i);
     } else {
       dequantize_rest<Type, kNibbles>(codes, block_end - i, scale, limit, values + i);
@@ -106,12 +105,10 @@ __attribute__((noinline)) void decode_fp8(const CodedBlocks& wire, std::int64_t 
   const Word16* scales = tile.scales;
   std::int64_t block_end = min_of(block_size - begin % block_size, count);
   for (std::int64_t i = 0; i < count; i = block_end, block_end = min_of(i + block_size, count)) {
-    const float scale = scale_of(*scales++, wire.factor);
+    const float scale = clamp(scale_of(*scales++) * wire.factor, kLargestFinite);
 #pragma omp simd
     for (std::int64_t k = i; k < block_end; ++k) {
-      float term = terms[k] * scale;
-      term = term > limit ? limit : term;
-      term = term < -limit ? -limit : term;
+      const float term = clamp(terms[k] * scale, limit);
       terms[k] = scale != scale ? float_of(kNan32) : term;
     }
   }

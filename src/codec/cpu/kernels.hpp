@@ -34,6 +34,7 @@ struct CodedBlocks {
   std::int64_t block_size;
   CodeKind kind;
   float max_code;
+  float largest_code;  // its magnitude, codes that no encoder writes included: an integer more, or 480 of e4m3
   float factor;
   bool hadamard;  // codes are those of rotated values: encode_tile rotates them, and rotate_back what decode gives
 };

@@ -68,7 +68,7 @@ template <int kWires, bool kNibbles, bool kAdd>
 ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
                             float limit, float* terms) {
   const std::int64_t block_size = wire.block_size;
-  const float max_code = wire.max_code;
+  const float largest_code = wire.largest_code;
   const std::int8_t* codes[kWires];
   const Word16* scales[kWires];
   for (int w = 0; w < kWires; ++w) codes[w] = tiles[w].codes, scales[w] = tiles[w].scales;
@@ -78,7 +78,7 @@ ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int
     bool is_finite = true;
     for (int w = 0; w < kWires; ++w) {
       scale[w] = scale_of(*scales[w]++);
-      is_finite &= __builtin_fabsf(scale[w]) * max_code <= limit;
+      is_finite &= __builtin_fabsf(scale[w]) * largest_code <= limit;
       prefetch(codes[w] + (kNibbles ? i / 2 : i), kPrefetchBytes, kNibbles ? block_size / 2 : block_size);
     }
     const std::int64_t in_groups = is_finite ? (block_end - i) / kGroup * kGroup : 0;

@@ -78,7 +78,8 @@ ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::ui
 
 // --- Terms
 
-// The terms of the group that begins with element `begin`, times the wire's factor, kept within +-kLargestFinite.
+// The terms of the group that begins with element `begin`: codes times a scale, which is the wire's times its factor,
+// both kept within +-kLargestFinite.
 ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements,
                              float (&terms)[kGroup]) {
   constexpr float kLimit = Float32::kLargestFinite;
@@ -86,19 +87,10 @@ ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uin
   load_codes(wire.data, wire.bits, begin, num_elements, words);
   unpack_any(wire.kind, wire.bits, words, terms);
   float scale = begin < num_elements ? scale_value(load_scale(wire.scale(begin / kGroup))) : 0.0f;
-  if (wire.factor != 1.0f) {
-    scale = __fmul_rn(scale, wire.factor);
-    if (scale > kLimit) scale = kLimit;
-    if (scale < -kLimit) scale = -kLimit;
-  }
+  scale = clamp(__fmul_rn(scale, wire.factor), kLimit);
   if (wire.nan_is_zero && scale != scale) scale = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float term = __fmul_rn(terms[i], scale);
-    if (term > kLimit) term = kLimit;
-    if (term < -kLimit) term = -kLimit;
-    terms[i] = term;
-  }
+  for (int i = 0; i < 16; ++i) terms[i] = clamp(__fmul_rn(terms[i], scale), kLimit);
 }
 
 // --- Codes

@@ -99,17 +99,19 @@ struct Int4 {
   }
 };
 
-// code * scale, kept within +-limit if the largest code's term is beyond it. Any scale, NaN included.
+// NaN stays NaN.
+ZCOMM_DEVICE float clamp(float value, float limit) {
+  if (value > limit) value = limit;
+  if (value < -limit) value = -limit;
+  return value;
+}
+
+// code * scale, both kept within their limits. Any scale, NaN included.
 template <class Codes>
 ZCOMM_DEVICE void dequantize_special(const float (&biased)[kGroup], float scale, float limit, float (&terms)[kGroup]) {
-  const bool within = __fmul_rn(scale, Codes::kMaxCode) <= limit;
+  scale = clamp(scale, Float32::kLargestFinite);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float term = __fmul_rn(__fadd_rn(biased[i], -Codes::kBias), scale);
-    if (!within && term > limit) term = limit;
-    if (!within && term < -limit) term = -limit;
-    terms[i] = term;
-  }
+  for (int i = 0; i < 16; ++i) terms[i] = clamp(__fmul_rn(__fadd_rn(biased[i], -Codes::kBias), scale), limit);
 }
 
 }  // namespace zcomm::gpu

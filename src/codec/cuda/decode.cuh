@@ -12,10 +12,11 @@ ZCOMM_DEVICE std::uint32_t load_scale(const std::byte* scale) { return *reinterp
 ZCOMM_DEVICE float scale_value(std::uint32_t scale) { return __uint_as_float(scale << 16); }
 
 // Whether all codes times a scale, a bfloat16 pattern, are finite in `Type`, and remain so with the bias of codes added
-// to them. The scales of all blocks but the largest are. A wire that no codec wrote may have a scale of zero or less.
+// to them. The scales of all blocks but the largest are. A wire that no codec wrote may have a scale of zero or less,
+// and a code of -128.
 template <class Type>
 ZCOMM_DEVICE bool is_plain_scale(std::uint32_t scale) {
-  constexpr std::uint32_t kLargest = Type::kLargestFinite < 0x1p16f ? 0x4400u : 0x7780u;  // 2^9, 2^112
+  constexpr std::uint32_t kLargest = Type::kLargestFinite < 0x1p16f ? 0x43ffu : 0x7780u;  // before 2^9, 2^112
   return scale - 1 < kLargest;
 }
 

@@ -68,7 +68,9 @@ ZCOMM_DEVICE void load_group(const std::byte* values, std::uint32_t begin, std::
     load_words(data, words);
     return;
   }
-  if (begin > 0 && begin + 2 * kGroup <= count) {  // the 16-byte words around the group are values, too
+  // The 16-byte words around the group are values, too. Where a sum is in the place of these values other threads may
+  // be writing to them at that time: what is not the group's is cut off.
+  if (begin > 0 && begin + 2 * kGroup <= count) {
     std::uint32_t window[Type::kWords + 4];
     const auto offset = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(data) % 16);
     load_words(data - offset, window);

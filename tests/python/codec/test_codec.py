@@ -123,6 +123,27 @@ def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, fa
     assert_same_bits(encoded, expected, f"sum of {formats} of {dtype} as {target}")
 
 
+@pytest.mark.parametrize("format", ["int8:32", "int6:32", "int4:32", "int2:32", "fp8:32", "int2:32:hadamard"])
+def test_what_no_encoder_writes_gives_the_reference_bits(format):
+    """Scales of any sign, infinite ones and all near the limits of a type, with any codes."""
+    near_limits = np.arange(0x7A00, 0x7F81)
+    scales = np.concatenate([np.arange(0, 0x10000, 13), near_limits, near_limits | 0x8000, [0x4400, 0xFF80]])
+    size = 32 * scales.size
+    layout = ref.wire_layout(format, "float32", size)
+    wire = np.random.default_rng(0).integers(0, 256, layout.num_bytes, np.uint8)
+    wire[: 2 * layout.num_blocks] = scales.astype(np.uint16).view(np.uint8)
+    sources = [(wire.ctypes.data, format, "float32", factor) for factor in (1.0, 0.75)]
+    for out in DTYPES:
+        expected = ref.decode(wire, format, size, out)
+        expected_sum = ref.decode_sum([(wire, format, 1.0), (wire, format, 0.75)], size, out)
+        for isa in ISAS:
+            values = empty(out, size)
+            _core.decode((wire.ctypes.data, format, "float32"), codec.view_of(typed(values), "out"), isa)
+            assert_same_bits(values, expected, f"{format} as {out}, {isa}")
+            _core.decode_sum(sources, 1.0, codec.view_of(typed(values), "out"), isa)
+            assert_same_bits(values, expected_sum, f"sum of {format} as {out}, {isa}")
+
+
 @pytest.fixture(scope="module")
 def large():
     """bfloat16 values of more than 16 MiB, which are written past the caches, their wire, and what that decodes to."""

@@ -102,10 +102,12 @@ define NEED_PYTHON
   || { $(APT) update -qq && $(APT) install -y -qq python3-venv python3-dev; }
 endef
 
+NEED_COMPILER = @command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
+
 # A torch that the system has is used: it may be the one that fits its GPU.
 $(VENV)/.ready:
 	$(NEED_PYTHON)
-	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
+	$(NEED_COMPILER)
 	if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV) && $(PY) -m pip install -q torch==2.13.0; fi
 	@# In a virtual environment it is not the system's: a path file leads there.
@@ -119,8 +121,10 @@ $(VENV)/.ready:
 
 # In dist: a wheel for each Python from 3.10 to 3.13 that is here, with bindings for torch 2.11 to 2.15, and the sdist.
 # ARGS="--python 3.11 --try 2.13.0" builds one and tries it with that torch; tools/wheels/build_wheels.py says more.
-wheels: $(VENV)/.ready
-	$(PY) tools/wheels/build_wheels.py $(ARGS)
+wheels:
+	$(NEED_PYTHON)
+	$(NEED_COMPILER)
+	$(PYTHON) tools/wheels/build_wheels.py $(ARGS)
 
 # --- The site -----------------------------------------------------------------------------------------------------
 

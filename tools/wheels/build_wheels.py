@@ -1,16 +1,17 @@
-"""Builds one wheel per Python: the core once, and a binding for each minor version of torch. `make wheels` runs it.
+"""Builds the sdist, and from it one wheel per Python: the core once, and a binding for each minor version of torch.
 
-Needs g++ and, per Python, its headers and venv. torch's headers and libraries come from its wheels, which pip downloads
-once into build/torch. The wheels load on systems with glibc 2.28 and the libstdc++ of GCC 7: see old_abi.py.
+`make wheels` runs it. It needs g++ and, per Python, its headers and venv; with nvcc, in PATH or as CUDACXX, the wheels
+have the GPU side. torch's headers and libraries come from its wheels, which pip downloads once into build/torch. The
+wheels load on systems with glibc 2.28 and the libstdc++ of GCC 7: see old_abi.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import wheel_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
+WORK = BUILD / "wheels"
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 # The last release of each minor version.
 TORCH_RELEASES = ["2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
@@ -28,11 +30,11 @@ PLATFORM = "manylinux_2_28_x86_64"
 _TORCH_LIBRARIES = ["c10", "torch_cpu", "torch_python"]
 
 
-def run(*command: str | Path) -> None:
-    """Run a program. Ends this one with its error if it fails."""
+def run(*command: str | Path, remedy: str = "") -> None:
+    """Run a program. Ends this one with its error if it fails, and with what helps."""
     print("+", *command, flush=True)
     if subprocess.run([str(part) for part in command], cwd=ROOT).returncode:
-        raise SystemExit(f"{Path(command[0]).name} failed: see above")
+        raise SystemExit(f"{Path(command[0]).name} failed: see above. {remedy}".rstrip())
 
 
 def find_python(version: str) -> Path | None:
@@ -51,14 +53,28 @@ def find_python(version: str) -> Path | None:
     return None
 
 
-def torch_folder(release: str) -> Path:
+def environment(python: Path, version: str) -> Path:
+    """The interpreter of an environment with what builds a wheel."""
+    venv = WORK / f"venv-{version}"
+    if not (venv / ".ready").exists():
+        shutil.rmtree(venv, ignore_errors=True)
+        run(python, "-m", "venv", venv)
+        run(venv / "bin/python", "-m", "pip", "install", "-q", "--upgrade", "pip", *TOOLS)
+        (venv / ".ready").touch()
+    return venv / "bin/python"
+
+
+def torch_folder(release: str, pip: Path) -> Path:
     """What a binding for this release is built with: its headers and the libraries that the binding links."""
     folder = BUILD / "torch" / release / "torch"
     if folder.is_dir():
         return folder
     download = BUILD / "torch" / "download"
-    run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", download,
-        f"torch=={release}")  # fmt: skip
+    shutil.rmtree(download, ignore_errors=True)
+    # Of one Python for all, as the headers are the same: of the newest, which every torch of the list serves.
+    run(pip, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", PYTHONS[-1],
+        "--platform", PLATFORM, "-d", download, f"torch=={release}",
+        remedy="--torch names the releases to build for: a wheel has no binding for others.")  # fmt: skip
     (wheel,) = download.glob("torch-*.whl")
     libraries = {f"torch/lib/lib{name}.so" for name in _TORCH_LIBRARIES}
     unpacked = folder.parent.with_name(f"{release}.unpacked")
@@ -81,31 +97,36 @@ def serves(torch: Path, python: str) -> bool:
     return least is None or int(python.split(".")[1]) >= int(least[1])
 
 
-def build(python: Path, version: str, torches: list[Path], variables: dict[str, str], out: Path) -> Path:
+def build_sdist(python: Path, out: Path) -> Path:
+    """What pip builds from where no wheel fits. Returns the folder that the wheels are built in: what the sdist lacks
+    fails them."""
+    folder = WORK / "sdist"
+    for earlier in (folder, WORK / "cmake"):  # all files of an sdist have one date, so ninja would see no change
+        shutil.rmtree(earlier, ignore_errors=True)
+    folder.mkdir()
+    run(python, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})")
+    (sdist,) = folder.iterdir()
+    run("tar", "-xf", sdist, "-C", folder)
+    shutil.move(sdist, out / sdist.name)
+    (source,) = folder.iterdir()
+    return source
+
+
+def build(source: Path, python: Path, version: str, torches: list[Path], variables: dict[str, str], out: Path) -> Path:
     """The wheel of one Python, checked and named after the systems that it loads on."""
-    work = BUILD / "wheels"
-    venv, raw = work / f"venv-{version}", work / f"raw-{version}"
-    if not venv.is_dir():
-        run(python, "-m", "venv", venv)
-        run(venv / "bin/python", "-m", "pip", "install", "-q", "--upgrade", "pip", *TOOLS)
+    raw = WORK / f"raw-{version}"
     shutil.rmtree(raw, ignore_errors=True)
     # One folder for all Pythons, so that the core is compiled once. What CMake knows of the last Python goes.
-    (work / "cmake/CMakeCache.txt").unlink(missing_ok=True)
+    (WORK / "cmake/CMakeCache.txt").unlink(missing_ok=True)
     variables = {**variables, "ZCOMM_TORCH": ";".join(str(torch) for torch in torches)}
     settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in variables.items()]
-    run(venv / "bin/python", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", raw,
-        f"--config-settings=build-dir={work / 'cmake'}", *settings, ROOT)  # fmt: skip
+    run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", raw,
+        f"--config-settings=build-dir={WORK / 'cmake'}", *settings, source)  # fmt: skip
     (wheel,) = raw.glob("*.whl")
-    check_wheel.check(wheel, {torch.parent.name: torch for torch in torches})
-    run(venv / "bin/python", "-m", "wheel", "tags", "--remove", "--platform-tag", PLATFORM, wheel)
+    check_wheel.check(wheel, {torch.parent.name: torch for torch in torches}, variables["ZCOMM_CUDA"] == "ON")
+    run(python, "-m", "wheel", "tags", "--remove", "--platform-tag", PLATFORM, wheel)
     (wheel,) = raw.glob("*.whl")
-    return wheel.rename(out / wheel.name)
-
-
-def build_sdist(out: Path, python: Path) -> None:
-    """What pip builds from where no wheel fits."""
-    code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(out)!r}))"
-    run(python, "-c", code)
+    return Path(shutil.move(wheel, out / wheel.name))
 
 
 def main() -> None:
@@ -116,30 +137,38 @@ def main() -> None:
     parser.add_argument("--try", nargs="*", dest="tried", help="releases to try each wheel with; default: the newest")
     parser.add_argument("--no-cuda", action="store_true", help="without the GPU side, where nvcc is")
     arguments = parser.parse_args()
+    if set(arguments.tried or []) - set(arguments.torch):
+        parser.error(f"expected --try to name releases of {' '.join(arguments.torch)}, got {' '.join(arguments.tried)}")
 
-    pythons = {version: find_python(version) for version in arguments.python}
-    left_out = [version for version, python in pythons.items() if python is None]
-    torches = [torch_folder(release) for release in arguments.torch]
-    variables = old_abi.write(BUILD / "wheels/old_abi")
-    if arguments.no_cuda:
-        variables["ZCOMM_CUDA"] = "OFF"
+    found = {version: python for version in arguments.python if (python := find_python(version))}
+    left_out = [f"Python {v}: none here with headers and venv" for v in arguments.python if v not in found]
+    if not found:
+        raise SystemExit(f"expected a Python of {', '.join(arguments.python)} with headers and venv, got none")
+    pythons = {version: environment(python, version) for version, python in found.items()}
+    torches = [torch_folder(release, next(iter(pythons.values()))) for release in arguments.torch]
+
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if not nvcc and not arguments.no_cuda:
+        left_out.append("the GPU side: no nvcc in PATH or as CUDACXX")
+    variables = old_abi.write(WORK / "old_abi")
+    variables["ZCOMM_CUDA"] = "ON" if nvcc and not arguments.no_cuda else "OFF"
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    source = build_sdist(next(iter(pythons.values())), out)
     wheels = []
     for version, python in pythons.items():
-        if python is not None:
-            own = [torch for torch in torches if serves(torch, version)]
-            wheels.append(build(python, version, own, variables, out))
-            newest = [own[-1].parent.name]
-            for release in newest if arguments.tried is None else arguments.tried:
-                wheel_environment.try_out(wheels[-1], python, release, BUILD / "wheels")
-    if not wheels:
-        raise SystemExit(f"expected a Python of {', '.join(arguments.python)} with headers and venv, got none")
-    build_sdist(out, BUILD / f"wheels/venv-{next(v for v, python in pythons.items() if python)}/bin/python")
+        own = [torch for torch in torches if serves(torch, version)]
+        releases = [torch.parent.name for torch in own]
+        if not own:
+            raise SystemExit(f"expected a torch released for Python {version}, got {', '.join(arguments.torch)}")
+        left_out += [f"torch {r} for Python {version}: not released" for r in arguments.torch if r not in releases]
+        wheels.append(build(source, python, version, own, variables, out))
+        for release in releases[-1:] if arguments.tried is None else [r for r in arguments.tried if r in releases]:
+            wheel_environment.try_out(wheels[-1], found[version], release, WORK)
     for wheel in wheels:
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
-    if left_out:
-        print(f"left out, as there is no such Python here: {', '.join(left_out)}")
+    for what in left_out:
+        print(f"left out: {what}")
 
 
 if __name__ == "__main__":

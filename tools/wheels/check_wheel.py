@@ -54,9 +54,10 @@ def _check_metadata(text: str) -> None:
             raise SystemExit(f"expected no requirement of torch or CUDA, got {requirement}")
 
 
-def check(wheel: Path, torches: dict[str, Path]) -> None:
+def check(wheel: Path, torches: dict[str, Path], cuda: bool) -> None:
     """Ends the program with the reason if the wheel is too large, holds another project's library or pins torch; if one
-    of its libraries needs a symbol that older systems lack; or if a binding is missing or its torch lacks a symbol."""
+    of its libraries needs a symbol that older systems lack; if a binding is missing or its torch lacks a symbol; or if
+    it has no kernels for GPUs and should, or has some and should not."""
     if wheel.stat().st_size > LARGEST_BYTES:
         raise SystemExit(f"{wheel.name}: expected at most {LARGEST_BYTES} bytes, got {wheel.stat().st_size}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -69,6 +70,8 @@ def check(wheel: Path, torches: dict[str, Path]) -> None:
         (metadata,) = Path(folder).glob("*.dist-info/METADATA")
         _check_metadata(metadata.read_text())
         core_gives = _symbols(libraries["libzcomm_core"])[1]
+        if (".nv_fatbin" in _run("readelf", "-S", "-W", libraries["libzcomm_core"])) != cuda:
+            raise SystemExit(f"{wheel.name}: expected {'kernels' if cuda else 'no kernels'} for GPUs")
         for name, library in libraries.items():
             torch_gives: set[str] = set()
             for torch_library in (bindings[name] / "lib").glob("lib*.so") if name in bindings else []:

@@ -70,7 +70,7 @@ def run_example(name: str, *arguments: str) -> None:
 
 
 @needs_zcomm
-@pytest.mark.timeout(900)  # of three runs
+@pytest.mark.timeout(600)  # of two runs
 def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
     moved = {}
     for flag in ("--no-secondary-shards", "--secondary-shards --wire=difference"):

@@ -9,7 +9,7 @@ CMAKE := $(VENV)/bin/cmake
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host bench/gpu_model -type f -not -name "*.py*")
 
-.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-slow test-torch test-docs bench study gpu gpu-model lint docs install wheels clean
+.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-ptx test-slow test-torch test-docs bench study gpu gpu-model lint docs install wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -169,6 +169,26 @@ build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) 
 OPTIONS_plain := -DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
 SANITIZE_asan := address,undefined
 SANITIZE_tsan := thread
+
+# The kernels as nvcc compiles them, executed on the host, for GPUs of compute capability 8.0 and 9.0. Not part of
+# `make test`, as it takes minutes.
+NVCC := $(or $(CUDACXX),$(shell command -v nvcc))
+PTX := build/ptx/codec_80.ptx build/ptx/codec_90.ptx
+
+ifeq ($(NVCC),)
+test-ptx:
+	@echo 'skipped: make test-ptx executes what nvcc compiles, and there is no nvcc'
+else
+test-ptx: build/plain/zcomm_tests
+	$(CMAKE) --build build/plain --target zcomm_ptx_tests >build/ptx.log || { cat build/ptx.log; exit 1; }
+	$(MAKE) --no-print-directory -j 2 $(PTX)
+	$(PY) tests/ptx/run.py build/plain/tests/ptx/zcomm_ptx_tests $(PTX)
+endif
+
+# The options of the kernels in src/CMakeLists.txt.
+build/ptx/codec_%.ptx: $(CXX_SOURCES)
+	mkdir -p build/ptx
+	$(NVCC) -ptx -std=c++20 -O3 -DNDEBUG -arch=compute_$* --diag-suppress=554 -Isrc -Iinclude src/codec/cuda/codec_cuda.cu -o $@
 
 # --- Style --------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ std::atomic<int> num_devices{8};
 std::atomic<std::int64_t> created{0};
 std::atomic<bool> broken{false};
 std::atomic<std::int64_t> launch_cost_ns{0};
+std::atomic<KernelRunner> runner{nullptr};
 
 // What was freed stays as it is for a while, with this in each byte.
 constexpr unsigned char kFreed = 0xdd;
@@ -104,6 +105,19 @@ void pay_for_launch() {
   while (std::chrono::steady_clock::now() < until) {
   }
 }
+
+Allocation find_allocation(const void* address) {
+  Memory& all = memory();
+  const std::lock_guard lock(all.mutex);
+  auto next = all.allocations.upper_bound(const_cast<void*>(address));
+  if (next == all.allocations.begin()) return {};
+  const auto& [data, num_bytes] = *--next;
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<const char*>(data));
+  return offset < num_bytes ? Allocation{data, num_bytes} : Allocation{};
+}
+
+KernelRunner kernel_runner() { return runner.load(std::memory_order_relaxed); }
+void set_kernel_runner(KernelRunner to) { runner = to; }
 
 std::int64_t num_bytes_written_after_free() {
   Memory& all = memory();

@@ -61,6 +61,17 @@ struct Calls {
 };
 Calls calls();
 
+// The memory that holds an address, as it was allocated; nothing if none does.
+struct Allocation {
+  const void* data = nullptr;
+  std::size_t num_bytes = 0;
+};
+Allocation find_allocation(const void* address);
+
+// From now on kernels of one parameter are run by this, on the threads of their streams, and not as the C++ that they
+// are: see tests/ptx.
+void set_kernel_runner(KernelRunner runner);
+
 // Bytes that work wrote to memory after it was freed. Freed memory keeps a pattern for a while, which is looked at
 // here.
 std::int64_t num_bytes_written_after_free();

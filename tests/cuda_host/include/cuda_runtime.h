@@ -158,7 +158,9 @@ cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object
 
 namespace cuda_host {
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel);
-}
+using KernelRunner = void (*)(const void* kernel, dim3 grid, dim3 block, const void* parameter, std::size_t num_bytes);
+KernelRunner kernel_runner();  // null unless a test has set one
+}  // namespace cuda_host
 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -169,6 +171,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return cuda_host::launch(
       config->stream, [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
                        kernel, parameters = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+        if constexpr (sizeof...(Parameters) == 1) {
+          if (const auto run = cuda_host::kernel_runner(); run != nullptr) {
+            const auto& parameter = std::get<0>(parameters);
+            return run(reinterpret_cast<const void*>(kernel), grid, block, &parameter, sizeof parameter);
+          }
+        }
         std::apply([&](const auto&... values) { simt::run(grid, block, shared_bytes, kernel, values...); }, parameters);
       });
 }

@@ -1,0 +1,72 @@
+// What a CTA's loads and stores reach, and whether they may.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "cuda_host.hpp"
+#include "registers.hpp"
+
+namespace ptx {
+
+// When a lane accesses shared memory: two accesses of one byte, one of them a store, must be ordered. They are if they
+// are the same thread's, or a barrier lies in between, or, within a warp, a shuffle.
+struct Moment {
+  u32 thread = 0;
+  u32 barriers = 0;  // that the CTA has passed
+  u32 shuffles = 0;  // that the warp has passed
+
+  bool is_ordered_with(const Moment& other) const {
+    if (thread == other.thread || barriers != other.barriers) return true;
+    return thread / kLanes == other.thread / kLanes && shuffles != other.shuffles;
+  }
+};
+
+class SharedMemory {
+ public:
+  explicit SharedMemory(std::size_t num_bytes) : bytes_(num_bytes), history_(num_bytes) {}
+
+  // Holds anything, and nothing has been written.
+  void begin();
+  std::size_t size() const { return bytes_.size(); }
+  u8* data() { return bytes_.data(); }
+  // Notes an access; whether it is ordered with those before.
+  bool note(std::size_t begin, std::size_t num_bytes, bool is_store, const Moment& now);
+  bool is_written(std::size_t begin, std::size_t num_bytes) const;
+
+ private:
+  struct History {
+    bool is_written = false, is_read = false;
+    Moment last_store{}, last_load{};
+  };
+  std::vector<u8> bytes_;
+  std::vector<History> history_;
+};
+
+class Memory {
+ public:
+  Memory(const Kernel& kernel, const std::byte* parameter)
+      : kernel_(kernel), parameter_(parameter), shared_(kernel.shared_bytes) {}
+
+  void begin_cta() { shared_.begin(); }
+  // A load or store of the lanes of `active`; `now` is that of lane 0. A lane whose access is not allowed stores
+  // nothing, and loads a pattern.
+  void access(Registers& registers, const Instruction& instruction, u32 active, Moment now,
+              const std::function<std::string()>& where);
+
+ private:
+  u8* find(const Instruction& instruction, u64 address, std::size_t num_bytes, Moment now,
+           const std::function<std::string()>& where);
+  u8* find_global(u64 address, std::size_t num_bytes);
+  u8* find_shared(const Instruction& instruction, u64 address, std::size_t num_bytes, Moment now,
+                  const std::function<std::string()>& where);
+
+  const Kernel& kernel_;
+  const std::byte* parameter_;
+  SharedMemory shared_;
+  std::array<cuda_host::Allocation, 4> recent_{};  // what a kernel reads and writes is not freed while it runs
+  std::size_t oldest_ = 0;
+};
+
+}  // namespace ptx

@@ -1,0 +1,108 @@
+"""The tests of the GPU's codec on the kernels that nvcc compiled, executed on the host: ``make test-ptx``.
+
+    python tests/ptx/run.py PROGRAM MODULE.ptx...
+
+Each module runs as it is, and in three more ways with what PTX and CUDA leave open: the error of the approximate
+reciprocal, the bits of NaNs, the order of warps and CTAs. Then modules with one instruction changed run, on which a
+test must fail: of each kind of change up to three, as some change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MODES = [
+    {},
+    {"ZCOMM_PTX_RCP": "1", "ZCOMM_PTX_NAN": "random", "ZCOMM_PTX_ORDER": "backward"},
+    {"ZCOMM_PTX_RCP": "-1", "ZCOMM_PTX_NAN": "random", "ZCOMM_PTX_ORDER": "random"},
+    {"ZCOMM_PTX_RCP": "random", "ZCOMM_PTX_NAN": "random", "ZCOMM_PTX_ORDER": "random"},
+]
+REFUSED = "PTX, line"  # by the parser: a mutant of that kind shows nothing
+TIMEOUT = 300.0  # seconds: some mutants do not end
+
+# What is changed in a mutant, and into what.
+MUTATIONS = {
+    "order of a comparison": (r"\bsetp\.ge\.u32\b", "setp.gt.u32"),
+    "halves change places": (r"(cvt\.rn\.b?f16x2\.f32 \S+), (\S+), (\S+);", r"\1, \3, \2;"),
+    "product for a sum": (r"\badd\.rn\.f32\b", "mul.rn.f32"),
+    "sum for a product": (r"\bmul\.rn\.f32\b", "add.rn.f32"),
+    "factor and addend change places": (r"(fma\.rn\.f32\s+\S+), (\S+), (\S+), (\S+);", r"\1, \2, \4, \3;"),
+    "one operand of a maximum": (r"max\.NaN\.\S+(\s+\S+), (\S+), \S+;", r"mov.b32\1, \2;"),
+    "the smaller for the larger": (r"\bmax\.u32\b", "min.u32"),
+    "a shift by another number": (r"(sh[lr]\.(?:b|u)32\s+\S+, %\S+), 16;", r"\1, 17;"),
+    "bytes from another register": (r"(prmt\.b32\s+\S+), (\S+), (\S+), (\S+);", r"\1, \3, \2, \4;"),
+    "a load from 4 bytes further": (r"(ld\.global\.v4\.u32\s+.*\[%\w+)\]", r"\1+4]"),
+    "the other of two values": (r"(selp\.b32\s+\S+), (\S+), (\S+), (\S+);", r"\1, \3, \2, \4;"),
+    "or for xor": (r"\bxor\.b32\b", "or.b32"),
+    "another lane's value": (r"(shfl\.sync\.bfly\.b32\s+[^,]+, \S+), (\S+), ", r"\1, 3, "),
+    "no barrier": (r"^\s*bar\.sync.*$", ""),
+    "a store to 2 bytes further": (r"(st\.global\.u16\s+\[%\w+)\]", r"\1+2]"),
+    "a sign that stays": (r"\bneg\.f32\b", "abs.f32"),
+}
+
+
+def run(program: str, module: Path, mode: dict[str, str], *arguments: str) -> tuple[int, str, float]:
+    """The exit status, 1 if it did not end in time; what was printed; seconds."""
+    environment = {**os.environ, **mode, "ZCOMM_PTX": str(module)}
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            [program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT
+        )
+        status, text = done.returncode, done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        status, text = 1, f"did not end in {TIMEOUT:.0f} s"
+    return status, text, time.monotonic() - begin
+
+
+def check_module(program: str, module: Path, mode: dict[str, str]) -> bool:
+    status, text, seconds = run(program, module, mode)
+    how = ", ".join(f"{name.removeprefix('ZCOMM_PTX_')} {value}" for name, value in mode.items()) or "plain"
+    print(f"{'FAILED' if status else 'passed'}  {module.name}, {how}: {seconds:.0f} s", flush=True)
+    if status:
+        print(text[-5000:], flush=True)
+    return status == 0
+
+
+def check_mutants(program: str, lines: list[str], name: str) -> bool:
+    """Whether a change of this kind fails a test; the places are the same in every run."""
+    pattern, replacement = MUTATIONS[name]
+    places = [index for index, line in enumerate(lines) if re.search(pattern, line)]
+    for index in random.Random(name).sample(places, min(3, len(places))):
+        changed = re.sub(pattern, replacement, lines[index], count=1)
+        with tempfile.TemporaryDirectory() as folder:
+            module = Path(folder, "mutant.ptx")
+            module.write_text("\n".join([*lines[:index], changed, *lines[index + 1 :]]))
+            status, text, seconds = run(program, module, {}, "-ts=codec on a GPU", "-aa=1")
+        is_caught = status != 0 and REFUSED not in text
+        what = f"{name}, line {index + 1}: {lines[index].strip()} -> {changed.strip()}"
+        print(f"{'caught' if is_caught else 'missed'}  {what}: {seconds:.0f} s", flush=True)
+        if is_caught:
+            return True
+    print(
+        f"FAILED  {name}: expected a test that fails, got none in {len(places)} places, of which 3 were tried",
+        flush=True,
+    )
+    return False
+
+
+def main(program: str, *modules: str) -> int:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = [pool.submit(check_module, program, Path(module), mode) for module in modules for mode in MODES]
+        lines = Path(modules[0]).read_text().split("\n")
+        runs += [pool.submit(check_mutants, program, lines, name) for name in MUTATIONS]
+    failures = sum(not run.result() for run in runs)
+    print(f"{len(modules) * len(MODES)} runs, {len(MUTATIONS)} kinds of mutants, {failures} failed")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) != 0)

@@ -1,0 +1,37 @@
+// What PTX and CUDA leave open, as this run has it, and what a run found.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "integers.hpp"
+
+namespace ptx {
+
+enum class Order { forward, backward, random };
+
+struct Settings {
+  std::string module;              // a file; from ZCOMM_PTX
+  i32 reciprocal_error = 0;        // of rcp.approx, in units of the last place; from ZCOMM_PTX_RCP
+  bool random_reciprocal = false;  // or a random one of -1, 0 and 1 for each lane; "random" in ZCOMM_PTX_RCP
+  bool random_nans = false;        // payloads and signs of the NaNs that instructions make; "random" in ZCOMM_PTX_NAN
+  Order order = Order::forward;    // of CTAs, and of warps between barriers; from ZCOMM_PTX_ORDER
+};
+
+// From the variables, once; throws std::runtime_error where one has no such value. Tests change it.
+Settings& settings();
+
+// Of the calling thread, the same in every run.
+u32 random_bits();
+
+// Something that a kernel must not do.
+struct Report {
+  std::string first_place;
+  u64 count = 0;
+};
+using Reports = std::map<std::string, Report>;  // by what it is
+void report(const std::string& what, const std::string& where);
+// What was reported since the last call.
+Reports take_reports();
+
+}  // namespace ptx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.worlds import run
 import zcomm
 
 NUM = 32768
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "zcomm.json"
 
 
 def counted(folder: str) -> dict[str, float]:
@@ -49,3 +51,9 @@ def test_counters_are_those_of_stats(tmp_path: Path) -> None:
         assert 0 < sent.value < metrics["zcomm/all_gather/bytes"]
         left = samples["zcomm_uncompressed_bytes_total", "reduce_scatter", "min_bytes"]
         assert left.value == 32
+
+
+def test_the_dashboard_draws_what_the_file_has(tmp_path: Path) -> None:
+    run(lambda: counted(str(tmp_path)))
+    written = set(re.findall(r"^# TYPE (\w+) counter$", (tmp_path / "rank0.prom").read_text(), re.MULTILINE))
+    assert set(re.findall(r"zcomm_\w+", DASHBOARD.read_text())) == written

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zcomm._core import ArgumentError, CallStats, Error, TimeoutError, TransportError
     from zcomm.communicator import Communicator, unique_id
     from zcomm.distributed.exact_group import new_exact_group
+    from zcomm.distributed.flight_recorder import dump_flight_recorder
     from zcomm.distributed.metrics import metrics, write_prometheus
     from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override, set_step
@@ -36,6 +37,7 @@ __all__ = [
     "__version__",
     "codec",
     "ddp",
+    "dump_flight_recorder",
     "exact",
     "fsdp",
     "install_as_default",
@@ -67,6 +69,7 @@ _HOMES = {
     "exact": "zcomm.distributed.overrides",
     "override": "zcomm.distributed.overrides",
     "set_step": "zcomm.distributed.overrides",
+    "dump_flight_recorder": "zcomm.distributed.flight_recorder",
     "metrics": "zcomm.distributed.metrics",
     "write_prometheus": "zcomm.distributed.metrics",
     "Stats": "zcomm.distributed.stats",

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
+#include "flight_recorder.hpp"
 #include "measure.hpp"
 #include "site.hpp"
 
@@ -82,6 +83,8 @@ void bind_stats(py::module_& module) {
       .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
       .def_property_readonly("intra_node_bytes", [](const Site& site) { return site.cost.intra_node_bytes.load(); })
       .def_property_readonly("inter_node_bytes", [](const Site& site) { return site.cost.inter_node_bytes.load(); });
+
+  module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 
   // What samples on a GPU go through: it runs on CPU tensors as well.
   module.def_submodule("_testing").def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {

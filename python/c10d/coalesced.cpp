@@ -46,7 +46,9 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
     std::vector<at::Tensor> exact_inputs = pick(inputs, parts.exact);
-    works.push_back(inner_.forward(exact_inputs[0], [&](::c10d::Backend& inner) {
+    const RecordedCall recorded =
+        recorded_call("all_gather_into_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
+    works.push_back(inner_.forward(recorded, exact_inputs[0], [&](::c10d::Backend& inner) {
       return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
     }));
   }
@@ -74,7 +76,9 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
     std::vector<at::Tensor> exact_inputs = pick(inputs, parts.exact);
     const bool scale = needs_premul_emulation(opts.reduceOp, exact_inputs[0]);
     if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
-    works.push_back(inner_.forward(exact_inputs[0], [&](::c10d::Backend& inner) {
+    const RecordedCall recorded =
+        recorded_call("reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
+    works.push_back(inner_.forward(recorded, exact_inputs[0], [&](::c10d::Backend& inner) {
       return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
     }));
   }
@@ -98,7 +102,8 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
     std::vector<at::Tensor> exact_tensors = pick(tensors, parts.exact);
     const bool scale = needs_premul_emulation(opts.reduceOp, exact_tensors[0]);
     if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
-    works.push_back(inner_.forward(exact_tensors[0], [&](::c10d::Backend& inner) {
+    const RecordedCall recorded = recorded_call("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout);
+    works.push_back(inner_.forward(recorded, exact_tensors[0], [&](::c10d::Backend& inner) {
       return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
     }));
   }

@@ -7,15 +7,26 @@
 #include "zcomm/cuda.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
+
+// torch's backends have two names for a collective: one for profilers, and one that begins events and dumps.
+const char* analyzers_name(std::string_view name) {
+  if (name == "_allgather_base") return "_all_gather_base";
+  if (name == "allreduce") return "all_reduce";
+  return name.data();
+}
+
+}  // namespace
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
-                                 TransportFactories transports, InnerGroups& inner, Handshake& handshake,
-                                 const PythonHooks& hooks, GroupErrors& errors)
+                                 TransportFactories transports, InnerGroups& inner, GroupRecorder& recorder,
+                                 Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors)
     : group_(group),
       rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
+      recorder_(recorder),
       handshake_(handshake),
       telemetry_(options_->telemetry_every),
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
@@ -120,6 +131,9 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
   job->site = std::move(site);
   job->telemetry = settings.rehearsal ? &no_telemetry_ : &telemetry_;
   job->cost = settings.rehearsal ? &stats_.rehearsals.cost : &cost;
+  const CallSummary summary = job->summary();
+  job->record = recorder_.begin({analyzers_name(summary.name), summary.in_elements, summary.out_elements,
+                                 job->outputs[0].scalar_type(), job->timeout});
   const CallEvent event(*job, group_, options_->global_ranks_in_group);
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));

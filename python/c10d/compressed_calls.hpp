@@ -4,6 +4,7 @@
 #include "auto_policy.hpp"
 #include "compressed_jobs.hpp"
 #include "device_runner.hpp"
+#include "flight_recorder.hpp"
 #include "handshake.hpp"
 #include "host_runner.hpp"
 #include "options.hpp"
@@ -50,9 +51,10 @@ struct TransportFactories {
 
 class CompressedCalls {
  public:
-  // Of `group`, which outlives this, as do `inner`, `handshake`, `hooks` and `errors`.
+  // Of `group`, which outlives this, as do `inner`, `recorder`, `handshake`, `hooks` and `errors`.
   CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, TransportFactories transports,
-                  InnerGroups& inner, Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors);
+                  InnerGroups& inner, GroupRecorder& recorder, Handshake& handshake, const PythonHooks& hooks,
+                  GroupErrors& errors);
 
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
@@ -130,6 +132,7 @@ class CompressedCalls {
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
   TransportFactories transports_;
+  GroupRecorder& recorder_;
   Handshake& handshake_;
   Stats stats_;
   Telemetry telemetry_;

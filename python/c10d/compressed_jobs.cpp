@@ -1,7 +1,6 @@
 #include "compressed_jobs.hpp"
 
 #include <algorithm>
-#include <string_view>
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -43,12 +42,6 @@ const char* name_of_gather(const Job& job) {
   return job.type == ::c10d::OpType::ALLGATHER ? "all_gather" : "_allgather_base";
 }
 
-// "all_gather float32[2 x 12] int8:256".
-template <class Plan>
-std::string words(const Job& job, const Plan& plan) {
-  return std::string(job.title).substr(std::string_view("zcomm:").size()) + " " + plan.description();
-}
-
 }  // namespace
 
 void CompressedJob::count(const CallStats& stats) {
@@ -65,9 +58,7 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.all_gather(*plan, shard, slots, timeout, stream, extras));
 }
 
-CallSummary AllGatherJob::summary() const {
-  return {name_of_gather(*this), shard.num_elements, elements_of(slots), words(*this, *plan), plan->bytes()};
-}
+CallSummary AllGatherJob::summary() const { return {name_of_gather(*this), shard.num_elements, elements_of(slots)}; }
 
 void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
   count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout)
@@ -76,7 +67,7 @@ void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
 
 CallSummary DifferenceGatherJob::summary() const {
   const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
-  return {name_of_gather(*this), own, elements_of(slots), words(*this, *plan), {}};
+  return {name_of_gather(*this), own, elements_of(slots)};
 }
 
 void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
@@ -86,7 +77,7 @@ void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
 
 CallSummary GatherSecondaryJob::summary() const {
   const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
-  return {name_of_gather(*this), own, elements_of(slots), words(*this, *plan), plan->bytes_from_secondary()};
+  return {name_of_gather(*this), own, elements_of(slots)};
 }
 
 void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
@@ -97,7 +88,7 @@ void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
 
 CallSummary ReduceScatterJob::summary() const {
   const char* name = type == ::c10d::OpType::REDUCE_SCATTER ? "reduce_scatter" : "_reduce_scatter_base";
-  return {name, elements_of(slots), output.num_elements, words(*this, *plan), plan->bytes()};
+  return {name, elements_of(slots), output.num_elements};
 }
 
 void AllReduceJob::run(Communicator& communicator, StreamView stream) {
@@ -108,8 +99,6 @@ void AllReduceJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.all_reduce(*plan, tensor, factor, timeout, stream, feedback ? &*feedback : nullptr));
 }
 
-CallSummary AllReduceJob::summary() const {
-  return {"allreduce", tensor.num_elements, tensor.num_elements, words(*this, *plan), plan->bytes()};
-}
+CallSummary AllReduceJob::summary() const { return {"allreduce", tensor.num_elements, tensor.num_elements}; }
 
 }  // namespace zcomm::c10d_binding

@@ -15,12 +15,13 @@ struct CallSummary {
   const char* name;              // that torch's own backends have for the collective
   std::int64_t in_elements = 0;  // of this rank's tensors
   std::int64_t out_elements = 0;
-  std::string plan;               // the call, its shape and its formats
-  std::optional<LinkBytes> wire;  // none of differences, which are made by the call
 };
 
 struct CompressedJob : Job {
   virtual CallSummary summary() const = 0;
+  virtual const std::string& plan_text() const = 0;  // shape and formats
+  // Of this rank. Empty for differences, whose size is known when they are made.
+  virtual std::optional<LinkBytes> wire_bytes() const = 0;
 
   std::uint64_t seed = 0;  // of stochastic rounding
   std::chrono::milliseconds timeout{0};
@@ -32,8 +33,18 @@ struct CompressedJob : Job {
   void count(const CallStats& stats);
 };
 
-struct AllGatherJob final : CompressedJob {
-  std::shared_ptr<const GatherPlan> plan;
+template <class Plan>
+struct PlannedJob : CompressedJob {
+  std::shared_ptr<const Plan> plan;
+
+  const std::string& plan_text() const override { return plan->description(); }
+  std::optional<LinkBytes> wire_bytes() const override {
+    if constexpr (requires(const Plan& any) { any.bytes(); }) return plan->bytes();
+    return {};
+  }
+};
+
+struct AllGatherJob final : PlannedJob<GatherPlan> {
   ConstTensorView shard;
   std::vector<TensorView> slots;
   GatherExtras extras;
@@ -49,8 +60,7 @@ struct HeldShards {
 };
 using HeldShardsPtr = std::shared_ptr<HeldShards>;
 
-struct DifferenceGatherJob final : CompressedJob {
-  std::shared_ptr<const DifferencePlan> plan;
+struct DifferenceGatherJob final : PlannedJob<DifferencePlan> {
   std::optional<ConstTensorView> shard;  // none: from what is held
   std::vector<TensorView> slots;
   HeldShardsPtr held;
@@ -60,17 +70,16 @@ struct DifferenceGatherJob final : CompressedJob {
 };
 
 // From secondary shards.
-struct GatherSecondaryJob final : CompressedJob {
-  std::shared_ptr<const GatherPlan> plan;
+struct GatherSecondaryJob final : PlannedJob<GatherPlan> {
   const std::byte* secondary = nullptr;
   std::vector<TensorView> slots;
 
   void run(Communicator& communicator, StreamView stream) override;
   CallSummary summary() const override;
+  std::optional<LinkBytes> wire_bytes() const override { return plan->bytes_from_secondary(); }
 };
 
-struct ReduceScatterJob final : CompressedJob {
-  std::shared_ptr<const ReducePlan> plan;
+struct ReduceScatterJob final : PlannedJob<ReducePlan> {
   std::vector<ConstTensorView> slots;
   TensorView output;
   float factor = 1.0f;
@@ -80,8 +89,7 @@ struct ReduceScatterJob final : CompressedJob {
   CallSummary summary() const override;
 };
 
-struct AllReduceJob final : CompressedJob {
-  std::shared_ptr<const AllReducePlan> plan;
+struct AllReduceJob final : PlannedJob<AllReducePlan> {
   TensorView tensor;
   float factor = 1.0f;
   std::optional<Feedback> feedback;

@@ -24,7 +24,9 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   call.in_place = is_own_slot(output, input, getRank());
   const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
   if (compressed_.route(settings.policy, call, check) == Route::inner) {
-    return inner_.forward(output, [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
+    const RecordedCall recorded = recorded_call("_all_gather_base", input, output, settings.timeout);
+    return inner_.forward(recorded, output,
+                          [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return inner_.track(
       compressed_.all_gather(::c10d::OpType::_ALLGATHER_BASE, input, slots_of(output, getSize()), {output}, settings));
@@ -41,7 +43,9 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
   const auto check = [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); };
   if (compressed_.route(settings.policy, call, check) == Route::inner) {
-    return inner_.forward(inputs[0], [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
+    const RecordedCall recorded = recorded_call("all_gather", inputs, outputs[0], settings.timeout);
+    return inner_.forward(recorded, inputs[0],
+                          [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return inner_.track(
       compressed_.all_gather(::c10d::OpType::ALLGATHER, inputs[0], views_of(outputs[0]), outputs[0], settings));
@@ -54,12 +58,14 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   const Route route =
       compressed_.route(settings.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); });
   if (route == Route::inner) {
+    const RecordedCall recorded = recorded_call("_reduce_scatter_base", input, output, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, output))
-      return inner_.forward(output,
+      return inner_.forward(recorded, output,
                             [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
     at::Tensor product = scaled({input}, factor_of(opts.reduceOp, getSize()))[0];
-    return inner_.forward(
-        output, [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, product, as_sum(opts)); });
+    return inner_.forward(recorded, output, [&](::c10d::Backend& inner) {
+      return inner._reduce_scatter_base(output, product, as_sum(opts));
+    });
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
                                                  slots_of(input, getSize()), {input}, opts.reduceOp, settings,
@@ -77,12 +83,14 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   const Route route = compressed_.route(settings.policy, call,
                                         [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); });
   if (route == Route::inner) {
+    const RecordedCall recorded = recorded_call("reduce_scatter", inputs[0], outputs, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
-      return inner_.forward(outputs[0],
+      return inner_.forward(recorded, outputs[0],
                             [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
     std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], factor_of(opts.reduceOp, getSize()))};
-    return inner_.forward(
-        outputs[0], [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, products, as_sum(opts)); });
+    return inner_.forward(recorded, outputs[0], [&](::c10d::Backend& inner) {
+      return inner.reduce_scatter(outputs, products, as_sum(opts));
+    });
   }
   return inner_.track(compressed_.reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]),
                                                  inputs[0], opts.reduceOp, settings, reduce_call(route)));
@@ -95,10 +103,13 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
   if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
+    const RecordedCall recorded = recorded_call("all_reduce", tensors, tensors, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
-      return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+      return inner_.forward(recorded, tensors[0],
+                            [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
     scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
-    return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
+    return inner_.forward(recorded, tensors[0],
+                          [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
   }
   return inner_.track(compressed_.all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings));
 }

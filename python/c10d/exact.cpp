@@ -16,14 +16,15 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_
       options_(std::move(options)),
       hooks_(std::move(hooks)),
       errors_(*this),
-      inner_(std::move(exact_cpu), hooks_.make_exact_cuda),
+      recorder_(*this, options_->global_ranks_in_group),
+      inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
       handshake_(hooks_.agree, errors_),
       nccl_(*this, store, hooks_.meet_for_nccl, options_, errors_),
       compressed_(
           *this, options_,
           {[this, store] { return std::make_unique<C10dTransport>(call_python(hooks_.make_transport_group), store); },
            [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
-          inner_, handshake_, hooks_, errors_),
+          inner_, recorder_, handshake_, hooks_, errors_),
       planned_(*this, options_, inner_, compressed_) {
   init();
 }
@@ -37,42 +38,53 @@ void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
 
 WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
   begin_exact(tensors);
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
+  const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, timeout_of(opts));
+  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
 }
 
 WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
   begin_exact({});
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
+  const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));
+  return inner_.forward(recorded, tensors[0],
+                        [&](::c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
 }
 
 WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) {
   begin_exact(tensors);
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
+  const RecordedCall recorded = recorded_call("reduce", tensors, tensors, timeout_of(opts));
+  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
 }
 
 WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                           std::vector<at::Tensor>& inputs, const ::c10d::AllgatherOptions& opts) {
   begin_exact(inputs);
-  return inner_.forward(inputs[0],
+  RecordedCall recorded = recorded_call("all_gather_into_tensor_coalesced", inputs, {}, timeout_of(opts));
+  recorded.out_elements = recorded.in_elements * getSize();
+  return inner_.forward(recorded, inputs[0],
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
 }
 
 WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                              const ::c10d::GatherOptions& opts) {
   begin_exact(inputs);
-  return inner_.forward(inputs[0], [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
+  const RecordedCall recorded = recorded_call("gather", inputs, inputs, timeout_of(opts));
+  return inner_.forward(recorded, inputs[0],
+                        [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
 }
 
 WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                               const ::c10d::ScatterOptions& opts) {
   begin_exact(outputs);
-  return inner_.forward(outputs[0], [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
+  const RecordedCall recorded = recorded_call("scatter", outputs, outputs, timeout_of(opts));
+  return inner_.forward(recorded, outputs[0],
+                        [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
 }
 
 WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                     std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
   begin_exact({&input, 1});
-  return inner_.forward(input, [&](::c10d::Backend& inner) {
+  const RecordedCall recorded = recorded_call("all_to_all", input, output, timeout_of(opts));
+  return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
     return inner.alltoall_base(output, input, output_splits, input_splits, opts);
   });
 }
@@ -80,7 +92,9 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
 WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                const ::c10d::AllToAllOptions& opts) {
   begin_exact(inputs);
-  return inner_.forward(inputs[0], [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
+  const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, timeout_of(opts));
+  return inner_.forward(recorded, inputs[0],
+                        [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
 }
 
 // Two ranks may talk before the others have said anything: no agreement here.
@@ -103,7 +117,9 @@ WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
   begin_exact({});
   compressed_.drain_host();  // a barrier comes after all that was called before it
   const bool on_gpu = opts.device ? opts.device->is_cuda() : !opts.device_ids.empty();
-  return inner_.track(inner_.for_device(on_gpu ? at::kCUDA : at::kCPU).barrier(opts));
+  const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
+  const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
+  return inner_.forward(recorded, type, [&](::c10d::Backend& inner) { return inner.barrier(opts); });
 }
 
 void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) {

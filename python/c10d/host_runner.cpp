@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "flight_recorder.hpp"
 #include "gil.hpp"
 #include "host_work.hpp"
 #include "profiling.hpp"
@@ -24,6 +25,7 @@ class HostRunner::Task final : public WorkQueue::Task {
     } catch (const std::exception& caught) {
       error_ = runner_.errors_.record(caught);
     }
+    FlightRecorder::of_process().end(job_->record, error_ != nullptr);
     job_.reset();
     owner_.reset();  // may be the last one, and end the runner
   }

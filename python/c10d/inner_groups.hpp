@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "flight_recorder.hpp"
 #include "python_hooks.hpp"
 
 namespace zcomm::c10d_binding {
@@ -10,8 +11,9 @@ namespace zcomm::c10d_binding {
 class InnerGroups {
  public:
   // `make_cuda` is called once, at the first exact call on "cuda" tensors.
-  InnerGroups(BackendPtr cpu, std::function<BackendPtr()> make_cuda)
-      : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)) {}
+  // `recorder` outlives this.
+  InnerGroups(BackendPtr cpu, std::function<BackendPtr()> make_cuda, GroupRecorder& recorder)
+      : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)), recorder_(recorder) {}
   ~InnerGroups();
 
   ::c10d::Backend& cpu() { return *cpu_; }
@@ -28,6 +30,19 @@ class InnerGroups {
   template <class InnerCall>
   WorkPtr forward(const at::Tensor& tensor, InnerCall&& call) {
     return forward(tensor.device().type(), std::forward<InnerCall>(call));
+  }
+
+  // The same of a collective, recorded. On a GPU its end is not.
+  template <class InnerCall>
+  WorkPtr forward(const RecordedCall& recorded, at::DeviceType type, InnerCall&& call) {
+    const std::uint64_t record = recorder_.begin(recorded);
+    WorkPtr work = forward(type, std::forward<InnerCall>(call));
+    if (type == at::kCPU) GroupRecorder::follow(record, *work);
+    return work;
+  }
+  template <class InnerCall>
+  WorkPtr forward(const RecordedCall& recorded, const at::Tensor& tensor, InnerCall&& call) {
+    return forward(recorded, tensor.device().type(), std::forward<InnerCall>(call));
   }
 
   // Applies `visit` to the groups that are there.
@@ -51,6 +66,7 @@ class InnerGroups {
 
   BackendPtr cpu_;
   std::function<BackendPtr()> make_cuda_;
+  GroupRecorder& recorder_;
   std::mutex cuda_mutex_;  // of the two below
   BackendPtr cuda_;
   std::string uid_;

@@ -23,7 +23,8 @@ struct Job {
   std::vector<at::Tensor> inputs;   // held until it is done, as are the outputs
   std::vector<at::Tensor> outputs;  // at least one
   std::uint64_t sequence_number = 0;
-  bool async = false;  // the caller goes on before it is done
+  std::uint64_t record = 0;  // of the flight recorder
+  bool async = false;        // the caller goes on before it is done
 };
 
 }  // namespace zcomm::c10d_binding

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "flight_recorder.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
 
@@ -46,6 +47,7 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure
   const StorePtr store = store_->clone();
   options.on_failure = [errors = &errors_, failure, store, rank = options.rank](const std::string& reason) {
     failure->set(errors->record(TransportError(reason)));
+    FlightRecorder::of_process().write_on_failure();
     store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };
   if (options_->end_on_failure) options.on_undefined_bytes = end_process;

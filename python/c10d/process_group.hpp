@@ -82,10 +82,13 @@ class ProcessGroup final : public ::c10d::Backend {
 
  private:
   template <class CallOptions>
-  CallSettings settings_of(const CallOptions& opts) const {
+  std::chrono::milliseconds timeout_of(const CallOptions& opts) const {
     const bool own_timeout = opts.timeout != ::c10d::kUnsetTimeout && opts.timeout != kNoTimeout;
-    return {effective_policy(options_->policy), own_timeout ? opts.timeout : options_->timeout,
-            opts.asyncOp || inner_.is_coalescing()};
+    return own_timeout ? opts.timeout : options_->timeout;
+  }
+  template <class CallOptions>
+  CallSettings settings_of(const CallOptions& opts) const {
+    return {effective_policy(options_->policy), timeout_of(opts), opts.asyncOp || inner_.is_coalescing()};
   }
   // Before an exact collective outside of the policy: counts it.
   void begin_exact(std::span<const at::Tensor> tensors);
@@ -94,6 +97,7 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<ZcommOptions> options_;
   PythonHooks hooks_;
   GroupErrors errors_;
+  GroupRecorder recorder_;
   InnerGroups inner_;
   Handshake handshake_;
   NcclRendezvous nccl_;

@@ -1,6 +1,7 @@
 #include "profiling.hpp"
 
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <tuple>
 #include <type_traits>
@@ -36,11 +37,12 @@ std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
   return info;
 }
 
-std::unordered_map<std::string, c10::IValue> own_fields(const CallSummary& call) {
-  std::unordered_map<std::string, c10::IValue> fields{{"zcomm plan", call.plan}};
-  if (call.wire) {
-    fields["Wire bytes intra-node"] = static_cast<std::int64_t>(call.wire->intra_node);
-    fields["Wire bytes inter-node"] = static_cast<std::int64_t>(call.wire->inter_node);
+std::unordered_map<std::string, c10::IValue> own_fields(const CompressedJob& job) {
+  const std::string call = std::string(job.title).substr(std::string_view("zcomm:").size());
+  std::unordered_map<std::string, c10::IValue> fields{{"zcomm plan", call + " " + job.plan_text()}};
+  if (const std::optional<LinkBytes> wire = job.wire_bytes()) {
+    fields["Wire bytes intra-node"] = static_cast<std::int64_t>(wire->intra_node);
+    fields["Wire bytes inter-node"] = static_cast<std::int64_t>(wire->inter_node);
   }
   return fields;
 }
@@ -152,7 +154,7 @@ void CallEvent::begin(const CompressedJob& job, const ::c10d::Backend& group, co
              static_cast<std::int64_t>(stride),
              static_cast<std::int64_t>(group.getSize()),
              job.async};
-  const std::unordered_map<std::string, c10::IValue> fields = own_fields(call);
+  const std::unordered_map<std::string, c10::IValue> fields = own_fields(job);
   event_.before(at::kParamCommsCallName, &inputs_, &fields);
   if (event_.needsOutputs()) event_.setOutputs(std::vector<c10::IValue>{job.outputs});
 }

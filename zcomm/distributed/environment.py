@@ -11,6 +11,7 @@ OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
     "ZCOMM_NCCL_LIB": "the file of NCCL",
     "ZCOMM_LOG": "info: a line per group",
+    "ZCOMM_FLIGHT_RECORDER": "where a rank whose call times out writes its last calls",
 }
 
 

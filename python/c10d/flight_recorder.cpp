@@ -1,0 +1,220 @@
+#include "flight_recorder.hpp"
+
+#include <torch/csrc/jit/serialization/pickler.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+constexpr const char* kVersion = "2.10";  // of the format
+constexpr std::size_t kDefaultCapacity = 2000;
+
+std::size_t capacity_of_environment() {
+  for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
+    const char* text = std::getenv(name);
+    if (text == nullptr) continue;
+    std::size_t capacity = 0;
+    const char* end = text + std::strlen(text);
+    const auto [parsed, error] = std::from_chars(text, end, capacity);
+    if (error != std::errc() || parsed != end) {
+      throw ArgumentError(std::string(name) + ": expected an integer of at least 0, got '" + text + "'");
+    }
+    return capacity;
+  }
+  return kDefaultCapacity;
+}
+
+c10::IValue nanoseconds(FlightRecorder::Clock::time_point time) {
+  if (time == FlightRecorder::Clock::time_point{}) return {};
+  return std::int64_t{std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count()};
+}
+
+using List = c10::List<c10::IValue>;
+using Dict = c10::Dict<c10::IValue, c10::IValue>;
+List new_list() { return List(c10::AnyType::get()); }
+Dict new_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
+
+c10::IValue list_of(const c10::IValue& item) {
+  List list = new_list();
+  list.push_back(item);
+  return list;
+}
+
+c10::IValue pair_of(const std::string& first, const std::string& second) {
+  return c10::ivalue::Tuple::create({first, second});
+}
+
+// For Python's pickle: no tags of torch's.
+std::string pickle(const c10::IValue& value) {
+  std::string bytes;
+  torch::jit::Pickler pickler([&](const char* data, std::size_t size) { bytes.append(data, size); }, nullptr, nullptr,
+                              nullptr, nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+  return bytes;
+}
+
+std::string text_of(const std::vector<std::uint64_t>& ranks) {
+  std::string text;
+  for (const std::uint64_t rank : ranks) text += (text.empty() ? "[" : ", ") + std::to_string(rank);
+  return text + "]";
+}
+
+std::vector<std::uint64_t> ranks_of_world(int size) {
+  std::vector<std::uint64_t> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(static_cast<std::uint64_t>(rank));
+  return ranks;
+}
+
+}  // namespace
+
+RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
+                           std::chrono::milliseconds timeout) {
+  const auto elements = [](at::TensorList tensors) {
+    std::int64_t num_elements = 0;
+    for (const at::Tensor& tensor : tensors) num_elements += tensor.numel();
+    return num_elements;
+  };
+  const at::ScalarType dtype = inputs.empty() ? at::kByte : inputs[0].scalar_type();
+  return {name, elements(inputs), elements(outputs), dtype, timeout};
+}
+
+FlightRecorder& FlightRecorder::of_process() {
+  static auto* recorder = new FlightRecorder;  // never destroyed: Gloo's threads may end calls to the last
+  return *recorder;
+}
+
+FlightRecorder::FlightRecorder() : capacity_(capacity_of_environment()) {}
+
+std::uint64_t FlightRecorder::begin(std::shared_ptr<const Group> group, std::uint64_t number,
+                                    const RecordedCall& call) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t id = num_begun_++;
+  if (capacity_ == 0) return id;
+  Entry entry{id, std::move(group), number, call, Clock::now(), {}, false};
+  if (entries_.size() < capacity_) {
+    entries_.push_back(std::move(entry));
+  } else {
+    entries_[id % capacity_] = std::move(entry);
+  }
+  return id;
+}
+
+void FlightRecorder::end(std::uint64_t id, bool failed) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (id + capacity_ < num_begun_ || capacity_ == 0) return;  // overwritten
+    Entry& entry = entries_[id % capacity_];
+    if (!failed) entry.ended = Clock::now();
+    entry.failed = failed;
+    if (failed && Clock::now() - entry.begun >= entry.call.timeout / 2) write_once(*entry.group);
+  } catch (const std::exception&) {
+    // The failure of the call itself is what its caller has to hear of.
+  }
+}
+
+void FlightRecorder::write_on_failure() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (!entries_.empty()) write_once(*entries_.front().group);
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+void FlightRecorder::write_once(const Group& group) {
+  const char* prefix = std::getenv("ZCOMM_FLIGHT_RECORDER");
+  if (prefix == nullptr || is_written_) return;
+  is_written_ = true;
+  const std::string path = prefix + std::to_string(group.ranks[static_cast<std::size_t>(group.rank)]);
+  std::ofstream file(path, std::ios::binary);
+  file << pickled() << std::flush;
+  std::fprintf(stderr,
+               file ? "zcomm: wrote the last collectives of this rank, for torchfrtrace, to %s\n"
+                    : "zcomm: ZCOMM_FLIGHT_RECORDER: expected a path that can be written, got %s\n",
+               path.c_str());
+}
+
+std::string FlightRecorder::dump() {
+  const std::lock_guard lock(mutex_);
+  return pickled();
+}
+
+std::string FlightRecorder::pickled() const {
+  List calls = new_list();
+  Dict groups = new_dict();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[(num_begun_ + i) % entries_.size()];  // the oldest one first
+    calls.push_back(entry_of(entry));
+    Dict group = new_dict();
+    group.insert("name", entry.group->name);
+    group.insert("desc", entry.group->description);
+    group.insert("ranks", text_of(entry.group->ranks));
+    groups.insert_or_assign(entry.group->name, group);
+  }
+  Dict all = new_dict();
+  all.insert("version", kVersion);
+  all.insert("pg_config", groups);
+  all.insert("pg_status", new_dict());
+  all.insert("entries", calls);
+  return pickle(all);
+}
+
+c10::IValue FlightRecorder::entry_of(const Entry& entry) {
+  const std::string dtype = c10::toString(entry.call.dtype);
+  const bool done = entry.ended != Clock::time_point{};
+  Dict fields = new_dict();
+  fields.insert("record_id", static_cast<std::int64_t>(entry.id));
+  fields.insert("pg_id", std::int64_t{0});
+  fields.insert("process_group", pair_of(entry.group->name, entry.group->description));
+  fields.insert("collective_seq_id", static_cast<std::int64_t>(entry.number));
+  fields.insert("p2p_seq_id", std::int64_t{0});
+  fields.insert("op_id", static_cast<std::int64_t>(entry.number));
+  // The prefix is the one that all versions of the analyzer know.
+  fields.insert("profiling_name", std::string("nccl:") + entry.call.name);
+  fields.insert("time_created_ns", nanoseconds(entry.begun));
+  fields.insert("time_discovered_started_ns", nanoseconds(entry.begun));
+  fields.insert("time_discovered_completed_ns", nanoseconds(entry.ended));
+  fields.insert("input_sizes", list_of(list_of(entry.call.in_elements)));
+  fields.insert("input_dtypes", list_of(dtype));
+  fields.insert("output_sizes", list_of(list_of(entry.call.out_elements)));
+  fields.insert("output_dtypes", list_of(dtype));
+  fields.insert("state", done ? "completed" : "scheduled");
+  fields.insert("retired", done || entry.failed);
+  fields.insert("timeout_ms", std::int64_t{entry.call.timeout.count()});
+  fields.insert("is_p2p", false);
+  fields.insert("frames", new_list());
+  return fields;
+}
+
+GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
+    : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {}
+
+std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
+  std::call_once(named_, [this] {
+    names_ = std::make_shared<FlightRecorder::Group>(
+        FlightRecorder::Group{group_.getGroupUid(), group_.getGroupDesc(), ranks_, group_.getRank()});
+  });
+  return FlightRecorder::of_process().begin(names_, ++num_calls_, call);
+}
+
+void GroupRecorder::follow(std::uint64_t id, ::c10d::Work& work) {
+  c10::intrusive_ptr<c10::ivalue::Future> end;
+  try {
+    end = work.getFuture();
+  } catch (const std::exception&) {
+    return;  // Gloo's reduce-scatter has none
+  }
+  end->addCallback([id](c10::ivalue::Future& future) { FlightRecorder::of_process().end(id, future.hasError()); });
+}
+
+}  // namespace zcomm::c10d_binding

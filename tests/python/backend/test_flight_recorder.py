@@ -1,0 +1,128 @@
+"""Dumps of the flight recorder, read by torch's own analyzer: which rank did not come."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.calls import NUM, gather, mine, scatter
+from support.worlds import options, run
+from torch.distributed.flight_recorder import fr_trace
+
+import zcomm
+
+SOON = 2.0  # a group's timeout, where ranks wait for it
+LATE = 2  # the rank that does not come
+OTHERS = (0, 1, 3)
+
+
+def analyze(caplog: pytest.LogCaptureFixture, folder: Path, *arguments: str) -> str:
+    """What torchfrtrace says."""
+    caplog.clear()
+    try:
+        fr_trace.main([str(folder), *arguments])
+    finally:
+        gc.enable()  # which it disables
+    return caplog.text
+
+
+def exactly() -> None:
+    dist.all_reduce(torch.ones(8))
+
+
+@pytest.mark.parametrize("call", [lambda: gather(mine()), exactly], ids=["compressed", "exact"])
+def test_the_analyzer_names_the_rank_that_did_not_come(
+    call: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others write when they time out, the late one is asked to."""
+    dumps = {rank: tmp_path / f"rank_{rank}" for rank in range(4)}
+
+    def body() -> None:
+        gather(mine())
+        exactly()
+        world: Any = dist.group.WORLD
+        world.set_timeout(datetime.timedelta(seconds=SOON))
+        if dist.get_rank() == LATE:
+            assert zcomm.dump_flight_recorder(tmp_path / "rank_") == dumps[LATE]
+            while not all(dumps[rank].exists() for rank in OTHERS):  # as if it hung
+                time.sleep(0.05)
+            return
+        with pytest.raises(RuntimeError):
+            call()
+
+    run(body, 4, env={"ZCOMM_FLIGHT_RECORDER": str(tmp_path / "rank_")})
+    said = analyze(caplog, tmp_path)
+    assert "Not all ranks joining collective, sequence number: 3" in said
+    assert f"missing ranks: {{{LATE}}}" in said
+    dumps[LATE].unlink()  # as if it were dead
+    assert f"missed FR dumps from ranks ({{{LATE}}})" in analyze(caplog, tmp_path, "--allow-incomplete-ranks")
+
+
+def calls_of_all_kinds() -> None:
+    whole = mine(2 * NUM)
+    gather(mine())
+    scatter(whole)
+    dist.all_reduce(whole)
+    dist.all_gather([torch.empty(NUM) for _ in range(2)], whole[:NUM])
+    dist.reduce_scatter(torch.empty(NUM), list(whole.split(NUM)))
+    with zcomm.exact():
+        gather(mine())
+        scatter(whole)
+        dist.all_reduce(whole)
+    dist.broadcast(whole, 0)
+    dist.reduce(whole, 0)
+    dist.gather(whole, [torch.empty_like(whole) for _ in range(2)] if dist.get_rank() == 0 else None)
+    dist.all_to_all_single(torch.empty_like(whole), whole)
+    dist.all_gather_object([None, None], "text")
+    dist.barrier()
+
+
+def test_the_analyzer_finds_nothing_wrong_with_calls_of_all_kinds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And knows each of them. Groups are told apart."""
+
+    def body() -> None:
+        alone = [dist.new_group([rank], group_desc="alone") for rank in range(2)][dist.get_rank()]
+        calls_of_all_kinds()
+        dist.all_reduce(torch.ones(1), group=alone)
+        zcomm.dump_flight_recorder(tmp_path / "rank_")
+
+    run(body, options=options(lists=True, all_reduce="int8:128"))
+    dump = pickle.loads((tmp_path / "rank_1").read_bytes())
+    assert {group["desc"]: group["ranks"] for group in dump["pg_config"].values()} == {
+        "default_pg": "[0, 1]",
+        "alone": "[1]",
+    }
+    open_ends = [entry["profiling_name"] for entry in dump["entries"] if entry["state"] != "completed"]
+    assert open_ends == ["nccl:_reduce_scatter_base"]  # Gloo's, whose work has no future
+    said = analyze(caplog, tmp_path)
+    for wrong in ("Not all ranks", "has errors", "cannot decide", "mismatch"):
+        assert wrong not in said
+
+
+def test_the_last_calls_are_kept(tmp_path: Path) -> None:
+    def body() -> list[int]:
+        for _ in range(5):
+            exactly()
+        dump = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())
+        return [entry["collective_seq_id"] for entry in dump["entries"]]
+
+    assert run(body, env={"TORCH_FR_BUFFER_SIZE": "3"}) == [[3, 4, 5]] * 2
+    assert run(body, env={"TORCH_FR_BUFFER_SIZE": "0"}) == [[]] * 2
+
+
+def test_a_number_of_calls_that_is_none_is_refused() -> None:
+    def body() -> None:
+        with pytest.raises(ValueError, match="TORCH_FR_BUFFER_SIZE: expected an integer of at least 0, got '-1'"):
+            gather(mine())
+
+    run(body, env={"TORCH_FR_BUFFER_SIZE": "-1"})

@@ -206,6 +206,14 @@ lint: $(LINT)/.lint
 	$(LINT)/bin/ruff format --check .
 	$(LINT)/bin/mypy
 	$(LINT)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
+	@# clang-tidy reads the commands of a build that is not carried out: the core, with a CUDA that lives on the host. Most
+	@# of its time goes into headers, so it gets many sources as one. Kernels are the same files in every instruction set.
+	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
+	$(LINT)/bin/cmake -S . -B build/tidy -DZCOMM_CUDA=OFF -DZCOMM_BUILD_TESTS=ON -DDOCTEST_INCLUDE_DIR=unused \
+	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=15 >/dev/null
+	$(LINT)/bin/python $(LINT)/bin/run-clang-tidy.py -quiet -hide-progress -p build/tidy \
+	  -clang-tidy-binary $(LINT)/bin/clang-tidy -header-filter '^$(CURDIR)/(include|src)/' \
+	  'zcomm_core_on_host' '^$(CURDIR)/src/(?!.*_avx)'
 	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:

@@ -43,7 +43,7 @@ class Communicator {
   GatherPlan plan_all_gather(SlotShape slots, GatherSegments segments) const {
     return {topology_, rank(), chunk_bytes_, std::move(slots), segments};
   }
-  DifferencePlan plan_differences(SlotShape slots) const { return {topology_, rank(), chunk_bytes_, std::move(slots)}; }
+  DifferencePlan plan_differences(const SlotShape& slots) const { return {topology_, rank(), chunk_bytes_, slots}; }
   ReducePlan plan_reduce_scatter(SlotShape slots, ReduceSegments segments,
                                  std::optional<BlockFormat> feedback = {}) const {
     return {topology_, rank(), chunk_bytes_, std::move(slots), segments, feedback};

@@ -119,7 +119,7 @@ class GatherPlan {
 class DifferencePlan {
  public:
   // `chunk_bytes`: of values, per slot and chunk. Throws ArgumentError.
-  DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots);
+  DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, const SlotShape& slots);
 
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
@@ -202,7 +202,7 @@ class ReducePlan {
   }
 
  private:
-  void lay_out_residual();
+  void lay_out_residual(BlockFormat feedback);
 
   Topology topology_;
   int rank_;
@@ -222,7 +222,7 @@ class ReducePlan {
 // last ones are short or empty and no padding is copied.
 class AllReducePlan {
  public:
-  AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements, DType dtype,
+  AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements, DType dtype,
                 HopFormats formats, std::optional<BlockFormat> feedback = {});
 
   const ReducePlan& reduce() const { return reduce_; }
@@ -235,7 +235,7 @@ class AllReducePlan {
   std::size_t residual_bytes() const { return reduce_.residual_bytes(); }
 
  private:
-  AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, HopFormats formats,
+  AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, const SlotShape& slots, HopFormats formats,
                 std::optional<BlockFormat> feedback);
 
   std::int64_t num_elements_;

@@ -128,7 +128,7 @@ bool SlotShape::is_even() const {
 std::string SlotShape::to_string() const {
   std::string text(zcomm::to_string(dtype));
   if (is_even()) return text + "[" + std::to_string(lengths.size()) + " x " + std::to_string(lengths.front()) + "]";
-  text += "[";
+  text += '[';
   for (const std::int64_t length : lengths) text += std::to_string(length) + ",";
   text.back() = ']';
   return text;
@@ -193,7 +193,7 @@ std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
 
 }  // namespace
 
-DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots)
+DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, const SlotShape& slots)
     : topology_(std::move(topology)),
       rank_(rank),
       chunk_bytes_(chunk_bytes),
@@ -233,10 +233,10 @@ ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
       std::all_of(segments_.begin(), segments_.end(),
                   [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
       [] { return std::string("segments: expected exact:direct for all or for none, got it beside other formats"); });
-  if (feedback_) lay_out_residual();
+  if (feedback) lay_out_residual(*feedback);
 }
 
-void ReducePlan::lay_out_residual() {
+void ReducePlan::lay_out_residual(BlockFormat feedback) {
   const Link link = topology_.num_nodes() == 1 ? Link::intra_node : Link::inter_node;
   first_residual_.assign(slots_.lengths.size(), -1);
   for (const int owner : topology_.residual_owners(rank_)) {
@@ -247,7 +247,7 @@ void ReducePlan::lay_out_residual() {
         residual_offsets_.push_back(residual_bytes_);
         if (piece.format.on(link).kind == ElementKind::exact) continue;
         const std::int64_t count = std::clamp<std::int64_t>(slots_.lengths[slot] - piece.begin, 0, piece.count);
-        residual_bytes_ += wire_bytes(*feedback_, DType::float32, count);
+        residual_bytes_ += wire_bytes(feedback, DType::float32, count);
       }
     }
   }
@@ -309,13 +309,13 @@ SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, Hop
 
 }  // namespace
 
-AllReducePlan::AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements,
+AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements,
                              DType dtype, HopFormats formats, std::optional<BlockFormat> feedback)
     : AllReducePlan(topology, rank, chunk_bytes, all_reduce_shape(num_elements, dtype, topology.size(), formats),
                     formats, feedback) {}
 
-AllReducePlan::AllReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, HopFormats formats,
-                             std::optional<BlockFormat> feedback)
+AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, const SlotShape& slots,
+                             HopFormats formats, std::optional<BlockFormat> feedback)
     : num_elements_(0),
       reduce_(topology, rank, chunk_bytes, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}},
               feedback),

@@ -28,12 +28,14 @@ CallCheck::CallCheck(const std::string& call, std::span<const int> peers)
 
 std::vector<Send> CallCheck::sends() const {
   std::vector<Send> sends;
+  sends.reserve(peers_.size());
   for (const int peer : peers_) sends.push_back({peer, reinterpret_cast<const std::byte*>(own_.data()), own_.size()});
   return sends;
 }
 
 std::vector<Recv> CallCheck::recvs() {
   std::vector<Recv> recvs;
+  recvs.reserve(peers_.size());
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs_[i].data()), theirs_[i].size()});
   }

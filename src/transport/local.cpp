@@ -167,6 +167,7 @@ std::vector<std::unique_ptr<Transport>> make_local_transports(int size) {
   check_argument(size > 0, [&] { return "size: expected at least 1, got " + std::to_string(size); });
   const auto hub = std::make_shared<Hub>(size);
   std::vector<std::unique_ptr<Transport>> transports;
+  transports.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<LocalTransport>(hub, rank));
   return transports;
 }

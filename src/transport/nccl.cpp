@@ -117,10 +117,10 @@ void NcclTransport::wait_for_abort() noexcept {
   }
 }
 
-void NcclTransport::begin(const std::string& text, std::span<const int>, std::chrono::milliseconds timeout) {
+void NcclTransport::begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout) {
   throw_if_failed();
   open_group_.reset();
-  auto fresh = std::make_shared<const NcclCall>(NcclCall{text, timeout, Clock::now() + timeout});
+  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, Clock::now() + timeout});
   const std::lock_guard lock(state_mutex_);
   call_ = std::move(fresh);
 }

@@ -17,7 +17,8 @@ void* find_mapped(const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL 
 
 std::string path_of(void* handle) {
   link_map* map = nullptr;
-  return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name != nullptr ? map->l_name : kSoname;
+  return dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 && map->l_name != nullptr ? map->l_name
+                                                                                                  : kSoname;
 }
 
 std::string last_error() {

@@ -29,13 +29,14 @@ std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, in
 void NcclTransport::throw_failure(const char* prefix) {
   std::unique_lock lock(state_mutex_);
   changed_.wait_for(lock, kAskTimeout + kTellTimeout, [&] { return is_told_; });
-  if (failure_->is_timeout) throw TimeoutError(prefix + failure_->reason);
-  throw TransportError(prefix + failure_->reason);
+  const NcclFailure& failure = failure_.value();
+  if (failure.is_timeout) throw TimeoutError(prefix + failure.reason);
+  throw TransportError(prefix + failure.reason);
 }
 
 std::string NcclTransport::reason() const {
   const std::lock_guard lock(state_mutex_);
-  return failure_->reason;
+  return failure_.value().reason;
 }
 
 bool NcclTransport::has_failed() const {

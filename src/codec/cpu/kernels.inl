@@ -20,11 +20,13 @@ constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_e
 
 constexpr std::int64_t kPrefetchBytes = 2048;  // how far ahead of what is decoded
 
-// The hardware does not look ahead across the pages that a tile ends on. Past the end of a buffer this does nothing.
+// The hardware does not look ahead across the pages that a tile ends on. Past the end of a buffer this does nothing; a
+// pointer may not be moved there, an integer may.
 ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t num_bytes) {
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(offset);
 #pragma GCC unroll 8
   for (std::int64_t i = 0; i < num_bytes; i += 64) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing is read through it
     __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(i)));
   }
 }

@@ -2,7 +2,7 @@
 
 import sys
 
-NEEDED = ("rich", "typer")
+NEEDED = ("rich", "typer", "yaml")
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
         assert backend.plan_gather(whole, own, parts=[(1000, True)], kept=plan) is None
         with pytest.raises(ValueError, match="as was planned"):
             plan.run(whole[:1000], own[:500])
-        with pytest.raises(ValueError, match="secondary: expected .* got 7 contiguous"):
+        with pytest.raises(ValueError, match=r"secondary: expected .* got 7 contiguous"):
             plan.run_from_secondary(whole, torch.empty(7, dtype=torch.uint8))
         del backend
         dist.destroy_process_group(group)

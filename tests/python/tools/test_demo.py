@@ -80,7 +80,7 @@ def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
         moved[flag] = summary["inter_node_bytes_per_step"]
         bits = summary["bits_per_weight"]  # of the steps after the first one, which sends whole weights
         assert all(0 < each < 16 for each in bits) and len(bits) == (3 if "difference" in flag else 0)
-    if moved["--secondary-shards"] is not None:
+    if moved["--no-secondary-shards"] is not None:
         # Of six gathers in a step one crosses nodes: whole weights in the first step, differences in the others.
         assert moved["--secondary-shards --wire=difference"] < 0.5 * moved["--no-secondary-shards"]
 

@@ -5,6 +5,7 @@ The programs of docs/trainers are whole programs, and have tests of their own in
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -93,11 +94,12 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md, block 3": grouped(sharded=True),
     "numerics.md, block 0": dict,
     "fine-tuning.md, block 0": grouped(sharded=False),
+    "traces.md, block 0": grouped(sharded=True),
 }
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_runs(name: str) -> None:
+def test_a_block_runs(name: str, tmp_path: Path) -> None:
     code = compile(BLOCKS[name], name, "exec")
     comments = " ".join(re.findall("#(.*)", BLOCKS[name]))
     assert (name in NAMES) != (NEEDS_GPU in comments), "a block runs here, or says that it needs a GPU"
@@ -105,6 +107,7 @@ def test_a_block_runs(name: str) -> None:
         return
 
     def body() -> None:
+        os.chdir(tmp_path)  # for what it writes
         exec(code, NAMES[name]())
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -137,9 +137,8 @@ int main(int argc, char** argv) try {
   const int size = argc > 1 ? std::atoi(argv[1]) : num_gpus > 0 ? num_gpus : 4;
   const auto count = static_cast<std::size_t>(argc > 2 ? std::atoll(argv[2]) : 1'000'000);
   if (size < 1 || count < 1 || (num_gpus > 0 && size > num_gpus)) {
-    std::fprintf(stderr,
-                 "expected 1 or more ranks, elements, and GPUs per rank, got %d ranks of %zu elements and %d GPUs\n",
-                 size, count, num_gpus);
+    std::fprintf(stderr, "expected 1 or more ranks and elements, and a GPU per rank, got %d, %zu and %d GPUs\n", size,
+                 count, num_gpus);
     return 2;
   }
   // Two nodes, as far as zcomm is concerned: 8-bit inside, 4-bit between.

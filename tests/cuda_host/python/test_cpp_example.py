@@ -29,4 +29,4 @@ def test_it_runs_on_gpus(tmp_path: Path) -> None:
     assert lines[0] == "4 ranks on GPUs, in nodes 2x2, 5000 float32 per shard"
     assert lines[-1] == "all ranks hold the same bits"
     wrong = run("9")
-    assert (wrong.returncode, "a GPU per rank: there are 8" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "a GPU per rank, got 9, 1000000 and 8 GPUs" in wrong.stderr) == (2, True)

@@ -10,10 +10,11 @@ namespace zcomm::c10d_binding {
 namespace {
 
 // torch's backends have two names for a collective: one for profilers, and one that begins events and dumps.
-const char* analyzers_name(std::string_view name) {
+const char* analyzers_name(const char* profilers_name) {
+  const std::string_view name(profilers_name);
   if (name == "_allgather_base") return "_all_gather_base";
   if (name == "allreduce") return "all_reduce";
-  return name.data();
+  return profilers_name;
 }
 
 }  // namespace
@@ -134,7 +135,7 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
   const CallSummary summary = job->summary();
   job->record = recorder_.begin({analyzers_name(summary.name), summary.in_elements, summary.out_elements,
                                  job->outputs[0].scalar_type(), job->timeout});
-  const CallEvent event(*job, group_, options_->global_ranks_in_group);
+  const CallEvent event(*job, summary, group_, options_->global_ranks_in_group);
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));
 }

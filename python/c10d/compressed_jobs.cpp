@@ -38,8 +38,9 @@ std::int64_t elements_of(const std::vector<View>& slots) {
   return num_elements;
 }
 
-const char* name_of_gather(const Job& job) {
-  return job.type == ::c10d::OpType::ALLGATHER ? "all_gather" : "_allgather_base";
+CallSummary summary_of_gather(const Job& job, int rank, const std::vector<TensorView>& slots) {
+  const char* name = job.type == ::c10d::OpType::ALLGATHER ? "all_gather" : "_allgather_base";
+  return {name, slots[static_cast<std::size_t>(rank)].num_elements, elements_of(slots)};
 }
 
 }  // namespace
@@ -58,27 +59,21 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
   count(communicator.all_gather(*plan, shard, slots, timeout, stream, extras));
 }
 
-CallSummary AllGatherJob::summary() const { return {name_of_gather(*this), shard.num_elements, elements_of(slots)}; }
+CallSummary AllGatherJob::summary() const { return summary_of_gather(*this, plan->rank(), slots); }
 
 void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
   count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout)
               : communicator.gather_secondary(*plan, held->kept, slots, timeout));
 }
 
-CallSummary DifferenceGatherJob::summary() const {
-  const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
-  return {name_of_gather(*this), own, elements_of(slots)};
-}
+CallSummary DifferenceGatherJob::summary() const { return summary_of_gather(*this, plan->rank(), slots); }
 
 void GatherSecondaryJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);
   count(communicator.gather_secondary(*plan, secondary, slots, timeout, stream));
 }
 
-CallSummary GatherSecondaryJob::summary() const {
-  const std::int64_t own = slots[static_cast<std::size_t>(plan->rank())].num_elements;
-  return {name_of_gather(*this), own, elements_of(slots)};
-}
+CallSummary GatherSecondaryJob::summary() const { return summary_of_gather(*this, plan->rank(), slots); }
 
 void ReduceScatterJob::run(Communicator& communicator, StreamView stream) {
   communicator.set_seed(seed);

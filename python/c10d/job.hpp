@@ -24,7 +24,7 @@ struct Job {
   std::vector<at::Tensor> outputs;  // at least one
   std::uint64_t sequence_number = 0;
   std::uint64_t record = 0;  // of the flight recorder
-  bool async = false;        // the caller goes on before it is done
+  bool async = false;        // the call returns before it is complete
 };
 
 }  // namespace zcomm::c10d_binding

@@ -22,7 +22,7 @@ std::pair<int, int> start_and_stride(const std::vector<std::uint64_t>& ranks) {
   return {at(0), stride};
 }
 
-// From torch 2.13 on it also has the number of the call, and whether the caller goes on before it is done.
+// From torch 2.13 on it also takes the number of the call, and whether the call is asynchronous.
 template <class Info = torch::ParamCommsDebugInfo, class... Args>
 std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
   std::shared_ptr<Info> info;
@@ -96,6 +96,12 @@ class RangedTransfer final : public Transfer {
   std::unique_ptr<Transfer> transfer_;
 };
 
+// As it is while no profiler is on: a transfer is made for every chunk.
+std::unique_ptr<Transfer> with_range(std::unique_ptr<Transfer> transfer) {
+  if (!at::hasCallbacks()) return transfer;
+  return std::make_unique<RangedTransfer>(std::move(transfer));
+}
+
 class RangedTransport final : public Transport {
  public:
   explicit RangedTransport(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
@@ -108,11 +114,11 @@ class RangedTransport final : public Transport {
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                   StreamView stream) override {
     RECORD_USER_SCOPE("zcomm::start_transfer");
-    return std::make_unique<RangedTransfer>(transport_->start(sends, recvs, stream));
+    return with_range(transport_->start(sends, recvs, stream));
   }
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override {
     RECORD_USER_SCOPE("zcomm::start_transfer");
-    return std::make_unique<RangedTransfer>(transport_->all_gather(slots, slot_bytes, stream));
+    return with_range(transport_->all_gather(slots, slot_bytes, stream));
   }
   void begin_group() override { transport_->begin_group(); }
   void end_group(StreamView stream) override {
@@ -129,13 +135,14 @@ class RangedTransport final : public Transport {
 
 }  // namespace
 
-CallEvent::CallEvent(const CompressedJob& job, const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks)
+CallEvent::CallEvent(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+                     const std::vector<std::uint64_t>& ranks)
     : event_(at::RecordScope::FUNCTION) {
-  if (event_.isActive()) begin(job, group, ranks);
+  if (event_.isActive()) begin(job, call, group, ranks);
 }
 
-void CallEvent::begin(const CompressedJob& job, const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks) {
-  const CallSummary call = job.summary();
+void CallEvent::begin(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+                      const std::vector<std::uint64_t>& ranks) {
   const std::tuple<std::string, std::string> name(group.getGroupUid(), group.getGroupDesc());
   const auto [start, stride] = start_and_stride(ranks);
   const std::vector<std::int64_t> no_splits;

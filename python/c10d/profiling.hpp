@@ -20,10 +20,12 @@ namespace zcomm::c10d_binding {
 class CallEvent {
  public:
   // `ranks`: of the group, in the world; empty: it is the world.
-  CallEvent(const CompressedJob& job, const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks);
+  CallEvent(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+            const std::vector<std::uint64_t>& ranks);
 
  private:
-  void begin(const CompressedJob& job, const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks);
+  void begin(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+             const std::vector<std::uint64_t>& ranks);
 
   std::vector<c10::IValue> inputs_;
   std::optional<c10::DebugInfoGuard> debug_info_;

@@ -2,32 +2,30 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "reduce_op.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 
+namespace {
+
+constexpr std::pair<at::ScalarType, DType> kTypes[] = {
+    {at::kFloat, DType::float32}, {at::kBFloat16, DType::bfloat16}, {at::kHalf, DType::float16}};
+
+}  // namespace
+
 std::optional<DType> dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::float32;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kHalf:
-      return DType::float16;
-    default:
-      return std::nullopt;
+  for (const auto& [scalar_type, dtype] : kTypes) {
+    if (scalar_type == tensor.scalar_type()) return dtype;
   }
+  return std::nullopt;
 }
 
 at::ScalarType scalar_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return at::kFloat;
-    case DType::bfloat16:
-      return at::kBFloat16;
-    case DType::float16:
-      return at::kHalf;
+  for (const auto& [scalar_type, known] : kTypes) {
+    if (known == dtype) return scalar_type;
   }
   throw ArgumentError("dtype: unknown value");
 }

@@ -229,10 +229,9 @@ ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
       // No block of a residual straddles two pieces.
       chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
       hops_(is_direct() ? std::array{topology_.direct_hop(rank), Hop{}} : topology_.reduce_hops(rank)) {
-  check_argument(
-      std::all_of(segments_.begin(), segments_.end(),
-                  [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
-      [] { return std::string("segments: expected exact:direct for all or for none, got it beside other formats"); });
+  check_argument(std::all_of(segments_.begin(), segments_.end(),
+                             [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
+                 [] { return std::string("segments: expected exact:direct in each or in none, got it in some"); });
   if (feedback) lay_out_residual(*feedback);
 }
 

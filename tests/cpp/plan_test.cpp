@@ -234,7 +234,7 @@ TEST_CASE("plans: exact:direct is for all of a reduce_scatter, and not for an al
   const auto plan = [](ReduceSegments segments) {
     return ReducePlan(Topology(node_ids({2, 2})), 0, 4096, {{64, 64, 64, 64}, DType::float32}, segments);
   };
-  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected exact:direct for all or for none"), ArgumentError);
+  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected exact:direct in each or in none"), ArgumentError);
   const Segment<HopFormats> whole{64, direct};
   CHECK(plan({&whole, 1}).bytes() == LinkBytes{64 * 4, 2 * 64 * 4});
   CHECK(plan({&whole, 1}).description() != plan(std::vector<Segment<HopFormats>>{{64, {}}}).description());

@@ -46,6 +46,16 @@ def gather_list() -> None:
     dist.all_gather([torch.empty(NUM) for _ in range(2)], mine())
 
 
+def call_each_form() -> None:
+    """Of the collectives that may be compressed, in a world of two."""
+    whole = mine(2 * NUM)
+    gather(mine())
+    scatter(whole)
+    dist.all_reduce(whole)
+    dist.all_gather([torch.empty(NUM) for _ in range(2)], whole[:NUM])
+    dist.reduce_scatter(torch.empty(NUM), list(whole.split(NUM)))
+
+
 def start_gather(seed: int, num: int = NUM, group: Any = None) -> tuple[torch.Tensor, Any]:
     rank = dist.get_rank(group)
     whole = torch.zeros(dist.get_world_size(group) * num)

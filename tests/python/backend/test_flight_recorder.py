@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import NUM, gather, mine, scatter
+from support.calls import NUM, call_each_form, gather, mine, scatter
 from support.worlds import options, run
 from torch.distributed.flight_recorder import fr_trace
 
@@ -67,12 +67,8 @@ def test_the_analyzer_names_the_rank_that_did_not_come(
 
 
 def calls_of_all_kinds() -> None:
+    call_each_form()
     whole = mine(2 * NUM)
-    gather(mine())
-    scatter(whole)
-    dist.all_reduce(whole)
-    dist.all_gather([torch.empty(NUM) for _ in range(2)], whole[:NUM])
-    dist.reduce_scatter(torch.empty(NUM), list(whole.split(NUM)))
     with zcomm.exact():
         gather(mine())
         scatter(whole)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.calls import NUM, gather, mine, scatter, start_gather
+from support.calls import NUM, call_each_form, gather, mine, start_gather
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -75,17 +75,12 @@ def test_each_call_of_a_training_step_is_there_with_its_bytes() -> None:
 
 
 def forms() -> None:
-    whole = mine(2 * NUM)
-    gather(mine())
-    scatter(whole)
-    dist.all_reduce(whole)
-    dist.all_gather([torch.empty(NUM) for _ in range(2)], whole[:NUM])
-    dist.reduce_scatter(torch.empty(NUM), list(whole.split(NUM)))
+    call_each_form()
     with zcomm.override(all_gather="int4:32"):
         gather(mine(dtype=torch.bfloat16))
     with zcomm.exact():
         gather(mine())
-    dist.broadcast(whole, 0)
+    dist.broadcast(mine(), 0)
 
 
 def test_names_sizes_and_types_are_torchs_own() -> None:

@@ -208,7 +208,7 @@ lint: $(LINT)/.lint
 	$(LINT)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
 	@# clang-tidy reads the commands of a build that is not carried out: the core, with a CUDA that lives on the host. Most
 	@# of its time goes into headers, so it gets many sources as one. Kernels are the same files in every instruction set.
-	@command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
+	$(NEED_COMPILER)
 	$(LINT)/bin/cmake -S . -B build/tidy -DZCOMM_CUDA=OFF -DZCOMM_BUILD_TESTS=ON -DDOCTEST_INCLUDE_DIR=unused \
 	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=15 >/dev/null
 	$(LINT)/bin/python $(LINT)/bin/run-clang-tidy.py -quiet -hide-progress -p build/tidy \

@@ -49,7 +49,8 @@ void run_kernel(const void* function, dim3 grid, dim3 block, const void* paramet
   run_grid(kernel->second, grid.x, block.x, parameter, num_bytes);
 }
 
-// Whether all went well beside the tests. Kernels need not have run where only some tests did.
+// Prints the faults that the checks have counted, and the kernels that have not run if `all_tests_ran`. Returns whether
+// there are none.
 bool is_clean(bool all_tests_ran) {
   bool clean = true;
   for (const auto& [what, all] : take_reports()) {

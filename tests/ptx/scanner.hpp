@@ -37,7 +37,7 @@ class Scanner {
     return found;
   }
   bool is_number() const { return peek() == '-' || std::isdigit(static_cast<unsigned char>(peek())); }
-  // An integer in C's notation, or the bits of a float32 as 0fXXXXXXXX.
+  // An integer in C's notation, or the bits of a float32: 0f and eight hexadecimal digits.
   u64 number() {
     const bool is_negative = take("-");
     if (take("0f") || take("0F")) return digits(16);

@@ -52,7 +52,8 @@ void Warp::run_group(Group group) {
   }
 }
 
-// Takes along the lanes that are here, too; whether the group goes on: not if others are behind it.
+// Joins the lanes of other groups at the same place to `group`. Returns whether it may go on: groups that are behind it
+// go first.
 bool Warp::meet(Group& group) {
   std::erase_if(groups_, [&](const Group& other) {
     if (other.at != group.at) return false;

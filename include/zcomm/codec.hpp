@@ -16,6 +16,7 @@
 
 namespace zcomm {
 
+class DeviceDifferences;
 class DifferenceCodec;
 
 // Encoded values, borrowed. Their number is that of the job that reads them. With ElementKind::exact these are plain
@@ -82,8 +83,10 @@ class [[gnu::visibility("default")]] Codec {
   virtual void decode(std::span<const Decode> jobs, StreamView stream) const = 0;
   virtual void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const = 0;
   virtual void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const = 0;
-  // Of lossless differences, with the same kernels; null where there is none.
+  // Of lossless differences in host memory, with the same kernels; null where there is none.
   virtual const DifferenceCodec* differences() const { return nullptr; }
+  // Of lossless differences in the memory of a GPU; null where there is none.
+  virtual const DeviceDifferences* device_differences() const { return nullptr; }
 };
 
 // Instruction sets that this build has kernels for and this machine can run, slowest first; never empty.

@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 
+#include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 
 namespace zcomm {
@@ -66,6 +67,58 @@ class [[gnu::visibility("default")]] DifferenceCodec {
 
  private:
   const difference::Kernels* kernels_;
+};
+
+// --- In the memory of a device
+
+// What a device finds wrong. It can throw nothing: it sets these bits in a status word, and makes all values NaN, so
+// that no wrong one is used.
+enum DifferenceError : std::uint32_t {
+  kHeaderError = 1,      // no header of this version, or of another number of bytes
+  kGenerationError = 2,  // the message belongs to another generation
+  kBaseError = 4,        // the sender's base is not the one here
+  kBodyError = 8,        // no encoder wrote this for so many values
+  kResultError = 16,     // the result is not what the sender has: something has written to the base
+  kKeptError = 32,       // values are no longer what they were
+};
+
+// Values are bfloat16 or float16. All pointers but those of the spans are to memory of the device; `num_bytes` and
+// `status` may be host memory that the device can access. They are read and written when the stream gets there.
+struct EncodeDifference {
+  ConstTensorView values;
+  TensorView base;               // of the same size and dtype, elsewhere; holds the values afterwards
+  std::uint64_t generation = 0;  // of the base; 0: there is none, and the values are sent whole
+  // A header and max_difference_bytes(), 16-byte aligned; the body follows the header. Null: nothing is sent.
+  std::byte* message = nullptr;
+  std::uint64_t* hash = nullptr;       // in: of the base, if there is one; out: of the values
+  std::uint64_t* num_bytes = nullptr;  // out: of the message; null if there is none
+};
+
+struct DecodeDifference {
+  const std::byte* message = nullptr;  // a header and a body as they arrived, 16-byte aligned
+  std::size_t num_bytes = 0;           // that may be read
+  TensorView base;                     // holds the sender's values afterwards
+  std::uint64_t generation = 0;        // of the base; 0: there is none, and whole values are expected
+  std::uint64_t* hash = nullptr;    // in: of the base, if there is one; out: of the values, unless something is wrong
+  std::uint32_t* status = nullptr;  // gets bits of DifferenceError, and keeps those that it has; jobs may share one
+};
+
+// Whether `values` have this hash: kKeptError if not.
+struct CheckHash {
+  TensorView values;
+  const std::uint64_t* hash = nullptr;
+  std::uint32_t* status = nullptr;  // as of DecodeDifference
+};
+
+// The messages and hashes of DifferenceCodec, for the memory of the device that is current at each call. Calls check
+// their arguments, then only queue kernels on `stream`: no synchronization; they can be captured in a graph. Jobs of a
+// call share nothing that is written but a status word. Whatever bytes a message has, none beyond it is read.
+class DeviceDifferences {
+ public:
+  virtual ~DeviceDifferences() = default;
+  virtual void encode(std::span<const EncodeDifference> jobs, StreamView stream) const = 0;
+  virtual void decode(std::span<const DecodeDifference> jobs, StreamView stream) const = 0;
+  virtual void check(std::span<const CheckHash> jobs, StreamView stream) const = 0;
 };
 
 }  // namespace zcomm

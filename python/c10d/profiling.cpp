@@ -79,6 +79,7 @@ class RangedCodec final : public Codec {
     codec_->decode_sum_encode(jobs, stream);
   }
   const DifferenceCodec* differences() const override { return codec_->differences(); }
+  const DeviceDifferences* device_differences() const override { return codec_->device_differences(); }
 
  private:
   std::unique_ptr<Codec> codec_;

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "difference_cases.hpp"
 #include "sanitizers.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
@@ -20,11 +20,7 @@
 namespace zcomm {
 namespace {
 
-using Patterns = std::vector<std::uint16_t>;
-
-TensorView view(Patterns& values, DType dtype) {
-  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), dtype};
-}
+using namespace test;
 
 // Memory of exactly so many bytes, aligned to 16: what is read or written beyond it a sanitizer sees.
 class Exact {
@@ -64,50 +60,6 @@ Patterns decoded(const DifferenceCodec& codec, const Difference& difference, Pat
   return base;
 }
 
-// Values and how they change, with every kind of difference that the code tells apart.
-using Change = std::function<std::uint16_t(std::uint16_t, std::mt19937&)>;
-std::uint16_t near(std::uint16_t value, std::mt19937& random, int limit) {
-  return static_cast<std::uint16_t>(value + static_cast<int>(random() % static_cast<unsigned>(2 * limit + 1)) - limit);
-}
-const std::vector<std::pair<const char*, Change>> kChanges{
-    {"none", [](std::uint16_t a, std::mt19937&) { return a; }},
-    {"one in 3000", [](std::uint16_t a, std::mt19937& r) { return r() % 3000 == 0 ? near(a, r, 1) : a; }},
-    {"one in 20", [](std::uint16_t a, std::mt19937& r) { return r() % 20 == 0 ? near(a, r, 2) : a; }},
-    {"few units", [](std::uint16_t a, std::mt19937& r) { return near(a, r, 3); }},
-    {"up to an escape", [](std::uint16_t a, std::mt19937& r) { return near(a, r, 140); }},
-    {"by exponent",
-     [](std::uint16_t a, std::mt19937& r) {
-       const int width = 128 - (a >> 7 & 0xff);
-       return near(a, r, width < 0 ? 0 : 1 << std::min(width, 9));
-     }},
-    {"sign",
-     [](std::uint16_t a, std::mt19937& r) { return r() % 9 == 0 ? static_cast<std::uint16_t>(a ^ 0x8000) : a; }},
-    {"special values",
-     [](std::uint16_t a, std::mt19937& r) {
-       constexpr std::uint16_t kSpecial[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffff, 0x7f81, 0x7c00, 0xfc01, 1};
-       return r() % 5 == 0 ? kSpecial[r() % std::size(kSpecial)] : a;
-     }},
-    {"anything", [](std::uint16_t, std::mt19937& r) { return static_cast<std::uint16_t>(r()); }},
-};
-
-Patterns weights(std::int64_t count, std::mt19937& random) {
-  Patterns values(static_cast<std::size_t>(count));
-  std::normal_distribution<float> normal(0, 0.02f);
-  for (std::uint16_t& value : values) {
-    const float weight = normal(random);
-    std::uint32_t bits;
-    std::memcpy(&bits, &weight, 4);
-    value = static_cast<std::uint16_t>(bits >> 16);
-  }
-  return values;
-}
-
-Patterns changed(const Patterns& base, const Change& change, std::mt19937& random) {
-  Patterns values = base;
-  for (std::uint16_t& value : values) value = change(value, random);
-  return values;
-}
-
 TEST_CASE("differences: a known tile") {
   const Patterns base(2048, 0x3c00);
   Patterns values = base;
@@ -128,7 +80,7 @@ TEST_CASE("differences: a known tile") {
 TEST_CASE("differences: every value arrives, with the same bytes from every instruction set, for every size") {
   std::mt19937 random(1);
   std::vector<std::int64_t> sizes;
-  for (std::int64_t n = 0; n < 5000; n += 1 + n / (test::kSanitizers ? 4 : 64)) sizes.push_back(n);
+  for (std::int64_t n = 0; n < 5000; n += 1 + n / (kSanitizers ? 4 : 64)) sizes.push_back(n);
   for (const std::int64_t n : {2047, 2048, 2049, 4095, 4096, 4097, 70001}) sizes.push_back(n);
   std::vector<DifferenceCodec> codecs;
   for (const std::string& isa : cpu_isas()) codecs.emplace_back(isa);
@@ -158,24 +110,13 @@ TEST_CASE("differences: every pattern as a base, with every distance by strata, 
   for (const std::string& isa : cpu_isas()) {
     const DifferenceCodec codec(isa);
     for (int stratum = 0; stratum <= 16; ++stratum) {
-      Patterns base(65536), values(65536);
-      for (std::size_t i = 0; i < base.size(); ++i) {
-        base[i] = static_cast<std::uint16_t>(i);
-        const auto distance = static_cast<std::uint16_t>(random() & ((1u << stratum) - 1));
-        values[i] = static_cast<std::uint16_t>(random() % 2 != 0 ? i + distance : i - distance);
-      }
-      // In order, so that exponents are alike in a tile, and mixed.
-      for (int mixed = 0; mixed < 2; ++mixed) {
+      for (const bool is_mixed : {false, true}) {
+        const auto [base, values] = all_patterns(stratum, is_mixed, random);
         for (const DType dtype : {DType::bfloat16, DType::float16}) {
           CAPTURE(isa);
           CAPTURE(stratum);
           CHECK(decoded(codec, encoded(codec, values, base, dtype), base, dtype) == values);
         }
-        std::vector<std::size_t> order(base.size());
-        for (std::size_t i = 0; i < order.size(); ++i) order[i] = i * 40503 % base.size();
-        Patterns other_base, other_values;
-        for (const std::size_t i : order) other_base.push_back(base[i]), other_values.push_back(values[i]);
-        base = other_base, values = other_values;
       }
     }
   }

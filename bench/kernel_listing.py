@@ -122,7 +122,7 @@ def shuffles(block_size: int) -> dict[str, int]:
 def per_element(kernel: Kernel) -> dict[str, float | None]:
     """Instructions per element by what varies: the size of blocks, or the number of wires."""
     operation, types = re.findall(r"(\w+)_kernel<(.*)>", kernel.name)[0]
-    if operation.endswith("_any"):  # what they do depends on the format
+    if types == "void":  # what they do depends on the format, or on the values
         return {}
     names = re.findall(r"\w+", types)
     value_bytes = next((VALUE_BYTES[n] for n in names if n in VALUE_BYTES), 4)

@@ -43,7 +43,8 @@ void synchronize(StreamView stream);
 
 // The codec for memory of the device that is current at each call; `stream` must be of that device. Calls only queue:
 // no allocation, no synchronization; they can be captured in a graph. `workspace` must outlive the codec; it is asked
-// for memory only where a sum has more wires than fit a launch. Bits are those of make_cpu_codec().
+// for memory only where a sum has more wires than fit a launch, and by differences: 16 bytes for each job and 8 for
+// each 128 Ki values. Bits are those of make_cpu_codec().
 std::unique_ptr<Codec> make_cuda_codec(Workspace& workspace);
 
 // Device memory for callers without an allocator of their own: pieces are kept and handed out again, to the stream that

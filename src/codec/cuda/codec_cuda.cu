@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "codec/cuda/any_codes.cuh"
+#include "codec/cuda/difference_cuda.hpp"
 #include "codec/cuda/launcher.hpp"
 #include "codec/cuda/reduce.cuh"
 #include "zcomm/cuda.hpp"
@@ -146,7 +147,7 @@ void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wi
 
 class CudaCodec final : public Codec {
  public:
-  explicit CudaCodec(Workspace& workspace) : workspace_(workspace) {}
+  explicit CudaCodec(Workspace& workspace) : workspace_(workspace), differences_(make_device_differences(workspace)) {}
 
   void encode(std::span<const Encode> jobs, StreamView stream) const override {
     for (const Encode& job : jobs) check(job);
@@ -248,6 +249,8 @@ class CudaCodec final : public Codec {
     sums.launch();
   }
 
+  const DeviceDifferences* device_differences() const override { return differences_.get(); }
+
  private:
   void sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, TensorView values,
            StreamView stream) const {
@@ -289,6 +292,7 @@ class CudaCodec final : public Codec {
   }
 
   Workspace& workspace_;
+  std::unique_ptr<DeviceDifferences> differences_;
 };
 
 }  // namespace

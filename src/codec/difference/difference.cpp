@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "codec/checks.hpp"
 #include "codec/cpu/isa.hpp"
+#include "codec/difference/checks.hpp"
 #include "codec/difference/kernels.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/error.hpp"
@@ -87,13 +87,6 @@ std::uint64_t for_each_run(std::vector<Run>& runs, const Work& work) {
   return hash;
 }
 
-void check_16_bits(const char* argument, ConstTensorView values) {
-  check_argument(values.dtype != DType::float32, [&] {
-    return std::string(argument) + ": expected bfloat16 or float16, of which differences are made, got float32";
-  });
-  check_values(values);
-}
-
 template <class Bytes>
 Bytes* tile_at(BasicTensorView<Bytes> values, std::int64_t tile) {
   return values.data + tile * kTileBytes;
@@ -166,13 +159,7 @@ DifferenceHeader read_header(const std::byte* wire) {
 DifferenceCodec::DifferenceCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_isa(isa))) {}
 
 DifferenceCodec::Encoded DifferenceCodec::encode(ConstTensorView values, TensorView base, std::byte* body) const {
-  check_16_bits("values", values);
-  check_16_bits("base", base);
-  check_argument(values.dtype == base.dtype && values.num_elements == base.num_elements, [&] {
-    return "base: expected " + std::to_string(values.num_elements) + " elements of " +
-           std::string(to_string(values.dtype)) + " as in values, got " + std::to_string(base.num_elements) + " of " +
-           std::string(to_string(base.dtype));
-  });
+  check_values_and_base(values, base);
   check_aligned("body", body, kWireAlignment, values.num_elements);
   const auto encode_tile = base.dtype == DType::bfloat16 ? kernels_->encode_bfloat16 : kernels_->encode_float16;
   const std::int64_t tiles = num_tiles(values.num_elements);

@@ -3,6 +3,7 @@
 // memory accesses between CTAs, and instructions written in PTX, whose C++ twins run here.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -72,6 +73,12 @@ T exchange_as(std::uint32_t mask, T value, unsigned source) {
 
 }  // namespace simt
 
+// What other kernels, and the host, may change at the same time.
+inline unsigned atomicOr(unsigned* word, unsigned bits) { return std::atomic_ref(*word).fetch_or(bits); }
+inline unsigned long long atomicAdd(unsigned long long* word, unsigned long long number) {
+  return std::atomic_ref(*word).fetch_add(number);
+}
+
 inline void __syncthreads() { simt::barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { simt::exchange(mask, 0, simt::lane()); }
 
@@ -96,6 +103,16 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t{a} * b) >> 32); }
+inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
+inline int __clzll(long long bits) { return std::countl_zero(static_cast<unsigned long long>(bits)); }
+// The place of the lowest bit from 1 on; 0 if there is none.
+inline int __ffs(int bits) { return bits == 0 ? 0 : std::countr_zero(static_cast<unsigned>(bits)) + 1; }
+inline int __ffsll(long long bits) {
+  return bits == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(bits)) + 1;
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((((std::uint64_t{high} << 32) | low) << (shift % 32)) >> 32);
+}
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>(((std::uint64_t{high} << 32) | low) >> (shift % 32));
 }

@@ -1,0 +1,183 @@
+// The host's side of the kernels of differences: a call launches three of them, each for all jobs.
+#include <string>
+#include <vector>
+
+#include "codec/cuda/difference_cuda.hpp"
+#include "codec/cuda/difference_decode.cuh"
+#include "codec/cuda/difference_encode.cuh"
+#include "codec/cuda/launcher.hpp"
+#include "codec/difference/checks.hpp"
+
+namespace zcomm::gpu {
+namespace {
+
+constexpr Kernel<EncodeDifferenceTable> kMeasure = {"measure differences", measure_kernel<>, kTileThreads};
+constexpr Kernel<EncodeDifferenceTable> kSeal = {"write headers of differences", seal_kernel<>};
+constexpr Kernel<EncodeDifferenceTable> kWrite = {"write differences", write_kernel<>, kTileThreads};
+constexpr Kernel<DecodeDifferenceTable> kBegin = {"read headers of differences", begin_kernel<>};
+constexpr Kernel<DecodeDifferenceTable> kDecode = {"add differences", decode_difference_kernel<>, kTileThreads};
+constexpr Kernel<HashTable> kHash = {"hash values", hash_kernel<>, kTileThreads};
+constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
+
+constexpr HalfType half_type(DType dtype) {
+  return dtype == DType::bfloat16 ? HalfType{0x7fc0, 7, 0xff} : HalfType{0x7e00, 10, 0x1f};
+}
+
+// --- Checks
+
+template <class T>
+void check_number(const char* argument, const T* number) {
+  check_aligned(argument, number, sizeof(T), 1);
+}
+
+void check_job(const EncodeDifference& job) {
+  difference::check_values_and_base(job.values, job.base);
+  check_aligned("message", job.message, kWireAlignment);
+  check_number("hash", job.hash);
+  check_argument((job.message == nullptr) == (job.num_bytes == nullptr), [&] {
+    const char* const expected = job.message == nullptr ? "a null pointer, as message is one" : "memory of 8 bytes";
+    return "num_bytes: expected " + std::string(expected) + ", got " +
+           (job.num_bytes == nullptr ? "a null pointer" : "another address");
+  });
+  if (job.num_bytes != nullptr) check_number("num_bytes", job.num_bytes);
+}
+
+void check_job(const DecodeDifference& job) {
+  difference::check_16_bits("base", job.base);
+  check_aligned("message", job.message, kWireAlignment, static_cast<std::int64_t>(job.num_bytes));
+  check_number("hash", job.hash);
+  check_number("status", job.status);
+}
+
+void check_job(const CheckHash& job) {
+  difference::check_16_bits("values", job.values);
+  check_number("hash", job.hash);
+  check_number("status", job.status);
+}
+
+// --- Launches
+
+const TensorView& values_of(const EncodeDifference& job) { return job.base; }
+const TensorView& values_of(const DecodeDifference& job) { return job.base; }
+const TensorView& values_of(const CheckHash& job) { return job.values; }
+
+// The scratch of a call's jobs: their states, all zero, then their starts.
+class JobScratch {
+ public:
+  template <class Jobs>
+  JobScratch(Workspace& workspace, const Jobs& jobs, StreamView stream)
+      : num_jobs_(jobs.size()), scratch_(workspace, num_bytes(jobs), stream) {
+    check_cuda(cudaMemsetAsync(scratch_.data(), 0, num_jobs_ * sizeof(DifferenceState), as_cuda(stream)),
+               "zero the states of differences");
+  }
+
+  // Of the next job.
+  DifferenceTiles next(const TensorView& values) {
+    auto* const states = reinterpret_cast<DifferenceState*>(scratch_.data());
+    auto* const starts = reinterpret_cast<std::uint64_t*>(states + num_jobs_);
+    const DifferenceTiles tiles{states + job_, starts + start_, static_cast<std::uint64_t>(values.num_elements),
+                                half_type(values.dtype)};
+    job_ += 1;
+    start_ += num_starts(values);
+    return tiles;
+  }
+
+ private:
+  static std::size_t num_starts(const TensorView& values) {
+    return static_cast<std::size_t>(divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles));
+  }
+  template <class Jobs>
+  static std::size_t num_bytes(const Jobs& jobs) {
+    std::size_t bytes = 0;
+    for (const auto& job : jobs) bytes += sizeof(DifferenceState) + 8 * num_starts(values_of(job));
+    return bytes;
+  }
+
+  std::size_t num_jobs_;
+  Scratch scratch_;
+  std::size_t job_ = 0, start_ = 0;
+};
+
+std::int64_t one_cta(const DifferenceTiles&) { return 1; }
+// A tile for each warp.
+std::int64_t tile_ctas(const DifferenceTiles& tiles) {
+  return divide_up(static_cast<std::int64_t>(tiles.num_elements), std::int64_t{kTileValues} * kTileWarps);
+}
+std::int64_t finish_ctas(const DifferenceTiles& tiles) {
+  constexpr std::int64_t kValues = std::int64_t{kThreads} * kFinishGroups * kGroup;
+  return std::max<std::int64_t>(1, divide_up(static_cast<std::int64_t>(tiles.num_elements), kValues));
+}
+
+template <class Table>
+void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces,
+            std::int64_t (*num_ctas)(const DifferenceTiles&), StreamView stream) {
+  Launcher<Table> launcher(stream);
+  launcher.use(kernel);
+  for (const auto& piece : pieces) {
+    if (num_ctas(piece.tiles) > 0) launcher.add(piece, num_ctas(piece.tiles));
+  }
+  launcher.launch();
+}
+
+class CudaDifferences final : public DeviceDifferences {
+ public:
+  explicit CudaDifferences(Workspace& workspace) : workspace_(workspace) {}
+
+  void encode(std::span<const EncodeDifference> jobs, StreamView stream) const override {
+    for (const EncodeDifference& job : jobs) check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<EncodeDifferencePiece> pieces;
+    for (const EncodeDifference& job : jobs) {
+      pieces.push_back({scratch.next(job.base), job.values.data, job.base.data, job.message, job.hash, job.num_bytes,
+                        job.generation});
+    }
+    launch(kMeasure, pieces, tile_ctas, stream);
+    launch(kSeal, pieces, one_cta, stream);
+    launch(kWrite, pieces, tile_ctas, stream);
+  }
+
+  void decode(std::span<const DecodeDifference> jobs, StreamView stream) const override {
+    for (const DecodeDifference& job : jobs) check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<DecodeDifferencePiece> pieces;
+    std::vector<FinishPiece> finishes;
+    for (const DecodeDifference& job : jobs) {
+      const DifferenceTiles tiles = scratch.next(job.base);
+      pieces.push_back({tiles, job.message, job.num_bytes, job.base.data, job.hash, job.generation});
+      const bool has_header = job.num_bytes >= kDifferenceHeaderBytes;
+      const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
+      finishes.push_back({tiles, job.base.data, has_header ? fields + 4 : nullptr, job.hash, job.status, kResultError});
+    }
+    launch(kBegin, pieces, one_cta, stream);
+    launch(kDecode, pieces, tile_ctas, stream);
+    launch(kFinish, finishes, finish_ctas, stream);
+  }
+
+  void check(std::span<const CheckHash> jobs, StreamView stream) const override {
+    for (const CheckHash& job : jobs) check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<HashPiece> pieces;
+    std::vector<FinishPiece> finishes;
+    for (const CheckHash& job : jobs) {
+      const DifferenceTiles tiles = scratch.next(job.values);
+      pieces.push_back({tiles, job.values.data});
+      finishes.push_back({tiles, job.values.data, job.hash, nullptr, job.status, kKeptError});
+    }
+    launch(kHash, pieces, tile_ctas, stream);
+    launch(kFinish, finishes, finish_ctas, stream);
+  }
+
+ private:
+  Workspace& workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceDifferences> make_device_differences(Workspace& workspace) {
+  return std::make_unique<CudaDifferences>(workspace);
+}
+
+}  // namespace zcomm::gpu

@@ -1,0 +1,307 @@
+// A message and its base to values, in three kernels: the header and where tiles begin; the tiles; what is wrong. No
+// byte of a message is believed before it is known to be there.
+#pragma once
+
+#include "codec/cuda/difference_tile.cuh"
+
+namespace zcomm::gpu {
+
+// --- The header
+
+// Bits of DifferenceError. A message may be shorter than a header.
+ZCOMM_DEVICE std::uint32_t check_header(const DecodeDifferencePiece& piece) {
+  if (piece.num_bytes < kDifferenceHeaderBytes) return kHeaderError;
+  const auto* const fields = reinterpret_cast<const std::uint64_t*>(piece.message);
+  const std::uint64_t kind = fields[0] >> kKindShift & 0xffu;
+  const bool is_header = (fields[0] ^ kind << kKindShift) == kHeaderStart && kind <= 1 &&
+                         fields[1] == piece.num_bytes && (fields[5] | fields[6] | fields[7]) == 0;
+  if (!is_header) return kHeaderError;
+  std::uint32_t errors = 0;
+  if (fields[2] != piece.generation || (kind == 1) != (piece.generation > 0)) errors |= kGenerationError;
+  if (piece.generation > 0 && fields[3] != *piece.hash) errors |= kBaseError;
+  return errors;
+}
+
+// Whether a body has the bytes that its table says, or whole values their own. All threads of a CTA come here.
+ZCOMM_DEVICE bool is_complete(const DecodeDifferencePiece& piece, WarpSums& sums) {
+  const std::uint64_t body_bytes = piece.num_bytes - kDifferenceHeaderBytes;
+  if (piece.generation == 0) return body_bytes == 2 * piece.tiles.num_elements;
+  if (body_bytes / 4 < piece.tiles.table_words()) return false;
+  const std::uint64_t num_words = piece.tiles.table_words() + scan_sizes(piece.tiles, table_of(piece.message), sums);
+  return (num_words + 3) / 4 * 16 == body_bytes;
+}
+
+template <class = void>  // as of encode_any_kernel
+__global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ DecodeDifferenceTable table) {
+  __shared__ WarpSums sums;
+  const DecodeDifferencePiece& piece = table.pieces[table.find()];
+  std::uint32_t errors = check_header(piece);
+  if (errors == 0 && !is_complete(piece, sums)) errors = kBodyError;
+  if (threadIdx.x == 0) piece.tiles.state->errors = errors;
+}
+
+// --- A coded tile
+
+// The sections of a coded tile, one after the other.
+class Sections {
+ public:
+  ZCOMM_DEVICE Sections(const std::uint32_t* words, std::uint32_t num_words) : words_(words), num_words_(num_words) {}
+
+  // The next section, of which this lane has so many bits, becomes the current one. Whether it is there; all lanes come
+  // here.
+  ZCOMM_DEVICE bool next(std::uint32_t num_bits) {
+    const LaneSums sums(num_bits);
+    position_ = end_ + sums.before;
+    end_ = (end_ + sums.total + 7) / 8 * 8;
+    return end_ <= 32 * num_words_;
+  }
+  // The lane's next bits, 64 at most. There may be others above them.
+  ZCOMM_DEVICE std::uint64_t take(std::uint32_t num_bits) {
+    const std::uint64_t bits = take_bits(words_, position_);
+    position_ += num_bits;
+    return bits;
+  }
+  ZCOMM_DEVICE bool is_at_end() const { return (end_ + 31) / 32 == num_words_; }
+
+ private:
+  const std::uint32_t* words_;
+  std::uint32_t num_words_, end_ = kHeadBits, position_ = 0;
+};
+
+// A lane's block: a bit for each value. `row` are the values of the base.
+struct CodedBlock {
+  ZCOMM_DEVICE CodedBlock(const std::uint32_t* row, std::uint32_t c, HalfType type) {
+#pragma unroll 4
+    for (std::uint32_t i = 0; i < 2 * kBlockWords; ++i) {
+      const std::uint32_t exponent = exponent_of(row[i / 2] >> (i % 2 * 16) & 0xffffu, type);
+      unlikely |= static_cast<std::uint64_t>(is_unlikely(exponent, c)) << i;
+    }
+  }
+
+  // Sections P, F and G; whether they are there. All lanes come here.
+  ZCOMM_DEVICE bool take_first_plane(bool has_unlikely, Sections& sections) {
+    const std::uint32_t num_unlikely = popcount(unlikely), num_groups = has_unlikely ? (num_unlikely + 7) / 8 : 0;
+    if (!sections.next(64 - num_unlikely)) return false;
+    plane = scatter_bits(sections.take(64 - num_unlikely), ~unlikely);
+    if (!sections.next(num_groups)) return false;
+    const std::uint32_t flags = low_half(sections.take(num_groups)) & ((1u << num_groups) - 1);
+    const std::uint64_t groups = bits_of_groups(flags, num_unlikely);
+    if (!sections.next(popcount(groups))) return false;
+    plane |= scatter_bits(scatter_bits(sections.take(popcount(groups)), groups), unlikely);
+    ones = plane;
+    return true;
+  }
+  // Sections T1 to T5. r is the number of planes that have a value's bit: in binary, as each plane lies within the one
+  // before, each toggles the ones, and every other one the twos.
+  ZCOMM_DEVICE bool take_other_planes(Sections& sections) {
+#pragma unroll
+    for (std::uint32_t i = 1; i < kEscape; ++i) {
+      const std::uint32_t num_bits = popcount(plane);
+      if (!sections.next(num_bits)) return false;
+      plane = scatter_bits(sections.take(num_bits), plane);
+      ones ^= plane;
+      if (i % 2 == 1) twos ^= plane;
+      if (i == 3) fours = plane;
+    }
+    return true;
+  }
+  ZCOMM_DEVICE std::uint64_t escapes() const { return plane; }
+
+  std::uint64_t unlikely = 0;
+  std::uint64_t plane = 0;  // the last one that was taken
+  std::uint64_t ones = 0, twos = 0, fours = 0;
+};
+
+// The bits of the fields of eight values from `first` on.
+ZCOMM_DEVICE std::uint32_t count_fields(const std::uint32_t* row, std::uint32_t first, std::uint32_t c, HalfType type,
+                                        std::uint64_t escapes) {
+  std::uint32_t num_bits = 0;
+#pragma unroll
+  for (std::uint32_t i = first; i < first + 8; ++i) {
+    const std::uint32_t width = field_width(exponent_of(row[i / 2] >> (i % 2 * 16) & 0xffffu, type), c);
+    num_bits += (escapes >> i & 1u) != 0 ? 0 : width;
+  }
+  return num_bits;
+}
+
+// Section L, after which the values of the block are those of the message, but for escapes.
+ZCOMM_DEVICE void add_differences(const CodedBlock& block, std::uint32_t c, HalfType type, Sections& sections,
+                                  std::uint32_t* row) {
+#pragma unroll 1
+  for (std::uint32_t first = 0; first < 2 * kBlockWords; first += 8) {
+    std::uint64_t fields = sections.take(count_fields(row, first, c, type, block.escapes()));
+    std::uint32_t values[8];
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      const std::uint32_t place = first + i;
+      const std::uint32_t base = row[place / 2] >> (place % 2 * 16) & 0xffffu;
+      const std::uint32_t width = (block.escapes() >> place & 1u) != 0 ? 0 : field_width(exponent_of(base, type), c);
+      const std::uint32_t r = static_cast<std::uint32_t>(block.ones >> place & 1u) |
+                              static_cast<std::uint32_t>(block.twos >> place & 1u) << 1 |
+                              static_cast<std::uint32_t>(block.fours >> place & 1u) << 2;
+      const std::uint32_t z = (r << width) + (low_half(fields) & ((1u << width) - 1));
+      fields >>= width;
+      values[i] = (base + (z >> 1 ^ (0 - (z & 1u)))) & 0xffffu;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; i += 2) row[(first + i) / 2] = values[i] | values[i + 1] << 16;
+  }
+}
+
+// Section X.
+ZCOMM_DEVICE void take_escapes(std::uint64_t escapes, Sections& sections, std::uint32_t* row) {
+#pragma unroll 1
+  for (; escapes != 0; escapes &= escapes - 1) {
+    const std::uint32_t place = lowest_bit(escapes), shift = place % 2 * 16;
+    const std::uint32_t value = low_half(sections.take(16)) & 0xffffu;
+    row[place / 2] = (row[place / 2] & ~(0xffffu << shift)) | value << shift;
+  }
+}
+
+// A tile of `size` words at `source`; `row` holds the lane's block of the base, then of the values. Returns whether an
+// encoder may have written it. All lanes come here.
+ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, HalfType type, std::uint32_t* words,
+                               std::uint32_t* row) {
+  if (size < kHeadBits / 32) return false;
+#pragma unroll 1
+  for (std::uint32_t i = lane_index(); i < size + 3; i += 32) words[i] = i < size ? source[i] : 0;
+  __syncwarp();
+  const std::uint32_t c = words[0];
+  if (c > 255) return false;
+  Sections sections(words, size);
+  CodedBlock block(row, c, type);
+  if (!block.take_first_plane((words[1] >> lane_index() & 1u) != 0, sections)) return false;
+  if (!block.take_other_planes(sections)) return false;
+  std::uint32_t field_bits = 0;
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < 2 * kBlockWords; i += 8) {
+    field_bits += count_fields(row, i, c, type, block.escapes());
+  }
+  if (!sections.next(field_bits)) return false;
+  Sections escapes = sections;
+  if (!escapes.next(16 * popcount(block.escapes())) || !escapes.is_at_end()) return false;
+  add_differences(block, c, type, sections, row);
+  take_escapes(block.escapes(), escapes, row);
+  return true;
+}
+
+// --- Tiles
+
+// Values as they are, to `base` unless that is null.
+ZCOMM_DEVICE void take_plain(const std::byte* values, std::uint32_t count, std::byte* base, TileHash& hash) {
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
+    std::uint32_t words[kGroupWords];
+    load_filled(values, group, count, words);
+    hash.add(words, group);
+    if (base != nullptr) store_group<Bfloat16>(words, group * kGroup, count, base);
+  }
+}
+
+// As decode_coded().
+ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, std::uint32_t count, HalfType type,
+                             std::byte* base, Rows& rows, std::uint32_t* coded, TileHash& hash) {
+  std::uint32_t words[kGroupWords];
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
+    load_filled(base, group, count, words);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) rows.group(group)[i] = words[i];
+  }
+  __syncwarp();
+  if (!decode_coded(source, size, type, coded, rows.of_lane())) return false;
+  __syncwarp();
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) words[i] = rows.group(group)[i];
+    fill_up(group, count, words);
+    hash.add(words, group);
+    store_group<Bfloat16>(words, group * kGroup, count, base);
+  }
+  return true;
+}
+
+template <class = void>
+__global__ void __launch_bounds__(kTileThreads)
+    decode_difference_kernel(const __grid_constant__ DecodeDifferenceTable table) {
+  __shared__ Rows all_rows[kTileWarps];
+  __shared__ CodedWords all_coded[kTileWarps];
+  const std::uint32_t index = table.find();
+  const DecodeDifferencePiece& piece = table.pieces[index];
+  const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
+  if (tile >= piece.tiles.num_tiles() || piece.tiles.state->errors != 0) return;
+  const std::uint32_t count = piece.tiles.count(tile), warp = threadIdx.x / 32, plain = (count + 1) / 2;
+  const std::uint64_t offset = tile * kTileValues * 2;
+  std::byte* const base = piece.base + offset;
+  TileHash hash;
+  bool is_good = true;
+  if (piece.generation == 0) {
+    take_plain(piece.message + kDifferenceHeaderBytes + offset, count, base, hash);
+  } else {
+    const std::uint32_t* const sizes = table_of(piece.message);
+    const std::uint32_t size = size_of(sizes, tile);
+    const std::uint32_t* const source = sizes + piece.tiles.table_words() + start_of(piece.tiles, sizes, tile);
+    if (size == 0) {
+      take_plain(base, count, nullptr, hash);
+    } else if (size == plain) {
+      take_plain(reinterpret_cast<const std::byte*>(source), count, base, hash);
+    } else {
+      is_good = size < plain &&
+                take_coded(source, size, count, piece.tiles.type, base, all_rows[warp], all_coded[warp].words, hash);
+    }
+  }
+  if (is_good) {
+    hash.add_to(piece.tiles.state, tile);
+  } else {
+    piece.tiles.state->has_bad_tile = 1;
+  }
+}
+
+// --- The hash of what is there
+
+template <class = void>
+__global__ void __launch_bounds__(kTileThreads) hash_kernel(const __grid_constant__ HashTable table) {
+  const std::uint32_t index = table.find();
+  const HashPiece& piece = table.pieces[index];
+  const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
+  if (tile >= piece.tiles.num_tiles()) return;
+  TileHash hash;
+  take_plain(piece.values + tile * kTileValues * 2, piece.tiles.count(tile), nullptr, hash);
+  hash.add_to(piece.tiles.state, tile);
+}
+
+// --- What is wrong
+
+inline constexpr std::uint32_t kFinishGroups = 4;  // of a thread
+
+template <class = void>
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishTable table) {
+  const std::uint32_t index = table.find();
+  const FinishPiece& piece = table.pieces[index];
+  const DifferenceState& state = *piece.tiles.state;
+  const std::uint64_t cta = blockIdx.x - table.first_cta[index];
+  std::uint32_t errors = state.errors;
+  if (state.has_bad_tile != 0) errors |= kBodyError;
+  if (errors == 0 && *piece.expected != state.hash) errors = piece.error;
+  if (cta == 0 && threadIdx.x == 0) {
+    if (errors != 0) {
+      atomicOr(piece.status, errors);
+    } else if (piece.hash != nullptr) {
+      *piece.hash = state.hash;
+    }
+  }
+  if (errors == 0) return;
+  std::uint32_t nans[kGroupWords];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroupWords; ++i) nans[i] = piece.tiles.type.nan * 0x10001u;
+#pragma unroll 1
+  for (std::uint32_t i = 0; i < kFinishGroups; ++i) {
+    const std::uint64_t begin = ((cta * kFinishGroups + i) * kThreads + threadIdx.x) * kGroup;
+    if (begin >= piece.tiles.num_elements) return;
+    const std::uint64_t rest = piece.tiles.num_elements - begin;
+    store_group<Bfloat16>(nans, 0, static_cast<std::uint32_t>(rest < kGroup ? rest : kGroup), piece.values + 2 * begin);
+  }
+}
+
+}  // namespace zcomm::gpu

@@ -1,0 +1,127 @@
+// A tile in the hands of a warp: first a lane has groups of 16 values, as memory has them, then a block of 64.
+#pragma once
+
+#include "codec/cuda/difference_hash.cuh"
+
+namespace zcomm::gpu {
+
+inline constexpr std::uint32_t kTileGroups = kTileValues / kGroup;
+inline constexpr std::uint32_t kBlockWords = 32;    // a word has two values
+inline constexpr std::uint32_t kPadding = 0x7f80u;  // what a short tile is filled up with
+inline constexpr std::uint32_t kHeadBits = 64;      // of a coded tile, ahead of its sections
+inline constexpr std::uint32_t kEscape = 6;         // of r
+
+// The first 8 bytes of a header: "ZD16", version 1, the kind, zeros.
+inline constexpr std::uint64_t kHeaderStart = 0x13631445au;
+inline constexpr std::uint32_t kKindShift = 40;
+inline constexpr std::uint32_t kHeaderWords = kDifferenceHeaderBytes / 4;
+
+// 16 bits of each value of a tile, in shared memory. The rows of lanes begin in different banks.
+struct Rows {
+  ZCOMM_DEVICE std::uint32_t* group(std::uint32_t group) {
+    return words + group / 4 * (kBlockWords + 1) + group % 4 * kGroupWords;
+  }
+  ZCOMM_DEVICE std::uint32_t* of_lane() { return words + lane_index() * (kBlockWords + 1); }
+
+  std::uint32_t words[32 * (kBlockWords + 1)];
+};
+
+// The words of a coded tile, which is shorter than its values, and what take_bits() reads past it.
+struct CodedWords {
+  std::uint32_t words[kTileValues / 2 + 4];
+};
+
+ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
+  return static_cast<std::uint64_t>(blockIdx.x - first_cta) * kTileWarps + threadIdx.x / 32;
+}
+
+// Of a value whose base has this exponent, in a tile of this c.
+ZCOMM_DEVICE std::uint32_t field_width(std::uint32_t exponent, std::uint32_t c) {
+  return c > exponent ? smaller_of(c - exponent, 7) : 0;
+}
+ZCOMM_DEVICE bool is_unlikely(std::uint32_t exponent, std::uint32_t c) { return exponent > smaller_of(c + 1, 255); }
+
+ZCOMM_DEVICE std::uint32_t exponent_of(std::uint32_t value, HalfType type) {
+  return value >> type.exponent_shift & type.exponent_mask;
+}
+
+// A group with the padding from value `count` of the tile on.
+ZCOMM_DEVICE void fill_up(std::uint32_t group, std::uint32_t count, std::uint32_t (&words)[kGroupWords]) {
+  if ((group + 1) * kGroup <= count) return;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroupWords; ++i) {
+    const std::uint32_t begin = group * kGroup + 2 * i;
+    if (begin + 1 >= count) words[i] = (words[i] & 0xffffu) | kPadding << 16;
+    if (begin >= count) words[i] = (words[i] & 0xffff0000u) | kPadding;
+  }
+}
+ZCOMM_DEVICE void load_filled(const std::byte* tile, std::uint32_t group, std::uint32_t count,
+                              std::uint32_t (&words)[kGroupWords]) {
+  load_group<Bfloat16>(tile, group * kGroup, count, words);  // or float16: bits are bits
+  fill_up(group, count, words);
+}
+
+// Of the groups of 8 bits of `count` those that `flags` names.
+ZCOMM_DEVICE std::uint64_t bits_of_groups(std::uint32_t flags, std::uint32_t count) {
+  std::uint64_t groups = 0;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    if ((flags >> i & 1u) != 0) groups |= std::uint64_t{0xff} << (8 * i);
+  }
+  return count < 64 ? groups & ((std::uint64_t{1} << count) - 1) : groups;
+}
+
+// --- Where tiles are in a message
+
+ZCOMM_DEVICE std::uint32_t* table_of(std::byte* message) {
+  return reinterpret_cast<std::uint32_t*>(message) + kHeaderWords;
+}
+ZCOMM_DEVICE const std::uint32_t* table_of(const std::byte* message) {
+  return reinterpret_cast<const std::uint32_t*>(message) + kHeaderWords;
+}
+ZCOMM_DEVICE std::uint32_t size_of(const std::uint32_t* table, std::uint64_t tile) {
+  return table[tile / 2] >> (tile % 2 * 16) & 0xffffu;
+}
+
+// Two entries of the table that count if they are of tiles before `end`.
+ZCOMM_DEVICE std::uint32_t sum_of_sizes(const std::uint32_t* table, std::uint64_t pair, std::uint64_t end) {
+  if (2 * pair >= end) return 0;
+  const std::uint32_t sizes = table[pair];
+  return (sizes & 0xffffu) + (2 * pair + 1 < end ? sizes >> 16 : 0);
+}
+
+// Where a tile begins, in words after the table; all lanes come here.
+ZCOMM_DEVICE std::uint64_t start_of(const DifferenceTiles& tiles, const std::uint32_t* table, std::uint64_t tile) {
+  const std::uint64_t first = tile / kStartTiles;
+  const std::uint32_t sizes = sum_of_sizes(table, first * (kStartTiles / 2) + lane_index(), tile);
+  return tiles.starts[first] + sum_of_lanes(sizes);
+}
+
+using WarpSums = std::uint32_t[kThreads / 32];
+
+// Notes in `starts` where tiles begin; returns the words of all. All threads of a CTA of kThreads come here.
+ZCOMM_DEVICE std::uint64_t scan_sizes(const DifferenceTiles& tiles, const std::uint32_t* table, WarpSums& sums) {
+  constexpr std::uint32_t kWarps = kThreads / 32;
+  const std::uint64_t num_tiles = tiles.num_tiles();
+  const std::uint32_t warp = threadIdx.x / 32;
+  std::uint64_t total = 0;
+#pragma unroll 1
+  for (std::uint64_t first = 0; first * kStartTiles < num_tiles; first += kWarps) {
+    const std::uint64_t start = first + warp;
+    const std::uint64_t pair = start * (kStartTiles / 2) + lane_index();
+    const std::uint32_t sum = sum_of_lanes(sum_of_sizes(table, pair, num_tiles));
+    if (lane_index() == 0) sums[warp] = sum;
+    __syncthreads();
+    std::uint64_t before = total;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWarps; ++i) {
+      if (i < warp) before += sums[i];
+      total += sums[i];
+    }
+    if (lane_index() == 0 && start * kStartTiles < num_tiles) tiles.starts[start] = before;
+    __syncthreads();
+  }
+  return total;
+}
+
+}  // namespace zcomm::gpu

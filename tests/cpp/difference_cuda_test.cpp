@@ -1,0 +1,463 @@
+#include "codec_cuda_cases.hpp"
+#include "difference_cases.hpp"
+#include "sanitizers.hpp"
+#include "zcomm/difference.hpp"
+
+// Messages, values, hashes and errors of the GPU beside those of DifferenceCodec, whose bytes are compared with
+// zcomm/difference_reference.py in tests/python.
+
+namespace zcomm {
+namespace {
+
+using namespace test;
+
+constexpr DType kHalves[] = {DType::bfloat16, DType::float16};
+
+template <class T>
+Bytes bytes_of(const T& number) {
+  const auto bytes = std::as_bytes(std::span(&number, 1));
+  return {bytes.begin(), bytes.end()};
+}
+Bytes bytes_of(const Patterns& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+template <class T>
+T number_in(const DeviceBuffer& memory) {
+  T number;
+  const Bytes bytes = memory.bytes();
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return number;
+}
+
+// Values that follow others.
+struct Update {
+  Patterns base, values;
+  DType dtype;
+  std::uint64_t generation = 7;  // of the base; 0: whole values
+
+  std::int64_t size() const { return static_cast<std::int64_t>(values.size()); }
+  std::uint64_t base_hash() const { return generation == 0 ? 0 : hash_of(base); }
+  std::uint64_t hash_of(Patterns some) const { return DifferenceCodec().hash(view(some, dtype)); }
+};
+
+// As the host has it.
+Bytes message_of(const Update& update) {
+  DifferenceHeader header{DifferenceHeader::Kind::whole_values, 2 * update.values.size(), 0, 0,
+                          update.hash_of(update.values)};
+  HostBuffer body(max_difference_bytes(update.size()));
+  if (update.generation == 0) {
+    body = HostBuffer(bytes_of(update.values));
+  } else {
+    Patterns values = update.values, base = update.base;
+    const auto [num_bytes, hash] =
+        DifferenceCodec().encode(view(values, update.dtype), view(base, update.dtype), body.data());
+    header = {DifferenceHeader::Kind::difference, num_bytes, update.generation, update.base_hash(), hash};
+  }
+  Bytes message(kDifferenceHeaderBytes + header.body_bytes);
+  write_header(header, message.data());
+  std::copy_n(body.data(), header.body_bytes, message.begin() + kDifferenceHeaderBytes);
+  return message;
+}
+
+// A job and its memory. The values begin `offset` bytes past a multiple of 16.
+struct Sender {
+  explicit Sender(const Update& update, std::size_t offset = 0)
+      : values(bytes_of(update.values), offset),
+        base(2 * update.values.size(), offset),
+        message(kDifferenceHeaderBytes + max_difference_bytes(update.size())),
+        hash(bytes_of(update.base_hash())),
+        num_bytes(8) {
+    base.set(bytes_of(update.base));
+    job = {{values.data(), update.size(), update.dtype},
+           {base.data(), update.size(), update.dtype},
+           update.generation,
+           message.data(),
+           reinterpret_cast<std::uint64_t*>(hash.data()),
+           reinterpret_cast<std::uint64_t*>(num_bytes.data())};
+  }
+  // After the job.
+  void check(const Update& update) const {
+    Bytes sent = message.bytes();
+    const Bytes expected = message_of(update);
+    REQUIRE(number_in<std::uint64_t>(num_bytes) == expected.size());
+    CHECK(std::all_of(sent.begin() + static_cast<std::ptrdiff_t>(expected.size()), sent.end(),
+                      [](std::byte byte) { return byte == kUntouched; }));
+    sent.resize(expected.size());
+    CHECK(sent == expected);
+    CHECK(base.bytes() == bytes_of(update.values));
+    CHECK(number_in<std::uint64_t>(hash) == update.hash_of(update.values));
+  }
+
+  DeviceBuffer values, base, message, hash, num_bytes;
+  EncodeDifference job;
+};
+
+// As Sender. Sanitizers see reads past the end of the message.
+struct Receiver {
+  Receiver(const Update& update, const Bytes& sent, std::size_t offset = 0)
+      : message(sent),
+        base(2 * update.values.size(), offset),
+        hash(bytes_of(update.base_hash())),
+        status(bytes_of(std::uint32_t{0})),
+        base_hash(update.base_hash()) {
+    base.set(bytes_of(update.base));
+    job = {message.data(),
+           sent.size(),
+           {base.data(), update.size(), update.dtype},
+           update.generation,
+           reinterpret_cast<std::uint64_t*>(hash.data()),
+           reinterpret_cast<std::uint32_t*>(status.data())};
+  }
+  // After the job: values and their hash, or NaNs, and the hash of before.
+  void check(const Update& update, std::uint32_t errors = 0) const {
+    CHECK(number_in<std::uint32_t>(status) == errors);
+    const Patterns nans(update.values.size(), update.dtype == DType::bfloat16 ? 0x7fc0 : 0x7e00);
+    CHECK(base.bytes() == bytes_of(errors == 0 ? update.values : nans));
+    CHECK(number_in<std::uint64_t>(hash) == (errors == 0 ? update.hash_of(update.values) : base_hash));
+  }
+
+  DeviceBuffer message, base, hash, status;
+  std::uint64_t base_hash;
+  DecodeDifference job;
+};
+
+const DeviceDifferences& differences(const Codecs& codecs) {
+  REQUIRE(codecs.device->device_differences() != nullptr);
+  return *codecs.device->device_differences();
+}
+
+template <class Jobs>
+auto jobs_of(const Jobs& all) {
+  std::vector<decltype(all[0].job)> jobs;
+  for (const auto& one : all) jobs.push_back(one.job);
+  return jobs;
+}
+
+// There and back, as one call each; `step` is between the offsets of values.
+void check_updates(const Codecs& codecs, const std::vector<Update>& updates, std::size_t step = 0) {
+  std::vector<Sender> senders;
+  std::vector<Receiver> receivers;
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    senders.emplace_back(updates[i], i * step % 16);
+    receivers.emplace_back(updates[i], message_of(updates[i]), (i * step + 6 * step) % 16);
+  }
+  differences(codecs).encode(jobs_of(senders), {});
+  differences(codecs).decode(jobs_of(receivers), {});
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    CAPTURE(i);
+    CAPTURE(updates[i].size());
+    senders[i].check(updates[i]);
+    receivers[i].check(updates[i]);
+  }
+}
+
+std::vector<Update> all_changes(std::int64_t n, std::mt19937& random) {
+  std::vector<Update> updates;
+  for (const auto& [name, change] : kChanges) {
+    const Patterns base = weights(n, random);
+    for (const DType dtype : kHalves) updates.push_back({base, changed(base, change, random), dtype});
+  }
+  return updates;
+}
+
+// A message that was damaged on its way, maybe so that its header still fits it.
+Bytes damaged(Bytes message, std::mt19937& random) {
+  const bool is_cut = random() % 3 == 0, fits = random() % 2 == 0;
+  if (is_cut) message.resize(random() % message.size());
+  for (unsigned i = is_cut ? 1 : 0; i < 1 + random() % 4 && !message.empty(); ++i) {
+    // Often in the header, the table or a head, where sizes are.
+    const std::size_t begin = fits ? std::min(kDifferenceHeaderBytes, message.size() - 1) : 0;
+    const std::size_t count = message.size() - begin;
+    message[begin + random() % (random() % 2 == 0 ? std::min<std::size_t>(count, 24) : count)] =
+        static_cast<std::byte>(random());
+  }
+  const std::uint64_t num_bytes = message.size();
+  if (fits && message.size() >= kDifferenceHeaderBytes) std::memcpy(message.data() + 8, &num_bytes, 8);
+  return message;
+}
+
+// What the host finds of it.
+std::uint32_t errors_in(const Bytes& message, const Update& update) {
+  if (message.size() < kDifferenceHeaderBytes) return kHeaderError;
+  DifferenceHeader header;
+  try {
+    header = read_header(message.data());
+  } catch (const Error&) {
+    return kHeaderError;
+  }
+  if (header.body_bytes != message.size() - kDifferenceHeaderBytes) return kHeaderError;
+  std::uint32_t errors = 0;
+  const bool is_whole = header.kind == DifferenceHeader::Kind::whole_values;
+  if (header.generation != update.generation || is_whole != (update.generation == 0)) errors |= kGenerationError;
+  if (update.generation != 0 && header.base_hash != update.base_hash()) errors |= kBaseError;
+  if (errors != 0) return errors;
+  Patterns result = update.base;
+  std::uint64_t hash = 0;
+  HostBuffer body(Bytes(message.begin() + kDifferenceHeaderBytes, message.end()));
+  if (is_whole) {
+    if (header.body_bytes != 2 * result.size()) return kBodyError;
+    std::memcpy(result.data(), body.data(), header.body_bytes);
+    hash = update.hash_of(result);
+  } else {
+    try {
+      hash = DifferenceCodec().decode({body.data(), body.size}, view(result, update.dtype));
+    } catch (const Error&) {
+      return kBodyError;
+    }
+  }
+  if (hash != header.result_hash) return kResultError;
+  CHECK(result == update.values);
+  return 0;
+}
+
+}  // namespace
+
+TEST_SUITE("differences on a GPU") {
+  TEST_CASE("messages and values are those of the host, for every size") {
+    const Codecs codecs;
+    std::mt19937 random(1);
+    std::vector<std::int64_t> sizes;
+    for (std::int64_t n = 0; n < 5000; n += 1 + n / (kSanitizers ? 4 : 16)) sizes.push_back(n);
+    for (const std::int64_t n : {2047, 2048, 2049, 4095, 4096, 4097}) sizes.push_back(n);
+    for (const std::int64_t n : sizes) check_updates(codecs, all_changes(n, random));
+  }
+
+  TEST_CASE("every pattern as a base, with every distance by strata") {
+    const Codecs codecs;
+    std::mt19937 random(2);
+    for (int stratum = 0; stratum <= 16; stratum += kSanitizers ? 4 : 1) {
+      std::vector<Update> updates;
+      for (const bool is_mixed : {false, true}) {
+        const auto [base, values] = all_patterns(stratum, is_mixed, random);
+        for (const DType dtype : kHalves) updates.push_back({base, values, dtype});
+      }
+      CAPTURE(stratum);
+      check_updates(codecs, updates);
+    }
+  }
+
+  TEST_CASE("values at any address") {
+    const Codecs codecs;
+    std::mt19937 random(3);
+    for (const std::int64_t n : {1, 33, 2048, 4099}) check_updates(codecs, all_changes(n, random), 2);
+  }
+
+  TEST_CASE("whole values, and none that are sent") {
+    const Codecs codecs;
+    std::mt19937 random(4);
+    std::vector<Update> updates;
+    for (const std::int64_t n : {0, 1, 17, 2048, 2049, 10001}) {
+      for (const DType dtype : kHalves) updates.push_back({weights(n, random), weights(n, random), dtype, 0});
+    }
+    check_updates(codecs, updates);
+    check_updates(codecs, updates, 6);
+    for (Update& update : updates) {
+      update.generation = 3;
+      Sender sender(update);
+      sender.job.message = nullptr, sender.job.num_bytes = nullptr;
+      differences(codecs).encode({&sender.job, 1}, {});
+      CHECK(sender.base.bytes() == bytes_of(update.values));
+      CHECK(number_in<std::uint64_t>(sender.hash) == update.hash_of(update.values));
+    }
+  }
+
+  TEST_CASE("batches of jobs of all sizes, more than fit a launch") {
+    const Codecs codecs;
+    std::mt19937 random(5);
+    std::vector<Update> updates;
+    for (std::int64_t i = 0; i < 130; ++i) {
+      const std::int64_t n = i % 13 == 0 ? 0 : i % 17 == 0 ? 9000 + i : i * i % 2100;
+      const Patterns base = weights(n, random);
+      const Change& change = kChanges[static_cast<std::size_t>(i) % kChanges.size()].second;
+      updates.push_back({base, changed(base, change, random), kHalves[i % 2], i % 5 == 0 ? 0u : 9u});
+    }
+    check_updates(codecs, updates);
+    differences(codecs).encode({}, {});
+    differences(codecs).decode({}, {});
+    differences(codecs).check({}, {});
+  }
+
+  TEST_CASE("tables that a CTA scans in several rounds") {
+    const Codecs codecs;
+    std::mt19937 random(6);
+    // 512 tiles in a round; few of them hold more than an update or two.
+    const std::int64_t n = (kSanitizers ? 513 : 1100) * 2048 + 5;
+    const Patterns base = weights(n, random);
+    check_updates(codecs, {{base, changed(base, kChanges[1].second, random), DType::bfloat16}});
+  }
+
+  TEST_CASE("damaged messages are found as by the host, and nothing beyond them is read") {
+    const Codecs codecs;
+    std::mt19937 random(7);
+    std::uint32_t seen = 0;
+    for (const std::int64_t n : {1, 100, 2048, 2049, 6000}) {
+      for (const auto& [name, change] : kChanges) {
+        CAPTURE(n);
+        CAPTURE(name);
+        const Patterns base = weights(n, random);
+        const Update update{base, changed(base, change, random), DType::bfloat16};
+        const Bytes message = message_of(update);
+        std::vector<Receiver> receivers;
+        std::vector<std::uint32_t> errors;
+        for (int attempt = 0; attempt < (kSanitizers ? 20 : 40); ++attempt) {
+          const Bytes other = damaged(message, random);
+          receivers.emplace_back(update, other);
+          errors.push_back(errors_in(other, update));
+          seen |= errors.back();
+        }
+        differences(codecs).decode(jobs_of(receivers), {});
+        for (std::size_t i = 0; i < receivers.size(); ++i) {
+          CAPTURE(i);
+          receivers[i].check(update, errors[i]);
+        }
+      }
+    }
+    CHECK(seen == (kHeaderError | kGenerationError | kBaseError | kBodyError | kResultError));
+  }
+
+  TEST_CASE("another generation or base, and whole values of another size") {
+    const Codecs codecs;
+    std::mt19937 random(8);
+    const Patterns base = weights(5000, random);
+    const Update update{base, changed(base, kChanges[3].second, random), DType::float16};
+    const Update whole{base, update.values, DType::float16, 0};
+    Update later = update, other = update, astray = update, longer = whole;
+    later.generation = 8;
+    other.base[4999] ^= 1;  // another base, whose hash is known
+    longer.base.push_back(0), longer.values.push_back(0);
+    const auto check = [&](const Update& here, const Bytes& message, std::uint32_t errors) {
+      const Receiver receiver(here, message);
+      differences(codecs).decode({&receiver.job, 1}, {});
+      receiver.check(here, errors);
+    };
+    check(later, message_of(update), kGenerationError);
+    check(other, message_of(update), kBaseError);
+    check(whole, message_of(update), kGenerationError);
+    check(update, message_of(whole), kGenerationError | kBaseError);
+    check(longer, message_of(whole), kBodyError);
+    astray.base[2047] ^= 0x8000;  // something has written to the base
+    Receiver receiver(astray, message_of(update));
+    receiver.hash.set(bytes_of(update.base_hash())), receiver.base_hash = update.base_hash();
+    differences(codecs).decode({&receiver.job, 1}, {});
+    receiver.check(astray, kResultError);
+  }
+
+  TEST_CASE("a status word keeps what it has, and jobs may share one") {
+    const Codecs codecs;
+    std::mt19937 random(9);
+    std::vector<Receiver> receivers;
+    std::vector<Update> updates;
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      const Patterns base = weights(3000, random);
+      updates.push_back({base, changed(base, kChanges[2].second, random), DType::bfloat16});
+      const Bytes message = message_of(updates[i]);
+      updates[i].generation += i == 1 ? 1 : 0;  // of the second one
+      receivers.emplace_back(updates[i], i == 2 ? Bytes(message.begin(), message.end() - 16) : message);
+    }
+    receivers[0].status.set(bytes_of(std::uint32_t{kKeptError}));
+    std::vector<DecodeDifference> jobs = jobs_of(receivers);
+    jobs[1].status = jobs[2].status = jobs[0].status;
+    differences(codecs).decode(jobs, {});
+    CHECK(number_in<std::uint32_t>(receivers[0].status) == (kKeptError | kGenerationError | kHeaderError));
+    CHECK(receivers[0].base.bytes() == bytes_of(updates[0].values));
+    CHECK(receivers[1].base.bytes() == bytes_of(Patterns(3000, 0x7fc0)));
+    CHECK(receivers[2].base.bytes() == bytes_of(Patterns(3000, 0x7fc0)));
+  }
+
+  TEST_CASE("values that something has written to since their hash was taken") {
+    const Codecs codecs;
+    std::mt19937 random(10);
+    for (const DType dtype : kHalves) {
+      for (const std::int64_t n : {0, 1, 2047, 40000}) {
+        for (const std::size_t offset : {0, 2}) {
+          Patterns values = weights(n, random);
+          const DeviceBuffer hash(bytes_of(DifferenceCodec().hash(view(values, dtype))));
+          DeviceBuffer status(bytes_of(std::uint32_t{0})), memory(2 * values.size(), offset);
+          const CheckHash job{{memory.data(), n, dtype},
+                              reinterpret_cast<const std::uint64_t*>(hash.data()),
+                              reinterpret_cast<std::uint32_t*>(status.data())};
+          memory.set(bytes_of(values));
+          differences(codecs).check({&job, 1}, {});
+          CHECK(number_in<std::uint32_t>(status) == 0);
+          CHECK(memory.bytes() == bytes_of(values));
+          if (n == 0) continue;
+          values[random() % values.size()] ^= 0x10;
+          memory.set(bytes_of(values));
+          differences(codecs).check({&job, 1}, {});
+          CHECK(number_in<std::uint32_t>(status) == kKeptError);
+          CHECK(memory.bytes() == bytes_of(Patterns(values.size(), dtype == DType::bfloat16 ? 0x7fc0 : 0x7e00)));
+        }
+      }
+    }
+  }
+
+  TEST_CASE("an encode and a decode are recorded in a graph") {
+    const Codecs codecs;
+    std::mt19937 random(11);
+    const Patterns first = weights(5000, random), second = changed(first, kChanges[3].second, random);
+    const Update update{first, second, DType::bfloat16};
+    Sender sender(update);
+    Receiver receiver(update, message_of(update));
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    // Where there is scratch already: none is allocated while a graph is recorded.
+    differences(codecs).encode({&sender.job, 1}, {stream});
+    differences(codecs).decode({&receiver.job, 1}, {stream});
+    synchronize({stream});
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    differences(codecs).encode({&sender.job, 1}, {stream});
+    differences(codecs).decode({&receiver.job, 1}, {stream});
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    for (int replay = 0; replay < 2; ++replay) {
+      for (DeviceBuffer* base : {&sender.base, &receiver.base}) base->set(bytes_of(first));
+      for (DeviceBuffer* hash : {&sender.hash, &receiver.hash}) hash->set(bytes_of(update.base_hash()));
+      REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+      synchronize({stream});
+      sender.check(update);
+      receiver.check(update);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+
+  TEST_CASE("wrong arguments are refused before any job runs") {
+    const Codecs codecs;
+    std::mt19937 random(12);
+    const Patterns base = weights(64, random);
+    const Update update{base, changed(base, kChanges[3].second, random), DType::bfloat16};
+    const Sender sender(update);
+    const Receiver receiver(update, message_of(update));
+    const auto refuses = [&](auto change, const char* message) {
+      EncodeDifference jobs[] = {sender.job, sender.job};
+      change(jobs[1]);
+      CHECK_THROWS_WITH_AS(differences(codecs).encode(jobs, {}), message, ArgumentError);
+    };
+    refuses([](EncodeDifference& job) { job.base.num_elements = 63; },
+            "base: expected 64 elements of bfloat16 as in values, got 63 of bfloat16");
+    refuses([](EncodeDifference& job) { job.values.dtype = DType::float32; },
+            "values: expected bfloat16 or float16, of which differences are made, got float32");
+    refuses([](EncodeDifference& job) { job.message += 8; },
+            "message: expected an address that is a multiple of 16, got 8 bytes past one");
+    refuses([](EncodeDifference& job) { job.hash = nullptr; },
+            "hash: expected memory of 1 elements, got a null pointer");
+    refuses([](EncodeDifference& job) { job.num_bytes = nullptr; },
+            "num_bytes: expected memory of 8 bytes, got a null pointer");
+    refuses([](EncodeDifference& job) { job.message = nullptr; },
+            "num_bytes: expected a null pointer, as message is one, got another address");
+    DecodeDifference decodes[] = {receiver.job, receiver.job};
+    decodes[1].status = nullptr;
+    CHECK_THROWS_WITH_AS(differences(codecs).decode(decodes, {}),
+                         "status: expected memory of 1 elements, got a null pointer", ArgumentError);
+    CHECK(sender.base.bytes() == bytes_of(base));
+    CHECK(receiver.base.bytes() == bytes_of(base));
+    CHECK(codecs.host->device_differences() == nullptr);
+    CHECK(codecs.device->differences() == nullptr);
+  }
+}
+
+}  // namespace zcomm

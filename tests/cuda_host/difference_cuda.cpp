@@ -1,0 +1,1 @@
+#include "codec/cuda/difference_cuda.cu"

@@ -166,6 +166,49 @@ TEST_CASE("cuda collectives: the bytes of the CPU, for every dtype and format") 
   }
 }
 
+// Each parameter of a module may be a segment, of which many are sent as they are.
+TEST_CASE("cuda collectives: a gather of many segments is a few launches, with the bytes of the CPU") {
+  const NoTraces no_traces;
+  constexpr std::int64_t kElements = 37;  // of a segment
+  for (const std::int64_t num_of_each : {1, 48, 145, 200}) {
+    CAPTURE(num_of_each);
+    std::vector<Segment<BlockFormat>> segments;
+    for (std::int64_t i = 0; i < num_of_each; ++i) {
+      for (const char* format : {"int8:32", "exact", "bf16"})
+        segments.push_back({kElements, BlockFormat::parse(format)});
+    }
+    const Setup setup{{0, 0}, DType::float32, 3 * num_of_each * kElements, {}};
+    const auto gather = [&](Communicator& communicator, std::byte* data, StreamView stream) {
+      const auto slots = split(TensorView{data, 2 * setup.shard_elements, setup.dtype}, 2, setup.shard_elements);
+      communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, segments, 60s, stream);
+    };
+    std::vector<Bytes> results(2);
+    auto communicators = test::make_communicators(setup.ids);
+    test::run_ranks(2, [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      results[r] = random_tensor(setup, rank, 1);
+      gather(*communicators[r], reinterpret_cast<std::byte*>(results[r].data()), {});
+    });
+    const std::int64_t before = cuda_host::calls().launches;
+    test::run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+      const auto communicator = make_communicator(setup, options);
+      Stream stream;
+      const DeviceArray<unsigned char> tensor(setup.tensor_bytes());
+      tensor.set(random_tensor(setup, rank, 1), stream);
+      gather(*communicator, tensor.bytes(), stream.view());
+      synchronize(stream.view());
+      CHECK(tensor.get(stream) == results[static_cast<std::size_t>(rank)]);
+    });
+    const auto launches = [](std::int64_t jobs, std::int64_t in_one) { return (jobs + in_one - 1) / in_one; };
+    // Codes, casts, and copies with the zeros after casts; then two slots are decoded, and what was sent is copied.
+    const std::int64_t expected = launches(num_of_each, 112) + launches(num_of_each, 32) +
+                                  launches(2 * num_of_each, 145) + launches(2 * num_of_each, 76) +
+                                  launches(2 * num_of_each, 32) + launches(2 * num_of_each, 145);
+    constexpr std::int64_t kToTheHost = 1;
+    CHECK(cuda_host::calls().launches - before == 2 * (expected + kToTheHost));
+  }
+}
+
 TEST_CASE("cuda collectives: late operations change nothing") {
   const NoTraces no_traces;
   cuda_host::set_delays(11, 500us);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "codec/cuda/any_codes.cuh"
+#include "codec/cuda/copy.cuh"
 #include "codec/cuda/difference_cuda.hpp"
 #include "codec/cuda/launcher.hpp"
 #include "codec/cuda/reduce.cuh"
@@ -68,21 +69,33 @@ constexpr Kernel<SumEncodeTable> kSumEncode[3] = {
     {"sum to any codes", sum_encode_any_kernel<>, kSumThreads},
 };
 
+constexpr Kernel<CopyTable> kCopy = {"copy", copy_kernel<>};
+
 constexpr float kLargestFinite[3] = {Float32::kLargestFinite, Bfloat16::kLargestFinite, Float16::kLargestFinite};
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
 // --- Steps
 
-void copy(const std::byte* source, std::size_t num_bytes, std::byte* target, StreamView stream) {
-  if (num_bytes == 0) return;
-  check_cuda(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDeviceToDevice, as_cuda(stream)), "copy");
+// Copies values, and with `num_zeros` fills up the wire that they are copied to.
+void add_copy(Launcher<CopyTable>& launcher, ConstTensorView values, std::byte* target, std::uint32_t num_zeros = 0) {
+  const auto offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(target) % kCopyBytes);
+  const std::int64_t n = values.num_elements;
+  for_pieces(n, kCopyBytes, [&](std::int64_t begin, std::int64_t count) {
+    const ConstTensorView part = values.slice(begin, count);
+    const auto num_bytes = static_cast<std::uint32_t>(part.num_bytes());
+    const CopyPiece piece{part.data, target + (part.data - values.data), num_bytes, begin + count == n ? num_zeros : 0};
+    launcher.add(piece, divide_up(offset + num_bytes + piece.num_zeros, kThreads * kCopyUnroll * kCopyBytes));
+  });
+}
+
+std::uint32_t padding_of(const TensorView& wire) {
+  return static_cast<std::uint32_t>(align_wire(wire.num_bytes()) - wire.num_bytes());
 }
 
 // Zeros what comes after the values of a wire without scales.
-void pad_values(const TensorView& wire, StreamView stream) {
-  const std::size_t num_bytes = align_wire(wire.num_bytes()) - wire.num_bytes();
-  if (num_bytes == 0) return;
-  check_cuda(cudaMemsetAsync(wire.data + wire.num_bytes(), 0, num_bytes, as_cuda(stream)), "zero the padding");
+void add_padding(Launcher<CopyTable>& launcher, const TensorView& wire) {
+  std::byte* const end = wire.data + wire.num_bytes();
+  if (const std::uint32_t num_zeros = padding_of(wire); num_zeros > 0) launcher.add({end, end, 0, num_zeros}, 1);
 }
 
 // The values of a wire without scales.
@@ -169,24 +182,29 @@ class CudaCodec final : public Codec {
     any_launcher.launch();
     Launcher<SumTable> casts(stream);
     casts.use(kSum[index_of(DType::bfloat16)]);
+    Launcher<CopyTable> copies(stream);
+    copies.use(kCopy);
     for (const Encode& job : jobs) {
       if (job.format.has_scales()) continue;
       const TensorView out = values_of(job.wire, job.format, job.values.dtype, job.values.num_elements);
       if (job.values.dtype == out.dtype) {
-        copy(job.values.data, job.values.num_bytes(), out.data, stream);
+        add_copy(copies, job.values, out.data, padding_of(out));
       } else {
         const Wire values{job.values.data, {}, job.values.dtype};
         add_sum(casts, {&values, 1}, 1.0f, kNoLimit, out);
+        add_padding(copies, out);
       }
-      pad_values(out, stream);
     }
     casts.launch();
+    copies.launch();
   }
 
   void decode(std::span<const Decode> jobs, StreamView stream) const override {
     for (const Decode& job : jobs) check(job);
     Launcher<DecodeTable> launcher(stream);
     Launcher<SumTable> casts(stream);
+    Launcher<CopyTable> copies(stream);
+    copies.use(kCopy);
     for (DType dtype : kDTypes) {
       for (Coding coding : kOwnKernels) {
         launcher.use(kDecode[index_of(dtype)][index_of(coding)]);
@@ -198,7 +216,7 @@ class CudaCodec final : public Codec {
       for (const Decode& job : jobs) {
         if (job.values.dtype != dtype || job.wire.format.has_scales()) continue;
         if (value_dtype(job.wire) == dtype) {
-          copy(job.wire.data, job.values.num_bytes(), job.values.data, stream);
+          add_copy(copies, {job.wire.data, job.values.num_elements, dtype}, job.values.data);
         } else {
           add_sum(casts, {&job.wire, 1}, 1.0f, kLargestFinite[index_of(dtype)], job.values);
         }
@@ -210,6 +228,7 @@ class CudaCodec final : public Codec {
     }
     launcher.launch();
     casts.launch();
+    copies.launch();
   }
 
   void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
@@ -237,16 +256,19 @@ class CudaCodec final : public Codec {
     }
     launcher.launch();
     Launcher<SumTable> sums(stream);
+    Launcher<CopyTable> padding(stream);
+    padding.use(kCopy);
     for (ElementKind kind : {ElementKind::exact, ElementKind::bf16}) {
+      sums.use(kSum[index_of(kind == ElementKind::bf16 ? DType::bfloat16 : DType::float32)]);
       for (const DecodeSumEncode& job : jobs) {
         if (job.format.kind != kind) continue;
         const TensorView out = values_of(job.wire, job.format, DType::float32, job.num_elements);
-        sums.use(kSum[index_of(out.dtype)]);
         sum(sums, job.wires, 1.0f, out, stream);
-        pad_values(out, stream);
+        add_padding(padding, out);
       }
     }
     sums.launch();
+    padding.launch();
   }
 
   const DeviceDifferences* device_differences() const override { return differences_.get(); }

@@ -107,6 +107,14 @@ struct SumEncodePiece {
   AnyOut any;  // of the kernel for any codes
 };
 
+// The two may be aligned to 2 bytes only, and all lengths are even.
+struct CopyPiece {
+  const std::byte* source;
+  std::byte* target;
+  std::uint32_t num_bytes;
+  std::uint32_t num_zeros;  // after these, less than 16
+};
+
 template <class PieceType, int kMaxPieces>
 struct Pieces {
   using Piece = PieceType;
@@ -140,10 +148,11 @@ struct PiecesOfWires : Pieces<PieceType, kMaxPieces> {
 using EncodeTable = Pieces<EncodePiece, 112>;
 using EncodeAnyTable = Pieces<EncodeAnyPiece, 52>;
 using DecodeTable = Pieces<DecodePiece, 76>;
+using CopyTable = Pieces<CopyPiece, 145>;
 using SumTable = PiecesOfWires<SumPiece, 32, 88>;
 using SumEncodeTable = PiecesOfWires<SumEncodePiece, 20, 84>;
 static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
-static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes);
+static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes && sizeof(CopyTable) <= kMaxParameterBytes);
 static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);
 
 }  // namespace zcomm::gpu

@@ -28,7 +28,7 @@ using test::Stream;
 using test::Values;
 
 constexpr std::size_t kChunkBytes = 1024;
-constexpr auto kPatience = 300ms;  // of calls that may fail
+constexpr auto kPatience = 100ms;  // of calls that may fail
 const HopFormats kFormats = HopFormats::parse("int8:128/int4:128");
 
 void call(Communicator& communicator, Action action, TensorView tensor, TensorView part,

@@ -34,8 +34,9 @@ class Schedule {
     queue_limit = pick({24, 64, 1024});
     delay_us = pick({0, 0, 200});
     launch_polls = pick({0, 2, 5});
-    has_graph = draw(2) == 0;
-    graph_goes_last = draw(4) == 0;
+    // Each graph that is there when its communicator fails or goes is a second.
+    has_graph = draw(3) == 0;
+    graph_goes_last = draw(8) == 0;
     const std::size_t num_steps = 2 + draw(6);
     for (std::size_t i = 0; i < num_steps; ++i) {
       const auto action = static_cast<Action>(draw(has_graph ? 4 : 3));

@@ -27,6 +27,8 @@ namespace cuda_host {
 // Wakes threads that wait for `word` to change; the waiter returns after at most some milliseconds anyway.
 void futex_wake(std::atomic<std::uint32_t>& word);
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen);
+// Sleeps for less than a second. At std::this_thread::sleep_for ThreadSanitizer looks at every thread.
+void nap(std::chrono::microseconds time);
 
 // Set once, by a worker.
 class Flag {

@@ -9,9 +9,6 @@
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
 #endif
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#endif
 
 #ifdef __x86_64__
 // Saves the registers that a function must keep, then goes on where `next` was saved.
@@ -53,26 +50,21 @@ constexpr std::size_t kStackBytes = std::size_t{128} << 10;
   std::abort();
 }
 
-// A place where execution can stop and go on later.
+// A place where execution can stop and go on later. ThreadSanitizer is not told: to it the threads of a kernel are the
+// one thread that runs them, one at a time. As fibers of their own they would be just as ordered, and its clocks would
+// have some thousand places, which made tests take ten times as long. Calls in its reports may be those of other CUDA
+// threads.
 class Context {
  public:
   Context() = default;
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  ~Context() {
-#ifdef __SANITIZE_THREAD__
-    if (stack_ != nullptr) __tsan_destroy_fiber(tsan_);
-#endif
-  }
 
   // Begins in main() when it is first switched to.
   void make(void (*main)()) {
     stack_.reset(new std::byte[kStackBytes]);
     bottom_ = stack_.get();
     size_ = kStackBytes;
-#ifdef __SANITIZE_THREAD__
-    tsan_ = __tsan_create_fiber(0);
-#endif
 #ifdef __x86_64__
     const auto end = reinterpret_cast<std::uintptr_t>(stack_.get() + kStackBytes) / 16 * 16;
     void** top = reinterpret_cast<void**>(end);
@@ -87,19 +79,9 @@ class Context {
 #endif
   }
 
-  // The context that this thread was started with.
-  void adopt() {
-#ifdef __SANITIZE_THREAD__
-    tsan_ = __tsan_get_current_fiber();
-#endif
-  }
-
   void switch_to(Context& next) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&fake_stack_, next.bottom_, next.size_);
-#endif
-#ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(next.tsan_, 0);
 #endif
 #ifdef __x86_64__
     zcomm_simt_switch(&saved_, next.saved_);
@@ -129,9 +111,6 @@ class Context {
 #endif
 #ifdef __SANITIZE_ADDRESS__
   void* fake_stack_ = nullptr;
-#endif
-#ifdef __SANITIZE_THREAD__
-  void* tsan_ = nullptr;
 #endif
 };
 
@@ -166,8 +145,6 @@ struct Thread {
 // enough for kernels without barriers.
 class Executor {
  public:
-  Executor() { scheduler_.adopt(); }
-
   void run(dim3 grid, dim3 block, const std::function<void()>& thread) {
     body_ = &thread;
     gridDim = grid;
@@ -287,7 +264,7 @@ class Executor {
     }
   }
 
-  Context scheduler_;
+  Context scheduler_;  // that this thread was started with
   std::vector<std::unique_ptr<Context>> contexts_;
   std::vector<Context*> free_;
   const std::function<void()>* body_ = nullptr;

@@ -65,6 +65,11 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, &longest, nullptr, 0);
 }
 
+void nap(std::chrono::microseconds time) {
+  const timespec left{0, std::chrono::nanoseconds(time).count()};
+  syscall(SYS_nanosleep, &left, nullptr);
+}
+
 Flag& Flag::make() {
   constexpr std::size_t kBlock = 256;
   thread_local Flag* block = nullptr;
@@ -95,7 +100,7 @@ void wait_for_room(int device) {
   const auto is_full = [&] { return pending[device].load(std::memory_order_relaxed) >= queue_limit; };
   if (!is_full()) return;
   ++tally().host_waits;
-  while (is_full()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  while (is_full()) nap(std::chrono::microseconds(100));
 }
 
 void set_hardware_queues(int count) {
@@ -168,7 +173,7 @@ void CUstream_st::start(const Operation& operation) {
     return;
   }
   while (queue_->num_started.load(std::memory_order_relaxed) != operation.ticket) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    nap(std::chrono::microseconds(20));
   }
   if (operation.work && operation.is_wait) operation.work();
   queue_->num_started.store(operation.ticket + 1, std::memory_order_relaxed);
@@ -187,7 +192,7 @@ void CUstream_st::work_off() {
     }
     delete std::exchange(oldest_, operation);
     if (const std::int64_t longest = longest_delay_us.load(std::memory_order_relaxed); longest > 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(random()) % longest));
+      nap(std::chrono::microseconds(static_cast<std::int64_t>(random()) % longest));
     }
     const bool is_end = !operation->work && operation->flag == nullptr;
     start(*operation);

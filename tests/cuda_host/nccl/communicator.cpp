@@ -101,10 +101,10 @@ bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages)
   }
   for (const std::atomic<bool>* other : awaited) {
     while (!other->load(std::memory_order_relaxed) && !communicator.is_aborted.load(std::memory_order_relaxed)) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      cuda_host::nap(std::chrono::microseconds(200));
     }
   }
-  communicator.has_collectives |= !messages.empty() && messages.front().kind != 0;
+  communicator.has_collectives = segment.has_collectives[rank].load(std::memory_order_relaxed);
   return !awaited.empty();
 }
 

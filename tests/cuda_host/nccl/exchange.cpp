@@ -148,7 +148,7 @@ class Place {
   explicit Place(ncclComm& communicator) : num_taken_(taken_on(communicator.device)) {
     thread_local std::minstd_rand random(
         static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id())));
-    const auto pause = [&] { std::this_thread::sleep_for(std::chrono::microseconds(random() % 200)); };
+    const auto pause = [&] { cuda_host::nap(std::chrono::microseconds(random() % 200)); };
     if (settings().kernel_slots < 4) pause();  // so that who is first is left to chance
     for (int taken = num_taken_.load(std::memory_order_relaxed); !has_it_;) {
       if (communicator.is_aborted.load(std::memory_order_relaxed)) return;
@@ -182,7 +182,7 @@ class Turn {
   Turn(ncclComm& communicator, std::uint64_t number) : communicator_(communicator) {
     while (communicator.num_done.load(std::memory_order_relaxed) != number &&
            !communicator.is_aborted.load(std::memory_order_relaxed)) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      cuda_host::nap(std::chrono::microseconds(20));
     }
   }
   ~Turn() { communicator_.num_done.fetch_add(1, std::memory_order_relaxed); }
@@ -200,7 +200,7 @@ void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Me
   const Turn turn(communicator, number);
   const Place place(communicator);
   while (settings().held[communicator.rank].load(std::memory_order_relaxed) && !is_aborted()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    cuda_host::nap(std::chrono::milliseconds(1));
   }
   std::vector<Channel> sends;
   std::vector<Channel> recvs;

@@ -120,7 +120,7 @@ bool prepare(ncclComm& communicator, const Pending& pending) {
   }
   if (const int cost = settings().group_cost_us) std::this_thread::sleep_for(std::chrono::microseconds(cost));
   while (!communicator.is_blocking && communicator.polls_left > 0 && !communicator.is_aborted) {
-    std::this_thread::sleep_for(std::chrono::microseconds(10));
+    cuda_host::nap(std::chrono::microseconds(10));
   }
   return !communicator.is_aborted;
 }
@@ -150,7 +150,7 @@ void reclaim(const std::vector<ncclComm*>& communicators) {
     if (communicator->background.joinable()) communicator->background.join();
   }
   for (ncclComm* communicator : communicators) {
-    while (communicator->num_leases > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    while (communicator->num_leases > 0) cuda_host::nap(std::chrono::microseconds(200));
     close(*communicator);
   }
 }

@@ -10,12 +10,15 @@
 
 namespace zcomm {
 
+// What helps where CUDA's own words do not say it; empty otherwise.
+std::string remedy(cudaError_t result);
+
 // `what` says in words what was tried.
 inline void check_cuda(cudaError_t result, const char* what) {
   if (result == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // or the caller's next check would report it again
   throw Error(std::string("CUDA could not ") + what + ": " + cudaGetErrorString(result) + " (" +
-              cudaGetErrorName(result) + ")");
+              cudaGetErrorName(result) + ")" + remedy(result));
 }
 
 // Lets this thread query events while it, or another one, captures a graph; an ordinary query would break that capture.

@@ -7,6 +7,19 @@ CudaBuild cuda_build() {
   return {std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10), ZCOMM_CUDA_TARGETS};
 }
 
+std::string remedy(cudaError_t result) {
+  const CudaBuild build = cuda_build();
+  if (result == cudaErrorInsufficientDriver) {
+    return ". zcomm was built with CUDA " + build.toolkit +
+           ": update the driver to one for it, or install zcomm with an older nvcc in CUDACXX";
+  }
+  if (result == cudaErrorNoKernelImageForDevice) {
+    return ". zcomm was built for compute capabilities " + build.targets +
+           ": install it with that of this GPU in CUDAARCHS, 80 or later";
+  }
+  return {};
+}
+
 int cuda_device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;

@@ -5,6 +5,7 @@
 #include <future>
 #include <thread>
 
+#include "cuda/check.hpp"
 #include "cuda_helpers.hpp"
 
 namespace zcomm {
@@ -200,6 +201,16 @@ TEST_CASE("cuda: a stream waits for another without the host") {
   CHECK(seen == 1);
   CHECK(cudaStreamDestroy(stream) == cudaSuccess);
   CHECK(cudaStreamDestroy(earlier) == cudaSuccess);
+}
+
+TEST_CASE("cuda: a driver that is too old, and a GPU that nothing was built for, are told with what helps") {
+  CHECK_THROWS_WITH_AS(check_cuda(cudaErrorInsufficientDriver, "launch"),
+                       doctest::Contains("built with CUDA 13.0: update the driver"), Error);
+  CHECK_THROWS_WITH_AS(check_cuda(cudaErrorNoKernelImageForDevice, "launch"),
+                       doctest::Contains("built for compute capabilities host: install it with that of this GPU"),
+                       Error);
+  CHECK_THROWS_WITH_AS(check_cuda(cudaErrorLaunchFailure, "launch"),
+                       "CUDA could not launch: cudaErrorLaunchFailure (cudaErrorLaunchFailure)", Error);
 }
 
 TEST_CASE("cuda: what the library says about devices and streams") {

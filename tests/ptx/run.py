@@ -1,14 +1,15 @@
 """The tests of the GPU's codec on the kernels that nvcc compiled, executed on the host: ``make test-ptx``.
 
-    python tests/ptx/run.py PROGRAM MODULE.ptx...
+    python tests/ptx/run.py PROGRAM MODULE.ptx... [--once MODULE.ptx...]
 
 Each module runs as it is, and in three more ways with what PTX and CUDA leave open: the error of the approximate
-reciprocal, the bits of NaNs, the order of warps and CTAs. Then modules with one instruction changed run, on which a
-test must fail: of each kind of change up to three, as some change nothing.
+reciprocal, the bits of NaNs, the order of warps and CTAs. Those after --once run in the last way alone. Then modules
+with one instruction changed run, on which a test must fail: of each kind of change up to three, as some change nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import re
@@ -94,15 +95,22 @@ def check_mutants(program: str, lines: list[str], name: str) -> bool:
     return False
 
 
-def main(program: str, *modules: str) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("modules", type=Path, nargs="+")
+    parser.add_argument("--once", type=Path, nargs="*", default=[])
+    arguments = parser.parse_args()
+    ways = [(module, mode) for module in arguments.modules for mode in MODES]
+    ways += [(module, MODES[-1]) for module in arguments.once]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [pool.submit(check_module, program, Path(module), mode) for module in modules for mode in MODES]
-        lines = Path(modules[0]).read_text().split("\n")
-        runs += [pool.submit(check_mutants, program, lines, name) for name in MUTATIONS]
+        runs = [pool.submit(check_module, arguments.program, module, mode) for module, mode in ways]
+        lines = arguments.modules[0].read_text().split("\n")
+        runs += [pool.submit(check_mutants, arguments.program, lines, name) for name in MUTATIONS]
     failures = sum(not run.result() for run in runs)
-    print(f"{len(modules) * len(MODES)} runs, {len(MUTATIONS)} kinds of mutants, {failures} failed")
+    print(f"{len(ways)} runs, {len(MUTATIONS)} kinds of mutants, {failures} failed")
     return failures
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]) != 0)
+    sys.exit(main() != 0)

@@ -54,10 +54,28 @@ void print_table() {
   }
 }
 
+// All-reduces of more than one chunk.
+void print_all_reduce() {
+  std::printf(
+      "\n| GPUs | MiB | all-reduce as two calls: groups, time | as one pipeline: groups, time | times as fast |\n"
+      "|---|---|---|---|---|\n");
+  for (const Machine& machine : machines()) {
+    for (const std::size_t mebibytes : {256, 1024, 4096}) {
+      const std::size_t chunk_bytes = default_gpu_chunk_bytes(machine.size());
+      const Clock in_turn = simulate(machine, Kind::all_reduce_in_turn, mebibytes << 20, chunk_bytes);
+      const Clock one = simulate(machine, Kind::all_reduce, mebibytes << 20, chunk_bytes);
+      std::printf("| %s | %zu | %d, %s | %d, %s | %.2f |\n", machine.name.c_str(), mebibytes, in_turn.num_groups,
+                  microseconds(in_turn.end()).c_str(), one.num_groups, microseconds(one.end()).c_str(),
+                  in_turn.end() / one.end());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zcomm::model
 
 int main() {
   zcomm::model::print_assumptions({});
   zcomm::model::print_table();
+  zcomm::model::print_all_reduce();
 }

@@ -236,9 +236,10 @@ class NoMemory final : public Workspace {
   std::uintptr_t next_ = std::uintptr_t{1} << 40;
 };
 
-enum class Kind { all_gather, reduce_scatter };
+// The last one: the reduce_scatter and the all_gather that an all_reduce consists of, as two calls.
+enum class Kind { all_gather, reduce_scatter, all_reduce, all_reduce_in_turn };
 
-// The clocks after a call on `num_bytes` of bfloat16 in the default formats, gathered or scattered.
+// The clocks after a call on `num_bytes` of bfloat16 in the default formats; all_reduce takes those of reduce_scatter.
 inline Clock simulate(const Machine& machine, Kind kind, std::size_t num_bytes, std::size_t chunk_bytes,
                       const Assumptions& assumed = {}) {
   const auto clock = std::make_shared<Clock>();
@@ -248,12 +249,26 @@ inline Clock simulate(const Machine& machine, Kind kind, std::size_t num_bytes, 
   const auto elements = static_cast<std::int64_t>(num_bytes / element_size(DType::bfloat16));
   const std::int64_t shard = (elements + machine.size() - 1) / machine.size();
   std::byte* const data = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 44);
+  constexpr std::chrono::seconds kTimeout(1);
   const auto slots = split(TensorView{data, shard * machine.size(), DType::bfloat16}, machine.size(), shard);
-  if (kind == Kind::all_gather) {
-    communicator.all_gather(slots[0], slots, BlockFormat::parse("int8:256"), std::chrono::seconds(1));
-  } else {
-    const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-    communicator.reduce_scatter(inputs, slots[0], HopFormats::parse("int8:128/int4:128"), 1, std::chrono::seconds(1));
+  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+  const HopFormats formats = HopFormats::parse("int8:128/int4:128");
+  const auto gather = [&](BlockFormat format) { communicator.all_gather(slots[0], slots, format, kTimeout); };
+  const auto scatter = [&] { communicator.reduce_scatter(inputs, slots[0], formats, 1, kTimeout); };
+  switch (kind) {
+    case Kind::all_gather:
+      gather(BlockFormat::parse("int8:256"));
+      break;
+    case Kind::reduce_scatter:
+      scatter();
+      break;
+    case Kind::all_reduce:
+      communicator.all_reduce({data, shard * machine.size(), DType::bfloat16}, formats, 1, kTimeout);
+      break;
+    case Kind::all_reduce_in_turn:
+      scatter();
+      gather(formats.intra_node);
+      break;
   }
   return *clock;
 }

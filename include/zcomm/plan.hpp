@@ -55,9 +55,10 @@ struct CodecPasses {
 // An all_gather, and the gathers from secondary shards that it fills.
 class GatherPlan {
  public:
-  // `segments` have the elements of the longest slot. `chunk_bytes`: of values, per slot and chunk. Throws
-  // ArgumentError.
-  GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments);
+  // `segments` have the elements of the longest slot. `chunk_bytes`: of values, per slot and chunk, which are cut at
+  // multiples of `granule` elements of a segment. Throws ArgumentError.
+  GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments,
+             std::int64_t granule = 1);
 
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
@@ -219,7 +220,7 @@ class ReducePlan {
 };
 
 // An all_reduce of one tensor: a reduce_scatter and an all_gather of slots of whole blocks of all formats, so that the
-// last ones are short or empty and no padding is copied.
+// last ones are short or empty and no padding is copied. Both have the same chunks.
 class AllReducePlan {
  public:
   AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements, DType dtype,

@@ -1,11 +1,12 @@
+#include "all_gather.hpp"
+
 #include "gathered_wires.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
 
 namespace zcomm {
 namespace {
 
-class AllGather {
+class AllGather final : public Stages {
  public:
   AllGather(const Resources& r, const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
             GatherExtras extras)
@@ -19,18 +20,13 @@ class AllGather {
                              plan.slots().is_even()),
         wires_(r, plan, extras.secondary, extras.secondary, plan.topology().is_hierarchical() ? kDepth : 2) {}
 
-  void run() {
-    const bool is_flat = !plan_.topology().is_hierarchical();
-    run_pipeline<AllGather>(r_, plan_.num_chunks(), *this,
-                            {.first_hop = &AllGather::encode_and_send,
-                             .second_hop = is_flat ? nullptr : &AllGather::forward_intra_node,
-                             .finish = &AllGather::decode});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int num_hops() const override { return plan_.topology().is_hierarchical() ? 2 : 1; }
 
  private:
   static constexpr int kDepth = 3;  // chunks that are under way at most
 
-  void encode_and_send(std::int64_t chunk) {
+  void first_hop(std::int64_t chunk) override {
     encode(chunk);
     if (uses_own_all_gather_) {  // the wires are equal and side by side
       first_hop_[chunk] = start_all_gather(r_, wires_.room(0, chunk), plan_.slot_bytes(chunk));
@@ -64,14 +60,14 @@ class AllGather {
     r_.codec.decode_sum_encode(differences_, r_.stream);
   }
 
-  void forward_intra_node(std::int64_t chunk) {
+  void second_hop(std::int64_t chunk) override {  // inside the node
     finish_transfer(r_, first_hop_[chunk]);
     wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  void decode(std::int64_t chunk) {
-    finish_transfer(r_, plan_.topology().is_hierarchical() ? second_hop_[chunk] : first_hop_[chunk]);
+  void finish(std::int64_t chunk) override {
+    finish_transfer(r_, num_hops() == 2 ? second_hop_[chunk] : first_hop_[chunk]);
     if (differences_only_) {
       add_differences(chunk);
     } else {
@@ -136,10 +132,15 @@ class AllGather {
 
 }  // namespace
 
+std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
+                                          std::span<const TensorView> slots, GatherExtras extras) {
+  return std::make_unique<AllGather>(resources, plan, shard, slots, extras);
+}
+
 void all_gather(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
                 std::span<const TensorView> slots, GatherExtras extras) {
   if (plan.num_chunks() == 0) return;
-  AllGather(resources, plan, shard, slots, extras).run();
+  run_pipeline(resources, *all_gather_stages(resources, plan, shard, slots, extras));
 }
 
 }  // namespace zcomm

@@ -1,5 +1,5 @@
-#include "zcomm/collectives.hpp"
-#include "zcomm/plan.hpp"
+#include "all_gather.hpp"
+#include "reduce_scatter.hpp"
 
 namespace zcomm {
 
@@ -11,12 +11,16 @@ std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats
 
 void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorView tensor, float factor,
                 const Feedback* feedback) {
+  if (plan.gather().num_chunks() == 0) return;
   const std::vector<TensorView> slots =
       split(tensor, resources.transport.size(), plan.gather().slots().lengths.front());
   const TensorView own = slots[static_cast<std::size_t>(resources.transport.rank())];
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  reduce_scatter(resources, {plan.reduce(), inputs, own, factor, feedback});
-  all_gather(resources, plan.gather(), own, slots);
+  const Reduction reduction{plan.reduce(), inputs, own, factor, feedback};
+  const std::unique_ptr<Stages> reduce = reduce_scatter_stages(resources, reduction);
+  const std::unique_ptr<Stages> gather = all_gather_stages(resources, plan.gather(), own, slots);
+  // In place: when a chunk is gathered, all that the sums need of it has been read.
+  run_pipeline(resources, *reduce, *gather);
 }
 
 }  // namespace zcomm

@@ -272,20 +272,17 @@ void DifferenceGather::update(int slot, std::int64_t chunk, const DifferenceHead
 }
 
 // Inside a node, of what is kept.
-class NodeGatherAgain {
+class NodeGatherAgain final : public Stages {
  public:
   NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
                   std::span<const TensorView> slots)
       : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), node_gather_(r, plan, kept, slots) {}
 
-  void run() {
-    run_pipeline<NodeGatherAgain>(
-        r_, plan_.num_chunks(), *this,
-        {.first_hop = &NodeGatherAgain::check_and_hand_on, .finish = &NodeGatherAgain::finish});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
-  void check_and_hand_on(std::int64_t chunk) {
+  // Checks, and hands on.
+  void first_hop(std::int64_t chunk) override {
     for (int slot = 0; slot < r_.topology.size(); ++slot) {
       if (plan_.place(slot) < 0) continue;
       const Timed timed(r_.stats.codec_time);
@@ -296,7 +293,7 @@ class NodeGatherAgain {
     }
     node_gather_.start(chunk);
   }
-  void finish(std::int64_t chunk) { node_gather_.finish(chunk); }
+  void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
 
   const Resources& r_;
   const DifferencePlan& plan_;
@@ -314,7 +311,8 @@ void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTen
 
 void gather_secondary(const Resources& resources, const DifferencePlan& plan, const KeptShards& kept,
                       std::span<const TensorView> slots) {
-  NodeGatherAgain(resources, plan, kept, slots).run();
+  NodeGatherAgain gather(resources, plan, kept, slots);
+  run_pipeline(resources, gather);
 }
 
 }  // namespace zcomm

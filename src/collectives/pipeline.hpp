@@ -5,38 +5,35 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "counted.hpp"
+#include "zcomm/collectives.hpp"
 
 namespace zcomm {
 
-// What a collective does with a chunk: methods of `Object`. Those that are null are left out.
-template <class Object>
-struct Stages {
-  using Stage = void (Object::*)(std::int64_t chunk);
-  Stage first_hop;             // starts transfers
-  Stage second_hop = nullptr;  // waits for those of the first hop and starts others
-  Stage meanwhile = nullptr;   // what need not be done before the last transfers start
-  Stage finish;                // waits for the last transfers
+// What a collective does with a chunk.
+class Stages {
+ public:
+  Stages() = default;
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+  virtual ~Stages() = default;
+
+  virtual std::int64_t num_chunks() const = 0;
+  virtual int num_hops() const { return 1; }       // or 2
+  virtual void first_hop(std::int64_t chunk) = 0;  // starts transfers
+  virtual void second_hop(std::int64_t) {}         // waits for those of the first hop and starts others
+  virtual void meanwhile(std::int64_t) {}          // what need not be done before the last transfers start
+  virtual void finish(std::int64_t chunk) = 0;     // waits for the last transfers
 };
 
 // Runs each stage of chunk k beside the one before of chunk k+1: when a stage waits for bytes of chunk k, those of
 // chunk k+1 are already under way. The transfers of a step, of both hops, are one group of the transport's: there is
 // one group for each chunk, and one more if there are two hops.
-template <class Object>
-void run_pipeline(const Resources& r, std::int64_t num_chunks, Object& object, const Stages<Object>& stages) {
-  const std::int64_t num_hops = stages.second_hop == nullptr ? 1 : 2;
-  const auto run = [&](auto stage, std::int64_t chunk) {
-    if (stage != nullptr && chunk >= 0 && chunk < num_chunks) (object.*stage)(chunk);
-  };
-  for (std::int64_t step = 0; step < num_chunks + num_hops; ++step) {
-    r.transport.begin_group();
-    run(stages.first_hop, step);
-    run(stages.second_hop, step - 1);
-    end_group(r);
-    run(stages.meanwhile, step + 1 - num_hops);
-    run(stages.finish, step - num_hops);
-  }
-}
+void run_pipeline(const Resources& r, Stages& stages);
+
+// The same of two collectives that have the same chunks: the second begins with a chunk when the first has finished it,
+// beside later chunks of the first. Their transfers share groups: of n chunks there are n + 2, or n + 4 if both have
+// two hops, and no more than one after the other takes.
+void run_pipeline(const Resources& r, Stages& first, Stages& second);
 
 // One value per chunk that is under way; chunks that are `Depth` apart share a place.
 template <class T, int Depth>

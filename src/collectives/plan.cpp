@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "hash.hpp"
@@ -136,14 +137,15 @@ std::string SlotShape::to_string() const {
 
 // --- GatherPlan
 
-GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments)
+GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments,
+                       std::int64_t granule)
     : topology_(std::move(topology)),
       rank_(rank),
       chunk_bytes_(chunk_bytes),
       slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
       segments_(segments.begin(), segments.end()),
       description_(slots_.to_string() + " " + describe(segments)),
-      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype),
+      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, granule),
       longest_(slots_.longest()),
       hops_(topology_.gather_hops(rank)),
       secondary_hop_(topology_.secondary_hop(rank)),
@@ -319,7 +321,8 @@ AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chu
       reduce_(topology, rank, chunk_bytes, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}},
               feedback),
       gather_(topology, rank, chunk_bytes, slots,
-              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.intra_node}}) {
+              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.intra_node}},
+              std::lcm(granule_of(formats), feedback ? granule_of(*feedback) : 1)) {
   for (const std::int64_t length : slots.lengths) num_elements_ += length;
   description_ = SlotShape{{num_elements_}, slots.dtype}.to_string() + " " + formats.to_string();
 }

@@ -2,11 +2,15 @@
 
 namespace zcomm {
 
+std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction) {
+  if (reduction.plan.is_direct()) return direct_reduce_scatter(resources, reduction);
+  if (reduction.plan.topology().is_hierarchical()) return hierarchical_reduce_scatter(resources, reduction);
+  return flat_reduce_scatter(resources, reduction);
+}
+
 void reduce_scatter(const Resources& resources, const Reduction& reduction) {
   if (reduction.plan.num_chunks() == 0) return;
-  if (reduction.plan.is_direct()) return reduce_scatter_direct(resources, reduction);
-  if (reduction.plan.topology().is_hierarchical()) return reduce_scatter_hierarchical(resources, reduction);
-  reduce_scatter_flat(resources, reduction);
+  run_pipeline(resources, *reduce_scatter_stages(resources, reduction));
 }
 
 }  // namespace zcomm

@@ -1,12 +1,11 @@
 #include "counted.hpp"
 #include "message.hpp"
-#include "pipeline.hpp"
 #include "reduce_scatter.hpp"
 
 namespace zcomm {
 namespace {
 
-class DirectReduceScatter {
+class DirectReduceScatter final : public Stages {
  public:
   DirectReduceScatter(const Resources& r, const Reduction& call)
       : r_(r),
@@ -15,11 +14,7 @@ class DirectReduceScatter {
         size_(plan_.topology().size()),
         incoming_(r, size_, plan_.largest_bytes(Link::inter_node, call.output.dtype), kDepth) {}
 
-  void run() {
-    run_pipeline<DirectReduceScatter>(
-        r_, plan_.num_chunks(), *this,
-        {.first_hop = &DirectReduceScatter::exchange, .finish = &DirectReduceScatter::sum});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
   static constexpr int kDepth = 2;  // chunks that are under way
@@ -31,7 +26,7 @@ class DirectReduceScatter {
     return call_.slots[static_cast<std::size_t>(owner)].slice(pieces.front().begin, end - pieces.front().begin);
   }
 
-  void exchange(std::int64_t chunk) {
+  void first_hop(std::int64_t chunk) override {
     sends_.clear();
     recvs_.clear();
     for (const Move& move : plan_.hop(0).sends) {
@@ -44,7 +39,7 @@ class DirectReduceScatter {
     transfers_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  void sum(std::int64_t chunk) {
+  void finish(std::int64_t chunk) override {
     finish_transfer(r_, transfers_[chunk]);
     terms_.clear();
     const ConstTensorView own = values(plan_.rank(), chunk);
@@ -72,8 +67,8 @@ class DirectReduceScatter {
 
 }  // namespace
 
-void reduce_scatter_direct(const Resources& resources, const Reduction& reduction) {
-  DirectReduceScatter(resources, reduction).run();
+std::unique_ptr<Stages> direct_reduce_scatter(const Resources& resources, const Reduction& reduction) {
+  return std::make_unique<DirectReduceScatter>(resources, reduction);
 }
 
 }  // namespace zcomm

@@ -1,6 +1,5 @@
 #include "counted.hpp"
 #include "message.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
 #include "reduce_scatter.hpp"
 #include "residuals.hpp"
@@ -8,7 +7,7 @@
 namespace zcomm {
 namespace {
 
-class FlatReduceScatter {
+class FlatReduceScatter final : public Stages {
  public:
   FlatReduceScatter(const Resources& r, const Reduction& call)
       : r_(r),
@@ -19,12 +18,7 @@ class FlatReduceScatter {
         incoming_(r, plan_.topology().size(), message_bytes(), kDepth),
         residuals_(plan_, call.feedback) {}
 
-  void run() {
-    run_pipeline<FlatReduceScatter>(r_, plan_.num_chunks(), *this,
-                                    {.first_hop = &FlatReduceScatter::encode_and_send,
-                                     .meanwhile = &FlatReduceScatter::update_residuals,
-                                     .finish = &FlatReduceScatter::sum});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
   static constexpr int kDepth = 2;  // chunks that are under way
@@ -36,7 +30,7 @@ class FlatReduceScatter {
 
   // Where a transfer is on its way at once, peers know where their bytes go before these are there, and the first
   // message goes while the next one is encoded. Else all are encoded in one call.
-  void encode_and_send(std::int64_t chunk) {
+  void first_hop(std::int64_t chunk) override {
     terms_.clear();
     residuals_.begin_chunk();
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
@@ -67,7 +61,7 @@ class FlatReduceScatter {
     recvs_.clear();
   }
 
-  void update_residuals(std::int64_t) {
+  void meanwhile(std::int64_t) override {
     const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
   }
@@ -91,7 +85,7 @@ class FlatReduceScatter {
     }
   }
 
-  void sum(std::int64_t chunk) {
+  void finish(std::int64_t chunk) override {
     for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) finish_transfer(r_, transfer);
     transfers_[chunk].clear();
     terms_.clear();
@@ -133,8 +127,8 @@ class FlatReduceScatter {
 
 }  // namespace
 
-void reduce_scatter_flat(const Resources& resources, const Reduction& reduction) {
-  FlatReduceScatter(resources, reduction).run();
+std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Reduction& reduction) {
+  return std::make_unique<FlatReduceScatter>(resources, reduction);
 }
 
 }  // namespace zcomm

@@ -1,6 +1,5 @@
 #include "counted.hpp"
 #include "message.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
 #include "reduce_scatter.hpp"
 #include "residuals.hpp"
@@ -10,7 +9,7 @@ namespace {
 
 // A message between local ranks holds the wires of one slot per node, in node order. This order is the transpose that
 // brings every slot to its owner in the second hop.
-class HierarchicalReduceScatter {
+class HierarchicalReduceScatter final : public Stages {
  public:
   HierarchicalReduceScatter(const Resources& r, const Reduction& call)
       : r_(r),
@@ -29,13 +28,8 @@ class HierarchicalReduceScatter {
         partial_(r, 1, plan_.largest_sum_bytes(), kDepth),
         residuals_(plan_, call.feedback) {}
 
-  void run() {
-    run_pipeline<HierarchicalReduceScatter>(r_, plan_.num_chunks(), *this,
-                                            {.first_hop = &HierarchicalReduceScatter::encode_and_send_intra_node,
-                                             .second_hop = &HierarchicalReduceScatter::sum_and_send_inter_node,
-                                             .meanwhile = &HierarchicalReduceScatter::sum_own_slot,
-                                             .finish = &HierarchicalReduceScatter::sum_nodes});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int num_hops() const override { return 2; }
 
  private:
   static constexpr int kDepth = 3;  // chunks that are under way
@@ -44,7 +38,7 @@ class HierarchicalReduceScatter {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
   }
 
-  void encode_and_send_intra_node(std::int64_t chunk) {
+  void first_hop(std::int64_t chunk) override {  // inside the node
     encodes_.clear();
     sends_.clear();
     recvs_.clear();
@@ -81,7 +75,7 @@ class HierarchicalReduceScatter {
     }
   }
 
-  void sum_and_send_inter_node(std::int64_t chunk) {
+  void second_hop(std::int64_t chunk) override {  // of the node's sums, to other nodes
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
     {
@@ -91,8 +85,8 @@ class HierarchicalReduceScatter {
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  // And what its wires lost of the others.
-  void sum_own_slot(std::int64_t) {
+  // Sums the own slot over the node, and what the wires lost of the others.
+  void meanwhile(std::int64_t) override {
     const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum(sums_, r_.stream);
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
@@ -157,7 +151,7 @@ class HierarchicalReduceScatter {
     return values.num_elements;
   }
 
-  void sum_nodes(std::int64_t chunk) {
+  void finish(std::int64_t chunk) override {  // sums over the nodes
     finish_transfer(r_, second_hop_[chunk]);
     terms_.clear();
     sums_.clear();
@@ -208,8 +202,8 @@ class HierarchicalReduceScatter {
 
 }  // namespace
 
-void reduce_scatter_hierarchical(const Resources& resources, const Reduction& reduction) {
-  HierarchicalReduceScatter(resources, reduction).run();
+std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const Reduction& reduction) {
+  return std::make_unique<HierarchicalReduceScatter>(resources, reduction);
 }
 
 }  // namespace zcomm

@@ -4,27 +4,23 @@
 namespace zcomm {
 namespace {
 
-class SecondaryGather {
+class SecondaryGather final : public Stages {
  public:
   SecondaryGather(const Resources& r, const GatherPlan& plan, const std::byte* secondary,
                   std::span<const TensorView> slots)
       : r_(r), plan_(plan), slots_(slots), wires_(r, plan, secondary, nullptr, kDepth) {}
 
-  void run() {
-    run_pipeline<SecondaryGather>(
-        r_, plan_.num_chunks(), *this,
-        {.first_hop = &SecondaryGather::exchange_intra_node, .finish = &SecondaryGather::decode});
-  }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
   static constexpr int kDepth = 2;  // chunks that are under way
 
-  void exchange_intra_node(std::int64_t chunk) {
+  void first_hop(std::int64_t chunk) override {
     wires_.list(plan_.secondary_hop(), chunk, sends_, recvs_);
     transfers_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  void decode(std::int64_t chunk) {
+  void finish(std::int64_t chunk) override {
     finish_transfer(r_, transfers_[chunk]);
     wires_.decode(r_, slots_, chunk, decodes_);
   }
@@ -50,7 +46,8 @@ std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chun
 void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
                       std::span<const TensorView> slots) {
   if (plan.num_chunks() == 0) return;
-  SecondaryGather(resources, plan, secondary, slots).run();
+  SecondaryGather gather(resources, plan, secondary, slots);
+  run_pipeline(resources, gather);
 }
 
 }  // namespace zcomm

@@ -27,8 +27,8 @@ Machine machine_of(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("gpu model: a call takes a group per chunk, one more with two hops, as over NCCL") {
-  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter}) {
+TEST_CASE("gpu model: a call takes a group per chunk, one more with two hops, an all_reduce up to four, as over NCCL") {
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::all_reduce}) {
     for (const int num_chunks : {1, 2, 8}) {
       const std::size_t num_bytes = 32 * kMiB;
       const auto groups = [&](const char* name) {
@@ -37,8 +37,10 @@ TEST_CASE("gpu model: a call takes a group per chunk, one more with two hops, as
         return model::simulate(machine, kind, num_bytes, num_bytes / ranks / static_cast<std::size_t>(num_chunks))
             .num_groups;
       };
-      CHECK(groups("8, NVLink") == num_chunks);
-      CHECK(groups("2x8, NVLink, 400 Gbit/s") == num_chunks + 1);
+      const bool is_both = kind == Kind::all_reduce;
+      CHECK(groups("8, NVLink") == (is_both ? std::min(num_chunks + 2, 2 * num_chunks) : num_chunks));
+      CHECK(groups("2x8, NVLink, 400 Gbit/s") ==
+            (is_both ? std::min(num_chunks + 4, 2 * num_chunks + 2) : num_chunks + 1));
     }
   }
 }
@@ -90,6 +92,17 @@ TEST_CASE("gpu model: default chunks are within 10 % of the best, and scratch do
         CHECK(by_default(machine, kind, num_bytes).end() <= 1.1 * best);
         CHECK(default_gpu_chunk_bytes(machine.size()) * static_cast<std::size_t>(machine.size()) == 128 * kMiB);
       }
+    }
+  }
+}
+
+TEST_CASE("gpu model: an all_reduce is never slower than a reduce_scatter and an all_gather, one after the other") {
+  for (const Machine& machine : model::machines()) {
+    for (const std::size_t mebibytes : {1, 128, 256, 512, 1024, 4096}) {
+      CAPTURE(machine.name);
+      CAPTURE(mebibytes);
+      const double in_turn = by_default(machine, Kind::all_reduce_in_turn, mebibytes * kMiB).end();
+      CHECK(by_default(machine, Kind::all_reduce, mebibytes * kMiB).end() <= 1.001 * in_turn);
     }
   }
 }

@@ -1,10 +1,10 @@
-// What NCCL and CUDA ask of those who use them, which a GPU forgives for a while: one order of launches, few groups, no
+// What NCCL and CUDA ask of those who use them, which a GPU forgives for a while: one order of launches, no
 // wait for peers where the host must not wait, nothing freed that a graph still uses.
 #include <array>
 #include <atomic>
 #include <future>
 
-#include "cuda_helpers.hpp"
+#include "nccl_tensors.hpp"
 #include "rank_process.hpp"
 #include "transport/nccl_symbols.hpp"
 
@@ -14,44 +14,12 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using test::DeviceArray;
+using test::kChunkBytes;
 using test::make_cuda_communicator;
 using test::NoTraces;
 using test::run_nccl_ranks;
 using test::Stream;
-
-constexpr std::size_t kChunkBytes = 1024;
-
-// The tensors of one rank, `num_chunks` chunks of float32 per shard.
-struct Tensors {
-  Tensors(int num_ranks, std::int64_t num_chunks)
-      : elements(num_chunks * static_cast<std::int64_t>(kChunkBytes / 4)),
-        size(num_ranks),
-        whole(static_cast<std::size_t>(elements * size)),
-        part(static_cast<std::size_t>(elements)) {}
-
-  void clear(const Stream& stream) const {
-    whole.set(std::vector<float>(static_cast<std::size_t>(elements * size)), stream);
-  }
-  std::vector<TensorView> slots() const {
-    return split(TensorView{whole.bytes(), elements * size, DType::float32}, size, elements);
-  }
-  void gather(Communicator& communicator, const Stream& stream, std::chrono::milliseconds timeout = 60s) const {
-    const auto views = slots();
-    communicator.all_gather(views[static_cast<std::size_t>(communicator.rank())], views, BlockFormat::parse("int8:128"),
-                            timeout, stream.view());
-  }
-  void scatter(Communicator& communicator, const Stream& stream, std::chrono::milliseconds timeout = 60s) const {
-    const auto views = slots();
-    const std::vector<ConstTensorView> inputs(views.begin(), views.end());
-    communicator.reduce_scatter(inputs, {part.bytes(), elements, DType::float32},
-                                HopFormats::parse("int8:128/int4:128"), 1, timeout, stream.view());
-  }
-
-  std::int64_t elements;
-  int size;
-  DeviceArray<float> whole;
-  DeviceArray<float> part;
-};
+using test::Tensors;
 
 // Runs a skipped test case of this file in a process of its own, as it may hang.
 std::string outcome_of_case(const char* name) {
@@ -87,6 +55,7 @@ TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
         for (int i = 0; i < 5; ++i) {
           tensors.gather(*communicator, stream);
           tensors.scatter(*communicator, stream);
+          tensors.all_reduce(*communicator, stream);
         }
         synchronize(stream.view());
       });
@@ -187,103 +156,6 @@ TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the 
   check_memory(/*max_ctas=*/8, /*num_channels=*/8);
 }
 
-namespace {
-
-// What a call of every rank has cost so far, counted in this process.
-struct Work {
-  std::int64_t groups = 0;
-  std::int64_t threads = 0;  // that NCCL starts for groups
-  std::int64_t kernels = 0;  // of the codec
-  std::int64_t records = 0;  // of events
-  std::int64_t waits = 0;    // of streams for events
-  std::int64_t host_waits = 0;
-
-  static Work so_far() {
-    const cuda_host::Calls calls = cuda_host::calls();
-    return {nccl_host_num_launches(), nccl_host_num_threads(), calls.launches, calls.records, calls.waits,
-            calls.host_waits};
-  }
-  Work since(const Work& before) const {
-    return {groups - before.groups,   threads - before.threads, kernels - before.kernels,
-            records - before.records, waits - before.waits,     host_waits - before.host_waits};
-  }
-  Work times(std::int64_t n) const {
-    return {n * groups, n * threads, n * kernels, n * records, n * waits, n * host_waits};
-  }
-  bool operator==(const Work&) const = default;
-};
-
-std::ostream& operator<<(std::ostream& out, const Work& work) {
-  return out << work.groups << " groups, " << work.threads << " threads, " << work.kernels << " kernels, "
-             << work.records << " records, " << work.waits << " waits, " << work.host_waits << " host waits";
-}
-
-// What one call of one rank takes. A group has an event on either side, each piece of scratch one when it is released.
-// The stream waits for each hop of each chunk.
-Work expected_work(bool is_gather, bool is_hierarchical, std::int64_t num_chunks) {
-  const std::int64_t num_groups = num_chunks + (is_hierarchical ? 1 : 0);
-  const std::int64_t num_hops = is_hierarchical ? 2 : 1;
-  // Encode and decode, or encode and sum; sums that go on, and those of the own slot, are two more.
-  const std::int64_t num_kernels = is_gather || !is_hierarchical ? 2 : 4;
-  // The wires; or messages that go out and come in at each hop, and the sums of the own slot.
-  const std::int64_t num_pieces = is_gather ? 1 : is_hierarchical ? 5 : 2;
-  return {.groups = num_groups,
-          .threads = num_groups,
-          .kernels = num_kernels * num_chunks,
-          .records = 2 * num_groups + num_pieces,
-          .waits = num_groups + num_hops * num_chunks};
-}
-
-// Counts what one gather, or scatter, of all of four ranks takes in the steady state.
-Work counted_work(bool is_gather, bool is_hierarchical, std::int64_t num_chunks) {
-  const auto ids = is_hierarchical ? test::node_ids({2, 2}) : test::node_ids({4});
-  Work before;
-  Work counted;
-  std::atomic<int> num_there = 0;
-  const auto meet = [&](int round) {
-    ++num_there;
-    while (num_there < 4 * round) std::this_thread::sleep_for(100us);
-  };
-  run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
-    const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
-    Stream stream;
-    const Tensors tensors(4, num_chunks);
-    const auto call = [&] {
-      is_gather ? tensors.gather(*communicator, stream) : tensors.scatter(*communicator, stream);
-    };
-    tensors.clear(stream);
-    call();
-    synchronize(stream.view());
-    meet(1);
-    if (rank == 0) before = Work::so_far();
-    meet(2);
-    call();
-    meet(3);
-    if (rank == 0) counted = Work::so_far().since(before);
-    meet(4);
-    synchronize(stream.view());
-  });
-  return counted;
-}
-
-}  // namespace
-
-// The rule: a group on a non-blocking communicator costs a thread that NCCL starts and the caller waits for.
-TEST_CASE("nccl: a call is at most one group more than it has chunks, and the host waits for nothing") {
-  const NoTraces no_traces;
-  for (const bool is_gather : {true, false}) {
-    for (const bool is_hierarchical : {false, true}) {
-      for (const std::int64_t num_chunks : {1, 2, 3, 8, 17}) {
-        CAPTURE(is_gather);
-        CAPTURE(is_hierarchical);
-        CAPTURE(num_chunks);
-        CHECK(counted_work(is_gather, is_hierarchical, num_chunks) ==
-              expected_work(is_gather, is_hierarchical, num_chunks).times(4));
-      }
-    }
-  }
-}
-
 // The rule: NCCL connects two ranks at the first group with a message between them, and waits for both on the host.
 TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a graph captures") {
   const NoTraces no_traces;
@@ -297,6 +169,7 @@ TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a
       while (num_called < rank) std::this_thread::sleep_for(1ms);  // one rank after the other
       tensors.gather(*communicator, stream, 20s);
       tensors.scatter(*communicator, stream, 20s);
+      tensors.all_reduce(*communicator, stream, 20s);
       ++num_called;
       synchronize(stream.view());
     });

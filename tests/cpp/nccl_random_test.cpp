@@ -289,7 +289,7 @@ unsigned number_of(const char* variable, unsigned otherwise) {
   return text == nullptr ? otherwise : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 20 : 200;
+constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 100 : 200;
 
 }  // namespace
 

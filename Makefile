@@ -173,8 +173,9 @@ SANITIZE_tsan := thread
 # The kernels as nvcc compiles them, executed on the host, for GPUs of compute capability 8.0, 9.0 and, in one way only,
 # 10.0. Not part of `make test`, as it takes minutes.
 NVCC := $(or $(CUDACXX),$(shell command -v nvcc))
-PTX := build/ptx/codec_80.ptx build/ptx/codec_90.ptx
-PTX_ONCE := build/ptx/codec_100.ptx
+PTX_TARGETS := 80 90
+PTX_ONCE := 100
+PTX := $(foreach target,$(PTX_TARGETS) $(PTX_ONCE),build/ptx/codec_$(target).ptx build/ptx/difference_$(target).ptx)
 
 ifeq ($(NVCC),)
 test-ptx:
@@ -182,14 +183,20 @@ test-ptx:
 else
 test-ptx: build/plain/zcomm_tests
 	$(CMAKE) --build build/plain --target zcomm_ptx_tests >build/ptx.log || { cat build/ptx.log; exit 1; }
-	$(MAKE) --no-print-directory -j 2 $(PTX) $(PTX_ONCE)
-	$(PY) tests/ptx/run.py build/plain/tests/ptx/zcomm_ptx_tests $(PTX) --once $(PTX_ONCE)
+	$(MAKE) --no-print-directory -j 2 $(PTX)
+	$(PY) tests/ptx/run.py build/plain/tests/ptx/zcomm_ptx_tests build/ptx $(PTX_TARGETS) --once $(PTX_ONCE)
 endif
 
 # The options of the kernels in src/CMakeLists.txt.
-build/ptx/codec_%.ptx: $(CXX_SOURCES)
+define COMPILE_PTX
 	mkdir -p build/ptx
-	$(NVCC) -ptx -std=c++20 -O3 -DNDEBUG -arch=compute_$* --diag-suppress=554 -Isrc -Iinclude src/codec/cuda/codec_cuda.cu -o $@
+	$(NVCC) -ptx -std=c++20 -O3 -DNDEBUG -arch=compute_$* --diag-suppress=554 -Isrc -Iinclude $< -o $@
+endef
+
+build/ptx/codec_%.ptx: src/codec/cuda/codec_cuda.cu $(CXX_SOURCES)
+	$(COMPILE_PTX)
+build/ptx/difference_%.ptx: src/codec/cuda/difference_cuda.cu $(CXX_SOURCES)
+	$(COMPILE_PTX)
 
 # --- Style --------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 #include "arithmetic.hpp"
 
+#include <bit>
 #include <cmath>
 #include <tuple>
 #include <type_traits>
@@ -8,6 +9,7 @@
 
 #include "numbers.hpp"
 #include "registers.hpp"
+#include "settings.hpp"
 
 namespace ptx {
 namespace {
@@ -109,15 +111,21 @@ void add_integers(Table& table) {
   add(table, "sub.s32", [](u32 a, u32 b) { return a - b; });
   add(table, "sub.s64", [](u64 a, u64 b) { return a - b; });
   add(table, "neg.s32", [](u32 a) { return 0 - a; });
+  add(table, "neg.s64", [](u64 a) { return 0 - a; });
   add(table, "mul.lo.s32", [](u32 a, u32 b) { return a * b; });
   add(table, "mul.lo.s64", [](u64 a, u64 b) { return a * b; });
   add(table, "mul.hi.u32", [](u32 a, u32 b) { return static_cast<u32>(u64{a} * b >> 32); });
+  add(table, "mul.wide.u16", [](u16 a, u16 b) { return u32{a} * b; });
   add(table, "mul.wide.u32", [](u32 a, u32 b) { return u64{a} * b; });
   add(table, "mul.wide.s32", [](i32 a, i32 b) { return i64{a} * b; });
   add(table, "mad.lo.s32", [](u32 a, u32 b, u32 c) { return a * b + c; });
   add(table, "mad.lo.s64", [](u64 a, u64 b, u64 c) { return a * b + c; });
+  // Of a division by zero PTX says nothing.
+  add(table, "div.u32", [](u32 a, u32 b) { return b == 0 ? random_bits() : a / b; });
+  add(table, "div.u64", [](u64 a, u64 b) { return b == 0 ? random_bits() : a / b; });
   add(table, "max.u32", [](u32 a, u32 b) { return std::max(a, b); });
   add(table, "min.u32", [](u32 a, u32 b) { return std::min(a, b); });
+  add(table, "min.u64", [](u64 a, u64 b) { return std::min(a, b); });
   add(table, "max.s32", [](i32 a, i32 b) { return std::max(a, b); });
   add(table, "min.s32", [](i32 a, i32 b) { return std::min(a, b); });
 }
@@ -136,11 +144,19 @@ u32 permute(u32 low, u32 high, u32 selectors) {
 }
 
 // bfi: `target` with the low `length` bits of `bits` from bit `position` on.
-u32 insert_bits(u32 bits, u32 target, u32 position, u32 length) {
+template <class T>
+T insert_bits(T bits, T target, u32 position, u32 length) {
+  constexpr u32 kLast = 8 * sizeof(T) - 1;
   position &= 0xffu, length &= 0xffu;
-  if (position > 31 || length == 0) return target;
-  const u32 mask = (length > 31 ? ~0u : (1u << length) - 1) << position;
+  if (position > kLast || length == 0) return target;
+  const T mask = (length > kLast ? ~T{0} : (T{1} << length) - 1) << position;
   return (target & ~mask) | (bits << position & mask);
+}
+
+u32 reversed(u32 bits) {
+  u32 result = 0;
+  for (u32 i = 0; i < 32; ++i) result |= (bits >> i & 1u) << (31 - i);
+  return result;
 }
 
 template <class T>
@@ -156,16 +172,26 @@ void add_bits(Table& table) {
   add_bitwise<u32>(table, "b32");
   add_bitwise<u64>(table, "b64");
   add(table, "not.b32", [](u32 a) { return ~a; });
+  add(table, "not.b64", [](u64 a) { return ~a; });
+  add(table, "popc.b64", [](u64 a) { return static_cast<u32>(std::popcount(a)); });
+  add(table, "clz.b64", [](u64 a) { return static_cast<u32>(std::countl_zero(a)); });
+  add(table, "brev.b32", [](u32 a) { return reversed(a); });
+  // By how far the highest bit that is set is below the top.
+  add(table, "bfind.shiftamt.u32", [](u32 a) { return a == 0 ? ~0u : static_cast<u32>(std::countl_zero(a)); });
   add(table, "shl.b32", [](u32 a, u32 n) { return n > 31 ? 0 : a << n; });
   add(table, "shl.b64", [](u64 a, u32 n) { return n > 63 ? 0 : a << n; });
   add(table, "shr.u32", [](u32 a, u32 n) { return n > 31 ? 0 : a >> n; });
   add(table, "shr.u64", [](u64 a, u32 n) { return n > 63 ? 0 : a >> n; });
   add(table, "shr.s32", [](i32 a, u32 n) { return a >> std::min(n, 31u); });
+  add(table, "shf.l.wrap.b32",
+      [](u32 low, u32 high, u32 n) { return static_cast<u32>((u64{high} << 32 | low) << (n & 31u) >> 32); });
   add(table, "shf.r.wrap.b32",
       [](u32 low, u32 high, u32 n) { return static_cast<u32>((u64{high} << 32 | low) >> (n & 31u)); });
   add(table, "prmt.b32", [](u32 low, u32 high, u32 selectors) { return permute(low, high, selectors); });
   add(table, "bfi.b32",
       [](u32 bits, u32 target, u32 position, u32 length) { return insert_bits(bits, target, position, length); });
+  add(table, "bfi.b64",
+      [](u64 bits, u64 target, u32 position, u32 length) { return insert_bits(bits, target, position, length); });
 }
 
 template <class T>

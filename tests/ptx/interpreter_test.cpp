@@ -15,11 +15,12 @@ using zcomm::test::DeviceBuffer;
 
 // A kernel of up to 64 threads that is given two addresses, in %rd1 and %rd2; in %rd3 and %rd4 they are 4 bytes further
 // for each thread. %r0 is the thread.
-std::string kernel_text(const std::string& body) {
+std::string kernel_text(const std::string& body, const std::string& variables = "") {
   return R"(.version 9.0
 .target sm_90
 .address_size 64
-.visible .entry test(
+)" + variables +
+         R"(.visible .entry test(
   .param .align 8 .b8 test_param_0[16]
 )
 .maxntid 64, 1, 1
@@ -40,8 +41,9 @@ std::string kernel_text(const std::string& body) {
 }
 
 // Words that a kernel of this body writes, one of each thread, given those that it reads.
-std::vector<u32> run(const std::string& body, const std::vector<u32>& in, std::size_t num_out, u32 threads = kLanes) {
-  const Module module = parse(kernel_text(body));
+std::vector<u32> run(const std::string& body, const std::vector<u32>& in, std::size_t num_out, u32 threads = kLanes,
+                     const std::string& variables = "") {
+  const Module module = parse(kernel_text(body, variables));
   Bytes bytes(4 * in.size());
   std::memcpy(bytes.data(), in.data(), bytes.size());
   const DeviceBuffer source(bytes), target(Bytes(4 * num_out));
@@ -105,6 +107,24 @@ TEST_SUITE("PTX") {
     CHECK(result("shf.r.wrap.b32 %r4, %r1, %r2, %r3;", 0x11223344u, 0xaabbccddu, 40) == 0xdd112233u);
     CHECK(result("prmt.b32 %r4, %r1, %r2, 0xc061;", 0x11223344u, 0xaabbccddu) == 0xff44bb33u);
     CHECK(result("bfi.b32 %r4, %r1, %r2, 8, 12;", 0xfedcbau, 0x11111111u) == 0x111cba11u);
+    CHECK(result("div.u32 %r4, %r1, %r2;", ~0u, 10) == 429496729u);
+    CHECK(result("shf.l.wrap.b32 %r4, %r1, %r2, %r3;", 0x11223344u, 0xaabbccddu, 40) == 0xbbccdd11u);
+    CHECK(result("brev.b32 %r4, %r1;", 0x80000006u) == 0x60000001u);
+    CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0x00800001u) == 8);
+    CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0) == ~0u);
+    CHECK(result("mov.b32 {%rs1, %rs2}, %r1; mul.wide.u16 %r4, %rs1, %rs2;", 0xfffffffeu) == 0xfffd0002u);
+    // Of 64 bits, the lower half in %r1.
+    const auto wide = [&](const std::string& instruction, u32 low, u32 high, u32 other = 0) {
+      return result("mov.b64 %rd6, {%r1, %r2}; mov.b64 %rd7, {%r3, 0}; " + instruction, low, high, other);
+    };
+    CHECK(wide("popc.b64 %r4, %rd6;", 0xf0u, 0x80000001u) == 6);
+    CHECK(wide("clz.b64 %r4, %rd6;", 1, 0) == 63);
+    CHECK(wide("not.b64 %rd6, %rd6; cvt.u32.u64 %r4, %rd6;", 1, 0) == ~1u);
+    CHECK(wide("neg.s64 %rd6, %rd6; shr.u64 %rd6, %rd6, 32; cvt.u32.u64 %r4, %rd6;", 1, 0) == ~0u);
+    CHECK(wide("min.u64 %rd6, %rd6, %rd7; cvt.u32.u64 %r4, %rd6;", 3, 1, 7) == 7);
+    CHECK(wide("div.u64 %rd6, %rd6, %rd7; cvt.u32.u64 %r4, %rd6;", 0, 10, 20) == 0x80000000u);
+    CHECK(wide("bfi.b64 %rd6, %rd7, %rd6, 28, 8; shr.u64 %rd6, %rd6, 28; cvt.u32.u64 %r4, %rd6;", 0, ~0u, 0x123u) ==
+          0xffffff23u);
     CHECK(result("mov.b32 {%rs1, %rs2}, %r1; add.s16 %rs1, %rs1, %rs2; mov.b32 %r4, {%rs1, %rs2};", 0x8001ffffu) ==
           0x80018000u);
     CHECK(result("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r4, 5, 6, %p1;", ~0u, 1) == 5);
@@ -190,6 +210,35 @@ TEST_SUITE("PTX") {
     CHECK(take_reports().empty());
   }
 
+  TEST_CASE("atomics of all lanes take effect, and are ordered among each other") {
+    const auto last = [&](const std::string& body) { return run(body, {~0u, 1, 2, 0}, kLanes).back(); };
+    CHECK(last(R"(
+      mov.u32 %r1, room;
+      setp.eq.s32 %p1, %r0, 0;
+      @%p1 st.shared.u32 [%r1], 0;
+      bar.sync 0;
+      shl.b32 %r2, 1, %r0;
+      atom.shared.or.b32 %r3, [%r1], %r2;
+      bar.sync 0;
+      ld.shared.u32 %r4, [%r1];
+      st.global.u32 [%rd4], %r4;)") == ~0u);
+    CHECK(last("cvt.u64.u32 %rd6, %r0; red.global.add.u64 [%rd1], %rd6; ld.global.v2.u32 {%r1, %r2}, [%rd1];"
+               "add.s32 %r1, %r1, %r2; st.global.u32 [%rd4], %r1;") == 495 + 2);
+    CHECK(last("atom.global.or.b32 %r1, [%rd1+8], %r0; st.global.u32 [%rd4], %r1;") == 31);
+    CHECK(take_reports().empty());
+  }
+
+  TEST_CASE("a variable of the module is read") {
+    const std::vector<u32> out = run(R"(
+      mov.u64 %rd6, numbers;
+      add.s64 %rd6, %rd6, %rd5;
+      ld.global.nc.u32 %r1, [%rd6];
+      st.global.u32 [%rd4], %r1;)",
+                                     {}, 3, 3, ".global .align 4 .b8 numbers[12] = {1, 2, 3, 4, 255, 0, 0, 0, 7};\n");
+    CHECK(out == std::vector<u32>{0x04030201u, 255, 7});
+    CHECK(take_reports().empty());
+  }
+
   TEST_CASE("faults are reported") {
     CHECK(fault("ld.global.u32 %r1, [%rd3];") == "");
     CHECK(fault("ld.global.v2.u32 {%r1, %r2}, [%rd1+4];") == "misaligned access");
@@ -206,13 +255,21 @@ TEST_SUITE("PTX") {
     CHECK(fault("mov.u32 %r1, room; st.shared.u32 [%r1], %r0;") == "race in shared memory");
     CHECK(fault("mov.u32 %r1, room; setp.eq.s32 %p1, %r0, 0; @%p1 st.shared.u32 [%r1], 7; ld.shared.u32 %r2, [%r1];") ==
           "race in shared memory");
+    const std::string store = "mov.u32 %r1, room; setp.eq.s32 %p1, %r0, 0; @%p1 st.shared.u32 [%r1], 7; ";
+    CHECK(fault(store + "bar.warp.sync -1; ld.shared.u32 %r2, [%r1];") == "");
+    CHECK(fault(store + "shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1; ld.shared.u32 %r2, [%r1];") ==
+          "race in shared memory");
+    CHECK(fault(store + "atom.shared.or.b32 %r2, [%r1], %r0;") == "race in shared memory");
+    CHECK(fault("ld.global.nc.u32 %r1, [%rd3];") == "load out of bounds of a variable");
+    CHECK(fault("setp.eq.s32 %p1, %r0, 0; @%p1 bra $end; bar.warp.sync -1; ret; $end: bar.warp.sync -1;") ==
+          "lanes wait for each other at different instructions");
     CHECK(fault("setp.eq.s32 %p1, %r0, 0; @%p1 bra $end; shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1; ret; $end: "
                 "shfl.sync.bfly.b32 %r1, %r0, 2, 31, -1;") == "lanes wait for each other at different instructions");
     CHECK(fault("setp.eq.s32 %p1, %r0, 0; @%p1 bra $end; bar.sync 0; ret; $end: bar.sync 0;") ==
           "lanes wait for each other at different instructions");
     CHECK(fault("setp.eq.s32 %p1, %r0, 0; @%p1 ret; shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;") ==
           "a shuffle reads a lane that takes no part");
-    CHECK(fault("shfl.sync.bfly.b32 %r1, %r0, 1, 31, 1;") == "a lane shuffles that the shuffle does not name");
+    CHECK(fault("shfl.sync.bfly.b32 %r1, %r0, 1, 31, 1;") == "a lane comes that a shuffle or barrier does not name");
     CHECK(fault("", 65) == "more threads than .maxntid");
   }
 
@@ -223,6 +280,8 @@ TEST_SUITE("PTX") {
     CHECK(refusal("add.s32 %r1, %r2, %rd3;") == "PTX, line 20: expected an operand of 32 bits, got '64 bits'");
     CHECK(refusal("ld.local.u32 %r1, [%rd1];") ==
           "PTX, line 20: expected a load or store that is known, got 'ld.local'");
+    CHECK(refusal("atom.global.max.u32 %r1, [%rd1], %r2;") ==
+          "PTX, line 20: expected an atomic that is known, got 'atom.global.max.u32'");
     CHECK(refusal("bra $nowhere;") == "PTX, line 23: expected a label, got '$nowhere'");
     CHECK(refusal("bar.sync 1;") == "PTX, line 20: expected barrier 0, got '1'");
   }

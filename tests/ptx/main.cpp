@@ -1,5 +1,5 @@
 // The tests of the GPU's codec with the kernels that nvcc compiled: cudaLaunchKernelEx of tests/cuda_host runs those of
-// the module that ZCOMM_PTX names.
+// the modules that ZCOMM_PTX names.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -18,13 +18,19 @@
 namespace ptx {
 namespace {
 
+// One of all files.
 const Module& module() {
   static const Module& loaded = *new Module([] {
-    std::ifstream file(settings().module);
-    std::stringstream text;
-    text << file.rdbuf();
-    if (!file) throw std::runtime_error("ZCOMM_PTX: expected a PTX file, got '" + settings().module + "'");
-    return parse(text.str());
+    Module all;
+    std::istringstream names(settings().modules);
+    for (std::string name; std::getline(names, name, ':');) {
+      std::ifstream file(name);
+      std::stringstream text;
+      text << file.rdbuf();
+      if (!file) throw std::runtime_error("ZCOMM_PTX: expected PTX files, got '" + name + "'");
+      all.kernels.merge(parse(text.str()).kernels);
+    }
+    return all;
   }());
   return loaded;
 }
@@ -38,7 +44,7 @@ void run_kernel(const void* function, dim3 grid, dim3 block, const void* paramet
   const bool is_found = dladdr(function, &info) != 0 && info.dli_sname != nullptr && info.dli_saddr == function;
   const auto kernel = module().kernels.find(is_found ? info.dli_sname : "");
   if (kernel == module().kernels.end()) {
-    std::fprintf(stderr, "PTX: expected a kernel of %s, got %s\n", settings().module.c_str(),
+    std::fprintf(stderr, "PTX: expected a kernel of %s, got %s\n", settings().modules.c_str(),
                  is_found ? info.dli_sname : "a function without a name");
     std::abort();
   }

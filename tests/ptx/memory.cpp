@@ -12,23 +12,35 @@ void SharedMemory::begin() {
   history_.assign(history_.size(), {});
 }
 
-bool SharedMemory::note(std::size_t begin, std::size_t num_bytes, bool is_store, const Moment& now) {
+bool SharedMemory::note(std::size_t begin, std::size_t num_bytes, Unit unit, const Moment& now) {
   bool is_ordered = true;
   for (std::size_t i = begin; i < begin + num_bytes; ++i) {
     History& history = history_[i];
-    if (history.is_written && !history.last_store.is_ordered_with(now)) is_ordered = false;
-    if (is_store && history.is_read && !history.last_load.is_ordered_with(now)) is_ordered = false;
-    (is_store ? history.is_written : history.is_read) = true;
-    (is_store ? history.last_store : history.last_load) = now;
+    const auto follows = [&](const History::Access& earlier) {
+      if (earlier.is_there && !earlier.last.is_ordered_with(now)) is_ordered = false;
+    };
+    follows(history.store);
+    if (unit != Unit::load) follows(history.load);
+    if (unit != Unit::atomic) follows(history.atomic);
+    History::Access& access = unit == Unit::load ? history.load : unit == Unit::store ? history.store : history.atomic;
+    access = {true, now};
   }
   return is_ordered;
 }
 
 bool SharedMemory::is_written(std::size_t begin, std::size_t num_bytes) const {
   for (std::size_t i = begin; i < begin + num_bytes; ++i) {
-    if (!history_[i].is_written) return false;
+    if (!history_[i].store.is_there && !history_[i].atomic.is_there) return false;
   }
   return true;
+}
+
+u8* Memory::find_variable(u64 address, std::size_t num_bytes) {
+  for (const auto& [name, variable] : *kernel_.variables) {
+    const u64 offset = address - variable.address(), size = variable.bytes.size();
+    if (offset <= size && num_bytes <= size - offset) return reinterpret_cast<u8*>(address);
+  }
+  return nullptr;
 }
 
 u8* Memory::find_global(u64 address, std::size_t num_bytes) {
@@ -52,9 +64,10 @@ u8* Memory::find_shared(const Instruction& instruction, u64 address, std::size_t
     report("out of bounds of shared memory", where());
     return nullptr;
   }
-  const bool is_store = instruction.unit == Unit::store;
-  if (!is_store && !shared_.is_written(address, num_bytes)) report("shared memory read before it is written", where());
-  if (!shared_.note(address, num_bytes, is_store, now)) report("race in shared memory", where());
+  if (instruction.unit != Unit::store && !shared_.is_written(address, num_bytes)) {
+    report("shared memory read before it is written", where());
+  }
+  if (!shared_.note(address, num_bytes, instruction.unit, now)) report("race in shared memory", where());
   return shared_.data() + address;
 }
 
@@ -73,6 +86,11 @@ u8* Memory::find(const Instruction& instruction, u64 address, std::size_t num_by
     report("out of bounds of the parameter", where());
     return nullptr;
   }
+  if (instruction.space == Space::variable) {
+    u8* const data = find_variable(address, num_bytes);
+    if (data == nullptr) report("load out of bounds of a variable", where());
+    return data;
+  }
   u8* const data = find_global(address, num_bytes);
   if (data == nullptr) {
     const bool is_load = instruction.unit == Unit::load;
@@ -83,10 +101,7 @@ u8* Memory::find(const Instruction& instruction, u64 address, std::size_t num_by
 
 void Memory::access(Registers& registers, const Instruction& instruction, u32 active, Moment now,
                     const std::function<std::string()>& where) {
-  constexpr u64 kPattern = 0xdeadbeefdeadbeefu;
-  const bool is_load = instruction.unit == Unit::load;
-  const std::size_t size = instruction.element_bytes;
-  const u32 num_elements = is_load ? instruction.num_targets : instruction.num_sources;
+  const std::size_t num_elements = instruction.unit == Unit::load ? instruction.num_targets : instruction.num_sources;
   if ((registers.undefined(instruction.address) & active) != 0) report("undefined address", where());
   if ((registers.undefined_sources(instruction) & active) != 0) report("undefined value stored", where());
   const u32 first_thread = now.thread;
@@ -95,20 +110,36 @@ void Memory::access(Registers& registers, const Instruction& instruction, u32 ac
     now.thread = first_thread + lane;
     u64 address = registers.value(instruction.address, lane) + static_cast<u64>(instruction.offset);
     if (instruction.address.kind == Kind::bits32) address &= 0xffffffffu;
-    u8* const data = find(instruction, address, size * num_elements, now, where);
-    for (u32 i = 0; i < num_elements; ++i) {
-      if (is_load) {
-        u64 value = data == nullptr ? kPattern >> (64 - 8 * size) : 0;
-        if (data != nullptr) std::memcpy(&value, data + i * size, size);
-        registers.set_value(instruction.targets[i], lane, value);
-      } else if (data != nullptr) {
-        const u64 value = registers.value(instruction.sources[i], lane);
-        std::memcpy(data + i * size, &value, size);
-      }
+    move(registers, instruction, lane,
+         find(instruction, address, instruction.element_bytes * num_elements, now, where));
+  }
+  for (u32 i = 0; i < instruction.num_targets; ++i) registers.set_undefined(instruction.targets[i], 0, active);
+}
+
+void Memory::move(Registers& registers, const Instruction& instruction, u32 lane, u8* data) {
+  constexpr u64 kPattern = 0xdeadbeefdeadbeefu;
+  const std::size_t size = instruction.element_bytes;
+  const auto load = [&](u32 i) {
+    u64 value = data == nullptr ? kPattern >> (64 - 8 * size) : 0;
+    if (data != nullptr) std::memcpy(&value, data + i * size, size);
+    return value;
+  };
+  const auto store = [&](u32 i, u64 value) {
+    if (data != nullptr) std::memcpy(data + i * size, &value, size);
+  };
+  switch (instruction.unit) {
+    case Unit::load:
+      for (u32 i = 0; i < instruction.num_targets; ++i) registers.set_value(instruction.targets[i], lane, load(i));
+      break;
+    case Unit::store:
+      for (u32 i = 0; i < instruction.num_sources; ++i) store(i, registers.value(instruction.sources[i], lane));
+      break;
+    default: {  // an atomic
+      const u64 before = load(0);
+      store(0, instruction.update(before, registers.value(instruction.sources[0], lane)));
+      if (instruction.num_targets > 0) registers.set_value(instruction.targets[0], lane, before);
     }
   }
-  if (!is_load) return;
-  for (u32 i = 0; i < num_elements; ++i) registers.set_undefined(instruction.targets[i], 0, active);
 }
 
 }  // namespace ptx

@@ -11,15 +11,15 @@
 namespace ptx {
 
 // When a lane accesses shared memory: two accesses of one byte, one of them a store, must be ordered. They are if they
-// are the same thread's, or a barrier lies in between, or, within a warp, a shuffle.
+// are the same thread's, or both are atomic, or a barrier of the CTA or warp lies in between; shuffles order no memory.
 struct Moment {
   u32 thread = 0;
-  u32 barriers = 0;  // that the CTA has passed
-  u32 shuffles = 0;  // that the warp has passed
+  u32 barriers = 0;       // that the CTA has passed
+  u32 warp_barriers = 0;  // that the warp has passed
 
   bool is_ordered_with(const Moment& other) const {
     if (thread == other.thread || barriers != other.barriers) return true;
-    return thread / kLanes == other.thread / kLanes && shuffles != other.shuffles;
+    return thread / kLanes == other.thread / kLanes && warp_barriers != other.warp_barriers;
   }
 };
 
@@ -31,14 +31,18 @@ class SharedMemory {
   void begin();
   std::size_t size() const { return bytes_.size(); }
   u8* data() { return bytes_.data(); }
-  // Notes an access; whether it is ordered with those before.
-  bool note(std::size_t begin, std::size_t num_bytes, bool is_store, const Moment& now);
+  // Notes an access by a load, a store or an atomic; whether it is ordered with those before.
+  bool note(std::size_t begin, std::size_t num_bytes, Unit unit, const Moment& now);
   bool is_written(std::size_t begin, std::size_t num_bytes) const;
 
  private:
+  // Of one byte: the last load, store and atomic, and whether there was one.
   struct History {
-    bool is_written = false, is_read = false;
-    Moment last_store{}, last_load{};
+    struct Access {
+      bool is_there = false;
+      Moment last{};
+    };
+    Access load, store, atomic;
   };
   std::vector<u8> bytes_;
   std::vector<History> history_;
@@ -50,17 +54,21 @@ class Memory {
       : kernel_(kernel), parameter_(parameter), shared_(kernel.shared_bytes) {}
 
   void begin_cta() { shared_.begin(); }
-  // A load or store of the lanes of `active`; `now` is that of lane 0. A lane whose access is not allowed stores
-  // nothing, and loads a pattern.
+  // A load, store or atomic of the lanes of `active`; `now` is that of lane 0. A lane whose access is not allowed
+  // stores nothing, and loads a pattern.
   void access(Registers& registers, const Instruction& instruction, u32 active, Moment now,
               const std::function<std::string()>& where);
 
  private:
   u8* find(const Instruction& instruction, u64 address, std::size_t num_bytes, Moment now,
            const std::function<std::string()>& where);
+  u8* find_variable(u64 address, std::size_t num_bytes);
   u8* find_global(u64 address, std::size_t num_bytes);
   u8* find_shared(const Instruction& instruction, u64 address, std::size_t num_bytes, Moment now,
                   const std::function<std::string()>& where);
+
+  // Of one lane, between registers and what it has found, if anything.
+  void move(Registers& registers, const Instruction& instruction, u32 lane, u8* data);
 
   const Kernel& kernel_;
   const std::byte* parameter_;

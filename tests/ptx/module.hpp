@@ -1,4 +1,4 @@
-// A PTX file as it is executed: kernels, their instructions, and where in the file these are.
+// A PTX file as it is executed: kernels, their instructions, and where in the file these are; constants in memory.
 #pragma once
 
 #include <array>
@@ -24,11 +24,14 @@ struct Operand {
   bool is_there() const { return index >= 0; }
 };
 
+// A word that an atomic instruction leaves in memory.
+using Update = u64 (*)(u64 before, u64 operand);
+
 // Executes in the lanes of `active`.
 using Execute = void (*)(Registers& registers, const Instruction& instruction, u32 active);
 
-enum class Unit : u8 { arithmetic, load, store, shuffle, barrier, branch, exit };
-enum class Space : u8 { parameter, global, shared };
+enum class Unit : u8 { arithmetic, load, store, atomic, shuffle, warp_barrier, barrier, branch, exit };
+enum class Space : u8 { parameter, variable, global, shared };
 
 struct Instruction {
   Unit unit = Unit::arithmetic;
@@ -39,7 +42,8 @@ struct Instruction {
   std::array<Operand, 4> targets{}, sources{};
   u8 num_targets = 0, num_sources = 0;
   Space space = Space::global;
-  u8 element_bytes = 0;  // of a load or store, whose targets or sources are the elements of a vector
+  u8 element_bytes = 0;     // of a load or store, whose targets or sources are the elements of a vector; of an atomic
+  Update update = nullptr;  // of an atomic, whose target, if it has one, gets what was there
   Operand address{};
   i64 offset = 0;  // added to the address
   u32 jump = 0;    // where a branch goes
@@ -55,6 +59,15 @@ struct Constant {
   u64 value;
 };
 
+// A variable of a module: memory that kernels only read.
+struct Variable {
+  explicit Variable(std::size_t num_bytes) : bytes(num_bytes) {}
+  u64 address() const { return reinterpret_cast<u64>(bytes.data()); }
+
+  std::vector<u8> bytes;
+};
+using Variables = std::map<std::string, Variable>;
+
 struct Kernel {
   std::string name;
   std::size_t parameter_bytes = 0, parameter_alignment = 1, shared_bytes = 0;
@@ -63,6 +76,7 @@ struct Kernel {
   std::vector<Constant> constants;
   i32 num_predicates = 0, num_words = kNumSpecials, num_longs = 1;
   std::shared_ptr<const std::vector<std::string>> lines;  // of the file
+  std::shared_ptr<const Variables> variables;
 
   std::string where(u32 at, u32 cta) const {
     const u32 line = code[at].line;

@@ -1,5 +1,8 @@
 // Reads the PTX that nvcc makes of zcomm's kernels: kernels with one parameter by value, no functions.
+#include <cstddef>
+#include <cstring>
 #include <sstream>
+#include <tuple>
 #include <unordered_map>
 
 #include "arithmetic.hpp"
@@ -21,10 +24,33 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+// Of a variable of a module, from ".align" on: numbers of 8 to 64 bits, and zeros after the last.
+void read_variable(Scanner& in, Variables& variables) {
+  in.expect(".align");
+  if (const u64 alignment = in.number(); alignment > alignof(std::max_align_t)) {
+    in.refuse("an alignment of at most " + std::to_string(alignof(std::max_align_t)), std::to_string(alignment));
+  }
+  in.expect(".b");
+  const std::size_t element_bytes = in.number() / 8;
+  const std::string name = in.name();
+  in.expect("[");
+  const std::size_t count = in.number();
+  in.expect("]"), in.expect("="), in.expect("{");
+  Variable variable(count * element_bytes);
+  std::size_t i = 0;
+  do {
+    const u64 value = in.number();
+    if (i == count) in.refuse(std::to_string(count) + " numbers", "more");
+    std::memcpy(variable.bytes.data() + i++ * element_bytes, &value, element_bytes);
+  } while (in.take(","));
+  in.expect("}"), in.expect(";");
+  variables.emplace(name, std::move(variable));
+}
+
 // One kernel, from its name on.
 class KernelReader {
  public:
-  explicit KernelReader(Scanner& in) : in_(in) {}
+  KernelReader(Scanner& in, const Variables& variables) : in_(in), variables_(variables) {}
 
   Kernel read() {
     read_head();
@@ -148,6 +174,9 @@ class KernelReader {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       if (const auto found = scope->find(name); found != scope->end()) return found->second;
     }
+    if (const auto found = variables_.find(name); found != variables_.end()) {
+      return constant(Kind::bits64, found->second.address());
+    }
     return name == parameter_ ? kParameter : special(name);
   }
   // What is converted may be in the low half of a wider register.
@@ -184,8 +213,13 @@ class KernelReader {
     } else if (name == "bar.sync") {
       instruction.unit = Unit::barrier;
       if (const u64 barrier = in_.number(); barrier != 0) in_.refuse("barrier 0", std::to_string(barrier));
+    } else if (name == "bar.warp.sync") {
+      instruction.unit = Unit::warp_barrier;
+      read_source(instruction, Kind::bits32);
     } else if (name == "shfl.sync.bfly.b32") {
       read_shuffle(instruction);
+    } else if (parts[0] == "atom" || parts[0] == "red") {
+      read_atomic(instruction, name, parts);
     } else if (parts[0] == "ld" || parts[0] == "st") {
       read_access(instruction, parts);
     } else if (parts[0] == "mov" && in_.take("{")) {
@@ -247,13 +281,36 @@ class KernelReader {
     return operand;
   }
 
-  void read_access(Instruction& instruction, const std::vector<std::string>& parts) {
-    static const std::map<std::string, Space> spaces = {
-        {"param", Space::parameter}, {"global", Space::global}, {"shared", Space::shared}};
+  // red: an atomic without a target.
+  void read_atomic(Instruction& instruction, const std::string& name, const std::vector<std::string>& parts) {
+    static const std::map<std::string, std::pair<Space, Update>> known = {
+        {"global.add.u64", {Space::global, [](u64 a, u64 b) { return a + b; }}},
+        {"global.or.b32", {Space::global, [](u64 a, u64 b) { return a | b; }}},
+        {"shared.or.b32", {Space::shared, [](u64 a, u64 b) { return a | b; }}}};
+    const auto found = known.find(name.substr(parts[0].size() + 1));
+    if (found == known.end()) in_.refuse("an atomic that is known", name);
+    const Kind kind = kind_of(parts.back());
+    instruction.unit = Unit::atomic;
+    std::tie(instruction.space, instruction.update) = found->second;
+    instruction.element_bytes = kind == Kind::bits64 ? 8 : 4;
+    if (parts[0] == "atom") read_target(instruction, kind), in_.expect(",");
+    read_address(instruction), in_.expect(",");
+    read_source(instruction, kind);
+  }
+
+  void read_access(Instruction& instruction, std::vector<std::string> parts) {
+    static const std::map<std::string, Space> spaces = {{"param", Space::parameter},
+                                                        {"global.nc", Space::variable},
+                                                        {"global", Space::global},
+                                                        {"shared", Space::shared}};
     static const std::map<std::string, u32> vectors = {{"v2", 2}, {"v4", 4}};
+    if (parts.size() > 2 && parts[2] == "nc") {
+      parts[1] += ".nc";
+      parts.erase(parts.begin() + 2);
+    }
     const bool is_load = parts[0] == "ld", is_vector = parts.size() == 4;
     if (parts.size() < 3 || !spaces.contains(parts[1]) || (is_vector && !vectors.contains(parts[2])) ||
-        parts.back()[0] == 's' || (!is_load && parts[1] == "param")) {
+        parts.back()[0] == 's' || (!is_load && (parts[1] == "param" || parts[1] == "global.nc"))) {
       in_.refuse("a load or store that is known", parts[0] + "." + parts[1]);
     }
     instruction.unit = is_load ? Unit::load : Unit::store;
@@ -291,12 +348,14 @@ class KernelReader {
       code[found->second].is_meeting = true;
     }
     for (std::size_t i = 0; i < code.size(); ++i) {
-      if (code[i].unit == Unit::shuffle || code[i].unit == Unit::barrier) code[i].is_meeting = true;
+      const Unit unit = code[i].unit;
+      if (unit == Unit::shuffle || unit == Unit::warp_barrier || unit == Unit::barrier) code[i].is_meeting = true;
       if (code[i].unit == Unit::branch && i + 1 < code.size()) code[i + 1].is_meeting = true;
     }
   }
 
   Scanner& in_;
+  const Variables& variables_;
   Kernel kernel_;
   std::string parameter_;
   std::vector<std::unordered_map<std::string, Operand>> scopes_;
@@ -310,14 +369,20 @@ class KernelReader {
 Module parse(const std::string& text) {
   Module module;
   const auto lines = std::make_shared<const std::vector<std::string>>(split(text, '\n'));
+  const auto variables = std::make_shared<Variables>();
   for (Scanner in(text); !in.is_at_end();) {
     if (in.take(".version") || in.take(".target") || in.take(".address_size")) {
       in.skip_line();
       continue;
     }
+    if (in.take(".global")) {
+      read_variable(in, *variables);
+      continue;
+    }
     in.expect(".visible"), in.expect(".entry");
-    Kernel kernel = KernelReader(in).read();
+    Kernel kernel = KernelReader(in, *variables).read();
     kernel.lines = lines;
+    kernel.variables = variables;
     module.kernels.emplace(kernel.name, std::move(kernel));
   }
   return module;

@@ -1,10 +1,11 @@
 """The tests of the GPU's codec on the kernels that nvcc compiled, executed on the host: ``make test-ptx``.
 
-    python tests/ptx/run.py PROGRAM MODULE.ptx... [--once MODULE.ptx...]
+    python tests/ptx/run.py PROGRAM FOLDER TARGET... [--once TARGET...]
 
-Each module runs as it is, and in three more ways with what PTX and CUDA leave open: the error of the approximate
-reciprocal, the bits of NaNs, the order of warps and CTAs. Those after --once run in the last way alone. Then modules
-with one instruction changed run, on which a test must fail: of each kind of change up to three, as some change nothing.
+FOLDER has two modules for each target: codec_TARGET.ptx and difference_TARGET.ptx. They run as they are, and in three
+more ways with what PTX and CUDA leave open: the error of the approximate reciprocal, the bits of NaNs, the order of
+warps and CTAs. Those after --once run in the last way alone. Then modules with one instruction changed run, on which a
+test must fail: of each kind of change up to three, as some change nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MODES = [
 REFUSED = "PTX, line"  # by the parser: a mutant of that kind shows nothing
 TIMEOUT = 900.0  # seconds: some mutants do not end, which says nothing, as a busy machine may be slow
 
-# What is changed in a mutant, and into what.
-MUTATIONS = {
+# What is changed in a mutant of a module, and into what.
+CODEC_MUTATIONS = {
     "order of a comparison": (r"\bsetp\.ge\.u32\b", "setp.gt.u32"),
     "halves change places": (r"(cvt\.rn\.b?f16x2\.f32 \S+), (\S+), (\S+);", r"\1, \3, \2;"),
     "product for a sum": (r"\badd\.rn\.f32\b", "mul.rn.f32"),
@@ -49,10 +50,32 @@ MUTATIONS = {
     "a sign that stays": (r"\bneg\.f32\b", "abs.f32"),
 }
 
+DIFFERENCE_MUTATIONS = {
+    "order of a comparison": (r"\bsetp\.ge\.u32\b", "setp.gt.u32"),
+    "the larger for the smaller": (r"\bmin\.u32\b", "max.u32"),
+    "or for xor": (r"\bxor\.b(32|64)\b", r"or.b\1"),
+    "the other of two values": (r"(selp\.b(?:32|64)\s+\S+), (\S+), (\S+), (\S+);", r"\1, \3, \2, \4;"),
+    "a sum for a difference": (r"\bsub\.s(32|64)\b", r"add.s\1"),
+    "a shift the other way": (r"\bshf\.l\.wrap\b", "shf.r.wrap"),
+    "the highest bit for the lowest": (r"\bbrev\.b32\b", "mov.b32"),
+    "zeros counted for ones": (r"\bpopc\.b64\b", "clz.b64"),
+    "bits inserted elsewhere": (r"(bfi\.b64\s+\S+, \S+, \S+), (\d+),", r"\1, 1\2,"),
+    "the own value for another lane's": (r"(shfl\.sync\.bfly\.b32\s+[^,]+, \S+), (\S+), ", r"\1, 0, "),
+    "a store for an atomic": (r"atom\.shared\.or\.b32\s+\S+, (\[\S+\]), ", r"st.shared.u32 \1, "),
+    "no barrier of the warp": (r"^\s*bar\.warp\.sync.*$", ""),
+    "no barrier": (r"^\s*bar\.sync.*$", ""),
+    "a store to 2 bytes further": (r"(st\.global\.u16\s+\[%\w+)\]", r"\1+2]"),
+    "other keys of the hash": (r"(ld\.global\.nc\.v4\.u32\s+.*\[%\w+)\]", r"\1+16]"),
+}
 
-def run(program: str, module: Path, mode: dict[str, str], *arguments: str) -> tuple[int | None, str, float]:
+# The tests of each module.
+SUITES = {"codec": "codec on a GPU", "difference": "differences on a GPU"}
+MUTATIONS = {"codec": CODEC_MUTATIONS, "difference": DIFFERENCE_MUTATIONS}
+
+
+def run(program: str, modules: list[Path], mode: dict[str, str], *arguments: str) -> tuple[int | None, str, float]:
     """The exit status, None if it did not end in time; what was printed; seconds."""
-    environment = {**os.environ, **mode, "ZCOMM_PTX": str(module)}
+    environment = {**os.environ, **mode, "ZCOMM_PTX": ":".join(map(str, modules))}
     begin = time.monotonic()
     try:
         done = subprocess.run(
@@ -64,32 +87,33 @@ def run(program: str, module: Path, mode: dict[str, str], *arguments: str) -> tu
     return status, text, time.monotonic() - begin
 
 
-def check_module(program: str, module: Path, mode: dict[str, str]) -> bool:
-    status, text, seconds = run(program, module, mode)
+def check_target(program: str, folder: Path, target: str, mode: dict[str, str]) -> bool:
+    modules = [folder / f"{name}_{target}.ptx" for name in SUITES]
+    status, text, seconds = run(program, modules, mode)
     how = ", ".join(f"{name.removeprefix('ZCOMM_PTX_')} {value}" for name, value in mode.items()) or "plain"
-    print(f"{'passed' if status == 0 else 'FAILED'}  {module.name}, {how}: {seconds:.0f} s", flush=True)
+    print(f"{'passed' if status == 0 else 'FAILED'}  {target}, {how}: {seconds:.0f} s", flush=True)
     if status != 0:
         print(text[-5000:], flush=True)
     return status == 0
 
 
-def check_mutants(program: str, lines: list[str], name: str) -> bool:
+def check_mutants(program: str, module: str, lines: list[str], name: str) -> bool:
     """Whether a change of this kind fails a test; the places are the same in every run."""
-    pattern, replacement = MUTATIONS[name]
+    pattern, replacement = MUTATIONS[module][name]
     places = [index for index, line in enumerate(lines) if re.search(pattern, line)]
     for index in random.Random(name).sample(places, min(3, len(places))):
         changed = re.sub(pattern, replacement, lines[index], count=1)
-        with tempfile.TemporaryDirectory() as folder:
-            module = Path(folder, "mutant.ptx")
-            module.write_text("\n".join([*lines[:index], changed, *lines[index + 1 :]]))
-            status, text, seconds = run(program, module, {}, "-ts=codec on a GPU", "-aa=1")
+        with tempfile.TemporaryDirectory() as temporary:
+            mutant = Path(temporary, "mutant.ptx")
+            mutant.write_text("\n".join([*lines[:index], changed, *lines[index + 1 :]]))
+            status, text, seconds = run(program, [mutant], {}, f"-ts={SUITES[module]}", "-aa=1")
         is_caught = status is not None and status != 0 and REFUSED not in text
-        what = f"{name}, line {index + 1}: {lines[index].strip()} -> {changed.strip()}"
+        what = f"{module}, {name}, line {index + 1}: {lines[index].strip()} -> {changed.strip()}"
         print(f"{'caught' if is_caught else 'missed'}  {what}: {seconds:.0f} s", flush=True)
         if is_caught:
             return True
     print(
-        f"FAILED  {name}: expected a test that fails, got none in {len(places)} places, of which 3 were tried",
+        f"FAILED  {module}, {name}: expected a test that fails, got none in 3 of {len(places)} places",
         flush=True,
     )
     return False
@@ -98,17 +122,21 @@ def check_mutants(program: str, lines: list[str], name: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("modules", type=Path, nargs="+")
-    parser.add_argument("--once", type=Path, nargs="*", default=[])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("targets", nargs="+")
+    parser.add_argument("--once", nargs="*", default=[])
     arguments = parser.parse_args()
-    ways = [(module, mode) for module in arguments.modules for mode in MODES]
-    ways += [(module, MODES[-1]) for module in arguments.once]
+    program, folder = arguments.program, arguments.folder
+    ways = [(target, mode) for target in arguments.targets for mode in MODES]
+    ways += [(target, MODES[-1]) for target in arguments.once]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [pool.submit(check_module, arguments.program, module, mode) for module, mode in ways]
-        lines = arguments.modules[0].read_text().split("\n")
-        runs += [pool.submit(check_mutants, arguments.program, lines, name) for name in MUTATIONS]
-    failures = sum(not run.result() for run in runs)
-    print(f"{len(ways)} runs, {len(MUTATIONS)} kinds of mutants, {failures} failed")
+        runs = [pool.submit(check_target, program, folder, target, mode) for target, mode in ways]
+        mutants = []
+        for module, mutations in MUTATIONS.items():
+            lines = (folder / f"{module}_{arguments.targets[0]}.ptx").read_text().split("\n")
+            mutants += [pool.submit(check_mutants, program, module, lines, name) for name in mutations]
+    failures = sum(not run.result() for run in [*runs, *mutants])
+    print(f"{len(runs)} runs, {len(mutants)} kinds of mutants, {failures} failed")
     return failures
 
 

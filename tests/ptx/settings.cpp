@@ -19,7 +19,7 @@ std::string variable(const char* name) {
 
 Settings read_settings() {
   Settings all;
-  all.module = variable("ZCOMM_PTX");
+  all.modules = variable("ZCOMM_PTX");
   const std::string reciprocal = variable("ZCOMM_PTX_RCP");
   if (reciprocal == "random") {
     all.random_reciprocal = true;

@@ -11,7 +11,7 @@ namespace ptx {
 enum class Order { forward, backward, random };
 
 struct Settings {
-  std::string module;              // a file; from ZCOMM_PTX
+  std::string modules;             // files, with colons between them; from ZCOMM_PTX
   i32 reciprocal_error = 0;        // of rcp.approx, in units of the last place; from ZCOMM_PTX_RCP
   bool random_reciprocal = false;  // or a random one of -1, 0 and 1 for each lane; "random" in ZCOMM_PTX_RCP
   bool random_nans = false;        // payloads and signs of the NaNs that instructions make; "random" in ZCOMM_PTX_NAN

@@ -87,11 +87,14 @@ Warp::Flow Warp::execute(const Instruction& instruction, Group& group, u32 activ
       return Flow::next;
     case Unit::load:
     case Unit::store:
-      cta_.memory.access(*registers_, instruction, active, {first_thread_, cta_.barriers, shuffles_},
+    case Unit::atomic:
+      cta_.memory.access(*registers_, instruction, active, {first_thread_, cta_.barriers, barriers_},
                          [&] { return cta_.where(group.at); });
       return Flow::next;
     case Unit::shuffle:
       return shuffle(instruction, group.at, active) ? Flow::next : wait();
+    case Unit::warp_barrier:
+      return pass_warp_barrier(instruction, group.at, active) ? Flow::next : wait();
     case Unit::barrier:
       if (active != live_) return wait();
       groups_.push_back({group.at + 1, group.lanes, false});
@@ -127,12 +130,24 @@ Warp::Flow Warp::exit(Group& group, u32 active) {
   return Flow::next;
 }
 
-// shfl.sync.bfly; false if lanes that it names are not here yet.
-bool Warp::shuffle(const Instruction& instruction, u32 at, u32 active) {
-  const auto& [value, distance, clamp, members] = instruction.sources;
+// False if lanes that `members` names are not here yet.
+bool Warp::meet_all(Operand members, u32 at, u32 active) {
   const u32 named = registers_->words(members)[std::countr_zero(active)];
   if ((named & live_ & ~active) != 0) return false;
-  if ((active & ~named) != 0) report("a lane shuffles that the shuffle does not name", cta_.where(at));
+  if ((active & ~named) != 0) report("a lane comes that a shuffle or barrier does not name", cta_.where(at));
+  return true;
+}
+
+bool Warp::pass_warp_barrier(const Instruction& instruction, u32 at, u32 active) {
+  if (!meet_all(instruction.sources[0], at, active)) return false;
+  ++barriers_;
+  return true;
+}
+
+// shfl.sync.bfly; false as of meet_all().
+bool Warp::shuffle(const Instruction& instruction, u32 at, u32 active) {
+  const auto& [value, distance, clamp, members] = instruction.sources;
+  if (!meet_all(members, at, active)) return false;
   const u32 sources_undefined = registers_->undefined_sources(instruction);
   const u32* values = registers_->words(value);
   u32 results[kLanes] = {}, undefined = 0, in_range = 0;
@@ -155,7 +170,6 @@ bool Warp::shuffle(const Instruction& instruction, u32 at, u32 active) {
   }
   registers_->set_undefined(instruction.targets[0], undefined, active);
   if (instruction.num_targets > 1) registers_->set_predicate(instruction.targets[1], in_range, 0, active);
-  ++shuffles_;
   return true;
 }
 

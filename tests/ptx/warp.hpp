@@ -45,6 +45,8 @@ class Warp {
   Flow execute(const Instruction& instruction, Group& group, u32 active);
   Flow branch(const Instruction& instruction, Group& group, u32 taken);
   Flow exit(Group& group, u32 active);
+  bool meet_all(Operand members, u32 at, u32 active);
+  bool pass_warp_barrier(const Instruction& instruction, u32 at, u32 active);
   bool shuffle(const Instruction& instruction, u32 at, u32 active);
 
   CtaState& cta_;
@@ -52,7 +54,7 @@ class Warp {
   u32 live_;  // lanes that have not left
   std::unique_ptr<Registers> registers_;
   std::vector<Group> groups_;  // but the one that runs
-  u32 shuffles_ = 0;
+  u32 barriers_ = 0;           // of the warp, that it has passed
   State state_ = State::ready;
 };
 

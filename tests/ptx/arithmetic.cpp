@@ -108,6 +108,7 @@ void add_integers(Table& table) {
   for (const char* type : {"s32", "u32"}) add(table, std::string("add.") + type, [](u32 a, u32 b) { return a + b; });
   add(table, "add.s16", [](u16 a, u16 b) { return static_cast<u16>(a + b); });
   add(table, "add.s64", [](u64 a, u64 b) { return a + b; });
+  add(table, "sub.s16", [](u16 a, u16 b) { return static_cast<u16>(a - b); });
   add(table, "sub.s32", [](u32 a, u32 b) { return a - b; });
   add(table, "sub.s64", [](u64 a, u64 b) { return a - b; });
   add(table, "neg.s32", [](u32 a) { return 0 - a; });
@@ -180,6 +181,7 @@ void add_bits(Table& table) {
   add(table, "bfind.shiftamt.u32", [](u32 a) { return a == 0 ? ~0u : static_cast<u32>(std::countl_zero(a)); });
   add(table, "shl.b32", [](u32 a, u32 n) { return n > 31 ? 0 : a << n; });
   add(table, "shl.b64", [](u64 a, u32 n) { return n > 63 ? 0 : a << n; });
+  add(table, "shr.u16", [](u16 a, u32 n) { return static_cast<u16>(n > 15 ? 0 : a >> n); });
   add(table, "shr.u32", [](u32 a, u32 n) { return n > 31 ? 0 : a >> n; });
   add(table, "shr.u64", [](u64 a, u32 n) { return n > 63 ? 0 : a >> n; });
   add(table, "shr.s32", [](i32 a, u32 n) { return a >> std::min(n, 31u); });
@@ -209,6 +211,7 @@ void add_conversions(Table& table) {
   add(table, "low.b64", [](u64 a) { return static_cast<u32>(a); });
   add(table, "high.b64", [](u64 a) { return static_cast<u32>(a >> 32); });
   add(table, "pack.b64", [](u32 a, u32 b) { return u64{a} | u64{b} << 32; });
+  add(table, "cvt.u64.u16", [](u16 a) { return u64{a}; });
   add(table, "cvt.u64.u32", [](u32 a) { return u64{a}; });
   add(table, "cvt.s64.s32", [](i32 a) { return i64{a}; });
   add(table, "cvt.u32.u64", [](u64 a) { return static_cast<u32>(a); });
@@ -216,6 +219,7 @@ void add_conversions(Table& table) {
   add(table, "cvt.u32.u8", [](u16 a) { return u32{a} & 0xffu; });
   add(table, "cvt.s32.s16", [](i16 a) { return i32{a}; });
   add(table, "cvt.u16.u32", [](u32 a) { return static_cast<u16>(a); });
+  add(table, "cvt.u16.u64", [](u64 a) { return static_cast<u16>(a); });
   add(table, "cvta.to.global.u64", [](u64 a) { return a; });  // generic addresses are those of global memory
   add(table, "cvt.rn.f32.s32", [](i32 a) { return static_cast<float>(a); });
   add(table, "cvt.rn.f32.u32", [](u32 a) { return static_cast<float>(a); });

@@ -125,6 +125,9 @@ TEST_SUITE("PTX") {
     CHECK(wide("div.u64 %rd6, %rd6, %rd7; cvt.u32.u64 %r4, %rd6;", 0, 10, 20) == 0x80000000u);
     CHECK(wide("bfi.b64 %rd6, %rd7, %rd6, 28, 8; shr.u64 %rd6, %rd6, 28; cvt.u32.u64 %r4, %rd6;", 0, ~0u, 0x123u) ==
           0xffffff23u);
+    CHECK(result("mov.b32 {%rs1, %rs2}, %r1; sub.s16 %rs1, %rs1, %rs2; shr.u16 %rs1, %rs1, 4; cvt.u64.u16 %rd6, %rs1; "
+                 "cvt.u16.u64 %rs2, %rd6; mov.b32 %r4, {%rs1, %rs2};",
+                 0x00020001u) == 0x0fff0fffu);
     CHECK(result("mov.b32 {%rs1, %rs2}, %r1; add.s16 %rs1, %rs1, %rs2; mov.b32 %r4, {%rs1, %rs2};", 0x8001ffffu) ==
           0x80018000u);
     CHECK(result("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r4, 5, 6, %p1;", ~0u, 1) == 5);

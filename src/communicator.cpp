@@ -217,7 +217,9 @@ CallStats Communicator::reduce_scatter(const ReducePlan& plan, std::span<const C
   check_feedback(feedback, plan.feedback());
   return run("reduce_scatter " + plan.description() + " times " + exact_digits(factor) + describe(feedback),
              plan.is_direct() ? others_ : peers_, timeout, stream, [&](const Resources& resources) {
-               zcomm::reduce_scatter(resources, {plan, slots, output, factor, feedback});
+               // Gradients wait for the optimizer. A small output may stay in a cache until then.
+               const bool read_late = output.num_bytes() >= std::size_t{1} << 20;
+               zcomm::reduce_scatter(resources, {plan, slots, output, factor, feedback, read_late});
              });
 }
 

@@ -56,6 +56,7 @@ struct DecodeSum {
   std::span<const Wire> wires;  // at least one
   float factor = 1.0f;
   TensorView values;
+  bool read_late = false;  // nobody reads `values` soon: a CPU writes them past its caches
 };
 
 // wire = encode(wires[0] + wires[1] + ...) with the float32 sum, as in DecodeSum, never written to memory. `wire` may

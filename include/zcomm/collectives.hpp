@@ -113,6 +113,7 @@ struct Reduction {
   TensorView output;
   float factor;
   const Feedback* feedback = nullptr;
+  bool read_late = false;  // of `output`, as in DecodeSum
 
   ConstTensorView values(int slot, const Piece<HopFormats>& piece) const {
     return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);

@@ -101,7 +101,7 @@ class FlatReduceScatter final : public Stages {
                        ? exact_wire(own)
                        : messages_[static_cast<std::size_t>(peer)].next(piece.format.on(link(peer)), own.num_elements));
       }
-      sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count)});
+      sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count), call_.read_late});
     }
     const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum(sums_, r_.stream);

@@ -167,7 +167,7 @@ class HierarchicalReduceScatter final : public Stages {
         const BlockFormat format = node == own_node_ ? BlockFormat{} : piece.format.on(Link::inter_node);
         terms_.add(messages_[static_cast<std::size_t>(node)].next(format, values.num_elements));
       }
-      sums_.push_back({terms_.sum(), call_.factor, values});
+      sums_.push_back({terms_.sum(), call_.factor, values, call_.read_late});
     }
     const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum(sums_, r_.stream);

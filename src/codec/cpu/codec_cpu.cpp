@@ -24,8 +24,8 @@ constexpr std::int64_t kTaskElements = 32768;
 // A line that is written in place is read from memory first: that costs decode a third of its speed.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
-// Elements that are decoded or summed at a time.
-constexpr std::int64_t kWriteTile = 1024;
+// Elements that are decoded at a time. A sum takes a whole tile: it makes more calls for each.
+constexpr std::int64_t kDecodeTile = 1024;
 
 constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
 constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
@@ -223,24 +223,24 @@ bool writes_past_caches(std::span<const Job> jobs) {
   return num_bytes >= kStreamBytes;
 }
 
-// Calls write(tile, i, stream) for tiles of `values` that begin at element i.
-template <class Write>
+// Calls write(tile, i, stream) for tiles of kElements of `values` that begin at element i.
+template <std::int64_t kElements, class Write>
 void write_tiles(const Kernels& kernels, TensorView values, bool stream, const Write& write) {
   constexpr std::size_t kLine = 64;
   if (!stream || reinterpret_cast<std::uintptr_t>(values.data) % kLine == 0) {
-    for (std::int64_t i = 0; i < values.num_elements; i += kWriteTile) write(values.slice(i, kWriteTile), i, stream);
+    for (std::int64_t i = 0; i < values.num_elements; i += kElements) write(values.slice(i, kElements), i, stream);
     if (stream) kernels.end_stream();
     return;
   }
   // Tiles end within a line: what is left of it waits for the next one, as a line that is partly written is slow.
-  alignas(kLine) std::byte buffer[kLine + kWriteTile * sizeof(float)];
+  alignas(kLine) std::byte buffer[kLine + kElements * sizeof(float)];
   std::byte* destination = values.data;
   std::size_t waiting = 0;  // bytes, at the front of the buffer
-  for (std::int64_t i = 0; i < values.num_elements; i += kWriteTile) {
-    const TensorView tile = values.slice(i, kWriteTile);
+  for (std::int64_t i = 0; i < values.num_elements; i += kElements) {
+    const TensorView tile = values.slice(i, kElements);
     write(TensorView{buffer + waiting, tile.num_elements, tile.dtype}, i, false);
     const std::size_t ready = waiting + tile.num_bytes();
-    const bool is_last = i + kWriteTile >= values.num_elements;
+    const bool is_last = i + kElements >= values.num_elements;
     waiting = is_last ? 0 : (reinterpret_cast<std::uintptr_t>(destination) + ready) % kLine;
     const std::size_t whole = ready - waiting;
     kernels.stream(buffer, static_cast<std::int64_t>(whole), destination);
@@ -320,18 +320,19 @@ class CpuCodec final : public Codec {
         std::memcpy(values.data, value_at(job.wire, begin), values.num_bytes());
         return;
       }
-      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
+      write_tiles<kDecodeTile>(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
         decode_tile(kernels_, job.wire, job.values.num_elements, begin + i, tile, past_caches);
       });
     });
   }
 
   void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
-    const bool stream = writes_past_caches(jobs);
-    run_jobs(jobs, [this, stream](const DecodeSum& job, std::int64_t begin, std::int64_t count) {
+    const bool all_stream = writes_past_caches(jobs);
+    run_jobs(jobs, [this, all_stream](const DecodeSum& job, std::int64_t begin, std::int64_t count) {
       alignas(64) float terms[kTileElements];
       const TensorView values = job.values.slice(begin, count);
-      write_tiles(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
+      const bool stream = all_stream || job.read_late;
+      write_tiles<kTileElements>(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
         sum_tile(kernels_, job.wires, job.values.num_elements, begin + i, tile.num_elements, terms);
         kernels_.store_values[index_of(tile.dtype)](terms, tile.num_elements, job.factor, tile.data, past_caches);
       });

@@ -121,7 +121,7 @@ class Rank {
     if (aborter.joinable()) aborter.join();
     if (schedule_.fault == Fault::none) check_results(schedule_.steps.size());
     if (has_failed) check_it_stays_failed();
-    if (!schedule_.graph_goes_last) drop_graph();
+    if (!schedule_.graph_goes_last_on(rank_)) drop_graph();
     communicator_.reset();
     drop_graph();
     return complaints_;

@@ -218,7 +218,7 @@ TEST_SUITE("differences on a GPU") {
     const Codecs codecs;
     std::mt19937 random(1);
     std::vector<std::int64_t> sizes;
-    for (std::int64_t n = 0; n < 5000; n += 1 + n / (kSanitizers ? 4 : 16)) sizes.push_back(n);
+    for (std::int64_t n = 0; n < 5000; n += 1 + n / (kSanitizers ? 4 : 8)) sizes.push_back(n);
     for (const std::int64_t n : {2047, 2048, 2049, 4095, 4096, 4097}) sizes.push_back(n);
     for (const std::int64_t n : sizes) check_updates(codecs, all_changes(n, random));
   }

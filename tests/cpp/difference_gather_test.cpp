@@ -5,10 +5,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "half_weights.hpp"
 #include "ranks.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/difference.hpp"
@@ -20,18 +20,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-using Halves = std::vector<std::uint16_t>;
-
-// Weights of one rank, as bfloat16, that move by a few units in the last place with each step.
-Halves weights_of(int rank, std::size_t count, int step) {
-  std::mt19937 generator(static_cast<unsigned>(rank));
-  Halves values(count);
-  for (auto& value : values) value = static_cast<std::uint16_t>(0x3c00 + generator() % 0x200);
-  for (int i = 0; i < step; ++i) {
-    for (auto& value : values) value = static_cast<std::uint16_t>(value + generator() % 3 - 1);
-  }
-  return values;
-}
+using test::Halves;
+using test::weights_of;
 
 TensorView view(Halves& values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::bfloat16};

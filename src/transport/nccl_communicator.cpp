@@ -7,33 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include "cuda/owned.hpp"
+
 namespace zcomm {
 namespace {
 
 using nccl::Result;
 using Clock = std::chrono::steady_clock;
-
-// Device memory for as long as a scope.
-class DeviceBytes {
- public:
-  explicit DeviceBytes(std::size_t num_bytes) {
-    void* data = nullptr;
-    check_cuda(cudaMalloc(&data, num_bytes), "allocate memory to connect with");
-    data_ = static_cast<std::byte*>(data);
-  }
-  ~DeviceBytes() {
-    static_cast<void>(cudaFree(data_));
-    static_cast<void>(cudaGetLastError());
-  }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  // To memory that NCCL may still be using.
-  void leave() { data_ = nullptr; }
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
-};
 
 // NCCL prefers it to what the caller asks for. A blocking call could not be left, nor the communicator aborted.
 void check_environment() {

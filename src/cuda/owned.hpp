@@ -1,0 +1,86 @@
+// Memory and events of CUDA's, owned.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/check.hpp"
+
+namespace zcomm {
+
+// Device memory. Freeing it waits for the device.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::size_t num_bytes) {
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, num_bytes), "allocate memory of the device");
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~DeviceBytes() {
+    static_cast<void>(cudaFree(data_));
+    static_cast<void>(cudaGetLastError());
+  }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  // To work that may still be using it.
+  void leave() { data_ = nullptr; }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
+// Host memory that the device can read and write at the same address.
+class PinnedBytes {
+ public:
+  explicit PinnedBytes(std::size_t num_bytes) : size_(num_bytes) {
+    void* data = nullptr;
+    check_cuda(cudaMallocHost(&data, num_bytes), "allocate pinned memory");
+    data_ = static_cast<std::byte*>(data);
+  }
+  ~PinnedBytes() {
+    static_cast<void>(cudaFreeHost(data_));
+    static_cast<void>(cudaGetLastError());
+  }
+  PinnedBytes(const PinnedBytes&) = delete;
+  PinnedBytes& operator=(const PinnedBytes&) = delete;
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  std::byte* data_ = nullptr;
+};
+
+// The end of what a stream had when it was recorded. One that was never recorded is over.
+class Event {
+ public:
+  Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create an event"); }
+  ~Event() {
+    static_cast<void>(cudaEventDestroy(event_));
+    static_cast<void>(cudaGetLastError());
+  }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(StreamView stream) { check_cuda(cudaEventRecord(event_, as_cuda(stream)), "record an event"); }
+  void make_wait(StreamView stream) const {
+    check_cuda(cudaStreamWaitEvent(as_cuda(stream), event_, 0), "make a stream wait");
+  }
+  // Blocks the host.
+  void wait() const { check_cuda(cudaEventSynchronize(event_), "wait for an event"); }
+  bool is_over() const {
+    const RelaxedCapture relaxed;
+    const cudaError_t result = cudaEventQuery(event_);
+    if (result == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    check_cuda(result, "query an event");
+    return true;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace zcomm

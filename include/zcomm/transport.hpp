@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +37,10 @@ class [[gnu::visibility("default")]] Transfer {
   virtual void wait(StreamView stream) = 0;
 };
 
+// What a device has found wrong with bytes that had arrived, in words; empty if they are right, nothing while it is not
+// known. Never blocks.
+using Finding = std::function<std::optional<std::string>()>;
+
 class [[gnu::visibility("default")]] Transport {
  public:
   virtual ~Transport() = default;
@@ -64,6 +70,12 @@ class [[gnu::visibility("default")]] Transport {
   virtual void end_group(StreamView) {}
   // True if that is so: then many small transfers cost no more than a large one.
   virtual bool starts_at_once() const { return true; }
+
+  // Throws if a transfer that was started before has failed since. On a CPU wait() does.
+  virtual void check() {}
+  // Of a transport to GPUs, whose calls return before their bytes are there: `finding` is asked now and then until it
+  // is known. If something is wrong, this rank fails as if a transfer had. It may be destroyed in a later call.
+  virtual void watch(Finding finding);
 
   // Makes every pending and future call on this rank throw, and tells the peers `reason` as well as it can. Any thread.
   virtual void abort(const std::string& reason) noexcept = 0;

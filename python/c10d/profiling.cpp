@@ -128,6 +128,8 @@ class RangedTransport final : public Transport {
     transport_->end_group(stream);
   }
   bool starts_at_once() const override { return transport_->starts_at_once(); }
+  void check() override { transport_->check(); }
+  void watch(Finding finding) override { transport_->watch(std::move(finding)); }
   void abort(const std::string& reason) noexcept override { transport_->abort(reason); }
 
  private:

@@ -88,7 +88,7 @@ bool NcclTransport::finish_transfers() noexcept {
       {
         const std::lock_guard lock(flights_mutex_);
         flights_.collect_done();
-        if (!flights_.any_watched()) return true;
+        if (!flights_.any_watched() && findings_.empty()) return true;
       }
       if (call()->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
       std::this_thread::sleep_for(1ms);
@@ -119,6 +119,11 @@ void NcclTransport::wait_for_abort() noexcept {
 
 void NcclTransport::begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout) {
   throw_if_failed();
+  forget_known_findings();
+  if (const std::optional<NcclFailure> failure = look_at_findings()) {
+    fail(*failure, /*ask=*/false);
+    throw_failure("");
+  }
   open_group_.reset();
   auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, Clock::now() + timeout});
   const std::lock_guard lock(state_mutex_);
@@ -214,6 +219,21 @@ void NcclTransport::watch(Flight& flight) {
     flights_.watch(flight);
   }
   wake_watchdog();
+}
+
+void NcclTransport::watch(Finding finding) {
+  forget_known_findings();
+  {
+    const std::lock_guard lock(flights_mutex_);
+    findings_.push_back(std::move(finding));
+  }
+  wake_watchdog();
+}
+
+void NcclTransport::forget_known_findings() {
+  std::vector<Finding> known;  // destroyed outside of the lock
+  const std::lock_guard lock(flights_mutex_);
+  known.swap(known_findings_);
 }
 
 void NcclTransport::wake_watchdog() {

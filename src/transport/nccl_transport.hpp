@@ -41,6 +41,8 @@ class NcclTransport final : public Transport {
   void begin_group() override;
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
+  void check() override { throw_if_failed(); }
+  void watch(Finding finding) override;
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
 
   void wait(NcclGroup& group, StreamView stream);
@@ -69,8 +71,10 @@ class NcclTransport final : public Transport {
 
   void watch_all();
   std::optional<NcclFailure> look_at_transfers();
+  std::optional<NcclFailure> look_at_findings();
   std::optional<NcclFailure> look_at_communicator();
   std::optional<NcclFailure> look_at_peers();
+  void forget_known_findings();
   bool finish_transfers() noexcept;
   void close() noexcept;
 
@@ -85,6 +89,8 @@ class NcclTransport final : public Transport {
   // Held over queries of events, but over nothing that waits for the device or submits work.
   std::mutex flights_mutex_;
   NcclFlights flights_;
+  std::vector<Finding> findings_;        // to come
+  std::vector<Finding> known_findings_;  // destroyed by a caller's thread: they may own memory of the device
 
   // Held over no call of CUDA or NCCL. Of all below.
   mutable std::mutex state_mutex_;

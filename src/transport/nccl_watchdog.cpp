@@ -1,4 +1,7 @@
 // What goes wrong with transfers, and how it ends.
+#include <algorithm>
+#include <iterator>
+
 #include "host/aside.hpp"
 #include "transport/nccl_transport.hpp"
 
@@ -103,6 +106,7 @@ void NcclTransport::watch_all() {
     is_busy_ = was_captured_;  // or if there is something, or comes meanwhile
     lock.unlock();
     std::optional<NcclFailure> failure = look_at_transfers();
+    if (!failure) failure = look_at_findings();
     if (!failure) failure = look_at_communicator();
     const bool ask = failure.has_value();
     if (!failure) failure = look_at_peers();
@@ -131,6 +135,31 @@ std::optional<NcclFailure> NcclTransport::look_at_transfers() {
                          std::to_string(flight->call->timeout.count()) +
                          " ms: a peer is stuck or gone, or called something else",
                      true};
+}
+
+std::optional<NcclFailure> NcclTransport::look_at_findings() {
+  const std::lock_guard lock(flights_mutex_);
+  std::optional<NcclFailure> failure;
+  const auto is_known = [&](const Finding& finding) {
+    if (failure) return false;
+    try {
+      const std::optional<std::string> wrong = finding();
+      if (wrong && !wrong->empty()) failure = NcclFailure{*wrong, false};
+      return wrong.has_value();
+    } catch (const Error& error) {
+      failure = NcclFailure{error.what(), false};
+      return true;
+    }
+  };
+  const auto known = std::stable_partition(findings_.begin(), findings_.end(),
+                                           [&](const Finding& finding) { return !is_known(finding); });
+  std::move(known, findings_.end(), std::back_inserter(known_findings_));
+  findings_.erase(known, findings_.end());
+  if (!findings_.empty()) {
+    const std::lock_guard state_lock(state_mutex_);
+    is_busy_ = true;
+  }
+  return failure;
 }
 
 std::optional<NcclFailure> NcclTransport::look_at_communicator() {

@@ -1,5 +1,7 @@
 #include "zcomm/transport.hpp"
 
+#include "zcomm/error.hpp"
+
 namespace zcomm {
 
 std::unique_ptr<Transfer> Transport::all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) {
@@ -13,6 +15,10 @@ std::unique_ptr<Transfer> Transport::all_gather(std::byte* slots, std::size_t sl
     recvs.push_back({from, slot(from), slot_bytes});
   }
   return start(sends, recvs, stream);
+}
+
+void Transport::watch(Finding) {
+  throw Error("transport: expected one to GPUs, which watches what they find, got one of host memory");
 }
 
 }  // namespace zcomm

@@ -101,6 +101,35 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
   });
 }
 
+TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog or by the next call") {
+  const NoTraces no_traces;
+  for (const bool waits : {true, false}) {
+    run_nccl_ranks(1, [&](int, NcclOptions options) {
+      Reasons reasons;
+      Reasons undefined;
+      options.on_failure = reasons.recorder();
+      options.on_undefined_bytes = undefined.recorder();
+      const auto transport = make_nccl_transport(options);
+      std::atomic<bool> is_known = false;
+      transport->watch([] { return ""; });
+      transport->watch([&]() -> std::optional<std::string> {
+        if (is_known) return "wrong bytes";
+        return std::nullopt;
+      });
+      std::this_thread::sleep_for(200ms);
+      transport->begin("a call", {}, 60s);
+      CHECK(reasons.none());
+      is_known = true;
+      if (waits) CHECK(undefined.only() == "wrong bytes");
+      CHECK_THROWS_WITH_AS(transport->begin("the next", {}, 60s), doctest::Contains("wrong bytes"), TransportError);
+      CHECK(reasons.only() == "wrong bytes");
+      CHECK_THROWS_AS(transport->check(), TransportError);
+    });
+  }
+  CHECK_THROWS_WITH_AS(make_local_transports(1)[0]->watch([] { return ""; }),
+                       doctest::Contains("transport: expected one to GPUs"), Error);
+}
+
 TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a longer one") {
   const NoTraces no_traces;
   std::latch both_done(2);

@@ -1,79 +1,12 @@
-#include <algorithm>
+// On a CPU. device_gathers.cpp is for GPUs.
 #include <array>
-#include <cstring>
-#include <string>
 
-#include "counted.hpp"
+#include "difference_errors.hpp"
 #include "message.hpp"
-#include "pipeline.hpp"
-#include "zcomm/difference.hpp"
-#include "zcomm/error.hpp"
+#include "node_gather.hpp"
 
 namespace zcomm {
 namespace {
-
-[[noreturn]] void fail(int slot, const std::string& what) {
-  throw TransportError("differences of slot " + std::to_string(slot) + ": " + what);
-}
-
-// What holders keep, and how they hand it on inside a node: straight into the slots of their peers.
-class NodeGather {
- public:
-  NodeGather(const Resources& r, const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots)
-      : r_(r), plan_(plan), kept_(kept), slots_(slots) {}
-
-  TensorView kept(int slot, std::int64_t chunk) const {
-    const TensorView whole{kept_.values.data() + plan_.kept_offset(slot),
-                           plan_.slots().lengths[static_cast<std::size_t>(slot)], plan_.slots().dtype};
-    return whole.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
-  }
-  // Its place in KeptShards::hashes.
-  std::size_t hash_number(int slot, std::int64_t chunk) const {
-    return static_cast<std::size_t>(plan_.place(slot) * plan_.num_chunks() + chunk);
-  }
-
-  void start(std::int64_t chunk) {
-    sends_.clear();
-    recvs_.clear();
-    for (const Move& move : plan_.intra_node_hop().sends) {
-      const TensorView values = kept(move.slot, chunk);
-      sends_.push_back({move.peer, values.data, values.num_bytes()});
-    }
-    for (const Move& move : plan_.intra_node_hop().recvs) {
-      const TensorView values = slot_values(move.slot, chunk);
-      recvs_.push_back({move.peer, values.data, values.num_bytes()});
-    }
-    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
-  }
-
-  void finish(std::int64_t chunk) {
-    copies_.clear();
-    for (int slot = 0; slot < r_.topology.size(); ++slot) {
-      if (plan_.place(slot) < 0) continue;
-      const ConstTensorView values = kept(slot, chunk);
-      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
-    }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.decode(copies_, r_.stream);
-    }
-    finish_transfer(r_, transfers_[chunk]);
-  }
-
- private:
-  TensorView slot_values(int slot, std::int64_t chunk) const {
-    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
-  }
-
-  const Resources& r_;
-  const DifferencePlan& plan_;
-  const KeptShards& kept_;
-  const std::span<const TensorView> slots_;
-  Ring<std::unique_ptr<Transfer>, 2> transfers_;
-  std::vector<Send> sends_;
-  std::vector<Recv> recvs_;
-  std::vector<Decode> copies_;
-};
 
 // From the owners of slots to their holders in other nodes, then inside the nodes. A header goes one stage ahead of its
 // body, so that the receiver knows the size of that.
@@ -220,27 +153,8 @@ void DifferenceGather::exchange(std::int64_t chunk) {
 }
 
 DifferenceHeader DifferenceGather::checked(const Header& wire, int slot, std::int64_t chunk) {
-  DifferenceHeader header;
-  try {
-    header = read_header(wire.data());
-  } catch (const Error& error) {
-    fail(slot, error.what());
-  }
-  // The owner of a slot is the rank of that number.
-  if (header.generation != base_ || (header.kind == DifferenceHeader::Kind::difference) != (base_ > 0)) {
-    fail(slot, "this rank holds generation " + std::to_string(base_) + ", rank " + std::to_string(slot) +
-                   " sent what goes with generation " + std::to_string(header.generation));
-  }
-  if (base_ > 0 && header.base_hash != hash(slot, chunk)) {
-    fail(slot, "generation " + std::to_string(base_) + " of this rank and of rank " + std::to_string(slot) +
-                   " are not the same");
-  }
-  const TensorView values = node_gather_.kept(slot, chunk);
-  const std::size_t most = base_ > 0 ? max_difference_bytes(values.num_elements) : values.num_bytes();
-  if (header.body_bytes > most || (base_ == 0 && header.body_bytes != most)) {
-    fail(slot, "rank " + std::to_string(slot) + " announced " + std::to_string(header.body_bytes) +
-                   " bytes, expected " + (base_ > 0 ? "at most " : "") + std::to_string(most));
-  }
+  const DifferenceHeader header = checked_header(wire.data(), slot, base_, node_gather_.kept(slot, chunk));
+  if (base_ > 0 && header.base_hash != hash(slot, chunk)) throw TransportError(other_base(slot, base_));
   return header;
 }
 
@@ -257,17 +171,13 @@ void DifferenceGather::decode_and_hand_on(std::int64_t chunk) {
 
 void DifferenceGather::update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body) {
   const TensorView values = node_gather_.kept(slot, chunk);
-  const auto fail_on = [&](const std::string& why) {
-    fail(slot, "what this rank has made of generation " + std::to_string(base_) + " is not generation " +
-                   std::to_string(base_ + 1) + " of rank " + std::to_string(slot) + ": " + why);
-  };
   std::uint64_t result = 0;
   try {
     result = base_ > 0 ? codec_.decode({body, header.body_bytes}, values) : codec_.hash(values);
   } catch (const Error& error) {
-    fail_on(error.what());
+    throw TransportError(other_result(slot, base_, error.what()));
   }
-  if (result != header.result_hash) fail_on("something has written into what one of the two keeps");
+  if (result != header.result_hash) throw TransportError(other_result(slot, base_, kStrayWrite));
   hash(slot, chunk) = result;
 }
 
@@ -287,8 +197,7 @@ class NodeGatherAgain final : public Stages {
       if (plan_.place(slot) < 0) continue;
       const Timed timed(r_.stats.codec_time);
       if (codec_.hash(node_gather_.kept(slot, chunk)) != kept_.hashes[node_gather_.hash_number(slot, chunk)]) {
-        fail(slot, "generation " + std::to_string(kept_.generation) + " was written to on rank " +
-                       std::to_string(plan_.rank()) + " since it was gathered");
+        throw TransportError(written_to(slot, kept_.generation, plan_.rank()));
       }
     }
     node_gather_.start(chunk);

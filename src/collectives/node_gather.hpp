@@ -1,0 +1,73 @@
+// The second hop of gathers by differences: inside a node, of what its ranks keep.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "counted.hpp"
+#include "pipeline.hpp"
+#include "zcomm/plan.hpp"
+
+namespace zcomm {
+
+// What holders keep, and how they hand it on inside a node: straight into the slots of their peers.
+class NodeGather {
+ public:
+  NodeGather(const Resources& r, const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots)
+      : r_(r), plan_(plan), kept_(kept), slots_(slots) {}
+
+  TensorView kept(int slot, std::int64_t chunk) const {
+    const TensorView whole{kept_.values.data() + plan_.kept_offset(slot),
+                           plan_.slots().lengths[static_cast<std::size_t>(slot)], plan_.slots().dtype};
+    return whole.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+  // Its place in KeptShards::hashes.
+  std::size_t hash_number(int slot, std::int64_t chunk) const {
+    return static_cast<std::size_t>(plan_.place(slot) * plan_.num_chunks() + chunk);
+  }
+
+  void start(std::int64_t chunk) {
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.intra_node_hop().sends) {
+      const TensorView values = kept(move.slot, chunk);
+      sends_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    for (const Move& move : plan_.intra_node_hop().recvs) {
+      const TensorView values = slot_values(move.slot, chunk);
+      recvs_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+  }
+
+  void finish(std::int64_t chunk) {
+    copies_.clear();
+    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0) continue;
+      const ConstTensorView values = kept(slot, chunk);
+      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
+    }
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.decode(copies_, r_.stream);
+    }
+    finish_transfer(r_, transfers_[chunk]);
+  }
+
+ private:
+  TensorView slot_values(int slot, std::int64_t chunk) const {
+    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+
+  const Resources& r_;
+  const DifferencePlan& plan_;
+  const KeptShards& kept_;
+  const std::span<const TensorView> slots_;
+  Ring<std::unique_ptr<Transfer>, 2> transfers_;
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Decode> copies_;
+};
+
+}  // namespace zcomm

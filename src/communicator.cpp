@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "codec/checks.hpp"
+#include "collectives/device_gathers.hpp"
 #include "collectives/random_seed.hpp"
+#include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -111,6 +113,11 @@ CallStats Communicator::run(const std::string& call, std::span<const int> peers,
   return stats;
 }
 
+DeviceGathers& Communicator::device_gathers() {
+  if (device_gathers_ == nullptr) device_gathers_ = make_device_gathers();
+  return *device_gathers_;
+}
+
 template <class Plan>
 void Communicator::check_plan(const Plan& plan, const SlotShape& slots) const {
   check_argument(plan.rank() == rank() && plan.topology() == topology_, [&] {
@@ -166,40 +173,81 @@ CallStats Communicator::gather_secondary(const GatherPlan& plan, const std::byte
              [&](const Resources& resources) { zcomm::gather_secondary(resources, plan, secondary, slots); });
 }
 
-void Communicator::check_kept(const DifferencePlan& plan, const KeptShards& kept) const {
-  check_argument(codec_->differences() != nullptr, [] {
-    return std::string(
-        "plan: expected host memory for differences, got a GPU: the size of a difference would have to come to the "
-        "host before NCCL can receive it");
-  });
+void Communicator::check_difference(const DifferencePlan& plan, const KeptShards& kept, StreamView stream) const {
+  check_argument(is_on_device() || codec_->differences() != nullptr,
+                 [] { return std::string("codec: expected one of lossless differences, got one without"); });
   check_argument(kept.values.size() == plan.kept_bytes(), [&] {
     return "kept: expected " + std::to_string(plan.kept_bytes()) + " bytes, got " + std::to_string(kept.values.size());
   });
   check_aligned("kept", kept.values.data(), kWireAlignment);
+  check_argument(!is_on_device() || !is_capturing(stream), [] {
+    return std::string(
+        "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
+        "graph's do not");
+  });
 }
 
 CallStats Communicator::all_gather(const DifferencePlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
-                                   KeptShards& kept, std::chrono::milliseconds timeout) {
+                                   KeptShards& kept, std::chrono::milliseconds timeout, StreamView stream) {
   check_slots(slots, size(), rank(), shard.num_elements, shard.dtype, "shard");
   check_plan(plan, shape_of(slots));
-  check_kept(plan, kept);
+  check_difference(plan, kept, stream);
   return run("all_gather " + plan.description() + " to generation " + std::to_string(kept.generation), peers_, timeout,
-             {}, [&](const Resources& resources) { zcomm::all_gather(resources, plan, shard, slots, kept); });
+             stream, [&](const Resources& resources) {
+               if (is_on_device()) {
+                 device_gathers().all_gather(resources, {plan, shard, kept}, slots);
+               } else {
+                 zcomm::all_gather(resources, plan, shard, slots, kept);
+               }
+             });
 }
 
 CallStats Communicator::gather_secondary(const DifferencePlan& plan, const KeptShards& kept,
-                                         std::span<const TensorView> slots, std::chrono::milliseconds timeout) {
+                                         std::span<const TensorView> slots, std::chrono::milliseconds timeout,
+                                         StreamView stream) {
   check_slots(slots, size());
   const TensorView& own = slots[static_cast<std::size_t>(rank())];
   check_slots(slots, size(), rank(), own.num_elements, own.dtype, "slots");
   check_plan(plan, shape_of(slots));
-  check_kept(plan, kept);
+  check_difference(plan, kept, stream);
   check_argument(kept.generation > 0, [] {
     return std::string("kept: expected shards that an all_gather by differences has filled, got those of generation 0");
   });
+  check_argument(!is_on_device() || !device_gathers().is_prepared(kept), [] {
+    return std::string("kept: expected shards that were gathered, got those of a gather that is only prepared");
+  });
   return run("gather_secondary " + plan.description() + " of generation " + std::to_string(kept.generation),
-             node_peers_, timeout, {},
-             [&](const Resources& resources) { zcomm::gather_secondary(resources, plan, kept, slots); });
+             node_peers_, timeout, stream, [&](const Resources& resources) {
+               if (is_on_device()) {
+                 device_gathers().gather_secondary(resources, plan, kept, slots);
+               } else {
+                 zcomm::gather_secondary(resources, plan, kept, slots);
+               }
+             });
+}
+
+CallStats Communicator::prepare_differences(std::span<const ShardDifference> shards, std::chrono::milliseconds timeout,
+                                            StreamView stream) {
+  check_argument(is_on_device(), [] {
+    return std::string("codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
+  });
+  check_argument(!shards.empty(), [] { return std::string("shards: expected at least one, got none"); });
+  for (const ShardDifference& each : shards) {
+    const std::int64_t length = each.plan.slots().lengths[static_cast<std::size_t>(rank())];
+    check_argument(each.shard.num_elements == length && each.shard.dtype == each.plan.slots().dtype, [&] {
+      return "shards: expected " + std::to_string(length) + " elements of " +
+             std::string(to_string(each.plan.slots().dtype)) + ", as was planned, got " +
+             std::to_string(each.shard.num_elements) + " of " + std::string(to_string(each.shard.dtype));
+    });
+    check_plan(each.plan, each.plan.slots());
+    check_difference(each.plan, each.kept, stream);
+    const auto same = [&](const ShardDifference& other) { return &other.kept == &each.kept; };
+    check_argument(std::count_if(shards.begin(), shards.end(), same) == 1,
+                   [] { return std::string("shards: expected each with a `kept` of its own, got one twice"); });
+  }
+  return run("prepare " + std::to_string(shards.size()) + " gathers, the first of " +
+                 shards.front().plan.description() + " to generation " + std::to_string(shards.front().kept.generation),
+             peers_, timeout, stream, [&](const Resources& resources) { device_gathers().prepare(resources, shards); });
 }
 
 CallStats Communicator::gather_secondary(const std::byte* secondary, std::span<const TensorView> slots,

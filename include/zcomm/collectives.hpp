@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct CallStats {
   std::size_t inter_node_bytes = 0;           // sent to other nodes
   std::chrono::nanoseconds codec_time{0};     // in codec calls; on a GPU, the time to launch them
   std::chrono::nanoseconds transfer_time{0};  // waiting for transfers; on a GPU, the time to launch them
+  int host_waits = 0;                         // times that the host has waited for the GPU
 
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
@@ -80,11 +82,14 @@ std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chun
 void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
                       std::span<const TensorView> slots);
 
+class DeviceKept;
+
 // What a rank keeps of a gather by differences, so that the next one can send what has changed since. It is for one
 // plan. Another thread may read the two counts meanwhile.
 struct KeptShards {
   std::span<std::byte> values;                // DifferencePlan::kept_bytes(), aligned to kWireAlignment
-  std::vector<std::uint64_t> hashes = {};     // of each chunk of each held slot
+  std::vector<std::uint64_t> hashes = {};     // of each chunk of each held slot; on a GPU none
+  std::shared_ptr<DeviceKept> device = {};    // of values on a GPU, made when it is needed: their hashes there
   std::atomic<std::uint64_t> generation = 0;  // gathers since whole values were sent, that one included; 0: none
   std::atomic<std::uint64_t> sent_bytes = 0;  // to each holder in another node by the last gather, headers included
 };
@@ -96,7 +101,7 @@ struct KeptShards {
 //
 // Each chunk has a header, which goes ahead as the size of its difference is not known before. Throws TransportError
 // that names slot and generations if what arrives is no difference to what this rank has, or does not give the values
-// that its owner has; then no value of it was handed on.
+// that its owner has; then no value of it was handed on. This is for host memory; Communicator does it on a GPU.
 void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTensorView shard,
                 std::span<const TensorView> slots, KeptShards& kept);
 
@@ -104,6 +109,13 @@ void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTen
 // TransportError if it was written to since.
 void gather_secondary(const Resources& resources, const DifferencePlan& plan, const KeptShards& kept,
                       std::span<const TensorView> slots);
+
+// The shard of a gather by differences.
+struct ShardDifference {
+  const DifferencePlan& plan;
+  ConstTensorView shard;
+  KeptShards& kept;
+};
 
 // output = factor * sum over ranks of their slots[own]. slots[r] is what this rank contributes to rank r. `output` may
 // be slots[own].

@@ -14,6 +14,8 @@
 
 namespace zcomm {
 
+class DeviceGathers;
+
 // Values of a shard that are sent as one piece, in bytes. Large enough for a message to fill its link, small enough for
 // the hops and the codec to overlap.
 inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
@@ -59,11 +61,20 @@ class Communicator {
                        std::chrono::milliseconds timeout, StreamView stream = {}, GatherExtras extras = {});
   CallStats gather_secondary(const GatherPlan& plan, const std::byte* secondary, std::span<const TensorView> slots,
                              std::chrono::milliseconds timeout, StreamView stream = {});
-  // In host memory; throw ArgumentError if the codec is that of a GPU.
+  // By differences. On a GPU what arrives is checked there: all values of a slot that is not right become NaN, and
+  // soon, as after a transfer that failed, every call throws TransportError that names the slot and the generations.
+  // There they throw ArgumentError while a graph is captured, and one call uses `kept` at a time, on any stream.
   CallStats all_gather(const DifferencePlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
-                       KeptShards& kept, std::chrono::milliseconds timeout);
+                       KeptShards& kept, std::chrono::milliseconds timeout, StreamView stream = {});
   CallStats gather_secondary(const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots,
-                             std::chrono::milliseconds timeout);
+                             std::chrono::milliseconds timeout, StreamView stream = {});
+  // On a GPU the host has to wait for the sizes of differences. This does so once for all of `shards`: it encodes them,
+  // and exchanges the sizes. Each one's next all_gather then sends what was encoded, does not read the shard, and waits
+  // for nothing; without this it waits for itself. Until then what is encoded is kept in the workspace, and `stream`
+  // must exist. A shard that is prepared again before it was gathered is sent whole. At least one; all ranks have the
+  // same in the same order. Throws ArgumentError if the codec is not that of a GPU.
+  CallStats prepare_differences(std::span<const ShardDifference> shards, std::chrono::milliseconds timeout,
+                                StreamView stream = {});
   CallStats reduce_scatter(const ReducePlan& plan, std::span<const ConstTensorView> slots, TensorView output,
                            float factor, std::chrono::milliseconds timeout, StreamView stream = {},
                            const Feedback* feedback = nullptr);
@@ -108,7 +119,9 @@ class Communicator {
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
 
  private:
-  void check_kept(const DifferencePlan& plan, const KeptShards& kept) const;
+  bool is_on_device() const { return codec_->device_differences() != nullptr; }
+  void check_difference(const DifferencePlan& plan, const KeptShards& kept, StreamView stream) const;
+  DeviceGathers& device_gathers();
   template <class Plan>
   void check_plan(const Plan& plan, const SlotShape& slots) const;
   template <class Body>
@@ -118,6 +131,7 @@ class Communicator {
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
+  std::shared_ptr<DeviceGathers> device_gathers_;  // since the first one
   Topology topology_;
   std::vector<int> peers_;       // that this rank exchanges bytes with
   std::vector<int> node_peers_;  // of them, those of its node

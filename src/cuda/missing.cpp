@@ -1,5 +1,6 @@
 #include "cuda/missing.hpp"
 
+#include "collectives/device_gathers.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
@@ -20,5 +21,6 @@ void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
+std::unique_ptr<DeviceGathers> make_device_gathers() { throw_cuda_missing(); }
 
 }  // namespace zcomm

@@ -82,6 +82,7 @@ class DeviceArray {
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
+  std::size_t size() const { return size_; }
   T* data() const { return data_; }
   std::byte* bytes() const { return reinterpret_cast<std::byte*>(data_); }
 

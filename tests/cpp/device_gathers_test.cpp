@@ -1,0 +1,478 @@
+// Gathers by lossless differences on GPUs, over tests/cuda_host. The values are exact; the bytes are those of the CPU.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "cuda_helpers.hpp"
+#include "half_weights.hpp"
+#include "sanitizers.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/difference.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::DeviceArray;
+using test::Halves;
+using test::NoTraces;
+using test::Stream;
+using test::weights_of;
+
+constexpr std::chrono::milliseconds kTimeout = 60s;
+const std::vector<int> kTwoNodes{0, 0, 1, 1};
+
+// One tensor that a rank gathers. Modules of other numbers have other weights.
+struct Module {
+  Module(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths, int number_of_module = 0)
+      : communicator(communicator_of_rank),
+        number(number_of_module),
+        slots(lengths),
+        shard(slots[static_cast<std::size_t>(communicator.rank())]) {
+    std::size_t total = 0;
+    for (const std::size_t length : lengths) total += length;
+    output.emplace(total + 1);
+    TensorView rest{output->bytes(), static_cast<std::int64_t>(total), DType::bfloat16};
+    std::int64_t begin = 0;
+    for (const std::size_t length : lengths) {
+      views.push_back(rest.slice(begin, static_cast<std::int64_t>(length)));
+      begin += static_cast<std::int64_t>(length);
+    }
+    plan.emplace(communicator.plan_differences(shape_of(views)));
+    memory.emplace(plan->kept_bytes());
+    kept.values = {memory->bytes(), plan->kept_bytes()};
+  }
+
+  Halves weights(int rank, int step) const {
+    return weights_of(rank + 100 * number, slots[static_cast<std::size_t>(rank)], step);
+  }
+  ConstTensorView shard_view() const {
+    return TensorView{shard.bytes(), static_cast<std::int64_t>(slots[static_cast<std::size_t>(communicator.rank())]),
+                      DType::bfloat16};
+  }
+  // On `stream`: the shard of `step`, and an output that has nothing.
+  void set(int step, cudaStream_t stream) const {
+    shard.set(weights(communicator.rank(), step), stream);
+    output->set(Halves(output->size(), 0xdead), stream);
+  }
+  ShardDifference difference() { return {*plan, shard_view(), kept}; }
+  CallStats gather(StreamView stream) {
+    return communicator.all_gather(*plan, shard_view(), views, kept, timeout, stream);
+  }
+  CallStats gather_again(StreamView stream) {
+    return communicator.gather_secondary(*plan, kept, views, timeout, stream);
+  }
+  Halves expected(int step) const {
+    Halves all;
+    for (std::size_t rank = 0; rank < slots.size(); ++rank) {
+      const Halves values = weights(static_cast<int>(rank), step);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    all.push_back(0xdead);
+    return all;
+  }
+
+  Communicator& communicator;
+  int number;
+  std::vector<std::size_t> slots;
+  DeviceArray<std::uint16_t> shard;
+  std::optional<DeviceArray<std::uint16_t>> output;
+  std::vector<TensorView> views;
+  std::optional<DifferencePlan> plan;
+  std::optional<DeviceArray<std::byte>> memory;
+  KeptShards kept;
+  std::chrono::milliseconds timeout = kTimeout;
+};
+
+// body(communicator) on every rank, each with a GPU.
+template <class Body>
+void run(const std::vector<int>& ids, std::size_t chunk_bytes, Body&& body) {
+  test::run_nccl_ranks(static_cast<int>(ids.size()), [&](int, const NcclOptions& options) {
+    const auto communicator = test::make_cuda_communicator(ids, chunk_bytes, options);
+    body(*communicator);
+  });
+}
+
+CallStats prepare(Communicator& communicator, std::vector<Module*> modules, StreamView stream) {
+  std::vector<ShardDifference> shards;
+  for (Module* module : modules) shards.push_back(module->difference());
+  return communicator.prepare_differences(shards, modules.front()->timeout, stream);
+}
+
+std::vector<std::size_t> even(const std::vector<int>& ids, std::size_t length) {
+  return std::vector<std::size_t>(ids.size(), length);
+}
+
+// Bytes that each rank of a gather on the CPU sends, step after step.
+std::vector<std::vector<LinkBytes>> bytes_on_cpu(const std::vector<int>& ids, std::size_t length,
+                                                 std::size_t chunk_bytes, int steps) {
+  const auto communicators = test::make_communicators(ids, chunk_bytes);
+  std::vector<std::vector<LinkBytes>> sent(ids.size());
+  test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
+    Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
+    Halves whole(length * ids.size());
+    const auto count = static_cast<std::int64_t>(length);
+    const auto slots =
+        split(TensorView{reinterpret_cast<std::byte*>(whole.data()), count * communicator.size(), DType::bfloat16},
+              communicator.size(), count);
+    const DifferencePlan plan = communicator.plan_differences(shape_of(slots));
+    std::vector<std::uint64_t> memory(plan.kept_bytes() / 8 + 2);
+    auto* data = reinterpret_cast<std::byte*>(memory.data());
+    data += -reinterpret_cast<std::uintptr_t>(data) % 16;
+    KeptShards kept{{data, plan.kept_bytes()}};
+    for (int step = 0; step < steps; ++step) {
+      Halves shard = weights_of(rank, length, step);
+      const TensorView values{reinterpret_cast<std::byte*>(shard.data()), count, DType::bfloat16};
+      const CallStats stats = communicator.all_gather(plan, values, slots, kept, 20s);
+      sent[static_cast<std::size_t>(rank)].push_back({stats.intra_node_bytes, stats.inter_node_bytes});
+    }
+  });
+  return sent;
+}
+
+// What ranks without a store tell each other of failures.
+struct Gossip {
+  void connect(NcclOptions& options) {
+    options.on_failure = [this](const std::string& reason) {
+      const std::lock_guard lock(mutex);
+      if (text.empty()) text = reason;
+    };
+    options.peer_failure = [this] {
+      const std::lock_guard lock(mutex);
+      return text;
+    };
+  }
+  std::mutex mutex;
+  std::string text;
+};
+
+// What a rank of 2 x 2 has after a body: the error of it, or of calls after it, and what slots hold when it is done.
+enum class Values { unknown, right, nan, aborted, wrong };
+struct Outcome {
+  std::string error;
+  std::array<Values, 4> slots{};  // unknown where the body threw
+};
+constexpr std::size_t kLength = 5000;
+
+// NaN: some are, and those that are not are right, or what an abort leaves.
+Values look(const Halves& values, const Halves& expected, std::size_t slot) {
+  constexpr std::uint16_t kAborted = 0xa5a5;
+  Values found = Values::right;
+  for (std::size_t i = slot * kLength; i < (slot + 1) * kLength; ++i) {
+    if (values[i] == expected[i]) continue;
+    const bool is_nan = (values[i] & 0x7fff) > 0x7f80;
+    if (!is_nan && values[i] != kAborted) return Values::wrong;
+    if (is_nan || found == Values::right) found = is_nan ? Values::nan : Values::aborted;
+  }
+  return found;
+}
+
+// body(module, stream)
+template <class Body>
+std::vector<Outcome> outcomes_of(int step, Body&& body) {
+  std::vector<Outcome> outcomes(4);
+  Gossip gossip;
+  test::run_nccl_ranks(4, [&](int rank, NcclOptions options) {
+    gossip.connect(options);
+    const auto communicator = test::make_cuda_communicator(kTwoNodes, kDefaultChunkBytes, options);
+    Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    Stream stream;
+    Module module(*communicator, even(kTwoNodes, kLength));
+    module.timeout = 2s;
+    try {
+      body(module, stream);
+      const Halves values = module.output->get(stream);
+      for (std::size_t slot = 0; slot < 4; ++slot) outcome.slots[slot] = look(values, module.expected(step), slot);
+      for (const auto latest = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < latest;) {
+        prepare(*communicator, {&module}, stream.view());
+      }
+    } catch (const TransportError& error) {
+      outcome.error = error.what();
+    }
+    synchronize(stream.view());
+  });
+  return outcomes;
+}
+
+void flip_bit(const Stream& stream, std::byte* byte) {
+  test::require_cuda(cuda_host::enqueue(stream, [byte] { *byte ^= std::byte{1}; }));
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("device gathers: every value on every rank, again and again, for every shape, size and chunk") {
+  const NoTraces no_traces;
+  const std::vector<std::vector<int>> shapes{{1}, {3}, {1, 1, 1, 1}, {2, 2}, {3, 1}, {1, 2, 3}, {2, 2, 2}};
+  for (const std::vector<int>& shape : shapes) {
+    const std::vector<int> ids = test::node_ids(shape, /*interleaved=*/shape.size() == 3);
+    for (const std::size_t length : {0, 1, 33, 10007}) {
+      if (test::kThreadSanitizer && length != 10007) continue;
+      run(ids, 8192, [&](Communicator& communicator) {
+        Stream stream;
+        std::vector<std::size_t> uneven = even(ids, length);
+        for (std::size_t rank = 1; rank < ids.size(); ++rank) uneven[rank] = length / (rank + 1);
+        Module first(communicator, even(ids, length), 0);
+        Module second(communicator, uneven, 1);
+        for (int step = 0; step < 4; ++step) {
+          for (Module* module : {&first, &second}) module->set(step, stream);
+          if (step != 2) prepare(communicator, {&first, &second}, stream.view());
+          for (Module* module : {&second, &first}) {
+            module->gather(stream.view());
+            CHECK(module->output->get(stream) == module->expected(step));
+            CHECK(module->kept.generation == static_cast<std::uint64_t>(step + 1));
+            module->output->set(Halves(module->output->size(), 0xdead), stream);
+            CHECK(module->gather_again(stream.view()).inter_node_bytes == 0);
+            CHECK(module->output->get(stream) == module->expected(step));
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("device gathers: the bytes of the CPU, headers ahead of gathers included") {
+  const NoTraces no_traces;
+  constexpr std::size_t kMany = 20'000;
+  constexpr int kSteps = 3;
+  for (const std::vector<int>& ids : {kTwoNodes, {0, 1, 2, 3}, {0, 0, 0, 1}}) {
+    const auto expected = bytes_on_cpu(ids, kMany, 1 << 14, kSteps);
+    run(ids, 1 << 14, [&](Communicator& communicator) {
+      Stream stream;
+      Module module(communicator, even(ids, kMany));
+      for (int step = 0; step < kSteps; ++step) {
+        module.set(step, stream);
+        const CallStats ahead = prepare(communicator, {&module}, stream.view());
+        const CallStats gather = module.gather(stream.view());
+        const LinkBytes& sent = expected[static_cast<std::size_t>(communicator.rank())][static_cast<std::size_t>(step)];
+        CHECK(ahead.intra_node_bytes + gather.intra_node_bytes == sent.intra_node);
+        CHECK(ahead.inter_node_bytes + gather.inter_node_bytes == sent.inter_node);
+        const auto receivers = static_cast<std::size_t>(communicator.topology().num_nodes() - 1);
+        CHECK(receivers * module.kept.sent_bytes == sent.inter_node);
+      }
+      synchronize(stream.view());
+    });
+  }
+}
+
+TEST_CASE("device gathers: the host waits once for a batch, and a gather that was not prepared waits once") {
+  const NoTraces no_traces;
+  constexpr int kModules = 5;
+  constexpr int kSteps = 6;
+  std::barrier together(4);
+  std::atomic<std::int64_t> waits_before = 0;
+  run(kTwoNodes, 1 << 14, [&](Communicator& communicator) {
+    Stream stream;
+    std::vector<std::unique_ptr<Module>> modules;
+    std::vector<Module*> all;
+    for (int i = 0; i < kModules; ++i) {
+      modules.push_back(std::make_unique<Module>(communicator, even(kTwoNodes, 9000), i));
+      all.push_back(modules.back().get());
+    }
+    const auto step_of = [&](int step) {
+      for (Module* module : all) module->set(step, stream);
+      CHECK(prepare(communicator, all, stream.view()).host_waits == 1);
+      for (Module* module : all) CHECK(module->gather(stream.view()).host_waits == 0);
+      for (Module* module : all) CHECK(module->gather_again(stream.view()).host_waits == 0);
+    };
+    for (Module* module : all) module->set(0, stream);
+    for (Module* module : all) CHECK(module->gather(stream.view()).host_waits == 1);
+    step_of(1);
+    step_of(2);
+    synchronize(stream.view());
+    together.arrive_and_wait();
+    if (communicator.rank() == 0) waits_before = cuda_host::calls().host_waits;
+    together.arrive_and_wait();
+    for (int step = 3; step < 3 + kSteps; ++step) step_of(step);
+    together.arrive_and_wait();
+    if (communicator.rank() == 0) CHECK(cuda_host::calls().host_waits - waits_before == 4 * kSteps);
+    together.arrive_and_wait();
+    for (Module* module : all) CHECK(module->output->get(stream) == module->expected(2 + kSteps));
+  });
+}
+
+TEST_CASE("device gathers: late operations, and calls on two streams, change nothing") {
+  const NoTraces no_traces;
+  cuda_host::set_delays(3, 300us);
+  run(kTwoNodes, 1 << 14, [&](Communicator& communicator) {
+    Stream stream;
+    Stream another;
+    Module first(communicator, even(kTwoNodes, 9000), 0);
+    Module second(communicator, even(kTwoNodes, 9000), 1);
+    for (int step = 0; step < 5; ++step) {
+      first.set(step, stream);
+      second.set(step, stream);
+      prepare(communicator, {&first, &second}, stream.view());
+      wait_for(another.view(), stream.view());
+      first.gather(another.view());
+      second.gather(stream.view());
+      wait_for(stream.view(), another.view());
+      CHECK(first.output->get(stream) == first.expected(step));
+      CHECK(second.output->get(stream) == second.expected(step));
+    }
+  });
+  cuda_host::set_delays(0, 0us);
+}
+
+TEST_CASE("device gathers: what is prepared is sent, once; prepared again it is sent whole") {
+  const NoTraces no_traces;
+  run(kTwoNodes, kDefaultChunkBytes, [&](Communicator& communicator) {
+    Stream stream;
+    Module module(communicator, even(kTwoNodes, 5000));
+    module.set(0, stream);
+    module.gather(stream.view());
+    module.set(1, stream);
+    prepare(communicator, {&module}, stream.view());
+    CHECK_THROWS_WITH_AS(module.gather_again(stream.view()),
+                         doctest::Contains("kept: expected shards that were gathered, got those of a gather that is "
+                                           "only prepared"),
+                         ArgumentError);
+    module.set(2, stream);  // too late for the gather
+    module.gather(stream.view());
+    CHECK(module.output->get(stream) == module.expected(1));
+    module.set(3, stream);
+    prepare(communicator, {&module}, stream.view());
+    module.set(4, stream);
+    prepare(communicator, {&module}, stream.view());
+    module.gather(stream.view());
+    CHECK(module.output->get(stream) == module.expected(4));
+    CHECK(module.kept.generation == 1);
+    CHECK(module.kept.sent_bytes == 10'000 + kDifferenceHeaderBytes);
+    {
+      Module dropped(communicator, even(kTwoNodes, 5000), 1);
+      dropped.set(0, stream);
+      prepare(communicator, {&dropped}, stream.view());
+    }
+    module.set(5, stream);
+    module.gather(stream.view());
+    CHECK(module.output->get(stream) == module.expected(5));
+  });
+}
+
+TEST_CASE("device gathers: they are refused while a graph is captured, before a byte moves") {
+  const NoTraces no_traces;
+  run(kTwoNodes, kDefaultChunkBytes, [&](Communicator& communicator) {
+    Stream stream;
+    Module module(communicator, even(kTwoNodes, 5000));
+    module.set(0, stream);
+    module.gather(stream.view());
+    const auto refused = doctest::Contains("stream: expected one that runs, got one that records a CUDA graph");
+    const cudaGraphExec_t graph = test::capture(stream, [&] {
+      CHECK_THROWS_WITH_AS(prepare(communicator, {&module}, stream.view()), refused, ArgumentError);
+      CHECK_THROWS_WITH_AS(module.gather(stream.view()), refused, ArgumentError);
+      CHECK_THROWS_WITH_AS(module.gather_again(stream.view()), refused, ArgumentError);
+    });
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+    module.set(1, stream);
+    module.gather(stream.view());
+    CHECK(module.output->get(stream) == module.expected(1));
+  });
+}
+
+TEST_CASE("device gathers: wrong arguments are refused before a byte moves") {
+  const NoTraces no_traces;
+  const auto on_cpu = test::make_communicators({0});
+  CHECK_THROWS_WITH_AS(on_cpu[0]->prepare_differences({}, kTimeout), doctest::Contains("codec: expected that of a GPU"),
+                       ArgumentError);
+  run({0}, kDefaultChunkBytes, [](Communicator& communicator) {
+    Module module(communicator, {5});
+    CHECK_THROWS_WITH_AS(communicator.prepare_differences({}, kTimeout), doctest::Contains("shards: expected at least"),
+                         ArgumentError);
+    CHECK_THROWS_WITH_AS(prepare(communicator, {&module, &module}, {}), doctest::Contains("got one twice"),
+                         ArgumentError);
+    const ShardDifference longer{*module.plan, {module.shard.bytes(), 6, DType::bfloat16}, module.kept};
+    CHECK_THROWS_WITH_AS(communicator.prepare_differences({&longer, 1}, kTimeout),
+                         doctest::Contains("shards: expected 5 elements of bfloat16, as was planned, got 6"),
+                         ArgumentError);
+    CHECK_THROWS_WITH_AS(module.gather_again({}),
+                         doctest::Contains("kept: expected shards that an all_gather by differences has filled"),
+                         ArgumentError);
+  });
+}
+
+TEST_CASE("device gathers: a stray write is an error on every receiver, and no wrong value is left") {
+  const NoTraces no_traces;
+  // Rank 1 holds slot 3 for its node, and rank 0 gets it from there.
+  for (const bool at_owner : {false, true}) {
+    const auto outcomes = outcomes_of(2, [&](Module& module, const Stream& stream) {
+      for (int step = 0; step < 3; ++step) {
+        module.set(step, stream);
+        if (step == 2 && module.communicator.rank() == (at_owner ? 3 : 1)) {
+          flip_bit(stream, module.memory->data() + module.plan->kept_offset(3) + 4000);
+        }
+        module.gather(stream.view());
+      }
+    });
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      INFO(outcomes[rank].error);
+      CHECK(contains(outcomes[rank].error,
+                     "differences of slot 3: what this rank has made of generation 2 is not "
+                     "generation 3 of rank 3"));
+      for (std::size_t slot = 0; slot < 4; ++slot) {
+        CHECK(outcomes[rank].slots[slot] != Values::wrong);
+        if (rank >= 2 || slot != 3) CHECK(outcomes[rank].slots[slot] != Values::nan);
+      }
+    }
+    CHECK(outcomes[1].slots[3] == Values::nan);  // it has found it
+    CHECK(outcomes[0].slots[3] != Values::right);
+  }
+}
+
+TEST_CASE("device gathers: a write to what was gathered is found when it is gathered again") {
+  const NoTraces no_traces;
+  const auto outcomes = outcomes_of(0, [](Module& module, const Stream& stream) {
+    module.set(0, stream);
+    module.gather(stream.view());
+    if (module.communicator.rank() == 1) flip_bit(stream, module.memory->data());
+    module.set(0, stream);
+    module.gather_again(stream.view());
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    INFO(outcomes[rank].error);
+    CHECK(contains(outcomes[rank].error, "differences of slot 1: generation 1 was written to on rank 1"));
+    for (const Values slot : outcomes[rank].slots) CHECK(slot != Values::wrong);
+  }
+  CHECK(outcomes[1].slots[1] == Values::nan);  // it has found it
+  CHECK(outcomes[0].slots[1] != Values::right);
+}
+
+TEST_CASE("device gathers: ranks at other generations say so") {
+  const NoTraces no_traces;
+  const auto outcomes = outcomes_of(2, [&](Module& module, const Stream& stream) {
+    for (int step = 0; step < 3; ++step) {
+      module.set(step, stream);
+      if (step == 2 && module.communicator.rank() == 3) module.kept.generation = 0;
+      module.gather(stream.view());
+    }
+  });
+  for (const Outcome& outcome : outcomes) {
+    INFO(outcome.error);
+    CHECK(contains(outcome.error, "ranks called different things: this rank \"prepare"));
+    CHECK(contains(outcome.error, "to generation 0"));
+    CHECK(contains(outcome.error, "to generation 2"));
+  }
+}
+
+TEST_CASE("device gathers: a gather that a rank skips, or makes again instead, is an error on all") {
+  const NoTraces no_traces;
+  for (const bool again : {false, true}) {
+    const auto outcomes = outcomes_of(1, [&](Module& module, const Stream& stream) {
+      for (int step = 0; step < 2; ++step) {
+        module.set(step, stream);
+        const bool is_odd = step == 1 && module.communicator.rank() == 3;
+        if (!is_odd) module.gather(stream.view());
+        if (is_odd && again) module.gather_again(stream.view());
+      }
+    });
+    for (const Outcome& outcome : outcomes) CHECK_FALSE(outcome.error.empty());
+  }
+}
+
+}  // namespace zcomm

@@ -140,7 +140,7 @@ class PlannedDifferences:
     def kept_bytes(self) -> int: ...
     @property
     def largest_kept_bytes(self) -> int: ...
-    def hold(self) -> HeldShards: ...
+    def hold(self, data: torch.Tensor) -> HeldShards: ...  # uint8, kept_bytes long
     def run(
         self,
         output: torch.Tensor,
@@ -233,6 +233,12 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def plan_differences(
         self, output: torch.Tensor, input: torch.Tensor, *, kept: PlannedDifferences | None = None
     ) -> PlannedDifferences: ...
+    def prepare_differences(
+        self,
+        gathers: Sequence[tuple[PlannedDifferences, torch.Tensor, HeldShards, Site | None]],
+        *,
+        async_op: bool = False,
+    ) -> Work: ...
     def plan_reduce(
         self,
         output: torch.Tensor,

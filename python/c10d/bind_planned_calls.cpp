@@ -1,5 +1,4 @@
 // Plans as their callers in Python hold them.
-#include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -24,10 +23,11 @@ BackendPtr group_of(const P& planned) {
   return group;
 }
 
-HeldShardsPtr hold(const PlannedDifferences& planned) {
+// Calls check it.
+HeldShardsPtr hold(const PlannedDifferences&, const at::Tensor& data) {
   auto held = std::make_shared<HeldShards>();
-  held->data = at::empty({static_cast<std::int64_t>(planned.plan->kept_bytes())}, at::kByte);
-  held->kept.values = {static_cast<std::byte*>(held->data.data_ptr()), planned.plan->kept_bytes()};
+  held->data = data;
+  held->kept.values = {static_cast<std::byte*>(data.data_ptr()), data.nbytes()};
   return held;
 }
 
@@ -42,7 +42,7 @@ void bind_differences(py::module_& module) {
       .def_property_readonly("kept_bytes", [](const PlannedDifferences& p) { return p.plan->kept_bytes(); })
       .def_property_readonly("largest_kept_bytes",
                              [](const PlannedDifferences& p) { return p.plan->largest_kept_bytes(); })
-      .def("hold", &hold)
+      .def("hold", &hold, py::arg("data"))
       .def(
           "run",
           [](const PlannedDifferences& planned, const at::Tensor& output, const at::Tensor& input,

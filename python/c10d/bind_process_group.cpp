@@ -30,6 +30,17 @@ void bind_plans(GroupClass& group_class) {
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("kept") = py::none(),
           py::call_guard<py::gil_scoped_release>())
       .def(
+          "prepare_differences",
+          [](ProcessGroup& group,
+             const std::vector<std::tuple<std::shared_ptr<PlannedDifferences>, at::Tensor, HeldShardsPtr, SitePtr>>&
+                 gathers,
+             bool async) {
+            std::vector<PlannedCalls::ToPrepare> all;
+            for (const auto& [planned, input, held, site] : gathers) all.push_back({planned, input, held, site});
+            return group.planned().prepare_differences(all, async);
+          },
+          py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, py::call_guard<py::gil_scoped_release>())
+      .def(
           "plan_reduce",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
              const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,

@@ -24,12 +24,13 @@ py::dict stats_of(Stats& stats) {
       const Stats::Calls& calls = stats.calls(collective, static_cast<Verdict>(i));
       if (calls.calls.load() > 0) exact[py::str(std::string(to_string(static_cast<Verdict>(i))))] = calls_dict(calls);
     }
-    all[py::str(std::string(to_string(collective)))] = py::dict(
-        py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
-        py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
-        py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
-        py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
-        py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9, py::arg("exact") = exact);
+    all[py::str(std::string(to_string(collective)))] =
+        py::dict(py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
+                 py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
+                 py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
+                 py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
+                 py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9,
+                 py::arg("host_waits") = cost.host_waits.load(), py::arg("exact") = exact);
   }
   const auto apart_dict = [](const Stats::Apart& apart) {
     return py::dict(py::arg("calls") = apart.calls.calls.load(), py::arg("bytes") = apart.calls.bytes.load(),

@@ -99,9 +99,9 @@ std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(at::DeviceType de
   return std::make_shared<GatherPlan>(handshake_.topology(), rank_, chunk_bytes(device), std::move(slots), segments);
 }
 
-std::shared_ptr<const DifferencePlan> CompressedCalls::plan_differences(SlotShape slots) {
+std::shared_ptr<const DifferencePlan> CompressedCalls::plan_differences(at::DeviceType device, const SlotShape& slots) {
   ++stats_.plans;
-  return std::make_shared<DifferencePlan>(handshake_.topology(), rank_, chunk_bytes(at::kCPU), std::move(slots));
+  return std::make_shared<DifferencePlan>(handshake_.topology(), rank_, chunk_bytes(device), slots);
 }
 
 std::shared_ptr<const ReducePlan> CompressedCalls::plan_reduce(at::DeviceType device, SlotShape slots,
@@ -189,6 +189,19 @@ WorkPtr CompressedCalls::gather_differences(const std::optional<at::Tensor>& inp
   job->held = std::move(call.held);
   return launch(stats_.compressed(Collective::all_gather), ::c10d::OpType::_ALLGATHER_BASE, settings,
                 std::move(call.site), std::move(job));
+}
+
+WorkPtr CompressedCalls::prepare_differences(const std::vector<DifferenceShard>& shards, const CallSettings& settings) {
+  auto job = std::make_unique<DifferencePrepareJob>();
+  job->title = "zcomm:prepare_differences";
+  job->text = std::to_string(shards.size()) + " gathers, the first of " + shards.front().call.plan->description();
+  for (const auto& [input, call] : shards) {
+    job->inputs.push_back(input);
+    job->outputs.push_back(call.held->data);
+    job->shards.push_back({call.plan, view_of(input), call.held, call.site});
+  }
+  return launch(stats_.compressed(Collective::all_gather), ::c10d::OpType::_ALLGATHER_BASE, settings, {},
+                std::move(job));
 }
 
 WorkPtr CompressedCalls::reduce_scatter(::c10d::OpType type, const at::Tensor& output,

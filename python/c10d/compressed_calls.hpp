@@ -33,6 +33,11 @@ struct DifferenceCall {
   HeldShardsPtr held;
   SitePtr site;
 };
+// One of those that are prepared together: the values of `call.held`'s next gather.
+struct DifferenceShard {
+  at::Tensor input;
+  DifferenceCall call;
+};
 struct ReduceCall {
   std::shared_ptr<const ReducePlan> plan;
   std::shared_ptr<const AllReducePlan> all_reduce_plan;
@@ -90,10 +95,10 @@ class CompressedCalls {
   };
   Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
-  // What a call on tensors of `device`, or, for differences, in host memory will do. Counted.
+  // What a call on tensors of `device` will do. Counted.
   std::shared_ptr<const GatherPlan> plan_gather(at::DeviceType device, SlotShape slots,
                                                 const std::vector<Segment<BlockFormat>>& segments);
-  std::shared_ptr<const DifferencePlan> plan_differences(SlotShape slots);
+  std::shared_ptr<const DifferencePlan> plan_differences(at::DeviceType device, const SlotShape& slots);
   std::shared_ptr<const ReducePlan> plan_reduce(at::DeviceType device, SlotShape slots,
                                                 const std::vector<Segment<HopFormats>>& segments,
                                                 std::optional<BlockFormat> feedback = {});
@@ -108,6 +113,8 @@ class CompressedCalls {
   // Without an input: once more, from what is held.
   WorkPtr gather_differences(const std::optional<at::Tensor>& input, std::vector<TensorView> slots,
                              const at::Tensor& output, const CallSettings& settings, DifferenceCall call);
+  // On a GPU: ahead of their gathers, with one wait of the host for all.
+  WorkPtr prepare_differences(const std::vector<DifferenceShard>& shards, const CallSettings& settings);
   WorkPtr reduce_scatter(::c10d::OpType type, const at::Tensor& output, const std::vector<TensorView>& slots,
                          std::vector<at::Tensor> inputs, const ::c10d::ReduceOp& op, const CallSettings& settings,
                          ReduceCall call = {});

@@ -61,9 +61,33 @@ void AllGatherJob::run(Communicator& communicator, StreamView stream) {
 
 CallSummary AllGatherJob::summary() const { return summary_of_gather(*this, plan->rank(), slots); }
 
-void DifferenceGatherJob::run(Communicator& communicator, StreamView) {
-  count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout)
-              : communicator.gather_secondary(*plan, held->kept, slots, timeout));
+void DifferencePrepareJob::run(Communicator& communicator, StreamView stream) {
+  std::vector<ShardDifference> all;
+  std::size_t num_chunks = 0;
+  for (const Shard& shard : shards) {
+    all.push_back({*shard.plan, shard.values, shard.held->kept});
+    num_chunks += static_cast<std::size_t>(shard.plan->num_chunks());
+  }
+  const CallStats stats = communicator.prepare_differences(all, timeout, stream);
+  count(stats);
+  // Each chunk has sent a header.
+  for (const Shard& shard : shards) {
+    if (!shard.site || num_chunks == 0) continue;
+    CallStats part;
+    part.inter_node_bytes = stats.inter_node_bytes / num_chunks * static_cast<std::size_t>(shard.plan->num_chunks());
+    shard.site->cost.add(part);
+  }
+}
+
+CallSummary DifferencePrepareJob::summary() const {
+  std::int64_t num_elements = 0;
+  for (const Shard& shard : shards) num_elements += shard.values.num_elements;
+  return {"_allgather_base", num_elements, 0};
+}
+
+void DifferenceGatherJob::run(Communicator& communicator, StreamView stream) {
+  count(shard ? communicator.all_gather(*plan, *shard, slots, held->kept, timeout, stream)
+              : communicator.gather_secondary(*plan, held->kept, slots, timeout, stream));
 }
 
 CallSummary DifferenceGatherJob::summary() const { return summary_of_gather(*this, plan->rank(), slots); }

@@ -55,10 +55,27 @@ struct AllGatherJob final : PlannedJob<GatherPlan> {
 
 // What differences refer to, as its owner in Python holds it.
 struct HeldShards {
-  at::Tensor data;  // uint8 [kept_bytes of the plan]
+  at::Tensor data;  // uint8 [kept_bytes of the plan], on the device of the gathers
   KeptShards kept;  // of this data
 };
 using HeldShardsPtr = std::shared_ptr<HeldShards>;
+
+// What comes ahead of gathers by differences on a GPU: Communicator::prepare_differences().
+struct DifferencePrepareJob final : CompressedJob {
+  struct Shard {
+    std::shared_ptr<const DifferencePlan> plan;
+    ConstTensorView values;
+    HeldShardsPtr held;
+    SitePtr site;
+  };
+  std::vector<Shard> shards;
+  std::string text;
+
+  void run(Communicator& communicator, StreamView stream) override;
+  CallSummary summary() const override;
+  const std::string& plan_text() const override { return text; }
+  std::optional<LinkBytes> wire_bytes() const override { return {}; }
+};
 
 struct DifferenceGatherJob final : PlannedJob<DifferencePlan> {
   std::optional<ConstTensorView> shard;  // none: from what is held

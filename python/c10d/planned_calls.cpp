@@ -99,11 +99,10 @@ std::shared_ptr<PlannedDifferences> PlannedCalls::plan_differences(const at::Ten
   TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf,
                     "zcomm: output: expected BFloat16 or Half, of which differences are made, got ",
                     output.scalar_type());
-  TORCH_CHECK_VALUE(output.device().is_cpu(), "zcomm: output: expected cpu, got ", output.device(),
-                    ": over NCCL a receiver would have to wait for the GPU to learn the size of a difference");
   check_shapes(output, input, group_.getSize(), "output", "input");
-  return planned<PlannedDifferences>(BlockFormat{}, output, {},
-                                     compressed_.plan_differences(shape_of(slots_of(output, group_.getSize()))));
+  return planned<PlannedDifferences>(
+      BlockFormat{}, output, {},
+      compressed_.plan_differences(output.device().type(), shape_of(slots_of(output, group_.getSize()))));
 }
 
 std::shared_ptr<PlannedReduce> PlannedCalls::plan_reduce(const at::Tensor& output, const at::Tensor& input,
@@ -167,6 +166,7 @@ WorkPtr PlannedCalls::gather_differences(const PlannedDifferences& planned, cons
                                          bool async) {
   check_planned(planned, output);
   check_shapes(output, input, group_.getSize(), "output", "input");
+  check_memory(held->data, "held", planned.plan->kept_bytes(), output.device());
   compressed_.count(describe(Collective::all_gather, Form::single, input, {&output, 1}), Verdict::compressed);
   return inner_.track(compressed_.gather_differences(input, slots_of(output, group_.getSize()), output, settings(async),
                                                      {planned.plan, held, site}));
@@ -175,9 +175,29 @@ WorkPtr PlannedCalls::gather_differences(const PlannedDifferences& planned, cons
 WorkPtr PlannedCalls::gather_held(const PlannedDifferences& planned, const at::Tensor& output,
                                   const HeldShardsPtr& held, const SitePtr& site, bool async) {
   check_planned(planned, output);
+  check_memory(held->data, "held", planned.plan->kept_bytes(), output.device());
   compressed_.count(describe(Collective::all_gather, Form::single, output, {&output, 1}), Verdict::compressed);
   return inner_.track(compressed_.gather_differences({}, slots_of(output, group_.getSize()), output, settings(async),
                                                      {planned.plan, held, site}));
+}
+
+WorkPtr PlannedCalls::prepare_differences(const std::vector<ToPrepare>& gathers, bool async) {
+  TORCH_CHECK_VALUE(!gathers.empty(), "zcomm: gathers: expected at least one, got none");
+  std::vector<DifferenceShard> shards;
+  for (const auto& [planned, input, held, site] : gathers) {
+    TORCH_CHECK_VALUE(planned && planned->calls == this, "zcomm: gathers: expected plans of this group, got another's");
+    TORCH_CHECK_VALUE(held && !input.is_cpu(),
+                      "zcomm: gathers: expected tensors on a GPU, got one on cpu: there sizes ",
+                      "are sent with each gather");
+    check_memory(held->data, "held", planned->plan->kept_bytes(), input.device());
+    const std::int64_t num_elements = planned->num_elements / group_.getSize();
+    TORCH_CHECK_VALUE(input.is_contiguous() && input.scalar_type() == planned->dtype && input.numel() == num_elements,
+                      "zcomm: gathers: expected ", num_elements, " contiguous ", planned->dtype,
+                      ", as was planned, got ", input.numel(), input.is_contiguous() ? " contiguous " : " ",
+                      input.scalar_type());
+    shards.push_back({input, {planned->plan, held, site}});
+  }
+  return inner_.track(compressed_.prepare_differences(shards, settings(async)));
 }
 
 WorkPtr PlannedCalls::reduce(const PlannedReduce& planned, const at::Tensor& output, const at::Tensor& input,

@@ -26,7 +26,7 @@ struct Planned {
   std::shared_ptr<const Plan> plan;
 };
 using PlannedGather = Planned<GatherPlan, BlockFormat>;
-using PlannedDifferences = Planned<DifferencePlan, BlockFormat>;  // on CPUs
+using PlannedDifferences = Planned<DifferencePlan, BlockFormat>;
 using PlannedReduce = Planned<ReducePlan, HopFormats>;
 using PlannedAllReduce = Planned<AllReducePlan, HopFormats>;
 
@@ -49,7 +49,7 @@ class PlannedCalls {
   std::shared_ptr<PlannedGather> plan_gather(const at::Tensor& output, const at::Tensor& input,
                                              const PolicyOverride* formats, const Parts& parts,
                                              const std::shared_ptr<PlannedGather>& kept);
-  // Of bfloat16 or float16 on a CPU: throws ValueError for others. The policy is not asked.
+  // Of bfloat16 or float16: throws ValueError for others. The policy is not asked.
   std::shared_ptr<PlannedDifferences> plan_differences(const at::Tensor& output, const at::Tensor& input,
                                                        const std::shared_ptr<PlannedDifferences>& kept);
   // `feedback`: the format of the residual, if there is one.
@@ -75,6 +75,14 @@ class PlannedCalls {
                              const HeldShardsPtr& held, const SitePtr& site, bool async);
   WorkPtr gather_held(const PlannedDifferences& planned, const at::Tensor& output, const HeldShardsPtr& held,
                       const SitePtr& site, bool async);
+  // On a GPU: `input` is what the next gather to `held` sends.
+  struct ToPrepare {
+    std::shared_ptr<PlannedDifferences> planned;
+    at::Tensor input;
+    HeldShardsPtr held;
+    SitePtr site;
+  };
+  WorkPtr prepare_differences(const std::vector<ToPrepare>& gathers, bool async);
   WorkPtr reduce(const PlannedReduce& planned, const at::Tensor& output, const at::Tensor& input,
                  const ::c10d::ReduceOp& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
                  bool async);

@@ -27,11 +27,13 @@ struct Stats {
     Counter inter_node_bytes{0};  // sent by this rank to other nodes
     Counter codec_ns{0};
     Counter transfer_ns{0};
+    Counter host_waits{0};  // times that the host has waited for the GPU
     void add(const CallStats& stats) {
       intra_node_bytes += stats.intra_node_bytes;
       inter_node_bytes += stats.inter_node_bytes;
       codec_ns += static_cast<std::uint64_t>(stats.codec_time.count());
       transfer_ns += static_cast<std::uint64_t>(stats.transfer_time.count());
+      host_waits += static_cast<std::uint64_t>(stats.host_waits);
     }
   };
 

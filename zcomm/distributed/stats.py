@@ -26,6 +26,7 @@ class CollectiveStats:
 
     ``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank to ranks of its node and to other nodes.
     ``transfer_seconds`` is the time spent waiting for transfers, ``codec_seconds`` that of encoding and decoding.
+    ``host_waits``: times that the host has waited for the GPU, which lossless differences make it do once per step.
     ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/design.md.
     """
 
@@ -35,6 +36,7 @@ class CollectiveStats:
     inter_node_bytes: int = 0
     codec_seconds: float = 0.0
     transfer_seconds: float = 0.0
+    host_waits: int = 0
     exact: dict[str, Calls] = field(default_factory=dict)
 
     @property

@@ -7,9 +7,11 @@ exactly: ``all_gather`` of a DifferencePlan in include/zcomm/collectives.hpp.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.collectives import GatherCall, finished
@@ -31,12 +33,23 @@ def plan_differences(name: str, call: GatherCall, kept: _c10d.PlannedDifferences
         raise ValueError(f"wire: {name} cannot gather by differences: {error}{hint}") from None
 
 
+def prepare(
+    group: dist.ProcessGroup, gathers: Sequence[tuple[DifferenceGather, torch.Tensor, _c10d.Site]], async_op: bool
+) -> None:
+    """Encodes these shards ahead of their next gathers, and waits for the GPU once, for the sizes of all."""
+    backend_of(group).prepare_differences(
+        [(each.plan, shard, each.held, site) for each, shard, site in gathers], async_op=async_op
+    ).wait()
+
+
 class DifferenceGather:
     """The gathers of one parameter group's shards, and what they leave with this rank."""
 
-    def __init__(self, plan: _c10d.PlannedDifferences) -> None:
+    def __init__(self, plan: _c10d.PlannedDifferences, device: torch.device) -> None:
         self.plan = plan
-        self.held = plan.hold()
+        self.held = plan.hold(torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device))
+        #: Over NCCL the host must know the size of a difference before it is sent: see prepare().
+        self.needs_sizes = device.type != "cpu"
         self._num_elements = 0  # of a shard
 
     @property

@@ -75,6 +75,7 @@ PYBIND11_MODULE(cuda_host_torch, module) {
   module.def("num_live_pieces", &host::num_live_pieces);
   module.def("num_made_pieces", &host::num_made_pieces);
   module.def("num_creations", &cuda_host::num_creations);
+  module.def("num_host_waits", [] { return cuda_host::calls().host_waits; });
   module.def("set_delays", [](std::uint32_t seed, int microseconds) {
     cuda_host::set_delays(seed, std::chrono::microseconds(microseconds));
   });

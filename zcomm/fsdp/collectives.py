@@ -90,6 +90,14 @@ class Collectives:
         """Of FSDP2: see _fsdp2."""
         return _fsdp2.params_of(self._param_group)
 
+    @property
+    def last_gather_plan(self) -> _c10d.PlannedGather | None:
+        return self._gather_plan
+
+    def shard(self) -> torch.Tensor | None:
+        """See _fsdp2.shard_of."""
+        return _fsdp2.shard_of(self._param_group)
+
     def set_rule(self, rule: Rule) -> None:
         """Counts anew: what is sent differently is not added up. See check_difference()."""
         self.rule = rule

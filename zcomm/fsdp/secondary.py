@@ -24,7 +24,7 @@ from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, Differences, GatherCall, collectives_of, finished
-from zcomm.fsdp.differences import DifferenceGather, plan_differences
+from zcomm.fsdp.differences import DifferenceGather, plan_differences, prepare
 
 _log = logging.getLogger("zcomm")
 
@@ -65,10 +65,11 @@ def enable_secondary_shards(
     ``reshard_after_forward`` mesh, are as without secondary shards.
 
     With ``wire="difference"`` weights are exact, bit for bit: what crosses nodes are lossless differences to what the
-    holders of secondary shards still have, of bfloat16 or float16, on CPUs over Gloo. The first gather sends whole
-    weights. Secondary shards are then the weights themselves, 2 bytes each: on a rank of a node of L an L-th of the
-    model, and all of it where a node has one rank. What the options would compress is sent so; a module for which
-    :func:`compress` has set a format for ``all_gather`` keeps that.
+    holders of secondary shards still have, of bfloat16 or float16. The first gather sends whole weights. On a GPU the
+    host waits for the GPU once per optimizer step, and CUDA graphs cannot capture the gathers. Secondary shards are
+    then the weights themselves, 2 bytes each: on a rank of a node of L an L-th of the model, and all of it where a node
+    has one rank. What the options would compress is sent so; a module for which :func:`compress` has set a format for
+    ``all_gather`` keeps that.
 
     Args:
         wire: ``"compressed"``, in the formats of the options, or ``"difference"``; default: the environment's
@@ -78,7 +79,8 @@ def enable_secondary_shards(
 
     Raises:
         ValueError: ``max_bytes`` is negative, or ``wire`` is unknown.
-        ValueError: at a gather of float32 or on a GPU, if ``wire`` is ``"difference"``.
+        ValueError: at a gather of float32, if ``wire`` is ``"difference"``.
+        RuntimeError: at a gather that a CUDA graph captures, if ``wire`` is ``"difference"``.
         ValueError: at the first forward pass, if a module's process group was not made with the backend "zcomm".
     """
     if max_bytes is not None and max_bytes < 0:
@@ -182,6 +184,15 @@ class SecondaryShards:
                 )
         return lines
 
+    def _prepare(self, first: _Shard, call: GatherCall, version: WeightsVersion) -> None:
+        """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so
+        that the host waits for the GPU once after a step, and not once for each module."""
+        gathers = [first.to_prepare(call.shard, version)]
+        for shard in self._shards.values():
+            if shard is not first and (other := shard.outdated_in(call.group.group_name)) is not None:
+                gathers.append(shard.to_prepare(*other))
+        prepare(call.group, gathers, call.async_op)
+
     def _reserve(self, name: str, num_bytes: int) -> bool:
         if self.max_bytes is not None and self._used_bytes + num_bytes > self.max_bytes:
             _log.warning(
@@ -235,6 +246,7 @@ class _Shard:
         self._group_name = ""  # of the last difference
         self._compressed = ("", 0.0)  # what would be sent instead: a format, and its bits per weight
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
+        self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
         self.gathers_inter_node = 0
         self.gathers_intra_node = 0
@@ -268,12 +280,12 @@ class _Shard:
         return DifferenceCosts(exact.bits_per_weight, *self._compressed)
 
     def outdate(self) -> None:
-        self._kept_version = None
+        self._kept_version = self._prepared_version = None
 
     def forget(self) -> None:
         """What is kept is not what the next gathers need."""
         self._owner._release(self._reserved or 0)
-        self._kept = self._kept_version = self._differences = self._reserved = None
+        self._kept = self._kept_version = self._prepared_version = self._differences = self._reserved = None
 
     def _fits(self, num_bytes: int) -> bool:
         """``num_bytes``: of the rank that needs most, so that all ranks decide alike."""
@@ -290,8 +302,7 @@ class _Shard:
         if plan is None or version is None:
             self.gathers_plain += 1
             return self._group.plain.gather(call)
-        rule = self._group.rule
-        if self._owner.wire == "difference" and (rule is None or rule.all_gather is None):
+        if self._is_exact():
             return self._gather_exactly(call, version)
         if self._differences is not None:  # the module has a format of its own since then
             self.forget()
@@ -321,8 +332,8 @@ class _Shard:
                 work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
             return finished(work, call.async_op)
         if self._differences is None or self._differences.plan is not plan:
-            self._kept = self._kept_version = None
-            self._differences = DifferenceGather(plan)
+            self._kept = self._kept_version = self._prepared_version = None
+            self._differences = DifferenceGather(plan, call.output.device)
             self._group_name = call.group.group_name
         assert call.plan is not None
         self._compressed = (call.plan.format, 16 * call.plan.largest_secondary_bytes / plan.largest_kept_bytes)
@@ -331,9 +342,35 @@ class _Shard:
             return self._differences.gather_again(call, self._intra_node)
         self._kept_version = None  # while it is being written
         self.gathers_inter_node += 1
+        if self._differences.needs_sizes and self._prepared_version != version:
+            self._owner._prepare(self, call, version)
+        self._prepared_version = None
         work = self._differences.gather(call, self._group.gathered)
         self._kept_version = version
         return work
+
+    def _is_exact(self) -> bool:
+        rule = self._group.rule
+        return self._owner.wire == "difference" and (rule is None or rule.all_gather is None)
+
+    def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
+        """The weights that the next gather in that process group will send, and their version, if that is known: the
+        module has sent differences before, and its weights have changed since."""
+        plan = self._group.last_gather_plan
+        if self._group.strategy is not self or not self._is_exact():
+            return None
+        if self._differences is None or self._group_name != group or plan is None:
+            return None
+        version = self._version_of(plan)
+        if version is None or version in (self._kept_version, self._prepared_version):
+            return None
+        shard = self._group.shard()
+        return None if shard is None else (shard, version)
+
+    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[DifferenceGather, torch.Tensor, Any]:
+        assert self._differences is not None
+        self._prepared_version = version
+        return self._differences, shard, self._group.gathered
 
     def _version_of(self, plan: _c10d.PlannedGather) -> WeightsVersion | None:
         """None: the weights cannot be watched."""

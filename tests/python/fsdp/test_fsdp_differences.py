@@ -27,6 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
 from zcomm.fsdp import SecondaryShards, compress, enable_secondary_shards
+from zcomm.fsdp.differences import DifferenceGather
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 TWO_NODES = [0, 0, 1, 1]
@@ -241,6 +242,45 @@ def test_hybrid_shards_and_compiled_blocks() -> None:
         assert [stats.generation for stats in secondary.stats().values()] == [4, 4, 4]
 
     run(body, 4, nodes=[0, 1, 0, 1], options=options())
+
+
+def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU tensors, whose gathers need no sizes: what would be prepared is what is gathered then."""
+    prepared: list[dict[Any, torch.Tensor]] = []
+    make, gather = DifferenceGather.__init__, DifferenceGather.gather
+
+    def make_needing_sizes(self: DifferenceGather, *args: Any) -> None:
+        make(self, *args)
+        self.needs_sizes = True
+
+    def prepare(group: Any, gathers: Any, async_op: bool) -> None:
+        prepared.append({one: shard.clone() for one, shard, _ in gathers})
+
+    def checked_gather(self: DifferenceGather, call: Any, site: Any) -> Any:
+        assert torch.equal(next(batch[self] for batch in reversed(prepared) if self in batch), call.shard)
+        return gather(self, call, site)
+
+    def body() -> None:
+        monkeypatch.setattr(DifferenceGather, "__init__", make_needing_sizes)
+        monkeypatch.setattr(DifferenceGather, "gather", checked_gather)
+        monkeypatch.setattr("zcomm.fsdp.secondary.prepare", prepare)
+        model = sharded()
+        model[1].requires_grad_(False)
+        enable_secondary_shards(model, wire="difference")
+        weights = list(model[0].parameters())
+        optimizers = [adamw(model[2]), torch.optim.SGD(weights[:1], lr=0.1), torch.optim.SGD(weights[1:], lr=0.1)]
+        for step in range(4):
+            train(model, optimizers[0], steps=1)
+            for optimizer in optimizers[1:]:
+                optimizer.step()
+            # At first each module by itself; then those whose weights have changed, once for all optimizers.
+            assert [len(batch) for batch in prepared] == [1, 1, 1] + [2] * step
+        with torch.no_grad():
+            model[1][0].weight.mul_(2)  # noticed without an optimizer
+        train(model, optimizers[0], steps=1)
+        assert len(prepared[-1]) == 3
+
+    run(body, 4, nodes=TWO_NODES, options=options())
 
 
 def shard_of(secondary: SecondaryShards) -> Any:

@@ -175,7 +175,7 @@ Values look(const Halves& values, const Halves& expected, std::size_t slot) {
 
 // body(module, stream)
 template <class Body>
-std::vector<Outcome> outcomes_of(int step, Body&& body) {
+std::vector<Outcome> outcomes_of(int step, Body&& body, std::chrono::milliseconds timeout = kTimeout) {
   std::vector<Outcome> outcomes(4);
   Gossip gossip;
   test::run_nccl_ranks(4, [&](int rank, NcclOptions options) {
@@ -184,12 +184,13 @@ std::vector<Outcome> outcomes_of(int step, Body&& body) {
     Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     Stream stream;
     Module module(*communicator, even(kTwoNodes, kLength));
-    module.timeout = 2s;
+    module.timeout = timeout;
     try {
       body(module, stream);
       const Halves values = module.output->get(stream);
       for (std::size_t slot = 0; slot < 4; ++slot) outcome.slots[slot] = look(values, module.expected(step), slot);
-      for (const auto latest = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < latest;) {
+      for (const auto latest = std::chrono::steady_clock::now() + kTimeout;
+           std::chrono::steady_clock::now() < latest;) {
         prepare(*communicator, {&module}, stream.view());
       }
     } catch (const TransportError& error) {
@@ -214,7 +215,7 @@ TEST_CASE("device gathers: every value on every rank, again and again, for every
   for (const std::vector<int>& shape : shapes) {
     const std::vector<int> ids = test::node_ids(shape, /*interleaved=*/shape.size() == 3);
     for (const std::size_t length : {0, 1, 33, 10007}) {
-      if (test::kThreadSanitizer && length != 10007) continue;
+      if (test::kThreadSanitizer && (length != 10007 || shape.size() != 2)) continue;
       run(ids, 8192, [&](Communicator& communicator) {
         Stream stream;
         std::vector<std::size_t> uneven = even(ids, length);
@@ -463,14 +464,17 @@ TEST_CASE("device gathers: ranks at other generations say so") {
 TEST_CASE("device gathers: a gather that a rank skips, or makes again instead, is an error on all") {
   const NoTraces no_traces;
   for (const bool again : {false, true}) {
-    const auto outcomes = outcomes_of(1, [&](Module& module, const Stream& stream) {
-      for (int step = 0; step < 2; ++step) {
-        module.set(step, stream);
-        const bool is_odd = step == 1 && module.communicator.rank() == 3;
-        if (!is_odd) module.gather(stream.view());
-        if (is_odd && again) module.gather_again(stream.view());
-      }
-    });
+    const auto outcomes = outcomes_of(
+        1,
+        [&](Module& module, const Stream& stream) {
+          for (int step = 0; step < 2; ++step) {
+            module.set(step, stream);
+            const bool is_odd = step == 1 && module.communicator.rank() == 3;
+            if (!is_odd) module.gather(stream.view());
+            if (is_odd && again) module.gather_again(stream.view());
+          }
+        },
+        2s);
     for (const Outcome& outcome : outcomes) CHECK_FALSE(outcome.error.empty());
   }
 }

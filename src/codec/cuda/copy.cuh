@@ -35,10 +35,11 @@ ZCOMM_DEVICE void copy_quad(const CopyPiece& piece, std::int32_t begin) {
     store_words(words, piece.target + begin);
     return;
   }
+  const auto end = static_cast<std::int32_t>(piece.num_bytes + piece.num_zeros);
 #pragma unroll
   for (std::int32_t i = 0; i < 16; i += 2) {
     const std::int32_t place = begin + i;
-    if (place < 0 || place >= num_bytes + piece.num_zeros) continue;
+    if (place < 0 || place >= end) continue;
     *reinterpret_cast<std::uint16_t*>(piece.target + place) =
         place < num_bytes ? *reinterpret_cast<const std::uint16_t*>(piece.source + place) : std::uint16_t{0};
   }

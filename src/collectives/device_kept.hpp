@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,10 +25,10 @@ class DeviceKept {
     }
     check_cuda(cudaGetDevice(&device_), "tell the current device");
     const std::size_t count = std::max<std::size_t>(slots_.size() * num_chunks_, 1);
-    hashes_.emplace(count * sizeof(std::uint64_t));
-    status_.emplace(count * sizeof(std::uint32_t));
+    hashes_ = std::make_unique<DeviceBytes>(count * sizeof(std::uint64_t));
+    status_ = std::make_unique<PinnedBytes>(count * sizeof(std::uint32_t));
     std::fill_n(status(0), count, 0);
-    used_.emplace();
+    used_ = std::make_unique<Event>();
   }
   ~DeviceKept() {
     const RelaxedCapture relaxed;
@@ -82,9 +83,9 @@ class DeviceKept {
   std::vector<int> slots_;  // that are held
   std::atomic<std::uint64_t> base_ = 0;
   int device_ = 0;
-  std::optional<DeviceBytes> hashes_;
-  std::optional<PinnedBytes> status_;
-  std::optional<Event> used_;  // by the last call
+  std::unique_ptr<DeviceBytes> hashes_;
+  std::unique_ptr<PinnedBytes> status_;
+  std::unique_ptr<Event> used_;  // by the last call
 };
 
 }  // namespace zcomm

@@ -44,8 +44,8 @@ class Preparation {
   struct Item {
     const ShardDifference& shard;
     PreparedGather prepared;
-    std::vector<std::size_t> offsets;  // of messages in
-    std::optional<Scratch> messages;   // with room for the longest ones
+    std::vector<std::size_t> offsets;   // of messages in
+    std::unique_ptr<Scratch> messages;  // with room for the longest ones
   };
 
   bool moves_bytes() const { return !hop_.sends.empty() && num_headers_ > 0; }
@@ -77,13 +77,12 @@ class Preparation {
 
 void Preparation::add(const ShardDifference& shard) {
   std::vector<std::size_t> longest;
+  longest.reserve(static_cast<std::size_t>(shard.plan.num_chunks()));
   for (std::int64_t chunk = 0; chunk < shard.plan.num_chunks(); ++chunk) {
     longest.push_back(kDifferenceHeaderBytes + max_difference_bytes(chunk_of(shard, chunk).num_elements));
   }
-  items_.push_back({shard,
-                    {shard.kept.device, shard.kept.generation, r_.stream, num_headers_},
-                    aligned_offsets(longest),
-                    std::nullopt});
+  items_.push_back(
+      {shard, {shard.kept.device, shard.kept.generation, r_.stream, num_headers_}, aligned_offsets(longest), nullptr});
   num_headers_ += longest.size();
 }
 
@@ -93,7 +92,9 @@ void Preparation::encode() {
   for (Item& item : items_) {
     item.shard.kept.generation = 0;  // until all is prepared
     item.shard.kept.device->make_wait(r_.stream);
-    if (moves_bytes()) item.messages.emplace(r_.workspace, item.offsets.back(), r_.stream);
+    if (moves_bytes()) {
+      item.messages = std::make_unique<Scratch>(r_.workspace, item.offsets.back(), r_.stream);
+    }
     add_jobs(item);
   }
   r_.codec.device_differences()->encode(jobs_, r_.stream);
@@ -106,7 +107,7 @@ void Preparation::add_jobs(Item& item) {
     const auto number = static_cast<std::size_t>(chunk);
     EncodeDifference job{chunk_of(item.shard, chunk), places.kept(plan.rank(), chunk), item.prepared.base};
     job.hash = kept.device->hash(places.hash_number(plan.rank(), chunk));
-    if (item.messages) {
+    if (item.messages != nullptr) {
       job.message = item.messages->data() + item.offsets[number];
       job.num_bytes = sizes() + item.prepared.first_header + number;
     }
@@ -126,6 +127,8 @@ void Preparation::exchange_headers() {
   r_.codec.decode(copies, r_.stream);
   std::vector<Send> sends;
   std::vector<Recv> recvs;
+  sends.reserve(hop_.sends.size() + call_check_.sends().size());
+  recvs.reserve(hop_.recvs.size() + call_check_.sends().size());
   for (const Move& move : hop_.sends) {
     sends.push_back({move.peer, headers_->row(0), row_bytes()});
     count_sent(r_, move.peer, row_bytes());
@@ -187,7 +190,7 @@ void Preparation::pack() {
   for (Item& item : items_) {
     const std::vector<std::size_t>& sizes = item.prepared.sent;
     const std::vector<std::size_t> offsets = aligned_offsets(sizes);
-    item.prepared.bodies.emplace(r_.workspace, offsets.back(), r_.stream);
+    item.prepared.bodies = std::make_unique<Scratch>(r_.workspace, offsets.back(), r_.stream);
     for (std::size_t chunk = 0; chunk < sizes.size(); ++chunk) {
       const std::byte* const body = item.messages->data() + item.offsets[chunk] + kDifferenceHeaderBytes;
       copies.push_back(copy_of(body, item.prepared.bodies->data() + offsets[chunk], sizes[chunk]));
@@ -200,8 +203,8 @@ void Preparation::pack() {
 }  // namespace
 
 void Readback::reserve(std::size_t num_bytes) {
-  if (!arrived) arrived.emplace();
-  if (!memory || memory->size() < num_bytes) memory.emplace(size_class(num_bytes));
+  if (arrived == nullptr) arrived = std::make_unique<Event>();
+  if (memory == nullptr || memory->size() < num_bytes) memory = std::make_unique<PinnedBytes>(size_class(num_bytes));
 }
 
 std::list<PreparedGather> prepare_gathers(const Resources& resources, std::span<const ShardDifference> shards,

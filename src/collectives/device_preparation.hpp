@@ -4,7 +4,6 @@
 
 #include <list>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,7 +37,7 @@ struct PreparedGather {
   std::shared_ptr<const HeaderRows> headers = {};
   std::vector<std::size_t> sent = {};      // bytes of the body of each chunk
   std::vector<std::size_t> received = {};  // the same for each owner, one after the other
-  std::optional<Scratch> bodies = {};      // at aligned_offsets(sent)
+  std::unique_ptr<Scratch> bodies = {};    // at aligned_offsets(sent)
 };
 
 // Where pieces of these sizes lie, and their end.
@@ -57,8 +56,8 @@ inline Decode copy_of(const std::byte* from, std::byte* to, std::size_t num_byte
 // Memory through which the host learns sizes: kept from batch to batch.
 struct Readback {
   void reserve(std::size_t num_bytes);
-  std::optional<PinnedBytes> memory;
-  std::optional<Event> arrived;
+  std::unique_ptr<PinnedBytes> memory;
+  std::unique_ptr<Event> arrived;
 };
 
 // In the order of `shards`, at least one, whose KeptShards::device is there. Waits for the GPU once. `call`: what this

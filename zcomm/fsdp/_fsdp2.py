@@ -76,14 +76,14 @@ def gathered_elements(param: Any) -> int:
     return numel
 
 
-@torch.no_grad()
 def shard_of(group: Any) -> torch.Tensor | None:
     """What the next all-gather of the group sends of this rank, in memory of its own; None where only the gather itself
     can tell. Its parameters are sharded: see version_of()."""
     if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in group.fsdp_params):
         return None
-    inputs = [part.reshape(-1) for param in group.fsdp_params for part in param.all_gather_inputs]
-    return torch.cat(inputs) if len({part.dtype for part in inputs}) == 1 else None
+    with torch.no_grad():
+        inputs = [part.reshape(-1) for param in group.fsdp_params for part in param.all_gather_inputs]
+        return torch.cat(inputs) if len({part.dtype for part in inputs}) == 1 else None
 
 
 def reduced_elements(param: Any) -> int:

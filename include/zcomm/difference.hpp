@@ -77,7 +77,7 @@ enum DifferenceError : std::uint32_t {
   kHeaderError = 1,      // no header of this version, or of another number of bytes
   kGenerationError = 2,  // the message belongs to another generation
   kBaseError = 4,        // the sender's base is not the one here
-  kBodyError = 8,        // no encoder wrote this for so many values
+  kBodyError = 8,        // no encoder writes such a body for this number of values
   kResultError = 16,     // the result is not what the sender has: something has written to the base
   kKeptError = 32,       // values are no longer what they were
 };

@@ -1,4 +1,4 @@
-// What a rank keeps of gathers by differences in the memory of a GPU, beside the values.
+// The hashes and errors of gathers by differences on a GPU. A rank keeps them beside the values.
 #pragma once
 
 #include <algorithm>

@@ -30,9 +30,9 @@ class Stages {
 // one group for each chunk, and one more if there are two hops.
 void run_pipeline(const Resources& r, Stages& stages);
 
-// The same of two collectives that have the same chunks: the second begins with a chunk when the first has finished it,
-// beside later chunks of the first. Their transfers share groups: of n chunks there are n + 2, or n + 4 if both have
-// two hops, and no more than one after the other takes.
+// Two collectives that have the same chunks. The second one starts a chunk when the first one has finished it, while
+// later chunks of the first are still under way. Their transfers share groups. n chunks take n + 2 groups, or n + 4 if
+// both have two hops, and never more than the two calls in turn.
 void run_pipeline(const Resources& r, Stages& first, Stages& second);
 
 // One value per chunk that is under way; chunks that are `Depth` apart share a place.

@@ -85,7 +85,7 @@ class HierarchicalReduceScatter final : public Stages {
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  // Sums the own slot over the node, and what the wires lost of the others.
+  // Sums this rank's slot over its node, and updates the residuals of the other slots.
   void meanwhile(std::int64_t) override {
     const Timed timed(r_.stats.codec_time);
     r_.codec.decode_sum(sums_, r_.stream);

@@ -62,9 +62,9 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   }
   const bool is_gather = call == Call::gather;
   const std::int64_t num_groups = num_chunks + num_hops - 1;
-  // Encode and decode, or encode and sum; sums that go on, and those of the own slot, are two more.
+  // Two launches: encode, then decode or sum. Two hops take two more: the sums for other nodes, and the own slot's.
   const std::int64_t num_kernels = is_gather || !is_hierarchical ? 2 : 4;
-  // The wires; or messages that go out and come in at each hop, and the sums of the own slot.
+  // A gather has one buffer of wires. A reduce-scatter has two for each hop, and with two hops one of partial sums.
   const std::int64_t num_pieces = is_gather ? 1 : is_hierarchical ? 5 : 2;
   return {.groups = num_groups,
           .threads = num_groups,

@@ -60,7 +60,7 @@ DIFFERENCE_MUTATIONS = {
     "the highest bit for the lowest": (r"\bbrev\.b32\b", "mov.b32"),
     "zeros counted for ones": (r"\bpopc\.b64\b", "clz.b64"),
     "bits inserted elsewhere": (r"(bfi\.b64\s+\S+, \S+, \S+), (\d+),", r"\1, 1\2,"),
-    "the own value for another lane's": (r"(shfl\.sync\.bfly\.b32\s+[^,]+, \S+), (\S+), ", r"\1, 0, "),
+    "a lane's own value in place of another's": (r"(shfl\.sync\.bfly\.b32\s+[^,]+, \S+), (\S+), ", r"\1, 0, "),
     "a store for an atomic": (r"atom\.shared\.or\.b32\s+\S+, (\[\S+\]), ", r"st.shared.u32 \1, "),
     "no barrier of the warp": (r"^\s*bar\.warp\.sync.*$", ""),
     "no barrier": (r"^\s*bar\.sync.*$", ""),

@@ -47,8 +47,8 @@ class Sections {
  public:
   ZCOMM_DEVICE Sections(const std::uint32_t* words, std::uint32_t num_words) : words_(words), num_words_(num_words) {}
 
-  // The next section, of which this lane has so many bits, becomes the current one. Whether it is there; all lanes come
-  // here.
+  // Moves on to the next section, in which this lane has `num_bits`. Returns whether the tile holds all of it. Called
+  // by all lanes.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits) {
     const LaneSums sums(num_bits);
     position_ = end_ + sums.before;

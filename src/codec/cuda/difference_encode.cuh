@@ -125,7 +125,7 @@ struct SectionPlaces {
   std::uint32_t likely, flags, groups, planes[5], fields, escapes;
 
  private:
-  // Of a section that has so many bits of this lane.
+  // Of the next section, in which this lane has `num_bits`.
   ZCOMM_DEVICE std::uint32_t place(std::uint32_t num_bits) {
     const LaneSums sums(num_bits);
     const std::uint32_t begin = end + sums.before;

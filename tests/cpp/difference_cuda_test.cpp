@@ -1,4 +1,5 @@
 #include "difference_cuda_cases.hpp"
+#include "sanitizers.hpp"
 
 namespace zcomm {
 

@@ -37,7 +37,7 @@ def accelerate() -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
-def make_accelerator(kind: str, backend: str) -> Any:
+def make_accelerator(kind: str, backend: str, precision: str = "no") -> Any:
     from accelerate import Accelerator, DistributedType, PartialState
     from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
 
@@ -58,14 +58,16 @@ def make_accelerator(kind: str, backend: str) -> Any:
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config),
         )
     dist.init_process_group(backend)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
     if kind == "FSDP2":
         # Accelerate offers FSDP on accelerators only. What it does with a model does not depend on the device.
         PartialState().distributed_type = accelerator.state.distributed_type = DistributedType.FSDP
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        plugin = accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True,
             transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
         )  # fmt: skip
+        if precision != "no":
+            plugin.set_mixed_precision(precision)
     return accelerator
 
 
@@ -157,6 +159,46 @@ def test_what_a_user_gathers_and_saves_is_exact(kind: str) -> None:
         assert_same_bits(gathered[accelerator.process_index], values)
 
     run(body, SIZE, backend=None, launched=True, env=COMPRESSED)
+
+
+@pytest.mark.timeout(600)  # of two trainings by four ranks
+@pytest.mark.parametrize("gradients", ["exact", "compressed"])
+def test_lossless_differences_train_as_exact_weights_do(gradients: str) -> None:
+    """Bit for bit; with exact gradients that is gloo's. docs/trainers/accelerate.md has the line that a user writes."""
+
+    def train_exactly(backend: str, differences: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+        accelerator = make_accelerator("FSDP2", backend, "bf16")
+        model = tiny_llama.make_model()
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+        secondary = zcomm.fsdp.enable_secondary_shards(model, wire="difference") if differences else None
+        losses = []
+        for step in range(STEPS):
+            batch = tiny_llama.make_batch(step, accelerator.process_index)
+            loss = model(input_ids=batch, labels=batch).loss
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(tiny_llama.mean_over_ranks(loss))
+        if secondary is not None:
+            assert [stats.generation for stats in secondary.stats().values()] == [STEPS] * 4
+        return losses, {name: whole(parameter) for name, parameter in model.named_parameters()}
+
+    def trained_exactly(backend: str, differences: bool, **env: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+        two_nodes = {**COMPRESSED, "ZCOMM_NODE_SIZE": "2", **env}
+        return run(
+            lambda: train_exactly(backend, differences), 4, backend=None, launched=True, env=two_nodes, seconds=290
+        )[0]
+
+    if gradients == "exact":
+        want = trained_exactly("gloo", False)
+        got = trained_exactly("zcomm", True, ZCOMM_REDUCE_SCATTER="exact")
+    else:
+        want = trained_exactly("zcomm", False, ZCOMM_ALL_GATHER="exact")
+        got = trained_exactly("zcomm", True)
+    assert got[0] == want[0]
+    for name, parameter in want[1].items():
+        assert_same_bits(got[1][name], parameter, name)
 
 
 @pytest.mark.parametrize("own_units", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +28,75 @@ dist.destroy_process_group()
 """
 
 
-def test_workers_that_an_agent_restarts_connect_again(tmp_path: Path) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    command += ["--master-addr=127.0.0.1", f"--log-dir={tmp_path}", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", str(worker)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+# Steps have batches of their own, so that a step that is left out or made twice is noticed.
+TRAINER = """
+import os, pathlib, signal, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+import zcomm
+from support.training import make_batch, make_model, whole
+
+folder, killed_at = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+checkpoint = folder / "checkpoint"
+begin = 4 if (checkpoint / ".metadata").exists() else 0  # which is written last
+dist.init_process_group("zcomm")
+model = make_model()
+for block in [*model, model]:
+    fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+secondary = zcomm.fsdp.enable_secondary_shards(model, wire="difference")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+if begin > 0:
+    states = get_state_dict(model, optimizer)
+    dcp.load(dict(zip(("model", "optimizer"), states)), checkpoint_id=checkpoint)
+    set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1])
+for step in range(begin, 10):
+    inputs, targets = make_batch(step * dist.get_world_size() + dist.get_rank())
+    loss = (model(inputs).float() - targets).square().mean()
+    if step == killed_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step + 1 == 4:
+        dcp.save(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))), checkpoint_id=checkpoint)
+parameters = [whole(parameter) for parameter in model.parameters()]
+if dist.get_rank() == 0:
+    generations = [stats.generation for stats in secondary.stats().values()]
+    torch.save({"begin": begin, "generations": generations, "parameters": parameters}, folder / "end.pt")
+dist.destroy_process_group()
+"""
+
+
+def run_agent(folder: Path, program: str, size: int, *arguments: str, **env: str) -> None:
+    """Under torchrun, which starts all workers once more if one of them fails."""
+    worker = folder / "worker.py"
+    worker.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--max-restarts=1"]
+    command += ["--master-addr=127.0.0.1", f"--log-dir={folder}", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", str(worker), *arguments]
+    ended = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+def test_workers_that_an_agent_restarts_connect_again(tmp_path: Path) -> None:
+    run_agent(tmp_path, WORKER, 2)
+
+
+@pytest.mark.timeout(500)  # twelve processes import torch
+def test_training_by_lossless_differences_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """A rank is killed between the forward and the backward pass of step 6. All begin again at the checkpoint of step
+    4, without what they held, and end with the parameters of a training that nothing has interrupted."""
+    ends = {}
+    for name, killed_at in (("interrupted", 6), ("whole", -1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        env = {"PYTHONPATH": str(Path(__file__).parents[2]), "ZCOMM_NODE_SIZE": "2", "ZCOMM_MIN_BYTES": "1"}
+        run_agent(folder, TRAINER, 4, str(folder), str(killed_at), OMP_NUM_THREADS="1", **env)
+        ends[name] = torch.load(folder / "end.pt")
+    assert (ends["interrupted"]["begin"], ends["whole"]["begin"]) == (4, 0)
+    assert (ends["interrupted"]["generations"], ends["whole"]["generations"]) == ([6, 6, 6], [10, 10, 10])
+    for resumed, expected in zip(ends["interrupted"]["parameters"], ends["whole"]["parameters"], strict=True):
+        assert torch.equal(resumed, expected)
 
 
 def _two_worlds(rank: int, path: str, answers: Any) -> None:

@@ -31,7 +31,6 @@ class DeviceKept {
     used_ = std::make_unique<Event>();
   }
   ~DeviceKept() {
-    const RelaxedCapture relaxed;
     try {
       const CudaDeviceGuard on_device(device_);
       hashes_.reset();

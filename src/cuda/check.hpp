@@ -21,16 +21,24 @@ inline void check_cuda(cudaError_t result, const char* what) {
               cudaGetErrorName(result) + ")" + remedy(result));
 }
 
-// Lets this thread query events while it, or another one, captures a graph; an ordinary query would break that capture.
-class RelaxedCapture {
+// Which captures of graphs forbid what this thread does: queries and waits of the host, allocations, the load of a
+// kernel. What is forbidden breaks the capture.
+class CaptureMode {
  public:
-  RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+  ~CaptureMode() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  CaptureMode(const CaptureMode&) = delete;
+  CaptureMode& operator=(const CaptureMode&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  cudaStreamCaptureMode mode_;
+};
+
+// None do, neither this thread's nor another's.
+struct RelaxedCapture : CaptureMode {
+  RelaxedCapture() : CaptureMode(cudaStreamCaptureModeRelaxed) {}
 };
 
 inline cudaStream_t as_cuda(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }

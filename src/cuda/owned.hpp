@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "cuda/check.hpp"
 
@@ -11,11 +12,14 @@ namespace zcomm {
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::size_t num_bytes) {
+    const RelaxedCapture relaxed;
     void* data = nullptr;
-    check_cuda(cudaMalloc(&data, num_bytes), "allocate memory of the device");
+    check_cuda(cudaMalloc(&data, num_bytes),
+               ("allocate " + std::to_string(num_bytes) + " bytes of GPU memory").c_str());
     data_ = static_cast<std::byte*>(data);
   }
   ~DeviceBytes() {
+    const RelaxedCapture relaxed;
     static_cast<void>(cudaFree(data_));
     static_cast<void>(cudaGetLastError());
   }
@@ -33,11 +37,14 @@ class DeviceBytes {
 class PinnedBytes {
  public:
   explicit PinnedBytes(std::size_t num_bytes) : size_(num_bytes) {
+    const RelaxedCapture relaxed;
     void* data = nullptr;
-    check_cuda(cudaMallocHost(&data, num_bytes), "allocate pinned memory");
+    check_cuda(cudaMallocHost(&data, num_bytes),
+               ("allocate " + std::to_string(num_bytes) + " bytes of pinned memory").c_str());
     data_ = static_cast<std::byte*>(data);
   }
   ~PinnedBytes() {
+    const RelaxedCapture relaxed;
     static_cast<void>(cudaFreeHost(data_));
     static_cast<void>(cudaGetLastError());
   }
@@ -67,7 +74,10 @@ class Event {
     check_cuda(cudaStreamWaitEvent(as_cuda(stream), event_, 0), "make a stream wait");
   }
   // Blocks the host.
-  void wait() const { check_cuda(cudaEventSynchronize(event_), "wait for an event"); }
+  void wait() const {
+    const RelaxedCapture relaxed;
+    check_cuda(cudaEventSynchronize(event_), "wait for an event");
+  }
   bool is_over() const {
     const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventQuery(event_);

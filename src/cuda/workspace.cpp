@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "host/aside.hpp"
 #include "host/size_class.hpp"
 #include "zcomm/cuda.hpp"
@@ -30,36 +30,17 @@ struct Capture {
 
 class Piece {
  public:
-  Piece(std::size_t num_bytes, int on_device) : size(num_bytes), device(on_device) {
-    check_cuda(cudaEventCreateWithFlags(&released_, cudaEventDisableTiming), "create an event");
-    void* data = nullptr;
-    const cudaError_t result = cudaMalloc(&data, num_bytes);
-    if (result != cudaSuccess) static_cast<void>(cudaEventDestroy(released_));
-    check_cuda(result, ("allocate " + std::to_string(num_bytes) + " bytes of scratch").c_str());
-    data_ = static_cast<std::byte*>(data);
-  }
-  ~Piece() {
-    static_cast<void>(cudaFree(data_));  // waits for the device
-    static_cast<void>(cudaEventDestroy(released_));
-    static_cast<void>(cudaGetLastError());
-  }
-  Piece(const Piece&) = delete;
-  Piece& operator=(const Piece&) = delete;
+  Piece(std::size_t num_bytes, int on_device) : size(num_bytes), device(on_device), bytes_(num_bytes) {}
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return bytes_.data(); }
 
   void mark_released(cudaStream_t on_stream) {
     stream = on_stream;
     capture = Capture(on_stream).id;
-    if (capture == 0) check_cuda(cudaEventRecord(released_, on_stream), "record an event");
+    if (capture == 0) released_.record({on_stream});
   }
   // Nothing that is queued, or that a graph may yet do, uses it.
-  bool is_passed() const {
-    if (capture != 0) return num_graphs == 0;
-    if (cudaEventQuery(released_) == cudaSuccess) return true;
-    static_cast<void>(cudaGetLastError());
-    return false;
-  }
+  bool is_passed() const { return capture != 0 ? num_graphs == 0 : released_.is_over(); }
 
   const std::size_t size;
   const int device;
@@ -69,8 +50,8 @@ class Piece {
   std::atomic<int> num_graphs{0};  // that use it and are alive, captures under way included
 
  private:
-  std::byte* data_ = nullptr;
-  cudaEvent_t released_ = nullptr;
+  Event released_;
+  DeviceBytes bytes_;
 };
 
 // Keeps `piece` for as long as `graph` and what is instantiated from it.
@@ -110,10 +91,7 @@ class CudaWorkspace final : public Workspace {
     const auto is_passed = [&](const Piece& piece) { return piece.is_passed(); };
     Piece* piece = take(size, device, is_ordered);
     if (piece == nullptr && capture != 0) piece = take(size, device, is_eager);
-    if (piece == nullptr) {
-      const RelaxedCapture relaxed;
-      piece = take(size, device, is_passed);
-    }
+    if (piece == nullptr) piece = take(size, device, is_passed);
     if (piece != nullptr) {
       if (capture != 0) keep_for(recorded.graph, owned_.find(piece->data())->second);
       return piece->data();

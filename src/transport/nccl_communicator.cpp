@@ -74,6 +74,7 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
 }
 
 void NcclCommunicator::check_not_capturing() const {
+  const CaptureMode own_captures(cudaStreamCaptureModeThreadLocal);
   const cudaError_t result = cudaEventQuery(caller_);
   if (result == cudaErrorStreamCaptureUnsupported) {
     static_cast<void>(cudaGetLastError());
@@ -84,6 +85,7 @@ void NcclCommunicator::check_not_capturing() const {
 
 void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience) {
   check_environment();
+  const RelaxedCapture relaxed;
   nccl::UniqueId id;
   std::memcpy(&id, options.unique_id.data(), sizeof(id));
   nccl::Config config;

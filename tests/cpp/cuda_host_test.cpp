@@ -160,6 +160,13 @@ TEST_CASE("cuda_host: what a capture forbids breaks it") {
   CHECK(breaks(thread_local_mode, [&] { return cudaEventQuery(recorded_outside); }) == forbidden);
   CHECK(breaks(thread_local_mode, [&] { return cudaStreamWaitEvent(origin, recorded_outside); }) ==
         std::pair(cudaErrorStreamCaptureIsolation, cudaErrorStreamCaptureInvalidated));
+  cudaLaunchConfig_t config{.gridDim = dim3(1), .blockDim = dim3(1)};
+  config.stream = origin;
+  const auto launch = [&] { return cudaLaunchKernelEx(&config, add_kernel, static_cast<int*>(nullptr), 0, 0); };
+  cuda_host::unload_kernels();
+  CHECK(breaks(thread_local_mode, launch) == forbidden);
+  REQUIRE(launch() == cudaSuccess);
+  REQUIRE(cudaGraphExecDestroy(capture(origin, [&] { CHECK(launch() == cudaSuccess); })) == cudaSuccess);
   const auto elsewhere = [&] {
     cudaError_t result = cudaSuccess;
     std::thread([&] { result = cudaMalloc(&memory, 1); }).join();

@@ -2,7 +2,9 @@
 // wait for peers where the host must not wait, nothing freed that a graph still uses.
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <future>
+#include <thread>
 
 #include "nccl_tensors.hpp"
 #include "rank_process.hpp"
@@ -254,6 +256,57 @@ TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory t
   });
   CHECK(cuda_host::num_bytes_written_after_free() == written_before);
   CHECK(std::string(nccl_host_take_misuse()) == "");
+}
+
+// The rule: while one thread captures in CUDA's default mode, no other may allocate, query, wait or load a kernel, or
+// the capture breaks.
+TEST_CASE("cuda collectives: another thread's capture stays whole while a communicator is made, used and closed") {
+  const NoTraces no_traces;
+  cuda_host::unload_kernels();
+  std::barrier all(3);
+  std::thread capturing([&] {
+    Stream stream;
+    cudaGraph_t graph = nullptr;
+    all.arrive_and_wait();
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    all.arrive_and_wait();
+    all.arrive_and_wait();
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    static_cast<void>(cudaGraphDestroy(graph));
+    all.arrive_and_wait();
+  });
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    const Stream stream;
+    const Tensors tensors(2, 3);
+    std::vector<float> values(static_cast<std::size_t>(tensors.elements * 2));
+    std::fill_n(values.begin() + rank * tensors.elements, tensors.elements, static_cast<float>(rank + 1));
+    tensors.whole.set(values, stream);
+    all.arrive_and_wait();
+    all.arrive_and_wait();
+    CHECK_NOTHROW(tensors.gather(*make_cuda_communicator({0, 0}, kChunkBytes, options), stream));
+    all.arrive_and_wait();
+    all.arrive_and_wait();
+    const auto gathered = tensors.whole.get(stream);
+    CHECK(gathered.front() == doctest::Approx(1).epsilon(0.01));
+    CHECK(gathered.back() == doctest::Approx(2).epsilon(0.01));
+  });
+  capturing.join();
+}
+
+// The rule: a kernel is loaded when it is first launched, which a capture of this thread's forbids.
+TEST_CASE("cuda: a graph's kernels need not have run before") {
+  const NoTraces no_traces;
+  const auto workspace = make_cuda_workspace();
+  const auto codec = make_cuda_codec(*workspace);
+  const Stream stream;
+  const DeviceArray<float> from(64), to(64);
+  from.set(std::vector<float>(64, 3.0f), stream);
+  cuda_host::unload_kernels();
+  const Decode job{{from.bytes(), {}, DType::float32}, {to.bytes(), 64, DType::float32}};
+  cudaGraphExec_t graph = test::capture(stream, [&] { codec->decode({&job, 1}, stream.view()); });
+  REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+  CHECK(to.get(stream) == std::vector<float>(64, 3.0f));
+  CHECK(cudaGraphExecDestroy(graph) == cudaSuccess);
 }
 
 // The rule: this variable wins over what the caller asks for, and a thread in a call that blocks cannot be called back.

@@ -1,6 +1,8 @@
 // What is queued on a stream of the CUDA runtime on the host, or recorded in a graph.
 #include <algorithm>
 #include <memory>
+#include <mutex>
+#include <unordered_set>
 
 #include "runtime.hpp"
 
@@ -115,6 +117,33 @@ cudaError_t enqueue_made(cudaStream_t stream, MakeWork make) {
   const std::lock_guard lock(stream->mutex);
   if (stream->capture == nullptr) return report(cudaErrorIllegalState);
   return record(stream, std::move(make));
+}
+
+namespace {
+
+struct Loaded {
+  std::mutex mutex;
+  std::unordered_set<const void*> kernels;
+};
+
+Loaded& loaded() {
+  static auto& all = *new Loaded;
+  return all;
+}
+
+}  // namespace
+
+cudaError_t load(const void* kernel) {
+  const std::lock_guard lock(loaded().mutex);
+  if (loaded().kernels.contains(kernel)) return cudaSuccess;
+  if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
+  loaded().kernels.insert(kernel);
+  return cudaSuccess;
+}
+
+void unload_kernels() {
+  const std::lock_guard lock(loaded().mutex);
+  loaded().kernels.clear();
 }
 
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel) {

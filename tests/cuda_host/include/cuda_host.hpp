@@ -72,6 +72,9 @@ Allocation find_allocation(const void* address);
 // are: see tests/ptx.
 void set_kernel_runner(KernelRunner runner);
 
+// As at the start of a process: the next launch of each kernel loads it.
+void unload_kernels();
+
 // Bytes that work wrote to memory after it was freed. Freed memory keeps a pattern for a while, which is looked at
 // here.
 std::int64_t num_bytes_written_after_free();

@@ -159,6 +159,8 @@ cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostF
 cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count, unsigned flags);
 
 namespace cuda_host {
+// The first launch of a kernel loads it, which a capture may forbid, as CUDA does unless told to load all at once.
+cudaError_t load(const void* kernel);
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel);
 using KernelRunner = void (*)(const void* kernel, dim3 grid, dim3 block, const void* parameter, std::size_t num_bytes);
 KernelRunner kernel_runner();  // null unless a test has set one
@@ -170,6 +172,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const auto threads = std::size_t{config->blockDim.x} * config->blockDim.y * config->blockDim.z;
   const auto blocks = std::size_t{config->gridDim.x} * config->gridDim.y * config->gridDim.z;
   if (threads == 0 || threads > 1024 || blocks == 0) return cudaErrorInvalidConfiguration;
+  const cudaError_t loaded = cuda_host::load(reinterpret_cast<const void*>(kernel));
+  if (loaded != cudaSuccess) return loaded;
   return cuda_host::launch(
       config->stream, [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
                        kernel, parameters = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {

@@ -31,12 +31,13 @@ struct BitWriter {
 
   // The lowest `count` bits of `bits`, 0 to 64; the others are zero.
   void put(std::uint64_t bits, int count) {
-    if (count > 56) {
-      put_few(bits & 0xffffffff, 32);
-      bits >>= 32;
-      count -= 32;
-    }
-    put_few(bits, count);
+    const std::uint64_t first = held | bits << num_held;
+    const std::uint64_t second = bits >> 1 >> (63 - num_held);
+    __builtin_memcpy(next, &first, 8);
+    const int total = num_held + count;
+    next += total >> 3;
+    held = (total < 64 ? first : second) >> (total & 56);
+    num_held = total & 7;
   }
   // Up to 56.
   void put_few(std::uint64_t bits, int count) {

@@ -11,13 +11,17 @@ inline void look(const std::uint16_t* base, int c, Shape& shape) {
   const int first = first_unlikely(c);
   for (int block = 0; block < kBlocks; ++block) {
     std::uint64_t unlikely = 0;
+    bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
       const Bytes exponents = fields<Float::kShift>(load_words(base + i), Float::kMask);
+      const Bytes bits = look_up(kTables.fields, widths(exponents, c));
       unlikely |= unlikely_of(exponents, first) << part;
-      store_bytes(shape.fields + i, look_up(kTables.fields, widths(exponents, c)));
+      store_bytes(shape.fields + i, bits);
+      any_field |= !is_zero(bits);
     }
     shape.unlikely[block] = unlikely;
+    shape.with_fields |= static_cast<std::uint32_t>(any_field) << block;
   }
 }
 
@@ -53,32 +57,36 @@ inline bool take_first_plane(BitReader& in, std::uint32_t z, Shape& shape) {
 
 // Sections T1 to T5.
 inline bool take_other_planes(BitReader& in, Shape& shape) {
+  std::uint32_t blocks = shape.touched;
   for (int plane = 1; plane < kPlanes; ++plane) {
     __builtin_memset(shape.planes[plane], 0, sizeof shape.planes[plane]);
-    for (int block = 0; block < kBlocks; ++block) {
+    std::uint32_t left = blocks;
+    for (blocks = 0; left != 0; left &= left - 1) {
+      const int block = lowest(left);
       const std::uint64_t above = shape.planes[plane - 1][block];
-      if (above == 0) continue;
-      shape.planes[plane][block] = scatter_bits(in.take(popcount(above)), above);
+      const std::uint64_t bits = scatter_bits(in.take(popcount(above)), above);
       if (in.is_beyond()) return false;
+      shape.planes[plane][block] = bits;
+      blocks |= static_cast<std::uint32_t>(bits != 0) << block;
     }
     in.align();
   }
+  shape.with_escapes = blocks;
   return true;
 }
 
 // An escape has no field.
-inline void find_fields(Shape& shape) {
-  for (int block = 0; block < kBlocks; ++block) {
-    const std::uint64_t escapes = shape.planes[kPlanes - 1][block];
-    bool any = false;
+inline void drop_fields_of_escapes(Shape& shape) {
+  for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {
+    const int block = lowest(left);
+    bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       std::uint8_t* fields = shape.fields + block * kBlock + part;
-      const Bytes bits = without(load_bytes(fields), spread(escapes >> part));
+      const Bytes bits = without(load_bytes(fields), spread(shape.planes[kPlanes - 1][block] >> part));
       store_bytes(fields, bits);
-      any |= !is_zero(bits);
+      any_field |= !is_zero(bits);
     }
-    shape.with_fields |= static_cast<std::uint32_t>(any) << block;
-    shape.with_escapes |= static_cast<std::uint32_t>(escapes != 0) << block;
+    if (!any_field) shape.with_fields &= ~(std::uint32_t{1} << block);
   }
 }
 
@@ -115,8 +123,10 @@ inline void add_differences(const Coded& tile, std::uint16_t* values) {
       const Bytes two_steps = add(step, step);
       Bytes z = has_low ? load_bytes(tile.low + i) : splat(0);
       z = add(z, both(step, spread(ones >> part)));
-      z = add(z, both(two_steps, spread(twos >> part)));
-      z = add(z, both(add(two_steps, two_steps), spread(fours >> part)));
+      if ((twos | fours) != 0) {
+        z = add(z, both(two_steps, spread(twos >> part)));
+        z = add(z, both(add(two_steps, two_steps), spread(fours >> part)));
+      }
       store_words(values + i, undo_zigzag(load_words(values + i), z));
     }
   }
@@ -147,7 +157,7 @@ inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values)
   look<Float>(values, tile.padded[0], tile.shape);
   BitReader in{tile.padded, 32 * static_cast<std::int64_t>(size), 64};
   if (!take_first_plane(in, z, tile.shape) || !take_other_planes(in, tile.shape)) return false;
-  find_fields(tile.shape);
+  drop_fields_of_escapes(tile.shape);
   if (!take_fields(in, tile)) return false;
   int num_escapes = 0;
   for (const std::uint64_t escapes : tile.shape.planes[kPlanes - 1]) num_escapes += popcount(escapes);

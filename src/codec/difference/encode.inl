@@ -45,11 +45,17 @@ inline int choose_c(const Look& seen, int count) {
   return c < 0 ? 0 : c > 255 ? 255 : c;
 }
 
+// In how many planes each value has a bit: z >> k, and all for an escape.
+inline Bytes num_planes(Bytes z, Bytes k) {
+  const Bytes units = smaller(shift_right(z, look_up(kTables.factors, k)), splat(kPlanes));
+  return smaller(add(units, look_up(kTables.planes_of_escape, subtract_saturated(z, splat(254)))), splat(kPlanes));
+}
+
 inline void shape_of(const Look& seen, int c, Shape& shape) {
   const int first = first_unlikely(c);
   for (int block = 0; block < kBlocks; ++block) {
     std::uint64_t unlikely = 0;
-    std::uint64_t planes[kPlanes] = {};
+    std::uint64_t ones = 0, twos = 0, fours = 0;  // of the number of planes, in binary
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
@@ -58,14 +64,18 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
       const Bytes k = widths(exponents, c);
       unlikely |= unlikely_of(exponents, first) << part;
       if (!is_zero(z)) {
-        for (int plane = 0; plane < kPlanes; ++plane) {
-          planes[plane] |= at_least(z, look_up(kTables.planes[plane], k)) << part;
-        }
+        const Bytes count = num_planes(z, k);
+        ones |= bits_of<0>(count) << part;
+        twos |= bits_of<1>(count) << part;
+        fours |= bits_of<2>(count) << part;
       }
-      const Bytes bits = without(look_up(kTables.fields, k), spread(planes[kPlanes - 1] >> part));
+      Bytes bits = look_up(kTables.fields, k);
+      if (const std::uint64_t escapes = (fours & twos) >> part; escapes != 0) bits = without(bits, spread(escapes));
       store_bytes(shape.fields + i, bits);
       any_field |= !is_zero(bits);
     }
+    const std::uint64_t planes[kPlanes] = {ones | twos | fours,   twos | fours, (ones & twos) | fours, fours,
+                                           fours & (ones | twos), fours & twos};
     shape.unlikely[block] = unlikely;
     shape.with_fields |= static_cast<std::uint32_t>(any_field) << block;
     shape.touched |= static_cast<std::uint32_t>(planes[0] != 0) << block;
@@ -105,11 +115,18 @@ inline std::uint32_t put_first_plane(const Shape& shape, BitWriter& out) {
 inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
   for (std::uint32_t left = shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
-    for (int i = begin; i < begin + kBlock; i += 8) {
-      std::uint64_t z, bits;
-      __builtin_memcpy(&z, seen.z + i, 8);
-      __builtin_memcpy(&bits, shape.fields + i, 8);
-      out.put_few(gather_bits(z, bits), popcount(bits));
+    for (int i = begin; i < begin + kBlock; i += 16) {
+      std::uint64_t z[2], bits[2];
+      __builtin_memcpy(z, seen.z + i, 16);
+      __builtin_memcpy(bits, shape.fields + i, 16);
+      const std::uint64_t first = gather_bits(z[0], bits[0]), second = gather_bits(z[1], bits[1]);
+      const int count = popcount(bits[0]), more = popcount(bits[1]);
+      if (count + more <= 64) {
+        out.put(first | second << count, count + more);
+      } else {
+        out.put(first, count);
+        out.put(second, more);
+      }
     }
   }
   out.align();
@@ -122,11 +139,15 @@ inline int put_sections(const Look& seen, const Shape& shape, int c, const std::
   const std::uint8_t head[4] = {static_cast<std::uint8_t>(c)};
   __builtin_memcpy(coded, head, 4);
   __builtin_memcpy(coded + 4, &z, 4);
+  std::uint32_t blocks = shape.touched;
   for (int plane = 1; plane < kPlanes; ++plane) {
-    for (int block = 0; block < kBlocks; ++block) {
+    std::uint32_t left = blocks;
+    for (blocks = 0; left != 0; left &= left - 1) {
+      const int block = lowest(left);
       const std::uint64_t above = shape.planes[plane - 1][block];
-      if (above == 0) continue;
-      out.put(gather_bits(shape.planes[plane][block], above), popcount(above));
+      const std::uint64_t bits = shape.planes[plane][block];
+      out.put(gather_bits(bits, above), popcount(above));
+      blocks |= static_cast<std::uint32_t>(bits != 0) << block;
     }
     out.align();
   }

@@ -28,20 +28,16 @@ struct Float16 {
   static constexpr int kShift = 10, kMask = 0x1f;
 };
 
-// By k: the bits of a field, and the smallest z of each plane.
 struct Tables {
-  std::uint8_t fields[16] = {};
-  std::uint8_t planes[kPlanes][16] = {};
-  std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};  // by how far an exponent is below the one that counts most
+  std::uint8_t fields[16] = {};                              // by k: its bits, 2^k - 1
+  std::uint8_t factors[16] = {128, 64, 32, 16, 8, 4, 2, 1};  // by k: 2^(7 - k)
+  std::uint8_t planes_of_escape[16] = {0, kPlanes};          // by whether z is 255
+  std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};       // by how far an exponent is below the one that counts most
 };
 constexpr Tables make_tables() {
   Tables tables;
   for (int k = 0; k < 8; ++k) {
     tables.fields[k] = static_cast<std::uint8_t>((1 << k) - 1);
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      const int smallest = (plane + 1) << k;
-      tables.planes[plane][k] = static_cast<std::uint8_t>(smallest < 255 ? smallest : 255);
-    }
   }
   return tables;
 }

@@ -20,6 +20,18 @@ inline Bytes without(Bytes a, Bytes b) { return _mm512_andnot_si512(b, a); }
 inline bool is_zero(Bytes a) { return _mm512_test_epi8_mask(a, a) == 0; }
 inline std::uint64_t at_least(Bytes a, Bytes b) { return _mm512_cmpge_epu8_mask(a, b); }
 inline Bytes spread(std::uint64_t bits) { return _mm512_movm_epi8(bits); }
+// Bit kBit of each byte.
+template <int kBit>
+inline std::uint64_t bits_of(Bytes a) {
+  return _mm512_movepi8_mask(_mm512_slli_epi16(a, 7 - kBit));
+}
+// a * factors / 128, of factors up to 128.
+inline Bytes shift_right(Bytes a, Bytes factors) {
+  const __m512i low = _mm512_set1_epi16(255);
+  const __m512i even = _mm512_mullo_epi16(_mm512_and_si512(a, low), _mm512_and_si512(factors, low));
+  const __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(factors, 8));
+  return _mm512_or_si512(_mm512_srli_epi16(even, 7), _mm512_andnot_si512(low, _mm512_slli_epi16(odd, 1)));
+}
 // table[index[i]], of 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
@@ -112,6 +124,18 @@ inline Bytes spread(std::uint64_t bits) {
   const __m256i bit_of = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
   const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte_of);
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of), bit_of);
+}
+// Bit kBit of each byte.
+template <int kBit>
+inline std::uint64_t bits_of(Bytes a) {
+  return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(a, 7 - kBit)));
+}
+// a * factors / 128, of factors up to 128.
+inline Bytes shift_right(Bytes a, Bytes factors) {
+  const __m256i low = _mm256_set1_epi16(255);
+  const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(a, low), _mm256_and_si256(factors, low));
+  const __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(factors, 8));
+  return _mm256_or_si256(_mm256_srli_epi16(even, 7), _mm256_andnot_si256(low, _mm256_slli_epi16(odd, 1)));
 }
 // table[index[i]], of 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {
@@ -234,6 +258,17 @@ inline std::uint64_t at_least(Bytes a, Bytes b) {
 }
 inline Bytes spread(std::uint64_t bits) {
   return for_each_byte([&](int i) { return (bits >> i & 1) != 0 ? 255 : 0; });
+}
+// Bit kBit of each byte.
+template <int kBit>
+inline std::uint64_t bits_of(Bytes a) {
+  std::uint64_t bits = 0;
+  for (int i = 0; i < kWidth; ++i) bits |= static_cast<std::uint64_t>(a.at[i] >> kBit & 1) << i;
+  return bits;
+}
+// a * factors / 128, of factors up to 128.
+inline Bytes shift_right(Bytes a, Bytes factors) {
+  return for_each_byte([&](int i) { return a.at[i] * factors.at[i] >> 7; });
 }
 // table[index[i]], of 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {

@@ -161,6 +161,15 @@ class AllReducePlan:
         chunk_bytes: int = ...,
     ) -> None: ...
 
+class DifferencePlan:
+    description: str
+    kept_bytes: int
+
+class KeptShards:
+    generation: int
+    sent_bytes: int
+    def __init__(self, address: int, num_bytes: int) -> None: ...
+
 class CallStats:
     """Bytes that one call sent from this rank."""
 
@@ -210,6 +219,10 @@ class Communicator:
         stream: int = 0,
         *,
         feedback: tuple[int, str, float, bool],  # address, format, decay, whether it is empty
+    ) -> CallStats: ...
+    def plan_differences(self, slots: Sequence[Values]) -> DifferencePlan: ...
+    def all_gather_differences(
+        self, plan: DifferencePlan, shard: Values, slots: Sequence[Values], kept: KeptShards, timeout: timedelta
     ) -> CallStats: ...
     def set_seed(self, seed: int) -> None: ...
     def all_reduce(

@@ -39,6 +39,33 @@ def _segments(format: Format, num_elements: int) -> list[tuple[int, str]]:
     return [(num_elements, format)] if isinstance(format, str) else list(format)
 
 
+class HeldShards:
+    """What one rank holds of its gathers by lossless differences: nothing before the first one. They are all of shards
+    of one size and dtype."""
+
+    def __init__(self) -> None:
+        self._plan: Any = None
+        self._data: NDArray[np.uint8] | None = None
+        self._kept: Any = None
+
+    @property
+    def generation(self) -> int:
+        """Gathers so far; 0 after one that failed."""
+        return 0 if self._kept is None else int(self._kept.generation)
+
+    @property
+    def sent_bytes(self) -> int:
+        """That the last gather sent of the own shard to each other node."""
+        return 0 if self._kept is None else int(self._kept.sent_bytes)
+
+    def _of(self, communicator: Any, slots: list[tuple[int, int, str]]) -> tuple[Any, Any]:
+        if self._data is None:
+            self._plan = communicator.plan_differences(slots)
+            self._data = _aligned_bytes(self._plan.kept_bytes)
+            self._kept = _core.KeptShards(self._data.ctypes.data, self._plan.kept_bytes)
+        return self._plan, self._kept
+
+
 class LocalRank:
     """One rank of a :class:`LocalWorld`. After a failed call the whole world is unusable."""
 
@@ -68,6 +95,16 @@ class LocalRank:
             own = held.address
         segments = _segments(format, source.num_elements)
         self._communicator.all_gather(source.raw, slots, segments, self._timeout, reference=own)
+        return out
+
+    def all_gather_differences(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
+        """Fills ``out`` with every rank's shard of bfloat16 or float16, bit for bit, and returns it: lossless
+        differences to what ``held`` has of the last gather cross nodes, or, the first time, the shards."""
+        call = Call(None, device=HOST)
+        slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
+        source = call.values(shard, "shard")
+        plan, kept = held._of(self._communicator, slots)
+        self._communicator.all_gather_differences(plan, source.raw, slots, kept, self._timeout)
         return out
 
     def reduce_scatter(

@@ -158,6 +158,41 @@ void bind_planned_collectives(BoundClass& communicator_class) {
           py::arg("stream") = 0, py::kw_only(), py::arg("feedback"), no_gil);
 }
 
+void bind_differences(py::module_& module, BoundClass& communicator_class) {
+  const NoGil no_gil;
+  py::class_<DifferencePlan>(module, "DifferencePlan",
+                             "What one rank does in an all_gather by lossless differences. See plan.hpp.")
+      .def_property_readonly("description", &DifferencePlan::description)
+      .def_property_readonly("kept_bytes", &DifferencePlan::kept_bytes);
+  py::class_<KeptShards>(module, "KeptShards", "What one rank keeps of them, in memory of the caller's.")
+      .def(py::init([](std::uintptr_t address, std::size_t num_bytes) {
+             auto kept = std::make_unique<KeptShards>();
+             kept->values = {reinterpret_cast<std::byte*>(address), num_bytes};
+             return kept;
+           }),
+           py::arg("address"), py::arg("num_bytes"))
+      .def_property_readonly("generation", [](const KeptShards& kept) { return kept.generation.load(); })
+      .def_property_readonly("sent_bytes", [](const KeptShards& kept) { return kept.sent_bytes.load(); });
+  communicator_class
+      .def(
+          "plan_differences",
+          [](BoundCommunicator& self, const std::vector<ArrayTuple>& slots) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.plan_differences(shape_of(views_of<ConstTensorView>(slots)));
+            });
+          },
+          py::arg("slots"), no_gil)
+      .def(
+          "all_gather_differences",
+          [](BoundCommunicator& self, const DifferencePlan& plan, const ArrayTuple& shard,
+             const std::vector<ArrayTuple>& slots, KeptShards& kept, milliseconds timeout) {
+            return self.run([&](Communicator& communicator) {
+              return communicator.all_gather(plan, view_of(shard), views_of<TensorView>(slots), kept, timeout);
+            });
+          },
+          py::arg("plan"), py::arg("shard"), py::arg("slots"), py::arg("kept"), py::arg("timeout"), no_gil);
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
@@ -181,6 +216,7 @@ void bind_communicator(py::module_& module) {
       .def("close", &BoundCommunicator::close, no_gil);
   bind_collectives(communicator_class);
   bind_planned_collectives(communicator_class);
+  bind_differences(module, communicator_class);
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
              py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), py::arg("max_ctas"), no_gil);

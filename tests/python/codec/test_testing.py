@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zcomm.testing import LocalRank, LocalWorld
+from zcomm.testing import HeldShards, LocalRank, LocalWorld
 
 
 def _digest(array: np.ndarray) -> str:
@@ -28,6 +28,44 @@ def test_all_gather_replicas_agree_and_errors_are_bounded(nodes: str | list[int]
             decoded = gathered[0][rank * n + begin : rank * n + begin + len(block)]
             half_scale = 0.5 * np.abs(block).max() / 127 * (1 + 2**-7) * (1 + 2**-20)
             assert np.abs(decoded - block).max() <= half_scale
+
+
+@pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 0, 0, 1]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lossless_differences_arrive_bit_for_bit(nodes: str | list[int], dtype: torch.dtype) -> None:
+    world = LocalWorld(nodes, chunk_bytes=8192)
+    n = 5000
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(world.size * n, generator=generator)
+    held = [HeldShards() for _ in range(world.size)]
+
+    def body(rank: LocalRank) -> torch.Tensor:
+        shard = sent[rank.rank * n : (rank.rank + 1) * n]
+        return rank.all_gather_differences(shard, torch.empty_like(sent), held[rank.rank])
+
+    sizes = []
+    for step in range(3):
+        sent = (weights * (1 + 0.01 * step)).to(dtype)
+        sent[step] = torch.nan
+        for out in world.run(body):
+            assert torch.equal(out.view(torch.int16), sent.view(torch.int16))
+        assert {each.generation for each in held} == {step + 1}
+        sizes.append(held[0].sent_bytes)
+    if nodes == "1x4":
+        assert sizes == [0, 0, 0]  # there is no other node
+    else:
+        assert sizes[0] > 2 * n > max(sizes[1:]) > 0
+
+
+def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
+    rank, other = LocalWorld("1x2").ranks
+    held = HeldShards()
+    with pytest.raises(ValueError, match="slots: expected bfloat16 or float16"):
+        rank.all_gather_differences(np.ones(2, np.float32), np.empty(4, np.float32), held)
+    held._of(rank._communicator, [(0, 2, "bfloat16")] * 2)
+    for one, size in ((rank, 3), (other, 2)):
+        with pytest.raises(ValueError, match="plan: expected one of"):
+            one.all_gather_differences(torch.ones(size).half(), torch.empty(2 * size).half(), held)
 
 
 @pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 1, 0, 1, 1]])

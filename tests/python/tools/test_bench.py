@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -169,6 +170,26 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit, match=r"needs typer: pip install zcomm\[bench\]"):
         main()
+
+
+@needs_ranks
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_training_step_with_lossless_differences_is_that_with_exact_weights(tmp_path: Path) -> None:
+    out = tmp_path / "steps.json"
+    script = Path(__file__).parents[3] / "bench" / "training_step.py"
+    command = [sys.executable, str(script), "--quick", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ways = json.loads(out.read_text())["ways"]
+    assert list(ways) == ["exact", "int8", "difference"]
+    assert all(len(values) == 3 for measured in ways.values() for values in measured.values())
+    assert ways["difference"]["loss"] == ways["exact"]["loss"] != ways["int8"]["loss"]
+    assert all(0 < bits < 8 for bits in ways["difference"]["bits_per_weight"])
+    sent = [measured["inter_node_bytes"] for measured in ways.values()]
+    if None not in sent[0]:  # where the machine allows network namespaces
+        exact, int8, difference = sent
+        assert min(exact) > max(int8) and min(int8) > max(difference)
 
 
 @needs_ranks

@@ -1,0 +1,166 @@
+"""A training step by how weights cross nodes: exact, as int8, and as lossless differences.
+
+python bench/training_step.py                      2 nodes of 2 ranks behind links of 1 Gbit/s, in network namespaces
+python bench/training_step.py --rate 100mbit --json bench/results/training_step_2x2_100mbit.json
+python bench/training_step.py --quick              three turns of a tiny model
+
+The same ranks train three copies of the model of examples/train_gpt.py, a step of each in turn: whatever else runs on
+the machine meets them alike. They differ in their weights alone; gradients have the default formats. int8 and
+differences have secondary shards, so that weights cross nodes once in a step. Exact formats have none: there weights
+cross nodes twice.
+
+A time is of the slowest rank, from a barrier to the end of its optimizer's step. A ratio is of two steps of one turn.
+The losses with differences must be those with exact weights, bit for bit: a difference is an error.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import zcomm
+from zcomm.lab import network
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from train_gpt import GPT, agreed_dtype, bits_per_weight, load_corpus, mean_and_sum, sample, sent_by_node, shard
+
+WAYS = {"exact": None, "int8": "compressed", "difference": "difference"}  # the wire of secondary shards
+WARMUP_TURNS = 2  # connections, memory, and whole weights as the first difference
+MODEL = {"width": 256, "layers": 4, "sequence": 128}
+QUICK = {"width": 64, "layers": 1, "sequence": 32}
+
+
+class Copy:
+    """A model, and how it is trained. All copies begin with the same weights."""
+
+    def __init__(self, way: str, model: dict[str, int], dtype: torch.dtype, learning_rate: float) -> None:
+        torch.manual_seed(0)
+        self._model = GPT(model["width"], model["layers"], model["sequence"], dtype)
+        self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        shard(self._model)
+        self._formats: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        self._secondary = None
+        if WAYS[way] is None:
+            self._formats = lambda: zcomm.override(all_gather="exact")
+        else:
+            self._secondary = zcomm.fsdp.enable_secondary_shards(self._model, wire=WAYS[way])
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
+
+    def step(self, text: torch.Tensor) -> torch.Tensor:
+        with self._formats():
+            loss: torch.Tensor = self._model(text)
+            loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.detach()
+
+    def measured_step(self, text: torch.Tensor) -> dict[str, Any]:
+        """Seconds, bytes that left all nodes, bits per weight and the mean loss, the same on all ranks."""
+        before = sent_by_node()
+        dist.barrier()
+        start = time.perf_counter()
+        loss = self.step(text)
+        taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        mean_loss, sent = mean_and_sum(loss, sent_by_node() - before)
+        bits = bits_per_weight(self._secondary)
+        return {"seconds": taken.item(), "inter_node_bytes": sent, "bits_per_weight": bits, "loss": mean_loss}
+
+
+def measure_rank(turns: int, batch: int, learning_rate: float, model: dict[str, int]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has new names for some calls
+    dist.init_process_group("zcomm")
+    dtype = agreed_dtype("auto")
+    copies = {way: Copy(way, model, dtype, learning_rate) for way in WAYS}
+    text, _ = load_corpus()
+    for turn in range(-WARMUP_TURNS, turns):
+        number = (turn + WARMUP_TURNS) * dist.get_world_size() + dist.get_rank()
+        sequences = sample(text, batch, model["sequence"], seed=number)
+        first = turn % len(WAYS)  # another one in each turn
+        for way in (*list(WAYS)[first:], *list(WAYS)[:first]):
+            measured = copies[way].measured_step(sequences)
+            if turn >= 0 and dist.get_rank() == 0:
+                print(json.dumps({"way": way, **measured}), flush=True)
+    if dist.get_rank() == 0:
+        print(json.dumps({"parameters": copies["exact"].num_parameters, "multiply_as": str(dtype)}), flush=True)
+    dist.destroy_process_group()
+
+
+def show(report: dict[str, Any]) -> None:
+    ways = report["ways"]
+    conditions = ", ".join(str(report[name]) for name in ("nodes", "rate", "learning_rate", "isa"))
+    table = Table(title=f"nodes, link, learning rate, instruction set: {conditions}")
+    for name in ("weights", "seconds", "over int8's", "not slower", "MB between nodes", "bits per weight"):
+        table.add_column(name, justify="left" if name == "weights" else "right")
+    for way, measured in ways.items():
+        ratios = [own / int8 for own, int8 in zip(measured["seconds"], ways["int8"]["seconds"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        sent, bits = measured["inter_node_bytes"], measured["bits_per_weight"]
+        table.add_row(
+            way,
+            f"{statistics.median(measured['seconds']):.4f}",
+            "" if way == "int8" else f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            "" if way == "int8" else f"{sum(ratio <= 1 for ratio in ratios)} of {len(ratios)}",
+            "not known" if None in sent else f"{statistics.median(sent) / 1e6:.2f}",
+            "" if None in bits else f"{statistics.median(bits):.2f}",
+        )
+    Console().print(table)
+
+
+def main(
+    turns: Annotated[int, typer.Option(min=2, help="Steps of each copy that are measured.")] = 40,
+    nodes: Annotated[str, typer.Option(help="NODESxRANKS")] = "2x2",
+    rate: Annotated[str, typer.Option(help='Of a node\'s link: "100mbit", "1gbit", "unlimited".')] = "1gbit",
+    batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 2,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of every step.")] = 1e-3,
+    quick: Annotated[bool, typer.Option(help="Three turns of a tiny model.")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for the results.")] = None,
+) -> None:
+    model = QUICK if quick else MODEL
+    turns = 3 if quick else turns
+    if "RANK" in os.environ:
+        measure_rank(turns, batch, learning_rate, model)
+        return
+    report: dict[str, Any] = {
+        "nodes": nodes, "rate": rate, "batch": batch, "learning_rate": learning_rate, **model,
+        "isa": os.environ.get("ZCOMM_ISA", zcomm.codec.cpu_isas()[-1]), "torch": torch.__version__,
+        "ways": {way: {} for way in WAYS},
+    }  # fmt: skip
+
+    def take(line: str) -> None:
+        record = json.loads(line)
+        if (way := record.pop("way", None)) is None:
+            report.update(record)
+        else:
+            for name, value in record.items():
+                report["ways"][way].setdefault(name, []).append(value)
+
+    named = ["--turns", str(turns), "--batch", str(batch), "--learning-rate", str(learning_rate)]
+    command = [sys.executable, __file__, *named, *(["--quick"] if quick else [])]
+    launched = network.launch(command, nodes=nodes, rate=rate, on_line=take)
+    if launched.note:
+        Console().print(f"warning: {launched.note}", markup=False)
+        report["rate"] = None
+    if report["ways"]["difference"]["loss"] != report["ways"]["exact"]["loss"]:
+        raise SystemExit("the losses with differences are not those with exact weights")
+    show(report)
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -17,6 +17,7 @@ class Setting:
     warmup_steps: int = 100
     beta2: float = 0.99
     outliers: float = 1.0  # what the embeddings' first OUTLIER_CHANNELS channels are multiplied with at the start
+    gathered_as: str = "float32"  # what weights are cast to before they are gathered; shards are float32
     validation_sequences: int = 2048
 
 
@@ -30,11 +31,12 @@ class Configuration:
     flat: bool = False  # blocks run across parameters, and norms are not exempt
     difference: bool = False  # weights: what they differ by from those gathered last travels
     feedback: bool = False  # gradients: zcomm.ErrorFeedback(), what an encoding loses is added to the next one
+    lossless: bool = False  # exact weights of 16 bits: lossless differences to those gathered last cross nodes
 
     @property
     def words(self) -> str:
         """What is in none of the formats."""
-        return " ".join(word for word in ("flat", "difference", "feedback") if getattr(self, word))
+        return " ".join(word for word in ("flat", "difference", "feedback", "lossless") if getattr(self, word))
 
     def __str__(self) -> str:
         return " ".join(part for part in (f"{self.case}:", self.weights, self.gradients, self.words) if part)
@@ -43,7 +45,9 @@ class Configuration:
 # Large language models grow such channels by themselves (Dettmers et al., arXiv 2208.07339); ours are put there. The
 # gradients of the matrices that read them have columns as much larger.
 OUTLIER_CHANNELS = 2
-CASES = {"usual": Setting(), "outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
+OUTLIERS = {"outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
+# As FSDP2 gathers with MixedPrecisionPolicy(param_dtype=torch.bfloat16).
+CASES = {"usual": Setting(), **OUTLIERS, "bfloat16 weights": Setting(gathered_as="bfloat16")}
 
 DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
 # Of rows that cost the same the plainest comes first: where both will do, the rule takes it.
@@ -79,7 +83,7 @@ CONFIGURATIONS = (
     # Where int4 rounds most of a gradient to zero, unless it is rotated.
     *(
         Configuration(gradients=formats, case=case)
-        for case in tuple(CASES)[1:]
+        for case in OUTLIERS
         for formats in (
             "exact",
             "int4:128",
@@ -87,5 +91,11 @@ CONFIGURATIONS = (
             DEFAULT_GRADIENTS,
             f"{DEFAULT_GRADIENTS}:hadamard",
         )
+    ),
+    # Where lossless differences must change nothing.
+    *(
+        Configuration(gradients=formats, case="bfloat16 weights", lossless=lossless)
+        for formats in ("exact", DEFAULT_GRADIENTS)
+        for lossless in (False, True)
     ),
 )

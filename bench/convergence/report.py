@@ -19,6 +19,8 @@ TRIED_ELSEWHERE = {"exact", "bf16", "int8", "int4"}
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
 
+# Of two runs that are the same, on CPUs that compute alike.
+BITS = ("losses", "validation_loss", "gathered_validation_loss", "shards_sha256")
 
 # Decibels, along training and per parameter; None where nothing is lost.
 SNR = Sequence[Sequence[float | None]]
@@ -31,7 +33,7 @@ class Row:
     case: str
     weights: str
     gradients: str
-    words: str  # what is in neither: "flat", "difference", "feedback"
+    words: str  # what is in neither: "flat", "difference", "feedback", "lossless"
     intra_node_bytes: int  # per rank and step
     inter_node_bytes: int
     losses: list[float] = field(default_factory=list)
@@ -39,6 +41,7 @@ class Row:
     gathered_gaps: list[float] = field(default_factory=list)  # the same for the weights that the ranks see
     gradient_snr: list[SNR] = field(default_factory=list)  # per seed
     weight_snr: list[SNR] = field(default_factory=list)
+    same_bits: list[bool] = field(default_factory=list)  # of lossless: whether the run is that with exact weights
     is_choice: bool = False
 
     @property
@@ -81,17 +84,18 @@ def summarize(records: Sequence[Record]) -> list[Row]:
         words = " ".join(name for name, value in configuration.items() if value is True)
         return configuration["case"], configuration["weights"], configuration["gradients"], words
 
-    exact = {
-        (record["configuration"]["case"], record["seed"]): record["validation_loss"]
-        for record in records
-        if key(record)[1:] == ("exact", "exact", "")
-    }
+    runs = {(key(record), record["seed"]): record for record in records}
     rows: dict[tuple[str, str, str, str], Row] = {}
     for record in records:
-        reference = exact.get((record["configuration"]["case"], record["seed"]))
-        if reference is None:
+        case, weights, gradients, words = key(record)
+        exact = runs.get(((case, "exact", "exact", ""), record["seed"]))
+        if exact is None:
             continue
+        reference = exact["validation_loss"]
         row = rows.setdefault(key(record), Row(*key(record), record["intra_node_bytes"], record["inter_node_bytes"]))
+        twin = runs.get(((case, weights, gradients, ""), record["seed"]))
+        if words == "lossless" and twin is not None and twin["cpu"] == record["cpu"]:
+            row.same_bits.append(all(record[name] == twin[name] for name in BITS))
         row.losses.append(record["validation_loss"])
         row.gaps.append(100 * (record["validation_loss"] / reference - 1))
         row.gathered_gaps.append(100 * (record["gathered_validation_loss"] / reference - 1))
@@ -164,6 +168,8 @@ def cells(row: Row) -> list[str]:
     spread = f"{statistics.stdev(row.losses):.4f}" if len(row.losses) > 1 else ""
     interval = "" if exact or row.interval is None else "{:+.2f} .. {:+.2f}".format(*row.interval)
     verdict = "" if exact or row.interval is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
+    if row.same_bits:
+        verdict = "same bits" if all(row.same_bits) else "other bits"
     return [
         *(
             row.weights,

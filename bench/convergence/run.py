@@ -17,10 +17,12 @@ A finished run is one line of JSON in the results; what is there is not run agai
 """
 
 import functools
+import hashlib
 import json
 import math
 import multiprocessing
 import platform
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -38,7 +40,7 @@ from train_gpt import GPT, load_corpus, sample
 from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
 from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
 from zcomm import ErrorFeedback, _core
-from zcomm.testing import LocalRank, LocalWorld
+from zcomm.testing import HeldShards, LocalRank, LocalWorld
 
 NUM_NODES, NODE_SIZE = 2, 4
 WORLD_SIZE = NUM_NODES * NODE_SIZE
@@ -61,36 +63,47 @@ def segments(formats: str, parameters: Sequence[nn.Parameter], flat: bool) -> Se
     return [(p.numel() // WORLD_SIZE, formats if p.dim() > 1 else "exact") for p in parameters]
 
 
-def bytes_per_step(weights: Segments, gradients: Segments) -> dict[str, int]:
+def bytes_per_step(
+    weights: Segments, gradients: Segments, gathered_as: str = "float32", differences: Sequence[int] = ()
+) -> dict[str, int]:
     """What one rank sends to ranks of its node and to other nodes, one gather of the weights and one reduction of the
-    gradients. A step of FSDP2 gathers twice, if nothing keeps the weights."""
+    gradients. A step of FSDP2 gathers twice, if nothing keeps the weights. ``differences``: what each gather by
+    lossless differences has sent to other nodes; the mean counts."""
     topology = _core.Topology([rank // NODE_SIZE for rank in range(WORLD_SIZE)])
     lengths = [sum(elements for elements, _ in weights)] * WORLD_SIZE
-    gathered = _core.GatherPlan(topology, 0, lengths, "float32", weights).bytes
+    gathered = _core.GatherPlan(topology, 0, lengths, gathered_as, weights).bytes
     reduced = _core.ReducePlan(topology, 0, lengths, "float32", gradients).bytes
+    across = round(statistics.fmean(differences)) if differences else gathered.inter_node
     return {
         "intra_node_bytes": gathered.intra_node + reduced.intra_node,
-        "inter_node_bytes": gathered.inter_node + reduced.inter_node,
+        "inter_node_bytes": across + reduced.inter_node,
     }
 
 
 class Collectives:
     """The two collectives of a step, for all ranks. What a rank remembers from one step to the next belongs here."""
 
-    def __init__(self, configuration: Configuration, parameters: Sequence[nn.Parameter], seed: int) -> None:
+    def __init__(
+        self, configuration: Configuration, parameters: Sequence[nn.Parameter], seed: int, gathered_as: str = "float32"
+    ) -> None:
         self.weight_segments = segments(configuration.weights, parameters, configuration.flat)
         self.gradient_segments = segments(configuration.gradients, parameters, configuration.flat)
         self._difference = configuration.difference
         self._world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
         self._feedback = [ErrorFeedback() if configuration.feedback else None for _ in range(WORLD_SIZE)]
         shard_elements = sum(parameter.numel() for parameter in parameters) // WORLD_SIZE
-        self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements)  # one replica per rank
+        self._gathered_as: torch.dtype = getattr(torch, gathered_as)
+        # One replica per rank.
+        self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements, dtype=self._gathered_as)
         self._means = torch.empty(WORLD_SIZE, shard_elements)
         self._references: Tensor | None = None  # every rank's own slot of what was gathered last
+        self._held = [HeldShards() for _ in range(WORLD_SIZE)] if configuration.lossless else []
+        self.difference_bytes: list[int] = []  # that a rank has sent to the other node, gather by gather
 
     def all_gather(self, shards: Tensor) -> Tensor:
-        """The gathered weights, (ranks, elements of a shard), of ``shards``, the same shape. Valid until the next
-        call."""
+        """The gathered weights, (ranks, elements of a shard), of ``shards``, the same shape, as the dtype that is
+        gathered. Valid until the next call."""
+        shards = shards.to(self._gathered_as)
         if self._difference and self._references is None:  # nothing to refer to: as they are
             self._received[:] = shards
             self._references = shards.clone()
@@ -98,10 +111,15 @@ class Collectives:
 
         def body(rank: LocalRank) -> None:
             own = rank.rank
+            if self._held:
+                rank.all_gather_differences(shards[own], self._received[own], self._held[own])
+                return
             reference = None if self._references is None else self._references[own]
             rank.all_gather(shards[own], self._received[own], self.weight_segments, reference=reference)
 
         self._world.run(body)
+        if self._held:
+            self.difference_bytes.append(self._held[0].sent_bytes)
         return self._received[0]  # replicas agree to the bit: promise 1
 
     def reduce_scatter(self, gradients: Tensor) -> Tensor:
@@ -176,7 +194,7 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     # AdamW treats each element alone: one optimizer over all shards makes the steps of one per rank.
     shards = nn.Parameter(pack(parameters))
     optimizer = torch.optim.AdamW([shards], betas=(0.9, setting.beta2))
-    collectives = Collectives(configuration, parameters, seed)
+    collectives = Collectives(configuration, parameters, seed, setting.gathered_as)
     gradients = torch.empty(WORLD_SIZE, *shards.shape)
     losses: list[float] = []
     gradient_snr: list[list[float | None]] = []
@@ -194,24 +212,27 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
         shards.grad = collectives.reduce_scatter(gradients)
         if step % SNR_EVERY == 0:
             gradient_snr.append(snr_of_parameters(gradients.double().mean(dim=0), shards.grad, cut))
-            weight_snr.append(snr_of_parameters(shards.detach(), weights, cut))
+            weight_snr.append(snr_of_parameters(shards.detach().to(weights.dtype), weights, cut))
         optimizer.param_groups[0]["lr"] = learning_rate(setting, step)
         optimizer.step()
     unpack(shards.detach(), parameters)
     loss_of_shards = validate(model, held_out, setting)
     gathered_loss = loss_of_shards
-    if configuration.weights != "exact":
+    if configuration.weights != "exact" or setting.gathered_as != "float32":
         unpack(collectives.all_gather(shards.detach()), parameters)
         gathered_loss = validate(model, held_out, setting)
+    cut_weights, cut_gradients = collectives.weight_segments, collectives.gradient_segments
     return {
         "configuration": asdict(configuration),
         "setting": asdict(setting),
         "seed": seed,
         "python": platform.python_version(),  # whose sources are the text
+        "cpu": torch.backends.cpu.get_cpu_capability(),  # on another one sums have other last bits
         "parameters": {name: parameter.numel() for name, parameter in model.named_parameters()},
-        **bytes_per_step(collectives.weight_segments, collectives.gradient_segments),
+        **bytes_per_step(cut_weights, cut_gradients, setting.gathered_as, collectives.difference_bytes),
         "validation_loss": loss_of_shards,  # of what a checkpoint holds
         "gathered_validation_loss": gathered_loss,  # of the weights that the ranks see
+        "shards_sha256": hashlib.sha256(shards.detach().numpy().tobytes()).hexdigest(),
         "losses": [round(loss, 5) for loss in losses],
         "gradient_snr_db": gradient_snr,  # per parameter, every SNR_EVERY steps; None where nothing is lost
         "weight_snr_db": weight_snr,

@@ -97,6 +97,20 @@ def test_what_is_compressed_is_compressed() -> None:
             assert gradient is None or 5 < gradient < 60
 
 
+def test_lossless_differences_change_nothing_but_the_bytes() -> None:
+    setting = replace(TINY, gathered_as="bfloat16")
+    for gradients in ("exact", "int8:128/int4:128"):
+        exact, lossless = (
+            study.train(Configuration(gradients=gradients, lossless=lossless), setting, seed=1)
+            for lossless in (False, True)
+        )
+        assert all(lossless[name] == exact[name] for name in report.BITS)
+        # The first gather is of whole weights, the other two and that of the validation are not.
+        assert 0 < lossless["inter_node_bytes"] < exact["inter_node_bytes"]
+        assert lossless["intra_node_bytes"] == exact["intra_node_bytes"]
+        assert exact["gathered_validation_loss"] != exact["validation_loss"]  # of bfloat16 weights
+
+
 def test_flat_blocks_mix_norms_and_matrices() -> None:
     record = study.train(Configuration(weights="int8:256", flat=True), TINY, seed=1)
     own = study.train(Configuration(weights="int8:256"), TINY, seed=1)
@@ -277,6 +291,26 @@ def test_a_choice_passes_in_every_case() -> None:
                 records.append(record)
     rows = report.summarize(records)
     assert [(row.case, row.name) for row in rows if row.is_choice] == [("usual", "gradients int8:128")]
+
+
+def test_lossless_rows_say_whether_they_are_the_runs_with_exact_weights() -> None:
+    records = []
+    for seed, cpu in enumerate(("AVX2", "AVX512")):
+        for lossless in (False, True):
+            record = record_of("exact", "int8:128", seed, 2.0, 100) | {"losses": [], "shards_sha256": "", "cpu": cpu}
+            record["configuration"]["lossless"] = lossless
+            records.append(record)
+    records += [record_of("exact", "exact", seed, 2.0, 400) for seed in range(2)]
+
+    def verdict() -> str:
+        (row,) = [row for row in report.summarize(records) if row.words == "lossless"]
+        return report.cells(row)[-1]
+
+    assert verdict() == "same bits"
+    records[3]["shards_sha256"] = "other"
+    assert verdict() == "other bits"
+    records[3]["cpu"] = "AVX2"  # which may add in another order than its twin
+    assert verdict() == "same bits"
 
 
 def test_the_noise_floor_is_that_of_bf16() -> None:

@@ -8,6 +8,7 @@
 // there is one; Communicator checks that.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -27,6 +28,14 @@
 
 namespace zcomm {
 
+// What one hop of a call cost on this rank.
+struct HopStats {
+  std::size_t intra_node_bytes = 0;       // sent to ranks of the same node
+  std::size_t inter_node_bytes = 0;       // sent to other nodes
+  std::chrono::nanoseconds wait_time{0};  // until its transfers were done; on a GPU, the time to queue the waits
+};
+inline constexpr std::size_t kMaxHops = 4;  // of an all_reduce: two of its reduce_scatter, then two of its all_gather
+
 // What one call cost on this rank.
 struct CallStats {
   std::size_t intra_node_bytes = 0;           // sent to ranks of the same node
@@ -34,6 +43,7 @@ struct CallStats {
   std::chrono::nanoseconds codec_time{0};     // in codec calls; on a GPU, the time to launch them
   std::chrono::nanoseconds transfer_time{0};  // waiting for transfers; on a GPU, the time to launch them
   int host_waits = 0;                         // times that the host has waited for the GPU
+  std::array<HopStats, kMaxHops> hops = {};   // the same bytes, and a part of transfer_time
 
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
@@ -46,7 +56,8 @@ struct Resources {
   Workspace& workspace;
   StreamView stream;
   CallStats& stats;
-  std::uint64_t seed = 0;  // of stochastic rounding, another one for each call
+  std::uint64_t seed = 0;     // of stochastic rounding, another one for each call
+  std::size_t first_hop = 0;  // where the collective's hops are in CallStats::hops
 };
 
 // What an all_gather does beside gathering; at most one of the two.

@@ -9,6 +9,24 @@
 #include "site.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
+
+// Up to the last one that has sent anything.
+py::list hops_of(const Stats::Compressed& cost) {
+  std::size_t count = kMaxHops;
+  const auto is_idle = [](const Stats::OfHop& hop) { return hop.intra_node_bytes + hop.inter_node_bytes == 0; };
+  while (count > 0 && is_idle(cost.hops[count - 1])) --count;
+  py::list all;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Stats::OfHop& hop = cost.hops[i];
+    all.append(py::dict(py::arg("intra_node_bytes") = hop.intra_node_bytes.load(),
+                        py::arg("inter_node_bytes") = hop.inter_node_bytes.load(),
+                        py::arg("wait_seconds") = static_cast<double>(hop.wait_ns.load()) * 1e-9));
+  }
+  return all;
+}
+
+}  // namespace
 
 py::dict stats_of(Stats& stats) {
   constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
@@ -24,13 +42,13 @@ py::dict stats_of(Stats& stats) {
       const Stats::Calls& calls = stats.calls(collective, static_cast<Verdict>(i));
       if (calls.calls.load() > 0) exact[py::str(std::string(to_string(static_cast<Verdict>(i))))] = calls_dict(calls);
     }
-    all[py::str(std::string(to_string(collective)))] =
-        py::dict(py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
-                 py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
-                 py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
-                 py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
-                 py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9,
-                 py::arg("host_waits") = cost.host_waits.load(), py::arg("exact") = exact);
+    all[py::str(std::string(to_string(collective)))] = py::dict(
+        py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
+        py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
+        py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
+        py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
+        py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9,
+        py::arg("host_waits") = cost.host_waits.load(), py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
   }
   const auto apart_dict = [](const Stats::Apart& apart) {
     return py::dict(py::arg("calls") = apart.calls.calls.load(), py::arg("bytes") = apart.calls.bytes.load(),

@@ -22,18 +22,30 @@ struct Stats {
       bytes.fetch_add(static_cast<std::uint64_t>(num_bytes), std::memory_order_relaxed);
     }
   };
+  struct OfHop {
+    Counter intra_node_bytes{0};
+    Counter inter_node_bytes{0};
+    Counter wait_ns{0};
+    void add(const HopStats& stats) {
+      intra_node_bytes += stats.intra_node_bytes;
+      inter_node_bytes += stats.inter_node_bytes;
+      wait_ns += static_cast<std::uint64_t>(stats.wait_time.count());
+    }
+  };
   struct Compressed {
     Counter intra_node_bytes{0};  // sent by this rank to ranks of its node
     Counter inter_node_bytes{0};  // sent by this rank to other nodes
     Counter codec_ns{0};
     Counter transfer_ns{0};
     Counter host_waits{0};  // times that the host has waited for the GPU
+    std::array<OfHop, kMaxHops> hops;
     void add(const CallStats& stats) {
       intra_node_bytes += stats.intra_node_bytes;
       inter_node_bytes += stats.inter_node_bytes;
       codec_ns += static_cast<std::uint64_t>(stats.codec_time.count());
       transfer_ns += static_cast<std::uint64_t>(stats.transfer_time.count());
       host_waits += static_cast<std::uint64_t>(stats.host_waits);
+      for (std::size_t hop = 0; hop < kMaxHops; ++hop) hops[hop].add(stats.hops[hop]);
     }
   };
 

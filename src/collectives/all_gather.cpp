@@ -63,11 +63,15 @@ class AllGather final : public Stages {
   void second_hop(std::int64_t chunk) override {  // inside the node
     finish_transfer(r_, first_hop_[chunk]);
     wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
-    second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+    second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   void finish(std::int64_t chunk) override {
-    finish_transfer(r_, num_hops() == 2 ? second_hop_[chunk] : first_hop_[chunk]);
+    if (num_hops() == 2) {
+      finish_transfer(r_, second_hop_[chunk], 1);
+    } else {
+      finish_transfer(r_, first_hop_[chunk]);
+    }
     if (differences_only_) {
       add_differences(chunk);
     } else {

@@ -18,7 +18,9 @@ void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorVie
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
   const Reduction reduction{plan.reduce(), inputs, own, factor, feedback};
   const std::unique_ptr<Stages> reduce = reduce_scatter_stages(resources, reduction);
-  const std::unique_ptr<Stages> gather = all_gather_stages(resources, plan.gather(), own, slots);
+  Resources gathering = resources;
+  gathering.first_hop = 2;
+  const std::unique_ptr<Stages> gather = all_gather_stages(gathering, plan.gather(), own, slots);
   // In place: when a chunk is gathered, all that the sums need of it has been read.
   run_pipeline(resources, *reduce, *gather);
 }

@@ -22,15 +22,19 @@ class Timed {
   std::chrono::steady_clock::time_point start_;
 };
 
-inline void count_sent(const Resources& r, int peer, std::size_t num_bytes) {
+// `hop`: 0 is the first one of the collective.
+inline HopStats& stats_of_hop(const Resources& r, std::size_t hop) { return r.stats.hops[r.first_hop + hop]; }
+
+inline void count_sent(const Resources& r, int peer, std::size_t num_bytes, std::size_t hop = 0) {
+  HopStats& of_hop = stats_of_hop(r, hop);
   const bool is_intra_node = r.topology.link(r.transport.rank(), peer) == Link::intra_node;
-  std::size_t& total = is_intra_node ? r.stats.intra_node_bytes : r.stats.inter_node_bytes;
-  total += num_bytes;
+  (is_intra_node ? r.stats.intra_node_bytes : r.stats.inter_node_bytes) += num_bytes;
+  (is_intra_node ? of_hop.intra_node_bytes : of_hop.inter_node_bytes) += num_bytes;
 }
 
 inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<const Send> sends,
-                                                std::span<const Recv> recvs) {
-  for (const Send& send : sends) count_sent(r, send.peer, send.num_bytes);
+                                                std::span<const Recv> recvs, std::size_t hop = 0) {
+  for (const Send& send : sends) count_sent(r, send.peer, send.num_bytes, hop);
   const Timed timed(r.stats.transfer_time);
   return r.transport.start(sends, recvs, r.stream);
 }
@@ -50,8 +54,9 @@ inline void end_group(const Resources& r) {
   r.transport.end_group(r.stream);
 }
 
-inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer) {
+inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer, std::size_t hop = 0) {
   const Timed timed(r.stats.transfer_time);
+  const Timed of_hop(stats_of_hop(r, hop).wait_time);
   transfer->wait(r.stream);
   transfer.reset();
 }

@@ -38,7 +38,7 @@ class NodeGather {
       const TensorView values = slot_values(move.slot, chunk);
       recvs_.push_back({move.peer, values.data, values.num_bytes()});
     }
-    transfers_[chunk] = start_transfer(r_, sends_, recvs_);
+    transfers_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   void finish(std::int64_t chunk) {
@@ -52,7 +52,7 @@ class NodeGather {
       const Timed timed(r_.stats.codec_time);
       r_.codec.decode(copies_, r_.stream);
     }
-    finish_transfer(r_, transfers_[chunk]);
+    finish_transfer(r_, transfers_[chunk], 1);
   }
 
  private:

@@ -82,7 +82,7 @@ class HierarchicalReduceScatter final : public Stages {
       const Timed timed(r_.stats.codec_time);
       r_.codec.decode_sum_encode(forwards_, r_.stream);
     }
-    second_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+    second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   // Sums this rank's slot over its node, and updates the residuals of the other slots.
@@ -152,7 +152,7 @@ class HierarchicalReduceScatter final : public Stages {
   }
 
   void finish(std::int64_t chunk) override {  // sums over the nodes
-    finish_transfer(r_, second_hop_[chunk]);
+    finish_transfer(r_, second_hop_[chunk], 1);
     terms_.clear();
     sums_.clear();
     messages_.clear();

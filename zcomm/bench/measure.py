@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm import codec
+from zcomm.bench.report_file import network_cards
 from zcomm.planner.cluster import CALIBRATION_SCHEMA
 
 SMALL_BYTES = 1 << 10
@@ -144,6 +145,7 @@ def run(device: torch.device) -> dict[str, Any]:
         "nodes": groups.nodes,
         "ranks_per_node": groups.ranks_per_node,
         "backend": dist.get_backend(),
+        "network_cards": network_cards(),
     }
     if groups.intra is not None:
         calibration["intra"] = _link(groups.intra, 1, groups.intra, device)

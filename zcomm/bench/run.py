@@ -100,9 +100,21 @@ def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
         "algbw": algbw(size, seconds),
         "busbw": algbw(size, seconds) * factor,
         "ratio": size * factor / wire if wire else None,
+        "hops": _median_hops([sample["hops"] for sample in samples if sample["hops"]]),
         "link_busy": link * 8 / rate / seconds if link is not None and rate else None,
         "launch_medians_us": [sample["median_us"] for sample in samples],
     }
+
+
+def _median_hops(samples: list[list[dict[str, float | None]]]) -> list[dict[str, float | None]] | None:
+    if not samples:
+        return None
+
+    def median(hop: tuple[dict[str, float | None], ...], name: str) -> float | None:
+        values = [value for sample in hop if (value := sample[name]) is not None]
+        return statistics.median(values) if values else None
+
+    return [{name: median(hop, name) for name in hop[0]} for hop in zip(*samples, strict=True)]
 
 
 # What the ranks report for every size and backend; None where it is not known. Times and bytes are of one call.

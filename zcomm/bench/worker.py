@@ -35,6 +35,7 @@ BURST_BYTES = 128 * 1024  # an idle link lets these through at once; ten times a
 MAX_CALLS = 50
 LEAST_TURNS = 3  # where time is short
 CHECK_ELEMENTS = 1 << 20  # compared at a time
+HOP_FIELDS = ("intra_node_bytes", "inter_node_bytes", "wait_seconds")
 
 
 class Bench:
@@ -61,6 +62,7 @@ class Bench:
         rows = []
         for index, contender in enumerate(self.contenders):
             wire, codec, transfer, reason = self._account(contender, problem, before[index], after[index])
+            hops = self._hops(before[index], after[index])
             own = sorted(times[index])
             ratios = [first / this for first, this in zip(times[0], times[index], strict=True)]
             rows.append(
@@ -78,6 +80,7 @@ class Bench:
                     "link_bytes": None if self.interface is None else statistics.median(link_bytes[index]),
                     "codec_us": codec,
                     "transfer_us": transfer,
+                    "hops": hops,
                     "max_error": errors[index][0],
                     "mean_error": errors[index][1],
                     "calls": calls[index],
@@ -231,6 +234,21 @@ class Bench:
         if self.device.type == "cuda":
             return wire, self._codec_seconds(contender, problem) * 1e6, None, None
         return wire, codec * 1e6, transfer * 1e6, None
+
+    def _hops(
+        self, before: CollectiveStats | None, after: CollectiveStats | None
+    ) -> list[dict[str, float | None]] | None:
+        """Per call and averaged over ranks, of each hop; None: nothing was compressed. All ranks have the same hops."""
+        if before is None or after is None or after.calls == before.calls:
+            return None
+        hops: list[dict[str, float | None]] = []
+        for now, then in zip(after.hops, before.hops, strict=True):  # the calls that warm up have made all of them
+            found = torch.tensor([getattr(now, name) - getattr(then, name) for name in HOP_FIELDS], dtype=torch.float64)
+            dist.all_reduce(found)
+            intra_node, inter_node, wait = (found / self.size / (after.calls - before.calls)).tolist()
+            wait_us = None if self.device.type == "cuda" else wait * 1e6
+            hops.append({"intra_node_bytes": intra_node, "inter_node_bytes": inter_node, "wait_us": wait_us})
+        return hops
 
     def _codec_seconds(self, contender: Contender, problem: Problem) -> float:
         """Of one call on a GPU: measured by rank 0, with nothing else on it."""

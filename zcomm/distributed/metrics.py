@@ -29,7 +29,8 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """Counters of ``group`` (default: the world) on this rank since it was made, as a flat dictionary for TensorBoard,
     Weights & Biases or MLflow: ``"zcomm/all_gather/wire_bytes"``, ``"zcomm/all_gather/exact/min_bytes/calls"``.
 
-    The names are the fields of :func:`zcomm.stats`; bytes and seconds. ``decisions``, which are no counters, are left
+    The names are the fields of :func:`zcomm.stats`; bytes and seconds. Hops are numbered from 0:
+    ``"zcomm/all_gather/hops/0/wait_seconds"``. ``decisions``, which are no counters, are left
     out. Raises ValueError if the group has no zcomm backend.
     """
     flat: dict[str, float] = {}
@@ -40,6 +41,8 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, float]:
 
 
 def _flatten(name: str, value: Any, flat: dict[str, float]) -> None:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         for key, inner in value.items():
             _flatten(f"{name}/{key}", inner, flat)

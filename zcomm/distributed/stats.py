@@ -19,6 +19,15 @@ class Calls:
     bytes: int = 0
 
 
+@dataclass
+class HopStats:
+    """One hop of a collective on this rank: bytes sent, and the time spent waiting for its transfers."""
+
+    intra_node_bytes: int = 0
+    inter_node_bytes: int = 0
+    wait_seconds: float = 0.0
+
+
 @renamed(NODE_BYTES)
 @dataclass
 class CollectiveStats:
@@ -27,6 +36,8 @@ class CollectiveStats:
     ``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank to ranks of its node and to other nodes.
     ``transfer_seconds`` is the time spent waiting for transfers, ``codec_seconds`` that of encoding and decoding.
     ``host_waits``: times that the host has waited for the GPU, which lossless differences make it do once per step.
+    ``hops``: the same bytes by hop, in the order of the hops, and the part of ``transfer_seconds`` that each was waited
+    for. An all-reduce has up to two of its reduce-scatter, then two of its all-gather. On a GPU the host does not wait.
     ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/design.md.
     """
 
@@ -37,6 +48,7 @@ class CollectiveStats:
     codec_seconds: float = 0.0
     transfer_seconds: float = 0.0
     host_waits: int = 0
+    hops: list[HopStats] = field(default_factory=list)
     exact: dict[str, Calls] = field(default_factory=dict)
 
     @property
@@ -132,6 +144,7 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
 
     def collective(name: str) -> CollectiveStats:
         fields = dict(raw[name])
+        fields["hops"] = [HopStats(**hop) for hop in fields["hops"]]
         fields["exact"] = {reason: Calls(**calls) for reason, calls in fields["exact"].items()}
         return CollectiveStats(**fields)
 

@@ -26,6 +26,7 @@ def counted(folder: str) -> dict[str, float]:
     assert found["zcomm/all_gather/bytes"] == 8 * NUM
     assert found["zcomm/reduce_scatter/exact/min_bytes/calls"] == 1
     assert found["zcomm/reduce_scatter/exact/min_bytes/bytes"] == 32
+    assert found["zcomm/all_gather/hops/0/intra_node_bytes"] == found["zcomm/all_gather/intra_node_bytes"] > 0
     assert all(type(value) is float for value in found.values())
     zcomm.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
     with pytest.raises(ValueError, match=r"path: expected a name that ends in .prom, got 'zcomm.txt'"):

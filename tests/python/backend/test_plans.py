@@ -64,6 +64,36 @@ def test_a_plan_knows_its_bytes(nodes: list[int]) -> None:
     run(body, len(nodes), nodes=nodes, options=options(min_bytes=0))
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1], NODES, [0, 0, 1]], ids=str)
+def test_hops_have_the_bytes_of_their_links(nodes: list[int]) -> None:
+    """Between nodes first in a gather, last in a reduction; of an all-reduce both, one after the other."""
+
+    def body() -> None:
+        size, rank = dist.get_world_size(), dist.get_rank()
+        whole = torch.ones(size * 1000)
+        dist.all_gather_single(whole, whole[rank * 1000 :][:1000])
+        dist.reduce_scatter_single(torch.empty(1000), whole)
+        dist.all_reduce(whole)
+        stats = zcomm.stats()
+        for one in (stats.all_gather, stats.reduce_scatter, stats.all_reduce):
+            assert sum(hop.intra_node_bytes for hop in one.hops) == one.intra_node_bytes
+            assert sum(hop.inter_node_bytes for hop in one.hops) == one.inter_node_bytes
+            assert all(hop.wait_seconds > 0 for hop in one.hops if hop.intra_node_bytes + hop.inter_node_bytes)
+            assert sum(hop.wait_seconds for hop in one.hops) <= one.transfer_seconds
+        if nodes != NODES:
+            assert [len(one.hops) for one in (stats.all_gather, stats.reduce_scatter)] == [1, 1]
+            return
+        first, last = stats.all_gather.hops
+        assert first.inter_node_bytes > 0 and last.inter_node_bytes == 0 and last.intra_node_bytes > 0
+        first, last = stats.reduce_scatter.hops
+        assert first.inter_node_bytes == 0 and first.intra_node_bytes > 0
+        assert last.inter_node_bytes > 0 and last.intra_node_bytes == 0
+        used = [(hop.intra_node_bytes > 0, hop.inter_node_bytes > 0) for hop in stats.all_reduce.hops]
+        assert used == [(True, False), (False, True), (True, True), (True, False)]
+
+    run(body, len(nodes), nodes=nodes, options=options(min_bytes=0, all_reduce="int8:64"))
+
+
 def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
     def body() -> None:
         group = dist.new_group([0, 1], pg_options=options(min_bytes=0))

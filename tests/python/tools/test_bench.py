@@ -26,7 +26,7 @@ needs_ranks = pytest.mark.skipif(
 )
 RECORD_KEYS = {
     *("size", "count", "type", "redop", "backend", "format", "exact_reason", "algbw", "busbw", "ratio", "link_busy"),
-    *("launch_medians_us", *FIGURES),
+    *("launch_medians_us", "hops", *FIGURES),
 }
 
 
@@ -96,7 +96,14 @@ def sample(**changes: object) -> dict[str, object]:
     """What a rank reports of a size: 1 MB gathered by 4 ranks in 10 ms."""
     figures: dict[str, object] = dict.fromkeys(FIGURES)
     figures |= {"median_us": 10_000.0, "min_us": 9_000.0, "p90_us": 12_000.0, "speedup": 1.0, "calls": 1}
-    known = {"size": 1_000_000, "count": 62_500, "backend": "gloo", "format": "exact", "exact_reason": None}
+    known = {
+        "size": 1_000_000,
+        "count": 62_500,
+        "backend": "gloo",
+        "format": "exact",
+        "exact_reason": None,
+        "hops": None,
+    }
     return {**known, **figures, **changes}
 
 
@@ -111,6 +118,44 @@ def test_records_merge_launches() -> None:
     assert record["busbw"] == pytest.approx(0.075)
     assert record["ratio"] == pytest.approx(3.0)
     assert record["link_busy"] == pytest.approx(0.4)  # 4 Mbit in 10 ms, of 1 Gbit/s
+    assert record["hops"] is None
+
+
+def test_hops_are_medians_of_launches() -> None:
+    launches = [[hop(0.0, 8.0, wait), hop(4.0, 0.0, None)] for wait in (3.0, 9.0, 5.0)]
+    record = merge(Spec("all_gather", [1_000_000], launches=3), [sample(hops=hops) for hops in launches])
+    assert record["hops"] == [hop(0.0, 8.0, 5.0), hop(4.0, 0.0, None)]
+
+
+def hop(intra_node: float, inter_node: float, wait_us: float | None) -> dict[str, float | None]:
+    return {"intra_node_bytes": intra_node, "inter_node_bytes": inter_node, "wait_us": wait_us}
+
+
+def test_network_cards_are_those_that_are_up(tmp_path: Path) -> None:
+    """As Linux lists them in /sys/class."""
+
+    def write(path: str, **files: str) -> None:
+        (tmp_path / path).mkdir(parents=True)
+        for name, text in files.items():
+            (tmp_path / path / name).write_text(text + "\n")
+
+    write("net/eth0", type="1", operstate="up", speed="25000")
+    write("net/eth0/device")
+    write("net/eth1", type="1", operstate="up", speed="-1")  # of a virtual machine
+    write("net/eth1/device")
+    write("net/eth2", type="1", operstate="down", speed="25000")
+    write("net/eth2/device")
+    write("net/ib0", type="32", operstate="up", speed="400000")  # counted below
+    write("net/ib0/device")
+    write("net/veth0", type="1", operstate="up", speed="10000")
+    write("infiniband/mlx5_0/ports/1", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)")
+    write("infiniband/mlx5_1/ports/1", state="1: DOWN", rate="400 Gb/sec (4X NDR)")
+    assert report_file.network_cards(tmp_path) == [
+        {"name": "eth0", "bits_per_second": 25 * 10**9},
+        {"name": "eth1", "bits_per_second": None},
+        {"name": "mlx5_0:1", "bits_per_second": 400 * 10**9},
+    ]
+    assert report_file.network_cards(tmp_path / "none") == []
 
 
 def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
@@ -211,6 +256,9 @@ def test_a_small_run(tmp_path: Path) -> None:
     # One shard of 2048 values: a byte each, and a scale of two bytes for every 128.
     assert (large["exact_reason"], large["wire_bytes"], large["format"]) == (None, 2048 + 32, "int8:128")
     assert large["ratio"] == pytest.approx(4096 / 2080)
+    (hop,) = large["hops"]
+    assert (hop["intra_node_bytes"], hop["inter_node_bytes"]) == (0, 2048 + 32) and hop["wait_us"] > 0
+    assert tiny["hops"] is None and records[0]["hops"] is None
     for record in records:
         assert 0 < record["min_us"] <= record["median_us"] <= record["p90_us"]
         assert record["max_error"] < 0.1

@@ -1,8 +1,8 @@
 """The standard measurements of the collectives: one JSON report and one picture each, in bench/results.
 
-python bench/collectives.py                  all of them: about 25 minutes
+python bench/collectives.py                  all of them: about half an hour
 python bench/collectives.py --quick          fewer, smaller and once: a minute or two, for a look
-python bench/collectives.py --only NAME      those whose name contains NAME
+python bench/collectives.py --only NAME      those whose name contains NAME; also with --quick
 python bench/collectives.py --device cuda    nccl and zcomm on the GPUs of this machine: five minutes or so
 """
 
@@ -32,6 +32,7 @@ QUICK_SIZES = sweep(parse_size("64K"), parse_size("16M"), 16)
 FOUR: dict[str, Any] = {"nodes": "4x1", "link": "1gbit", "sizes": SIZES}
 FREE: dict[str, Any] = {"nodes": "4x1", "link": "unlimited", "sizes": SIZES}
 TWO: dict[str, Any] = {"nodes": "2x2", "link": "100mbit", "sizes": SLOW_SIZES}
+TWO_FASTER: dict[str, Any] = {"nodes": "2x2", "link": "300mbit", "sizes": SIZES}
 STANDARD: dict[str, dict[str, Any]] = {
     "all_gather_bfloat16_4x1_1gbit": {"collective": "all_gather", "backends": GATHER, "dtype": "bfloat16", **FOUR},
     "all_gather_float_4x1_1gbit": {"collective": "all_gather", "backends": GATHER, "dtype": "float", **FOUR},
@@ -52,6 +53,18 @@ STANDARD: dict[str, dict[str, Any]] = {
     },
     "all_gather_bfloat16_2x2_100mbit": {"collective": "all_gather", "backends": GATHER, "dtype": "bfloat16", **TWO},
     "reduce_scatter_float_2x2_100mbit": {"collective": "reduce_scatter", "backends": REDUCE, "dtype": "float", **TWO},
+    "all_gather_bfloat16_2x2_300mbit": {
+        "collective": "all_gather",
+        "backends": GATHER,
+        "dtype": "bfloat16",
+        **TWO_FASTER,
+    },
+    "reduce_scatter_float_2x2_300mbit": {
+        "collective": "reduce_scatter",
+        "backends": REDUCE,
+        "dtype": "float",
+        **TWO_FASTER,
+    },
 }
 QUICK = (
     "all_gather_bfloat16_4x1_1gbit",
@@ -120,7 +133,7 @@ def main(
         raise typer.BadParameter(f"expected one of {', '.join(DEVICES)}, got {device!r}", param_hint="--device")
     cli.need("torch", "matplotlib", *(["pyroute2"] if device == "cpu" else []))
     out.mkdir(parents=True, exist_ok=True)
-    every = list(CUDA) if device == "cuda" else list(QUICK) if quick else list(STANDARD)
+    every = list(CUDA) if device == "cuda" else list(QUICK) if quick and not only else list(STANDARD)
     names = [name for name in every if only in name]
     if not names:
         raise typer.BadParameter(f"no name contains {only!r}: {', '.join(every)}")

@@ -41,6 +41,7 @@ class Decision(TypedDict):
     exact_seconds: float
     compressed_seconds: float
     rounds: int
+    again: bool
 
 torch_version: str
 OVERRIDE_KEY: str
@@ -209,7 +210,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         make_transport_group: Callable[[], Backend],
         meet_for_nccl: Callable[[], str],
         split: Callable[[Store, list[int], Any], Backend],
-        predict: Callable[[str, str, int, str], tuple[float, float]] | None,
+        predict: Callable[[str, str, int, str, bool], tuple[float, float]] | None,
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property
@@ -228,6 +229,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         *,
         formats: PolicyOverride | None = None,
         parts: Parts = [],
+        again: bool = False,
         kept: PlannedGather | None = None,
     ) -> PlannedGather | None: ...
     def plan_differences(

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <bit>
@@ -11,6 +13,7 @@
 #include "compressed_calls.hpp"
 #include "gil.hpp"
 #include "tensors.hpp"
+#include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
@@ -18,14 +21,26 @@ namespace {
 
 std::string text_of(const Call& call) {
   return std::string(to_string(call.collective)) + " of " + std::to_string(call.num_bytes) + " bytes of " +
-         std::string(to_string(*call.dtype));
+         std::string(to_string(*call.dtype)) + (call.again ? ", and again from secondary shards" : "");
+}
+
+at::Device device_of(const Call& call) {
+  return call.on_host ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(call.device));
+}
+
+c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+// Until a GPU has done what the caller's stream holds. On a CPU a work that was waited for is done.
+void finish(at::Device device) {
+  if (!device.is_cpu()) current_stream(device).synchronize();
 }
 
 }  // namespace
 
 bool AutoPolicy::gains(const Policy& policy, const Call& call) {
   const auto log2_bytes = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(call.num_bytes))) - 1;
-  const CallClass kind{call.collective, *call.dtype, log2_bytes, policy.formats_of(call.collective), call.on_host};
+  const HopFormats formats = policy.formats_of(call.collective);
+  const CallClass kind{call.collective, *call.dtype, log2_bytes, formats, call.on_host, call.again};
   if (const std::optional<bool> decided = known(kind)) return *decided;
   const WithoutGil no_gil;
   const Decision decision = hooks_.predict ? predict(kind, call) : rehearse(kind, policy, call);
@@ -51,7 +66,7 @@ AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call
   check_same_call(kind, call);
   const auto [exact, compressed] = call_python<std::pair<double, double>>([&] {
     return hooks_.predict(std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)), call.num_bytes,
-                          kind.formats.to_string());
+                          kind.formats.to_string(), kind.again);
   });
   // Ranks may have read different files.
   const auto agreed = largest({std::llround(exact * 1e9), std::llround(compressed * 1e9)});
@@ -59,12 +74,8 @@ AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call
 }
 
 AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
-  if (!call.on_host) {
-    throw Error(
-        "policy: expected for 'auto' calls on a CPU, which can be timed, or calibration=FILE of 'python -m zcomm "
-        "measure', got an " +
-        text_of(call) + " on a GPU");
-  }
+  const c10::DeviceGuard on_device(device_of(call));
+  check_can_rehearse(call);
   check_same_call(kind, call);
   const Ways both = ways(policy, call);
   Contest contest;
@@ -76,22 +87,29 @@ AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& p
   return {kind, contest.medians(), contest.num_counted()};
 }
 
-// On tensors of their own: a call may change its input, and a caller may hold its output.
+// Both wait for the GPU, or for works, which comes too late then.
+void AutoPolicy::check_can_rehearse(const Call& call) const {
+  if (call.on_host) return;
+  const bool captured = is_capturing({current_stream(device_of(call)).native_handle()});
+  if (!captured && !inner_.is_coalescing()) return;
+  throw Error("policy: expected for 'auto' a call of each kind " +
+              std::string(captured ? "before the capture of a CUDA graph" : "that is not coalesced") +
+              ", which is timed, or calibration=FILE of 'python -m zcomm measure', got the first " + text_of(call));
+}
+
+// On tensors of their own: a call may change its input, and a caller may hold its output. On a GPU no time depends on
+// their values, and nothing fills them.
 AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
   const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
   const CallSettings settings{policy, options_->timeout, false, true};
-  at::Tensor whole = at::zeros({shard_elements * size_}, scalar_type_of(*call.dtype));
-  ::c10d::Backend& inner = inner_.cpu();
+  const at::TensorOptions fields = at::device(device_of(call)).dtype(scalar_type_of(*call.dtype));
+  at::Tensor whole =
+      call.on_host ? at::zeros({shard_elements * size_}, fields) : at::empty({shard_elements * size_}, fields);
+  ::c10d::Backend& inner = call.on_host ? inner_.cpu() : inner_.cuda();
   switch (call.collective) {
-    case Collective::all_gather: {
-      at::Tensor shard = whole.narrow(0, rank_ * shard_elements, shard_elements);
-      return {[=, &inner]() mutable { return inner._allgather_base(whole, shard); },
-              [=, this] {
-                return calls_.all_gather(::c10d::OpType::_ALLGATHER_BASE, shard, slots_of(whole, size_), {whole},
-                                         settings);
-              }};
-    }
+    case Collective::all_gather:
+      return gathers(whole, settings, call, inner);
     case Collective::reduce_scatter: {
       at::Tensor shard = at::empty({shard_elements}, whole.options());
       return {[=, &inner]() mutable { return inner._reduce_scatter_base(shard, whole); },
@@ -110,14 +128,44 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   throw ArgumentError("collective: unknown value");
 }
 
+AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call,
+                                     ::c10d::Backend& inner) {
+  const std::int64_t shard_elements = whole.numel() / size_;
+  const at::Tensor shard = whole.narrow(0, rank_ * shard_elements, shard_elements);
+  const auto exact = [=, &inner] {
+    at::Tensor output = whole;
+    at::Tensor input = shard;
+    return inner._allgather_base(output, input);
+  };
+  const auto compressed = [=, this](const GatherCall& gather) {
+    return calls_.all_gather(::c10d::OpType::_ALLGATHER_BASE, shard, slots_of(whole, size_), {whole}, settings, gather);
+  };
+  if (!call.again) return {exact, [=] { return compressed({}); }};
+  GatherCall kept;
+  kept.plan = calls_.plan_gather(whole.device().type(), shape_of(slots_of(whole, size_)),
+                                 {{shard_elements, settings.policy.all_gather}});
+  kept.secondary =
+      at::empty({static_cast<std::int64_t>(kept.plan->secondary_bytes())}, whole.options().dtype(at::kByte));
+  return {[=] {
+            exact()->wait();
+            return exact();
+          },
+          [=, this] {
+            compressed(kept)->wait();
+            return calls_.gather_secondary(kept.secondary, slots_of(whole, size_), whole, settings, {kept.plan});
+          }};
+}
+
 // Nothing else of this group is under way meanwhile, and all ranks start at once.
 std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call& call) {
-  calls_.drain_host();
+  calls_.drain(kNoLimit);
+  finish(device_of(call));
   inner_.cpu().barrier()->wait();
   const auto begun = std::chrono::steady_clock::now();
   start()->wait();
+  finish(device_of(call));
   const auto taken = std::chrono::steady_clock::now() - begun;
-  calls_.stats().rehearsals.calls.add(call.num_bytes);
+  for (int i = 0; i < (call.again ? 2 : 1); ++i) calls_.stats().rehearsals.calls.add(call.num_bytes);
   return std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 
@@ -133,7 +181,8 @@ std::vector<std::int64_t> AutoPolicy::largest(std::vector<std::int64_t> numbers)
 }
 
 void AutoPolicy::check_same_call(const CallClass& kind, const Call& call) {
-  const std::vector<std::int64_t> mine{static_cast<int>(kind.collective), static_cast<int>(kind.dtype), call.num_bytes};
+  const std::vector<std::int64_t> mine{static_cast<int>(kind.collective), static_cast<int>(kind.dtype), call.num_bytes,
+                                       call.again ? 1 : 0};
   std::vector<std::int64_t> both = mine;
   for (const std::int64_t number : mine) both.push_back(-number);
   const std::vector<std::int64_t> most = largest(both);

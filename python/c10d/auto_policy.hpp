@@ -1,7 +1,7 @@
 // policy="auto": whether calls of a class gain by compression. The first call of a class decides for all later ones, by
 // the calibration of the options, or by a rehearsal: the group makes calls of that size on scratch, both ways, and
-// times them. What counts is the slowest rank of each call, by an all-reduce, so that all ranks have the same numbers,
-// and decide alike at the same call.
+// times them until they are done, on a GPU by waiting for the caller's stream. What counts is the slowest rank of each
+// call, by an all-reduce, so that all ranks have the same numbers, and decide alike at the same call.
 #pragma once
 
 #include <functional>
@@ -16,6 +16,7 @@
 namespace zcomm::c10d_binding {
 
 class CompressedCalls;
+struct CallSettings;
 
 class AutoPolicy {
  public:
@@ -26,6 +27,7 @@ class AutoPolicy {
     int log2_bytes;      // of the gathered, scattered or reduced tensor, rounded down
     HopFormats formats;  // both the same, of an all-gather
     bool on_host;
+    bool again;  // all_gather: of two calls, the second of which secondary shards serve
 
     friend bool operator==(const CallClass&, const CallClass&) = default;
   };
@@ -41,8 +43,8 @@ class AutoPolicy {
       : calls_(calls), inner_(inner), hooks_(hooks), rank_(rank), size_(size), options_(std::move(options)) {}
 
   // Of a call that `policy` would compress; all ranks ask in the same order. Blocks until all have come, the first time
-  // that a class is asked for. Throws Error if ranks come with different calls, and for tensors on a GPU without a
-  // calibration.
+  // that a class is asked for. Throws Error if ranks come with different calls, and of a rehearsal on a GPU that a
+  // graph would capture, or that is asked for while calls are coalesced.
   bool gains(const Policy& policy, const Call& call);
 
   // In the order in which they were made.
@@ -58,8 +60,10 @@ class AutoPolicy {
   Decision predict(const CallClass& kind, const Call& call);
   Decision rehearse(const CallClass& kind, const Policy& policy, const Call& call);
   Ways ways(const Policy& policy, const Call& call);
+  Ways gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call, ::c10d::Backend& inner);
   std::int64_t time(const std::function<WorkPtr()>& start, const Call& call);
   std::vector<std::int64_t> largest(std::vector<std::int64_t> numbers);
+  void check_can_rehearse(const Call& call) const;
   void check_same_call(const CallClass& kind, const Call& call);
 
   CompressedCalls& calls_;

@@ -16,11 +16,12 @@ void bind_plans(GroupClass& group_class) {
       .def(
           "plan_gather",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
-             const Parts& parts, const std::shared_ptr<PlannedGather>& kept) {
-            return group.planned().plan_gather(output, input, formats, parts, kept);
+             const Parts& parts, bool again, const std::shared_ptr<PlannedGather>& kept) {
+            return group.planned().plan_gather(output, input, formats, parts, again, kept);
           },
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>())
+          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("kept") = py::none(),
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "plan_differences",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,

@@ -71,7 +71,7 @@ py::list decisions_of(const AutoPolicy& policy) {
                         py::arg("format") = kind.formats.to_string(), py::arg("compressed") = decision.times.gains(),
                         py::arg("exact_seconds") = static_cast<double>(decision.times.exact) * 1e-9,
                         py::arg("compressed_seconds") = static_cast<double>(decision.times.compressed) * 1e-9,
-                        py::arg("rounds") = decision.rounds));
+                        py::arg("rounds") = decision.rounds, py::arg("again") = kind.again));
   }
   return all;
 }

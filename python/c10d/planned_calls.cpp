@@ -79,11 +79,12 @@ void PlannedCalls::check_planned(const P& planned, const at::Tensor& whole) cons
 }
 
 std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& output, const at::Tensor& input,
-                                                         const PolicyOverride* formats, const Parts& parts,
+                                                         const PolicyOverride* formats, const Parts& parts, bool again,
                                                          const std::shared_ptr<PlannedGather>& kept) {
   const Policy policy = policy_of(formats);
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, group_.getRank());
+  call.again = again;
   if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
   if (is_planned(kept, policy.all_gather, output, parts)) return kept;
   check_shapes(output, input, group_.getSize(), "output", "input");

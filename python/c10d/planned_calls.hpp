@@ -45,9 +45,10 @@ class PlannedCalls {
       : group_(group), options_(std::move(options)), inner_(inner), compressed_(compressed) {}
 
   // Null: the call stays exact, by the policy in force (`formats`, unless it is null, takes the place of the options',
-  // but not that of an override), or as all parts do. `kept`, if it is what would be planned; it may be null.
+  // but not that of an override), or as all parts do. `kept`, if it is what would be planned; it may be null. `again`:
+  // a gather_secondary() will follow, which Choice::automatic counts.
   std::shared_ptr<PlannedGather> plan_gather(const at::Tensor& output, const at::Tensor& input,
-                                             const PolicyOverride* formats, const Parts& parts,
+                                             const PolicyOverride* formats, const Parts& parts, bool again,
                                              const std::shared_ptr<PlannedGather>& kept);
   // Of bfloat16 or float16: throws ValueError for others. The policy is not asked.
   std::shared_ptr<PlannedDifferences> plan_differences(const at::Tensor& output, const at::Tensor& input,

@@ -30,9 +30,11 @@ struct Call {
   bool floating_point = true;  // of the tensors, whatever their type
   std::int64_t num_bytes = 0;  // of the gathered, scattered or reduced tensor, the same on all ranks
   bool in_place = false;       // all_gather: the input is its own slot of the output
+  bool again = false;          // all_gather: the same values are gathered once more, from secondary shards
   bool linear = true;          // reductions: SUM, AVG or PREMUL_SUM
   bool contiguous = true;      // all tensors, and none of them sparse
   bool on_host = true;
+  int device = -1;  // the GPU, otherwise
 };
 
 // Why a call goes out exact, or that it does not.

@@ -25,9 +25,10 @@ struct PythonHooks {
   // A zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
       split;
-  // Seconds of an exact call and of a compressed one, by the calibration of the options. Empty without one.
+  // Seconds of an exact call and of a compressed one, by the calibration of the options. `again`: of two all-gathers,
+  // the second one from secondary shards. Empty without a calibration.
   std::function<std::pair<double, double>(const std::string& collective, const std::string& dtype,
-                                          std::int64_t num_bytes, const std::string& formats)>
+                                          std::int64_t num_bytes, const std::string& formats, bool again)>
       predict;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;

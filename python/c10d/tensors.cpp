@@ -63,6 +63,7 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());
   call.on_host = shard.device().is_cpu();
+  call.device = shard.device().index();
   for (const at::Tensor& part : whole) {
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
     call.contiguous = call.contiguous && is_dense_on(part, shard.device());

@@ -48,16 +48,26 @@ def cluster_of(calibration: Mapping[str, Any], nodes: Sequence[int]) -> hardware
 
 
 def predict(
-    calibration: Mapping[str, Any], nodes: Sequence[int], collective: str, dtype: str, num_bytes: int, formats: str
+    calibration: Mapping[str, Any],
+    nodes: Sequence[int],
+    collective: str,
+    dtype: str,
+    num_bytes: int,
+    formats: str,
+    again: bool,
 ) -> tuple[float, float]:
     """Seconds of an exact call and of one in ``formats``, "INTRA_NODE/INTER_NODE" or one for both; ``num_bytes`` of the
-    gathered, scattered or reduced tensor. Raises as :func:`cluster_of`."""
+    gathered, scattered or reduced tensor. ``again``: of two all-gathers, the second one from secondary shards. Raises
+    as :func:`cluster_of`."""
     cluster = cluster_of(calibration, nodes)
     num_elements = num_bytes // DTYPE_BYTES[dtype]
     inside = formats.split("/")[0]
     ring = collectives.exact(num_elements, dtype, cluster)
     if collective == "all_gather":
-        return ring.seconds, collectives.gather(num_elements, dtype, inside, cluster).seconds
+        gathered = collectives.gather(num_elements, dtype, inside, cluster)
+        if not again:
+            return ring.seconds, gathered.seconds
+        return 2 * ring.seconds, (gathered + collectives.secondary_gather(num_elements, dtype, inside, cluster)).seconds
     reduced = collectives.reduce(num_elements, dtype, formats, cluster)
     if collective == "reduce_scatter":
         exact = collectives.exact(num_elements, dtype, cluster, cluster.exact_reduce_factor)

@@ -28,7 +28,7 @@ class Options(_c10d.Options):
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
         policy: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those that
             gain at least 3 % by it. The first call of a collective, dtype and size (rounded down to a power of two)
-            decides for all later ones. On CPUs it times both ways on scratch, on GPUs it needs a ``calibration``.
+            decides for all later ones: it times both ways on scratch, or asks the ``calibration``.
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
             ``"exact:direct"``: exact values go straight to their owner, who adds them in float32 in rank order. That

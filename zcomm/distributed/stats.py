@@ -69,7 +69,8 @@ class SentCalls(Calls):
 class Decision:
     """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
     formats, and of ``least_bytes`` up to less than twice as many. The seconds are those of the slowest rank: medians of
-    ``rounds`` rehearsals, or predicted by the calibration where ``rounds`` is 0."""
+    ``rounds`` rehearsals, or predicted by the calibration where ``rounds`` is 0. ``again``: of two all-gathers, the
+    second of which secondary shards serve if they are compressed."""
 
     collective: str
     dtype: str
@@ -79,11 +80,13 @@ class Decision:
     exact_seconds: float
     compressed_seconds: float
     rounds: int
+    again: bool = False
 
     def __str__(self) -> str:
         how = f"in {self.rounds} rehearsals" if self.rounds else "by the calibration"
+        again = ", and again from secondary shards" if self.again else ""
         return (
-            f"{self.collective} of {_size(self.least_bytes)} and more, {self.dtype} in {self.format}: "
+            f"{self.collective} of {_size(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
             f"{'compressed' if self.compressed else 'exact'}, as an exact call takes {self.exact_seconds * 1e3:.3g} ms "
             f"and a compressed one {self.compressed_seconds * 1e3:.3g} ms {how}"
         )

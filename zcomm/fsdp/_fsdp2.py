@@ -39,6 +39,11 @@ def gathers_from_two_meshes(group: Any) -> bool:
     return group.post_forward_mesh_info not in (None, group.mesh_info)
 
 
+def gathers_again(group: Any) -> bool:
+    """Whether the backward pass gathers what the forward pass has gathered."""
+    return bool(group.post_forward_mesh_info == group.mesh_info)
+
+
 def params_of(group: Any) -> Sequence[Any]:
     """The params, in the order in which their parts lie in a shard."""
     params: Sequence[Any] = group.fsdp_params

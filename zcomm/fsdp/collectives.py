@@ -40,11 +40,15 @@ class GatherCall:
 
 
 class GatherStrategy(Protocol):
-    """How the gathers of a parameter group are made. Both methods have the meaning that FSDP2 gives them."""
+    """How the gathers of a parameter group are made. The first two methods have the meaning that FSDP2 gives them."""
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
 
     def gather(self, call: GatherCall) -> Any: ...
+
+    def keeps_wires(self) -> bool:
+        """A later gather of the same weights is made from what this one keeps."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +168,8 @@ class Collectives:
                     self._warn(what, backend)
                 return None
             parts = list(zip(numels, rule.exempt, strict=True))
-        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, kept=self._gather_plan)
+        again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
+        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, kept=self._gather_plan)
         self._gather_plan = plan or self._gather_plan
         return plan
 
@@ -234,6 +239,9 @@ class Plain:
         work = call.plan.run(call.output, call.shard, site=self._owner.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
+    def keeps_wires(self) -> bool:
+        return False
+
 
 class Differences:
     """Gathers that send the change since the one before, whose result each rank keeps."""
@@ -260,6 +268,9 @@ class Differences:
                 call.output, call.shard, reference=self._own, site=self._owner.gathered, async_op=call.async_op
             )
         return finished(work, call.async_op)
+
+    def keeps_wires(self) -> bool:
+        return False
 
     def memory_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self._whole, self._own) if tensor is not None)

@@ -296,6 +296,9 @@ class _Shard:
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._group.plain.allocate(size, dtype, device)
 
+    def keeps_wires(self) -> bool:
+        return not self._is_exact() and self._reserved != 0
+
     def gather(self, call: GatherCall) -> Any:
         plan = call.plan
         version = None if plan is None else self._version_of(plan)

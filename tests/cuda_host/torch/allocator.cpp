@@ -1,4 +1,7 @@
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided_native.h>
 #include <c10/core/Allocator.h>
+#include <torch/library.h>
 
 #include <map>
 #include <mutex>
@@ -54,6 +57,12 @@ class HostAllocator final : public c10::Allocator {
 
 HostAllocator allocator;
 
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+  return at::detail::empty_generic(size, &allocator, keys, dtype.value_or(at::kFloat), format);
+}
+
 }  // namespace
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, &allocator); }
@@ -69,3 +78,9 @@ std::int64_t num_made_pieces() {
 }
 
 }  // namespace cuda_host::torch
+
+// Of torch's operators those that make tensors, and move nothing.
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", &cuda_host::torch::empty);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+}

@@ -173,6 +173,45 @@ def test_fsdp2_trains_with_what_was_decided(planned: bool, link: str | None, tmp
         assert (gathers, reductions) == (0, 0)
 
 
+# Between these nodes a gather gains by compression only if the next one is served by secondary shards.
+JUST_TOO_FAST = {**FAST_LINK, "bytes_per_second": 4.4e8}
+
+
+@pytest.mark.parametrize("rehearsed", [False, True])
+def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Path) -> None:
+    file = None if rehearsed else calibration(tmp_path, FAST_LINK, inter=JUST_TOO_FAST)
+
+    def body() -> tuple[list[Decision], int]:
+        whole = torch.zeros(4 * NUM)
+        own = whole[dist.get_rank() * NUM :][:NUM]
+        once = backend_of().plan_gather(whole, own)
+        twice = backend_of().plan_gather(whole, own, again=True)
+        if not rehearsed:
+            assert once is None and twice is not None
+        return decided(), zcomm.stats().rehearsals.calls
+
+    options = zcomm.Options(policy="auto", calibration=file)
+    (once, twice), rehearsals = same_on_all_ranks(run(body, 4, options=options, nodes=NODES))
+    assert not once.again and twice.again and ", and again from secondary shards: " in str(twice)
+    assert rehearsals == (2 * (once.rounds + 1) + 4 * (twice.rounds + 1) if rehearsed else 0)
+
+
+def test_fsdp2_says_which_gathers_come_again(tmp_path: Path) -> None:
+    """Those of modules that are resharded after the forward pass. The root is not."""
+    file = calibration(tmp_path, SLOW_LINK)
+
+    def body() -> tuple[set[bool], set[bool]]:
+        model = sharded()
+        model(batch()).sum().backward()
+        before = {one.again for one in decided() if one.collective == "all_gather"}
+        zcomm.fsdp.enable_secondary_shards(model)
+        model(batch()).sum().backward()
+        return before, {one.again for one in decided() if one.collective == "all_gather"}
+
+    found = run(body, 4, options=options(policy="auto", calibration=file), nodes=NODES)
+    assert same_on_all_ranks(found) == ({False}, {False, True})
+
+
 def test_decisions_are_reported(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     file = calibration(tmp_path, SLOW_LINK)

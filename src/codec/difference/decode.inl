@@ -82,7 +82,7 @@ inline void drop_fields_of_escapes(Shape& shape) {
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       std::uint8_t* fields = shape.fields + block * kBlock + part;
-      const Bytes bits = without(load_bytes(fields), spread(shape.planes[kPlanes - 1][block] >> part));
+      const Bytes bits = without(load_bytes(fields), spread(&shape.planes[kPlanes - 1][block], part));
       store_bytes(fields, bits);
       any_field |= !is_zero(bits);
     }
@@ -94,11 +94,19 @@ inline void drop_fields_of_escapes(Shape& shape) {
 inline bool take_fields(BitReader& in, Coded& tile) {
   for (std::uint32_t left = tile.shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
-    for (int i = begin; i < begin + kBlock; i += 8) {
-      std::uint64_t bits;
-      __builtin_memcpy(&bits, tile.shape.fields + i, 8);
-      const std::uint64_t low = scatter_bits(in.take_few(popcount(bits)), bits);
-      __builtin_memcpy(tile.low + i, &low, 8);
+    for (int i = begin; i < begin + kBlock; i += 16) {
+      std::uint64_t bits[2], low[2];
+      __builtin_memcpy(bits, tile.shape.fields + i, 16);
+      const int count = popcount(bits[0]), more = popcount(bits[1]);
+      if (count + more <= 56) {
+        const std::uint64_t next = in.take_few(count + more);
+        low[0] = scatter_bits(next, bits[0]);
+        low[1] = scatter_bits(next >> count, bits[1]);
+      } else {
+        low[0] = scatter_bits(in.take_few(count), bits[0]);
+        low[1] = scatter_bits(in.take_few(more), bits[1]);
+      }
+      __builtin_memcpy(tile.low + i, low, 16);
     }
     if (in.is_beyond()) return false;
   }
@@ -109,23 +117,26 @@ inline bool take_fields(BitReader& in, Coded& tile) {
 // Adds z to the values of the blocks that have any. Escapes become anything.
 inline void add_differences(const Coded& tile, std::uint16_t* values) {
   const Shape& shape = tile.shape;
+  // The number of planes of each value, in binary. From memory, bits spread faster.
+  std::uint64_t ones[kBlocks], twos[kBlocks], fours[kBlocks];
+  for (int block = 0; block < kBlocks; ++block) {
+    const auto plane = [&](int number) { return shape.planes[number][block]; };
+    ones[block] = (plane(0) & ~plane(1)) | (plane(2) & ~plane(3)) | (plane(4) & ~plane(5));
+    twos[block] = plane(1) & ~plane(3);
+    fours[block] = plane(3);
+  }
   for (std::uint32_t left = shape.touched | shape.with_fields; left != 0; left &= left - 1) {
     const int block = lowest(left);
-    const auto plane = [&](int number) { return shape.planes[number][block]; };
-    // The number of planes of a value, in binary.
-    const std::uint64_t ones = (plane(0) & ~plane(1)) | (plane(2) & ~plane(3)) | (plane(4) & ~plane(5));
-    const std::uint64_t twos = plane(1) & ~plane(3);
-    const std::uint64_t fours = plane(3);
     const bool has_low = (shape.with_fields >> block & 1) != 0;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
       const Bytes step = add(load_bytes(shape.fields + i), splat(1));
       const Bytes two_steps = add(step, step);
       Bytes z = has_low ? load_bytes(tile.low + i) : splat(0);
-      z = add(z, both(step, spread(ones >> part)));
-      if ((twos | fours) != 0) {
-        z = add(z, both(two_steps, spread(twos >> part)));
-        z = add(z, both(add(two_steps, two_steps), spread(fours >> part)));
+      z = add(z, both(step, spread(&ones[block], part)));
+      if ((twos[block] | fours[block]) != 0) {
+        z = add(z, both(two_steps, spread(&twos[block], part)));
+        z = add(z, both(add(two_steps, two_steps), spread(&fours[block], part)));
       }
       store_words(values + i, undo_zigzag(load_words(values + i), z));
     }

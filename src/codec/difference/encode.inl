@@ -13,17 +13,24 @@ inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) 
   return false;
 }
 
+// Makes the values the base, and hashes them on the way.
 template <class Float>
-inline void look(const std::uint16_t* base, const std::uint16_t* values, Look& seen) {
+inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, std::uint64_t* lanes) {
   Sums exponent_sums = no_sums();
+  Lanes hashes = no_lanes();
+  const std::uint32_t* keys = kHashKeys.words;
   for (int i = 0; i < kTileValues; i += kWidth) {
     const Words a = load_words(base + i);
+    const Words b = load_words(values + i);
     const Bytes exponents = fields<Float::kShift>(a, Float::kMask);
-    store_bytes(seen.z + i, zigzag(a, load_words(values + i)));
+    store_bytes(seen.z + i, zigzag(a, b));
     store_bytes(seen.exponents + i, exponents);
+    store_words(base + i, b);
     exponent_sums = add_bytes(exponent_sums, exponents);
+    hashes = add_products(hashes, b, keys + i / 2);
   }
   seen.sum_of_exponents = total_of(exponent_sums);
+  store_lanes(lanes, hashes);
 }
 
 // The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^E.
@@ -70,7 +77,7 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
         fours |= bits_of<2>(count) << part;
       }
       Bytes bits = look_up(kTables.fields, k);
-      if (const std::uint64_t escapes = (fours & twos) >> part; escapes != 0) bits = without(bits, spread(escapes));
+      if (const std::uint64_t escapes = fours & twos; escapes != 0) bits = without(bits, spread(&escapes, part));
       store_bytes(shape.fields + i, bits);
       any_field |= !is_zero(bits);
     }
@@ -167,7 +174,7 @@ template <class Float>
 int encode(const std::byte* new_values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes) {
   std::uint16_t filled[kTileValues], filled_base[kTileValues];
   const auto* values = reinterpret_cast<const std::uint16_t*>(new_values);
-  const auto* old = reinterpret_cast<const std::uint16_t*>(base);
+  auto* old = reinterpret_cast<std::uint16_t*>(base);
   const std::size_t num_bytes = 2 * static_cast<std::size_t>(count);
   if (count < kTileValues) {
     fill_up(new_values, count, filled);
@@ -175,10 +182,12 @@ int encode(const std::byte* new_values, std::byte* base, int count, std::byte* w
     values = filled;
     old = filled_base;
   }
-  hash_tile(values, lanes);
-  if (!has_changed(old, values)) return 0;
+  if (!has_changed(old, values)) {
+    hash_tile(values, lanes);
+    return 0;
+  }
   Look seen;
-  look<Float>(old, values, seen);
+  look<Float>(old, values, seen, lanes);
   const int c = choose_c<Float>(seen, count);
   Shape shape;
   shape_of(seen, c, shape);
@@ -191,6 +200,6 @@ int encode(const std::byte* new_values, std::byte* base, int count, std::byte* w
     __builtin_memcpy(wire, new_values, num_bytes);
     if (count % 2 != 0) __builtin_memset(wire + num_bytes, 0, 2);
   }
-  __builtin_memcpy(base, new_values, num_bytes);
+  if (count < kTileValues) __builtin_memcpy(base, new_values, num_bytes);
   return size;
 }

@@ -19,7 +19,8 @@ inline Bytes both(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 inline Bytes without(Bytes a, Bytes b) { return _mm512_andnot_si512(b, a); }
 inline bool is_zero(Bytes a) { return _mm512_test_epi8_mask(a, a) == 0; }
 inline std::uint64_t at_least(Bytes a, Bytes b) { return _mm512_cmpge_epu8_mask(a, b); }
-inline Bytes spread(std::uint64_t bits) { return _mm512_movm_epi8(bits); }
+// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+inline Bytes spread(const std::uint64_t* word, int) { return _mm512_movm_epi8(*word); }
 // Bit kBit of each byte.
 template <int kBit>
 inline std::uint64_t bits_of(Bytes a) {
@@ -119,10 +120,13 @@ inline bool is_zero(Bytes a) { return _mm256_testz_si256(a, a) != 0; }
 inline std::uint64_t at_least(Bytes a, Bytes b) {
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(a, b), a)));
 }
-inline Bytes spread(std::uint64_t bits) {
+// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+inline Bytes spread(const std::uint64_t* word, int part) {
+  int bits;
+  __builtin_memcpy(&bits, reinterpret_cast<const char*>(word) + part / 8, 4);
   const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit_of = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
-  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte_of);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of);
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of), bit_of);
 }
 // Bit kBit of each byte.
@@ -256,8 +260,9 @@ inline std::uint64_t at_least(Bytes a, Bytes b) {
   for (int i = 0; i < kWidth; ++i) bits |= static_cast<std::uint64_t>(a.at[i] >= b.at[i]) << i;
   return bits;
 }
-inline Bytes spread(std::uint64_t bits) {
-  return for_each_byte([&](int i) { return (bits >> i & 1) != 0 ? 255 : 0; });
+// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+inline Bytes spread(const std::uint64_t* word, int part) {
+  return for_each_byte([&](int i) { return (*word >> (part + i) & 1) != 0 ? 255 : 0; });
 }
 // Bit kBit of each byte.
 template <int kBit>

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm.planner import cluster as hardware
-from zcomm.planner import lab, published, report, scale, step, workload
+from zcomm.planner import lab, lab_steps, published, report, scale, step, workload
 from zcomm.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
@@ -101,7 +101,7 @@ def plan(
 
 
 def show_validation(results: list[Path]) -> None:
-    """The errors against published training steps, and against reports of the benchmark."""
+    """The errors against published training steps, against measured ones, and against reports of the benchmark."""
     rows = published.load()
     errors, parameters = published.errors(rows)
     table = Table(title=f"{len(rows)} published steps of ZeRO-3 and ZeRO++", box=box.SIMPLE_HEAD)
@@ -117,8 +117,25 @@ def show_validation(results: list[Path]) -> None:
         table.add_row(name, *(f"{value:.1%}" for value in each.summary().values()))
     console.print(table)
     console.print(f"Six parameters, fitted to the exact steps: {parameters}")
+    _show_steps(lab_steps.predict(lab_steps.load()))
     if results:
         _show_lab({path.stem: json.loads(path.read_text()) for path in results})
+
+
+def _show_steps(steps: list[lab_steps.Step]) -> None:
+    table = Table(title="Training steps behind limited links", box=box.SIMPLE_HEAD)
+    for title in ("link", "option", "measured", "predicted", "error", "error of bytes"):
+        table.add_column(title, justify="left" if title in ("link", "option") else "right")
+    for each in steps:
+        if each.predicted is None or each.error is None:
+            times = ("calibrates", "")
+        else:
+            times = (report.time_text(each.predicted), f"{each.error:+.1%}")
+        measured = report.time_text(each.seconds)
+        table.add_row(each.link, each.option, measured, *times, f"{each.bytes_error:+.1%}")
+    console.print(table)
+    errors = [abs(each.error) for each in steps if each.error is not None]
+    console.print(f"Mean error {sum(errors) / len(errors):.1%}; worst {max(errors):.1%}.")
 
 
 def _show_lab(reports: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from zcomm import CallStats
 from zcomm.cli import app
-from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, published, report, scale, step
+from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, lab_steps, published, report, scale, step
 from zcomm.planner.cluster import calibrated, inter_link, intra_link, load_calibration, parse_rate, processor
 from zcomm.planner.workload import Unit, from_config, load_model
 from zcomm.testing import LocalRank, LocalWorld
@@ -132,6 +132,22 @@ def test_errors_against_measured_collectives() -> None:
     assert sum(abs(call.error) for call in calls) / len(calls) <= 0.07
     assert all(abs(call.error) <= 0.10 for call in calls if call.size >= 16 << 20)
     assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
+
+
+def test_errors_against_measured_steps() -> None:
+    steps = lab_steps.predict(lab_steps.load())
+    errors = [abs(each.error) for each in steps if each.error is not None]
+    assert len(errors) == 5
+    assert max(errors) <= 0.15
+    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+
+
+def test_steps_are_shorter_behind_a_faster_link() -> None:
+    content = lab_steps.load()
+    slow = {each.option: each.predicted for each in lab_steps.predict(content) if each.link == "100mbit"}
+    rows = [{**row, "link": "1gbit"} if row["link"] == "100mbit" else row for row in content["rows"]]
+    fast = {each.option: each.predicted for each in lab_steps.predict({**content, "rows": rows}) if each.predicted}
+    assert all(fast[option] < seconds for option, seconds in slow.items() if option in fast)
 
 
 def test_compression_pays_on_a_slow_link_and_not_on_a_fast_one() -> None:

@@ -1,0 +1,90 @@
+"""Holds the model against training steps that were measured in network namespaces (lab_steps.json).
+
+Calibrated are the seconds of a step without a limited link, exact and compressed, and the overlap on the exact step
+behind 1 Gbit/s. The other steps are then predicted, and the bytes of all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zcomm.planner.cluster import Cluster, Figure, inter_link, intra_link, processor
+from zcomm.planner.collectives import Cost
+from zcomm.planner.step import OPTIONS, Option, combine, costs_of
+from zcomm.planner.workload import Unit, Workload
+
+UNLIMITED = "unlimited"
+OVERLAP_LINK = "1gbit"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step, and what the model says of it: seconds, and bytes that leave all nodes. `predicted` is None for
+    a step that calibrates it."""
+
+    link: str
+    option: str
+    seconds: float
+    predicted: float | None
+    inter_node_bytes: float
+    predicted_bytes: float
+
+    @property
+    def error(self) -> float | None:
+        return None if self.predicted is None else self.predicted / self.seconds - 1
+
+    @property
+    def bytes_error(self) -> float:
+        return self.predicted_bytes / self.inter_node_bytes - 1
+
+
+def load() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+    return content
+
+
+def _cluster(content: Mapping[str, Any], link: str) -> Cluster:
+    nodes, local = (int(number) for number in content["nodes"].split("x"))
+    inter = inter_link("1tbit" if link == UNLIMITED else link)
+    inter = replace(inter, efficiency=Figure(content["link_share"].get(link, 1.0), "measured"))
+    return Cluster(nodes, local, intra_link("5GB/s"), inter, processor("v100"), exact_reduce_factor=2.0)
+
+
+def _cost(content: Mapping[str, Any], link: str, option: str) -> Cost:
+    """Of the links alone: what the codec and latency take is in the step that calibrates the compute."""
+    work = Workload(tuple(Unit(*unit) for unit in content["units"]), 1.0, 1, reduce_dtype="float32")
+    costs = costs_of(_option(option), work, _cluster(content, link)).values()
+    return Cost(wire=sum(cost.wire for cost in costs), inter_bytes=sum(cost.inter_bytes for cost in costs))
+
+
+def _option(name: str) -> Option:
+    return next(option for option in OPTIONS if option.name == name)
+
+
+def predict(content: Mapping[str, Any]) -> list[Step]:
+    """All rows of `content`, as `load` returns it."""
+    rows = content["rows"]
+
+    def seconds_of(link: str, is_exact: bool) -> float:
+        found = next(row for row in rows if row["link"] == link and (row["option"] == "exact") == is_exact)
+        return 1 / float(found["steps_per_second"])
+
+    compute = {is_exact: seconds_of(UNLIMITED, is_exact) for is_exact in (True, False)}
+    wire = _cost(content, OVERLAP_LINK, "exact").wire
+    exposed = seconds_of(OVERLAP_LINK, True) - max(compute[True], wire)
+    overlap = 1 - exposed / min(compute[True], wire)
+    nodes = _cluster(content, UNLIMITED).nodes
+    steps = []
+    for row in rows:
+        is_exact = row["option"] == "exact"
+        cost = _cost(content, row["link"], row["option"])
+        calibrates = row["link"] == UNLIMITED or (is_exact and row["link"] == OVERLAP_LINK)
+        predicted = None if calibrates else combine(compute[is_exact], cost, overlap)
+        measured = 1 / row["steps_per_second"]
+        sent = cost.inter_bytes * nodes
+        steps.append(Step(row["link"], row["option"], measured, predicted, row["inter_node_bytes"], sent))
+    return steps

@@ -12,6 +12,8 @@ from support import tiny_llama
 from support.tiny_llama import COMPRESSED, EXACT, Result
 from support.worlds import run
 
+import zcomm
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIZE, STEPS, EXACT_STEPS = 2, 30, 4
@@ -23,7 +25,7 @@ def packages() -> None:
     tiny_llama.require("accelerate", "transformers", "trl")
 
 
-def make_trainer(kind: str, folder: Path, steps: int) -> Any:
+def make_trainer(kind: str, folder: Path, steps: int, bf16: bool) -> Any:
     """With FSDP2. Accelerate offers that on GPUs only; what it does with a model does not depend on the device."""
     from accelerate import DistributedType, PartialState
     from transformers import Trainer, TrainingArguments
@@ -32,7 +34,7 @@ def make_trainer(kind: str, folder: Path, steps: int) -> Any:
     fields: dict[str, Any] = {
         "output_dir": str(folder), "max_steps": steps, "per_device_train_batch_size": 2, "learning_rate": 1e-3,
         "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True,
-        "seed": 0, "data_seed": 0, "fsdp": True,
+        "seed": 0, "data_seed": 0, "bf16": bf16, "fsdp": True,
         "fsdp_config": {"version": 2, "reshard_after_forward": True,
                         "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
     }  # fmt: skip
@@ -42,7 +44,7 @@ def make_trainer(kind: str, folder: Path, steps: int) -> Any:
     if kind == "Trainer":
         arguments: Any = TrainingArguments(**fields)
     else:
-        arguments = SFTConfig(**fields, dataset_kwargs={"skip_prepare_dataset": True}, bf16=False)
+        arguments = SFTConfig(**fields, dataset_kwargs={"skip_prepare_dataset": True})
     PartialState().distributed_type = DistributedType.MULTI_GPU
     model = tiny_llama.make_model()
     if kind == "Trainer":
@@ -68,16 +70,22 @@ def make_tokenizer() -> Any:
     )
 
 
-def train(kind: str, backend: str, folder: Path, steps: int) -> Result:
+def train(kind: str, backend: str, folder: Path, steps: int, bf16: bool, differences: bool) -> Result:
     dist.init_process_group(backend)
-    trainer = make_trainer(kind, folder, steps)
+    trainer = make_trainer(kind, folder, steps, bf16)
+    secondary = zcomm.fsdp.enable_secondary_shards(trainer.model, wire="difference") if differences else None
     trainer.train()
+    if secondary is not None:
+        assert [stats.generation for stats in secondary.stats().values()] == [steps] * 4
     assert type(trainer.model_wrapped).__name__.startswith("FSDP"), type(trainer.model_wrapped)
     return Result(losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).count()
 
 
-def trained(kind: str, folder: Path, backend: str = "zcomm", steps: int = STEPS, **env: str) -> Result:
-    body = lambda: train(kind, backend, folder, steps)  # noqa: E731
+def trained(
+    kind: str, folder: Path, backend: str = "zcomm", steps: int = STEPS, bf16: bool = False, differences: bool = False,
+    **env: str,
+) -> Result:  # fmt: skip
+    body = lambda: train(kind, backend, folder, steps, bf16, differences)  # noqa: E731
     return run(body, SIZE, backend=None, launched=True, env=env, seconds=300)[0]
 
 
@@ -106,6 +114,14 @@ def test_compressed_training_stays_close(kind: str, under_gloo: Callable[[str, i
     got = trained(kind, tmp_path, **COMPRESSED)
     tiny_llama.assert_close(got, under_gloo(kind, STEPS))
     assert min(got.compressed["all_gather"], got.compressed["reduce_scatter"]) >= STEPS, got.compressed
+
+
+def test_lossless_differences_train_as_gloo_does(tmp_path: Path) -> None:
+    """Switched on before the model is sharded, and with exact gradients."""
+    want = trained("Trainer", tmp_path, "gloo", EXACT_STEPS, bf16=True)
+    exact_gradients = COMPRESSED | {"ZCOMM_REDUCE_SCATTER": "exact"}
+    got = trained("Trainer", tmp_path, steps=EXACT_STEPS, bf16=True, differences=True, **exact_gradients)
+    assert got.losses == want.losses and len(got.losses) == EXACT_STEPS
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:

@@ -63,11 +63,13 @@ def measure(collective: str, num_bytes: int, groups: dict[str, Any]) -> dict[str
         if (total > SECONDS and turn >= 1 + LEAST_TURNS) or turn > MOST_TURNS:
             break
     medians = {way: statistics.median(each) for way, each in times.items()}
+    decision = zcomm.stats(groups["auto"]).decisions[-1]
     return {
         "call": collective,
         "bytes": num_bytes,
         **medians,
-        "compressed_it": zcomm.stats(groups["auto"]).decisions[-1].compressed,
+        "compressed_it": decision.compressed,
+        "in_one_hop": decision.compressed and decision.one_hop,
         "ratio": min(medians["exact"], medians["compressed"]) / medians["auto"],
     }
 
@@ -104,12 +106,15 @@ def main(
         launched = network.launch([sys.executable, __file__, "--sizes", sizes], nodes=nodes, rate=rate, on_line=take)
     isa = os.environ.get("ZCOMM_ISA", zcomm.codec.cpu_isas()[-1])
     table = Table(title=f"{nodes}, {rate or 'no limit'}, {isa} {launched.note}")
-    for name in ("call", "bytes", "exact ms", "compressed ms", "auto ms", "compressed in", "ratio"):
+    for name in ("call", "bytes", "exact ms", "compressed ms", "auto ms", "compressed in", "one hop in", "ratio"):
         table.add_column(name, justify="left" if name == "call" else "right")
     for (call, num_bytes), found in rows.items():
         cells = [f"{statistics.median(row[way] for row in found) * 1e3:.3g}" for way in WAYS]
         chosen = f"{sum(row['compressed_it'] for row in found)} of {len(found)}"
-        table.add_row(call, str(num_bytes), *cells, chosen, f"{statistics.median(row['ratio'] for row in found):.2f}")
+        one_hop = str(sum(row["in_one_hop"] for row in found))
+        table.add_row(
+            call, str(num_bytes), *cells, chosen, one_hop, f"{statistics.median(row['ratio'] for row in found):.2f}"
+        )
     Console().print(table)
 
 

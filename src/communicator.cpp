@@ -146,8 +146,8 @@ CallStats Communicator::all_gather(const GatherPlan& plan, ConstTensorView shard
   const char* what = extras.secondary != nullptr   ? " keeping secondary shards"
                      : extras.reference != nullptr ? " of differences"
                                                    : "";
-  return run("all_gather " + plan.description() + what, peers_, timeout, stream,
-             [&](const Resources& resources) { zcomm::all_gather(resources, plan, shard, slots, extras); });
+  return run("all_gather " + plan.description() + what, plan.topology().is_made_flat() ? others_ : peers_, timeout,
+             stream, [&](const Resources& resources) { zcomm::all_gather(resources, plan, shard, slots, extras); });
 }
 
 CallStats Communicator::all_gather(ConstTensorView shard, std::span<const TensorView> slots, GatherSegments segments,

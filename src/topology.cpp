@@ -32,6 +32,12 @@ Topology::Topology(std::span<const int> node_ids) {
   tables_ = std::make_shared<const Tables>(std::move(tables));
 }
 
+Topology Topology::in_one_hop() const {
+  Topology flat = *this;
+  flat.in_one_hop_ = true;
+  return flat;
+}
+
 std::string Topology::to_string() const {
   const auto& nodes = tables_->ranks;
   if (are_equal(nodes)) return std::to_string(nodes.size()) + "x" + std::to_string(nodes.front().size());

@@ -38,8 +38,10 @@ class Decision(TypedDict):
     least_bytes: int
     format: str
     compressed: bool
+    one_hop: bool
     exact_seconds: float
     compressed_seconds: float
+    one_hop_seconds: float
     rounds: int
     again: bool
 
@@ -210,7 +212,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         make_transport_group: Callable[[], Backend],
         meet_for_nccl: Callable[[], str],
         split: Callable[[Store, list[int], Any], Backend],
-        predict: Callable[[str, str, int, str, bool], tuple[float, float]] | None,
+        predict: Callable[[str, str, int, str, bool], tuple[float, float, float]] | None,
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property

@@ -42,7 +42,10 @@ class Topology {
   Link link(int a, int b) const { return same_node(a, b) ? Link::intra_node : Link::inter_node; }
 
   // Several nodes of the same size, more than one rank in each: the case that two hops serve. All others are flat.
-  bool is_hierarchical() const { return tables_->is_hierarchical; }
+  bool is_hierarchical() const { return tables_->is_hierarchical && !in_one_hop_; }
+  // The same ranks and nodes, and equal to this one, but flat.
+  Topology in_one_hop() const;
+  bool is_made_flat() const { return tables_->is_hierarchical && in_one_hop_; }
 
   // Ranks per node in node order, for messages: "2x4", or "3+1" if uneven.
   std::string to_string() const;
@@ -89,6 +92,7 @@ class Topology {
     bool is_hierarchical = false;
   };
   std::shared_ptr<const Tables> tables_;
+  bool in_one_hop_ = false;
 };
 
 }  // namespace zcomm

@@ -37,11 +37,19 @@ void finish(at::Device device) {
 
 }  // namespace
 
-bool AutoPolicy::gains(const Policy& policy, const Call& call) {
+AutoPolicy::CallClass AutoPolicy::class_of(const Policy& policy, const Call& call) {
   const auto log2_bytes = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(call.num_bytes))) - 1;
-  const HopFormats formats = policy.formats_of(call.collective);
-  const CallClass kind{call.collective, *call.dtype, log2_bytes, formats, call.on_host, call.again};
-  if (const std::optional<bool> decided = known(kind)) return *decided;
+  return {call.collective, *call.dtype, log2_bytes, policy.formats_of(call.collective), call.on_host, call.again};
+}
+
+bool AutoPolicy::is_one_hop(const Policy& policy, const Call& call) const {
+  const std::optional<Round> decided = known(class_of(policy, call));
+  return decided && decided->is_one_hop();
+}
+
+bool AutoPolicy::gains(const Policy& policy, const Call& call) {
+  const CallClass kind = class_of(policy, call);
+  if (const std::optional<Round> decided = known(kind)) return decided->gains();
   const WithoutGil no_gil;
   const Decision decision = hooks_.predict ? predict(kind, call) : rehearse(kind, policy, call);
   const std::lock_guard lock(mutex_);
@@ -49,12 +57,12 @@ bool AutoPolicy::gains(const Policy& policy, const Call& call) {
   return decision.times.gains();
 }
 
-std::optional<bool> AutoPolicy::known(const CallClass& kind) const {
+std::optional<Round> AutoPolicy::known(const CallClass& kind) const {
   const std::lock_guard lock(mutex_);
   const auto same = [&](const Decision& decision) { return decision.kind == kind; };
   const auto found = std::find_if(decisions_.begin(), decisions_.end(), same);
   if (found == decisions_.end()) return std::nullopt;
-  return found->times.gains();
+  return found->times;
 }
 
 std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
@@ -62,27 +70,37 @@ std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
   return decisions_;
 }
 
+// A reduction in one hop has other bits, a gather that fills secondary shards needs two. Over NCCL ranks are connected
+// to those alone that two hops join them to.
+bool AutoPolicy::may_take_one_hop(const Call& call) const {
+  return call.collective == Collective::all_gather && call.on_host && !call.again &&
+         calls_.topology().is_hierarchical();
+}
+
 AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call) {
   check_same_call(kind, call);
-  const auto [exact, compressed] = call_python<std::pair<double, double>>([&] {
+  const auto [exact, compressed, one_hop] = call_python<std::tuple<double, double, double>>([&] {
     return hooks_.predict(std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)), call.num_bytes,
                           kind.formats.to_string(), kind.again);
   });
   // Ranks may have read different files.
-  const auto agreed = largest({std::llround(exact * 1e9), std::llround(compressed * 1e9)});
-  return {kind, {agreed[0], agreed[1]}, 0};
+  const auto agreed = largest({std::llround(exact * 1e9), std::llround(compressed * 1e9), std::llround(one_hop * 1e9)});
+  return {kind, {agreed[0], agreed[1], may_take_one_hop(call) ? agreed[2] : 0}, 0};
 }
 
 AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
   const c10::DeviceGuard on_device(device_of(call));
   check_can_rehearse(call);
   check_same_call(kind, call);
-  const Ways both = ways(policy, call);
+  const Ways all = ways(policy, call);
   Contest contest;
   while (!contest.is_over()) {
-    // One all-reduce for each, so that both begin alike: behind an all-reduce and a barrier.
-    const std::int64_t exact = largest({time(both.exact, call)})[0];
-    contest.add({exact, largest({time(both.compressed, call)})[0]});
+    // One all-reduce for each, so that all begin alike: behind an all-reduce and a barrier.
+    Round round;
+    round.exact = largest({time(all.exact, call)})[0];
+    round.compressed = largest({time(all.compressed, call)})[0];
+    if (all.one_hop) round.one_hop = largest({time(all.one_hop, call)})[0];
+    contest.add(round);
   }
   return {kind, contest.medians(), contest.num_counted()};
 }
@@ -140,10 +158,18 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
   const auto compressed = [=, this](const GatherCall& gather) {
     return calls_.all_gather(::c10d::OpType::_ALLGATHER_BASE, shard, slots_of(whole, size_), {whole}, settings, gather);
   };
-  if (!call.again) return {exact, [=] { return compressed({}); }};
-  GatherCall kept;
-  kept.plan = calls_.plan_gather(whole.device().type(), shape_of(slots_of(whole, size_)),
-                                 {{shard_elements, settings.policy.all_gather}});
+  const auto planned = [=, this](bool one_hop) {
+    GatherCall gather;
+    gather.plan = calls_.plan_gather(whole.device().type(), shape_of(slots_of(whole, size_)),
+                                     {{shard_elements, settings.policy.all_gather}}, one_hop);
+    return gather;
+  };
+  if (!call.again) {
+    Ways ways{exact, [=] { return compressed(planned(false)); }};
+    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed(planned(true)); };
+    return ways;
+  }
+  GatherCall kept = planned(false);
   kept.secondary =
       at::empty({static_cast<std::int64_t>(kept.plan->secondary_bytes())}, whole.options().dtype(at::kByte));
   return {[=] {

@@ -46,6 +46,8 @@ class AutoPolicy {
   // that a class is asked for. Throws Error if ranks come with different calls, and of a rehearsal on a GPU that a
   // graph would capture, or that is asked for while calls are coalesced.
   bool gains(const Policy& policy, const Call& call);
+  // Of an all-gather that gains(): it is faster in one hop than in two, by as much. The bits are the same.
+  bool is_one_hop(const Policy& policy, const Call& call) const;
 
   // In the order in which they were made.
   std::vector<Decision> decisions() const;
@@ -54,15 +56,18 @@ class AutoPolicy {
   struct Ways {
     std::function<WorkPtr()> exact;
     std::function<WorkPtr()> compressed;
+    std::function<WorkPtr()> one_hop = {};  // empty: it is not another way
   };
 
-  std::optional<bool> known(const CallClass& kind) const;
+  static CallClass class_of(const Policy& policy, const Call& call);
+  std::optional<Round> known(const CallClass& kind) const;
   Decision predict(const CallClass& kind, const Call& call);
   Decision rehearse(const CallClass& kind, const Policy& policy, const Call& call);
   Ways ways(const Policy& policy, const Call& call);
   Ways gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call, ::c10d::Backend& inner);
   std::int64_t time(const std::function<WorkPtr()>& start, const Call& call);
   std::vector<std::int64_t> largest(std::vector<std::int64_t> numbers);
+  bool may_take_one_hop(const Call& call) const;
   void check_can_rehearse(const Call& call) const;
   void check_same_call(const CallClass& kind, const Call& call);
 

@@ -69,8 +69,10 @@ py::list decisions_of(const AutoPolicy& policy) {
                         py::arg("dtype") = std::string(to_string(kind.dtype)),
                         py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes,
                         py::arg("format") = kind.formats.to_string(), py::arg("compressed") = decision.times.gains(),
+                        py::arg("one_hop") = decision.times.is_one_hop(),
                         py::arg("exact_seconds") = static_cast<double>(decision.times.exact) * 1e-9,
                         py::arg("compressed_seconds") = static_cast<double>(decision.times.compressed) * 1e-9,
+                        py::arg("one_hop_seconds") = static_cast<double>(decision.times.one_hop) * 1e-9,
                         py::arg("rounds") = decision.rounds, py::arg("again") = kind.again));
   }
   return all;

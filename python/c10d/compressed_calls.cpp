@@ -17,6 +17,15 @@ const char* analyzers_name(const char* profilers_name) {
   return profilers_name;
 }
 
+// As describe() has it, as far as a class of Choice::automatic tells calls apart.
+Call gather_of(const std::vector<TensorView>& slots, const at::Tensor& input) {
+  Call call;
+  call.dtype = slots.front().dtype;
+  for (const TensorView& slot : slots) call.num_bytes += static_cast<std::int64_t>(slot.num_bytes());
+  call.on_host = input.device().is_cpu();
+  return call;
+}
+
 }  // namespace
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
@@ -94,9 +103,12 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
 }
 
 std::shared_ptr<const GatherPlan> CompressedCalls::plan_gather(at::DeviceType device, SlotShape slots,
-                                                               const std::vector<Segment<BlockFormat>>& segments) {
+                                                               const std::vector<Segment<BlockFormat>>& segments,
+                                                               bool one_hop) {
   ++stats_.plans;
-  return std::make_shared<GatherPlan>(handshake_.topology(), rank_, chunk_bytes(device), std::move(slots), segments);
+  const Topology& nodes = topology();
+  return std::make_shared<GatherPlan>(one_hop ? nodes.in_one_hop() : nodes, rank_, chunk_bytes(device),
+                                      std::move(slots), segments);
 }
 
 std::shared_ptr<const DifferencePlan> CompressedCalls::plan_differences(at::DeviceType device, const SlotShape& slots) {
@@ -142,8 +154,11 @@ WorkPtr CompressedCalls::launch(Stats::Compressed& cost, ::c10d::OpType type, co
 
 WorkPtr CompressedCalls::all_gather(::c10d::OpType type, const at::Tensor& input, std::vector<TensorView> slots,
                                     std::vector<at::Tensor> outputs, const CallSettings& settings, GatherCall call) {
-  if (!call.plan)
-    call.plan = plan_gather(input.device().type(), shape_of(slots), {{input.numel(), settings.policy.all_gather}});
+  if (!call.plan) {
+    const bool one_hop = is_one_hop(settings.policy, gather_of(slots, input));
+    call.plan =
+        plan_gather(input.device().type(), shape_of(slots), {{input.numel(), settings.policy.all_gather}}, one_hop);
+  }
   auto job = std::make_unique<AllGatherJob>();
   job->title = "zcomm:all_gather";
   job->inputs = {input};

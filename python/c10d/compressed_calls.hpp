@@ -95,9 +95,14 @@ class CompressedCalls {
   };
   Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
+  const Topology& topology() { return handshake_.topology(); }
+  // As Choice::automatic has found of the class of an all-gather.
+  bool is_one_hop(const Policy& policy, const Call& call) const {
+    return policy.choice == Choice::automatic && auto_policy_.is_one_hop(policy, call);
+  }
   // What a call on tensors of `device` will do. Counted.
   std::shared_ptr<const GatherPlan> plan_gather(at::DeviceType device, SlotShape slots,
-                                                const std::vector<Segment<BlockFormat>>& segments);
+                                                const std::vector<Segment<BlockFormat>>& segments, bool one_hop);
   std::shared_ptr<const DifferencePlan> plan_differences(at::DeviceType device, const SlotShape& slots);
   std::shared_ptr<const ReducePlan> plan_reduce(at::DeviceType device, SlotShape slots,
                                                 const std::vector<Segment<HopFormats>>& segments,

@@ -1,6 +1,5 @@
-// Which of two ways to carry out calls of one kind is faster: the rule of policy="auto". Ranks that put in the same
-// numbers decide alike: it counts in integers.
-// Torch-free: it builds alone for its test.
+// Which way to carry out calls of one kind is the fastest: the rule of policy="auto". Ranks that put in the same
+// numbers decide alike: it counts in integers. Torch-free: it builds alone for its test.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +7,16 @@
 
 namespace zcomm {
 
-inline constexpr int kLeastGainPercent = 3;  // of the compressed time; below it calls stay exact
+inline constexpr int kLeastGainPercent = 3;  // of the faster time; below it calls stay exact, or in two hops
 
 // A call each way, in nanoseconds: of the slowest rank.
 struct Round {
   std::int64_t exact = 0;
-  std::int64_t compressed = 0;
+  std::int64_t compressed = 0;  // in two hops, where the topology has them
+  std::int64_t one_hop = 0;     // compressed as well; 0: it is not another way
 
-  bool gains() const;
+  bool gains() const;       // the faster compressed way does, over the exact one
+  bool is_one_hop() const;  // that way is the one in one hop
 };
 
 // Rounds until they suffice. The first one is not counted: it connects ranks and touches fresh memory.

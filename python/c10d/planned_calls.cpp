@@ -91,7 +91,8 @@ std::shared_ptr<PlannedGather> PlannedCalls::plan_gather(const at::Tensor& outpu
   return planned<PlannedGather>(
       policy.all_gather, output, parts,
       compressed_.plan_gather(input.device().type(), shape_of(slots_of(output, group_.getSize())),
-                              segments_of(parts, input.numel(), policy.all_gather)));
+                              segments_of(parts, input.numel(), policy.all_gather),
+                              compressed_.is_one_hop(policy, call)));
 }
 
 std::shared_ptr<PlannedDifferences> PlannedCalls::plan_differences(const at::Tensor& output, const at::Tensor& input,

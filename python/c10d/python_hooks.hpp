@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,10 +26,11 @@ struct PythonHooks {
   // A zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
       split;
-  // Seconds of an exact call and of a compressed one, by the calibration of the options. `again`: of two all-gathers,
-  // the second one from secondary shards. Empty without a calibration.
-  std::function<std::pair<double, double>(const std::string& collective, const std::string& dtype,
-                                          std::int64_t num_bytes, const std::string& formats, bool again)>
+  // Seconds of an exact call and of a compressed one, by the calibration of the options, and of one in one hop, or 0 if
+  // that is not another way. `again`: of two all-gathers, the second one from secondary shards. Empty without a
+  // calibration.
+  std::function<std::tuple<double, double, double>(const std::string& collective, const std::string& dtype,
+                                                   std::int64_t num_bytes, const std::string& formats, bool again)>
       predict;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;

@@ -28,6 +28,7 @@ void bind_topology(py::module_& module) {
       .def_property_readonly("size", &Topology::size)
       .def_property_readonly("num_nodes", &Topology::num_nodes)
       .def_property_readonly("is_hierarchical", &Topology::is_hierarchical)
+      .def("in_one_hop", &Topology::in_one_hop, "The same ranks and nodes, but flat.")
       .def("__str__", &Topology::to_string)
       .def("same_node", &Topology::same_node, py::arg("a"), py::arg("b"))
       .def("holder", &Topology::holder, py::arg("node"), py::arg("slot"))

@@ -144,7 +144,7 @@ GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, Slo
       chunk_bytes_(chunk_bytes),
       slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
       segments_(segments.begin(), segments.end()),
-      description_(slots_.to_string() + " " + describe(segments)),
+      description_(slots_.to_string() + " " + describe(segments) + (topology_.is_made_flat() ? " in one hop" : "")),
       chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, granule),
       longest_(slots_.longest()),
       hops_(topology_.gather_hops(rank)),

@@ -36,6 +36,18 @@ TEST_CASE("contest: a gain of 3 % is the least that counts") {
   CHECK_FALSE(Round{3'707'999 * kMillisecond, 3'600'000 * kMillisecond}.gains());
 }
 
+TEST_CASE("contest: one hop counts where it is another way, and where it gains over two") {
+  CHECK_FALSE(Round{100, 100, 0}.is_one_hop());
+  CHECK(Round{100, 103, 100}.is_one_hop());
+  CHECK_FALSE(Round{1000, 1029, 1000}.is_one_hop());
+  CHECK(Round{103, 200, 100}.gains());
+  CHECK_FALSE(Round{102, 200, 100}.gains());
+  CHECK(Round{103, 100, 99}.gains());
+  const Contest contest = of({{0, 0, 0}, {10, 7, 5}, {9, 8, 900}, {11, 6, 4}});
+  CHECK(contest.medians().one_hop == 5);
+  CHECK(contest.medians().is_one_hop());
+}
+
 TEST_CASE("contest: the first round does not count") {
   const Contest contest = of({{1, 900}, {500, 100}});
   CHECK(contest.num_counted() == 1);
@@ -57,6 +69,7 @@ TEST_CASE("contest: it takes many short rounds or few long ones") {
   CHECK(rounds_until_over({kMillisecond, kMillisecond}) == 51);
   CHECK(rounds_until_over({20 * kMillisecond, 20 * kMillisecond}) == 9);
   CHECK(rounds_until_over({400 * kMillisecond, 200 * kMillisecond}) == 4);
+  CHECK(rounds_until_over({900 * kMillisecond, 600 * kMillisecond, 600 * kMillisecond}) == 2);
   CHECK(rounds_until_over({1500 * kMillisecond, 600 * kMillisecond}) == 2);
 }
 

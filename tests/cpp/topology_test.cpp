@@ -35,6 +35,21 @@ TEST_CASE("only several equal nodes of several ranks are hierarchical") {
   CHECK_THROWS_AS(Topology(std::vector<int>{}), ArgumentError);
 }
 
+TEST_CASE("in one hop all exchange with all, in the same nodes") {
+  const Topology two_hops(std::vector<int>{0, 0, 1, 1});
+  const Topology flat = two_hops.in_one_hop();
+  CHECK(flat == two_hops);
+  CHECK(flat.is_made_flat());
+  CHECK_FALSE(flat.is_hierarchical());
+  CHECK(flat.same_node(0, 1));
+  CHECK_FALSE(flat.same_node(1, 2));
+  CHECK(flat.peers(1) == std::vector<int>{0, 2, 3});
+  CHECK(flat.gather_hops(1)[0].sends == std::vector<Move>{{2, 1}, {3, 1}, {0, 1}});
+  CHECK(flat.gather_hops(1)[1].sends.empty());
+  CHECK_FALSE(two_hops.is_made_flat());
+  CHECK_FALSE(Topology(std::vector<int>{0, 1, 2}).in_one_hop().is_made_flat());
+}
+
 namespace {
 
 std::vector<int> slots_of(const std::vector<Move>& moves) {

@@ -55,21 +55,25 @@ def predict(
     num_bytes: int,
     formats: str,
     again: bool,
-) -> tuple[float, float]:
-    """Seconds of an exact call and of one in ``formats``, "INTRA_NODE/INTER_NODE" or one for both; ``num_bytes`` of the
-    gathered, scattered or reduced tensor. ``again``: of two all-gathers, the second one from secondary shards. Raises
-    as :func:`cluster_of`."""
+) -> tuple[float, float, float]:
+    """Seconds of an exact call, of one in ``formats``, "INTRA_NODE/INTER_NODE" or one for both, and of one in one hop;
+    0 where that is not another way. ``num_bytes`` of the gathered, scattered or reduced tensor; ``again``: of two
+    all-gathers, the second one from secondary shards. Raises as :func:`cluster_of`."""
     cluster = cluster_of(calibration, nodes)
     num_elements = num_bytes // DTYPE_BYTES[dtype]
     inside = formats.split("/")[0]
     ring = collectives.exact(num_elements, dtype, cluster)
     if collective == "all_gather":
         gathered = collectives.gather(num_elements, dtype, inside, cluster)
-        if not again:
-            return ring.seconds, gathered.seconds
-        return 2 * ring.seconds, (gathered + collectives.secondary_gather(num_elements, dtype, inside, cluster)).seconds
+        if again:
+            twice = gathered + collectives.secondary_gather(num_elements, dtype, inside, cluster)
+            return 2 * ring.seconds, twice.seconds, 0.0
+        if cluster.nodes == 1 or cluster.ranks_per_node == 1:
+            return ring.seconds, gathered.seconds, 0.0
+        flat = collectives.gather_in_one_hop(num_elements, dtype, inside, cluster)
+        return ring.seconds, gathered.seconds, flat.seconds
     reduced = collectives.reduce(num_elements, dtype, formats, cluster)
     if collective == "reduce_scatter":
         exact = collectives.exact(num_elements, dtype, cluster, cluster.exact_reduce_factor)
-        return exact.seconds, reduced.seconds
-    return 2 * ring.seconds, (reduced + collectives.gather(num_elements, dtype, inside, cluster)).seconds
+        return exact.seconds, reduced.seconds, 0.0
+    return 2 * ring.seconds, (reduced + collectives.gather(num_elements, dtype, inside, cluster)).seconds, 0.0

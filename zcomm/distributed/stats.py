@@ -70,7 +70,8 @@ class Decision:
     """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
     formats, and of ``least_bytes`` up to less than twice as many. The seconds are those of the slowest rank: medians of
     ``rounds`` rehearsals, or predicted by the calibration where ``rounds`` is 0. ``again``: of two all-gathers, the
-    second of which secondary shards serve if they are compressed."""
+    second of which secondary shards serve if they are compressed. ``one_hop``: compressed ones take one hop, not two;
+    ``one_hop_seconds`` is 0 where that is not another way."""
 
     collective: str
     dtype: str
@@ -81,14 +82,18 @@ class Decision:
     compressed_seconds: float
     rounds: int
     again: bool = False
+    one_hop: bool = False
+    one_hop_seconds: float = 0.0
 
     def __str__(self) -> str:
         how = f"in {self.rounds} rehearsals" if self.rounds else "by the calibration"
+        way = "exact" if not self.compressed else "compressed in one hop" if self.one_hop else "compressed"
+        one_hop = f", in one hop {self.one_hop_seconds * 1e3:.3g} ms," if self.one_hop_seconds else ""
         again = ", and again from secondary shards" if self.again else ""
         return (
             f"{self.collective} of {_size(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
-            f"{'compressed' if self.compressed else 'exact'}, as an exact call takes {self.exact_seconds * 1e3:.3g} ms "
-            f"and a compressed one {self.compressed_seconds * 1e3:.3g} ms {how}"
+            f"{way}, as an exact call takes {self.exact_seconds * 1e3:.3g} ms "
+            f"and a compressed one {self.compressed_seconds * 1e3:.3g} ms{one_hop} {how}"
         )
 
 

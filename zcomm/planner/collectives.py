@@ -50,15 +50,19 @@ def exact(num_elements: int, dtype: str, cluster: Cluster, factor: float = 1.0) 
     return Cost(sent / slowest, (ranks - 1) * cluster.inter.hop.value, 0.0, sent, sent)
 
 
-def _hops(cluster: Cluster, sent: _core.LinkBytes, codec_bytes: float) -> Cost:
-    """The hops of consecutive chunks run at once, so the slower one decides. `sent`: by one rank."""
+def _hops(cluster: Cluster, sent: _core.LinkBytes, codec_bytes: float, one_hop: bool = False) -> Cost:
+    """The hops of consecutive chunks run at once, so the slower one decides. `sent`: by one rank. `one_hop`: to all
+    others at once."""
     intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
     wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)
     latency = 0.0
-    if intra_bytes:
-        latency += cluster.intra.exchange_seconds(cluster.ranks_per_node - 1)
-    if inter_bytes:
-        latency += cluster.inter.exchange_seconds(cluster.nodes - 1)
+    if one_hop:
+        latency = max(cluster.intra.exchange.value, cluster.inter.exchange_seconds(cluster.ranks - 1))
+    else:
+        if intra_bytes:
+            latency += cluster.intra.exchange_seconds(cluster.ranks_per_node - 1)
+        if inter_bytes:
+            latency += cluster.inter.exchange_seconds(cluster.nodes - 1)
     return Cost(wire, latency, codec_bytes / cluster.compute.codec_rate, intra_bytes, inter_bytes)
 
 
@@ -68,9 +72,12 @@ def _topology(nodes: int, ranks_per_node: int) -> _core.Topology:
 
 
 @lru_cache
-def _gather_plan(length: int, dtype: str, format: str, nodes: int, ranks_per_node: int) -> _core.GatherPlan:
+def _gather_plan(
+    length: int, dtype: str, format: str, nodes: int, ranks_per_node: int, one_hop: bool = False
+) -> _core.GatherPlan:
+    topology = _topology(nodes, ranks_per_node)
     lengths = [length] * (nodes * ranks_per_node)
-    return _core.GatherPlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, [(length, format)])
+    return _core.GatherPlan(topology.in_one_hop() if one_hop else topology, 0, lengths, dtype, [(length, format)])
 
 
 @lru_cache
@@ -84,6 +91,13 @@ def gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost
     length = shard(num_elements, cluster)
     plan = _gather_plan(length, dtype, format, cluster.nodes, cluster.ranks_per_node)
     return _hops(cluster, plan.bytes, _gather_codec(plan.passes, length, dtype, format))
+
+
+def gather_in_one_hop(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
+    """zcomm's all-gather of each rank to all others: one hop less to wait for, and more bytes between nodes."""
+    length = shard(num_elements, cluster)
+    plan = _gather_plan(length, dtype, format, cluster.nodes, cluster.ranks_per_node, one_hop=True)
+    return _hops(cluster, plan.bytes, _gather_codec(plan.passes, length, dtype, format), one_hop=True)
 
 
 def secondary_gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:

@@ -71,8 +71,14 @@ def test_all_ranks_decide_alike_and_once() -> None:
         ("all_gather", "float32", 16 * NUM, "int4:128"),
     ]
     assert all(one.rounds > 0 and one.exact_seconds > 0 and one.compressed_seconds > 0 for one in decisions)
-    assert all(one.compressed == (one.exact_seconds >= 1.03 * one.compressed_seconds) for one in decisions)
-    assert rehearsals == sum(2 * (one.rounds + 1) for one in decisions)  # the first round is not counted
+    for one in decisions:
+        assert one.one_hop == (one.one_hop_seconds > 0 and one.compressed_seconds >= 1.03 * one.one_hop_seconds)
+        fastest = one.one_hop_seconds if one.one_hop else one.compressed_seconds
+        assert one.compressed == (one.exact_seconds >= 1.03 * fastest)
+    # The first round is not counted. Gathers of several nodes of several ranks have a third way.
+    ways = [3 if one.collective == "all_gather" else 2 for one in decisions]
+    assert all((one.one_hop_seconds > 0) == (way == 3) for one, way in zip(decisions, ways, strict=True))
+    assert rehearsals == sum(way * (one.rounds + 1) for one, way in zip(decisions, ways, strict=True))
 
 
 def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> None:
@@ -173,6 +179,41 @@ def test_fsdp2_trains_with_what_was_decided(planned: bool, link: str | None, tmp
         assert (gathers, reductions) == (0, 0)
 
 
+# Where starting an exchange is what takes time, between nodes and inside.
+LATENCY = {"bytes_per_second": 1e12, "exchange_seconds": 1e-3, "hop_seconds": 1e-2, "message_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path) -> None:
+    """With the bits of two hops. Reductions do not: their bits would be others."""
+
+    def body() -> list[Decision]:
+        whole = torch.zeros(4 * NUM)
+        own = whole[dist.get_rank() * NUM :][:NUM].copy_(mine())
+        if planned:
+            plan = backend_of().plan_gather(whole, own)
+            assert plan is not None and plan.description.endswith(" in one hop")
+            plan.run(whole, own).wait()
+        else:
+            dist.all_gather_single(whole, own)
+        wanted = [data(rank, NUM) for rank in range(4)]
+        assert_same_bits(whole, all_gather(wanted, "int8:256"), "gathered")
+        scatter(mine(4 * NUM))
+        stats = zcomm.stats()
+        (hop,) = stats.all_gather.hops
+        assert hop.inter_node_bytes == 2 * hop.intra_node_bytes > 0
+        assert len(stats.reduce_scatter.hops) == 2
+        return stats.decisions
+
+    file = calibration(tmp_path, LATENCY)
+    gathers, reductions = same_on_all_ranks(
+        run(body, 4, options=zcomm.Options(policy="auto", calibration=file), nodes=NODES)
+    )
+    assert gathers.compressed and gathers.one_hop and 0 < gathers.one_hop_seconds < gathers.compressed_seconds
+    assert "compressed in one hop, as an exact call takes" in str(gathers)
+    assert reductions.compressed and not reductions.one_hop and reductions.one_hop_seconds == 0
+
+
 # Between these nodes a gather gains by compression only if the next one is served by secondary shards.
 JUST_TOO_FAST = {**FAST_LINK, "bytes_per_second": 4.4e8}
 
@@ -193,7 +234,7 @@ def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Pa
     options = zcomm.Options(policy="auto", calibration=file)
     (once, twice), rehearsals = same_on_all_ranks(run(body, 4, options=options, nodes=NODES))
     assert not once.again and twice.again and ", and again from secondary shards: " in str(twice)
-    assert rehearsals == (2 * (once.rounds + 1) + 4 * (twice.rounds + 1) if rehearsed else 0)
+    assert rehearsals == (3 * (once.rounds + 1) + 4 * (twice.rounds + 1) if rehearsed else 0)
 
 
 def test_fsdp2_says_which_gathers_come_again(tmp_path: Path) -> None:

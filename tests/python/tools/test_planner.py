@@ -150,6 +150,16 @@ def test_steps_are_shorter_behind_a_faster_link() -> None:
     assert all(fast[option] < seconds for option, seconds in slow.items() if option in fast)
 
 
+def test_one_hop_sends_more_between_nodes_and_waits_once() -> None:
+    hardware = cluster(2, 4)
+    two, one = (
+        gather(1 << 20, "bfloat16", "int8:256", hardware)
+        for gather in (collectives.gather, collectives.gather_in_one_hop)
+    )
+    assert one.inter_bytes == 4 * two.inter_bytes
+    assert one.latency < two.latency
+
+
 def test_compression_pays_on_a_slow_link_and_not_on_a_fast_one() -> None:
     slow = report.make(workload(), cluster(inter="25gbit"), step.OPTIONS, step.OVERLAP)
     assert slow.best.option.name == "with secondary shards"

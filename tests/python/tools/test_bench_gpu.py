@@ -101,6 +101,7 @@ def record(spec: Spec, backend: str) -> dict[str, Any]:
         "p90_us": 1.1e4,
         "speedup": 1.0,
         "calls": 1,
+        "hops": None,
     }
     return merge(spec, [{**sample, **figures}])
 

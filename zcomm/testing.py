@@ -55,7 +55,7 @@ class HeldShards:
 
     @property
     def sent_bytes(self) -> int:
-        """That the last gather sent of the own shard to each other node."""
+        """Bytes of this rank's shard that the last gather sent to each other node."""
         return 0 if self._kept is None else int(self._kept.sent_bytes)
 
     def _of(self, communicator: Any, slots: list[tuple[int, int, str]]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-// The hashes and errors of gathers by differences on a GPU. A rank keeps them beside the values.
+// Hashes and errors of gathers by differences, which each rank keeps in GPU memory beside the values.
 #pragma once
 
 #include <algorithm>

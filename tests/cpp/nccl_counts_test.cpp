@@ -62,7 +62,8 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   }
   const bool is_gather = call == Call::gather;
   const std::int64_t num_groups = num_chunks + num_hops - 1;
-  // Two launches: encode, then decode or sum. Two hops take two more: the sums for other nodes, and the own slot's.
+  // Encode is one launch, decode or sum another. A second hop adds two: sums for other nodes, and the sum of this
+  // rank's slot.
   const std::int64_t num_kernels = is_gather || !is_hierarchical ? 2 : 4;
   // A gather has one buffer of wires. A reduce-scatter has two for each hop, and with two hops one of partial sums.
   const std::int64_t num_pieces = is_gather ? 1 : is_hierarchical ? 5 : 2;

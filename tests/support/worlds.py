@@ -168,6 +168,9 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
                     world.backend, store=store, rank=rank, world_size=world.size, timeout=timeout,
                     pg_options=world.options,
                 )  # fmt: skip
+                # Gloo fails on a rank that still connects if another one, which is done, ends at once.
+                store.set(f"connected {rank}", "")
+                store.wait([f"connected {peer}" for peer in range(world.size)], timeout)
             result["value"] = function()
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -113,6 +113,7 @@ class CodecPasses:
 class GatherPlan:
     description: str
     num_chunks: int
+    bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
     passes: CodecPasses
     secondary_bytes: int
@@ -132,6 +133,7 @@ class GatherPlan:
 class ReducePlan:
     description: str
     num_chunks: int
+    bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
     passes: CodecPasses
     residual_bytes: int
@@ -148,6 +150,7 @@ class ReducePlan:
 
 class AllReducePlan:
     description: str
+    bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
     passes: CodecPasses
     residual_bytes: int
@@ -164,7 +167,14 @@ class AllReducePlan:
 
 class DifferencePlan:
     description: str
+    passes: CodecPasses
+    bytes_from_secondary: LinkBytes
     kept_bytes: int
+    largest_kept_bytes: int
+    def __init__(
+        self, topology: Topology, rank: int, lengths: Sequence[int], dtype: str, chunk_bytes: int = ...
+    ) -> None: ...
+    def bytes(self, body_bytes: int) -> LinkBytes: ...
 
 class KeptShards:
     generation: int

@@ -42,6 +42,9 @@ struct LinkBytes {
   std::size_t intra_node = 0;  // to ranks of the same node
   std::size_t inter_node = 0;
   friend bool operator==(const LinkBytes&, const LinkBytes&) = default;
+  friend LinkBytes operator+(LinkBytes a, LinkBytes b) {
+    return {a.intra_node + b.intra_node, a.inter_node + b.inter_node};
+  }
 };
 
 // Values that a rank's codec writes into wires and reads out of them, parts that are sent exactly included. What a sum
@@ -68,14 +71,15 @@ class GatherPlan {
   // Shape and segments, in words that ranks compare.
   const std::string& description() const { return description_; }
 
-  LinkBytes bytes() const { return bytes_of(hops_); }
+  std::array<LinkBytes, 2> bytes_by_hop() const { return {bytes_of(hops_[0]), bytes_of(hops_[1])}; }
+  LinkBytes bytes() const { return bytes_of(hops_[0]) + bytes_of(hops_[1]); }
   CodecPasses passes() const;
 
   // The secondary shard of this rank, and the largest of all ranks.
   std::size_t secondary_bytes() const { return static_cast<std::size_t>(num_held_) * wire_offsets_.back(); }
   std::size_t largest_secondary_bytes() const;
   // What a gather from secondary shards sends and, having encoded nothing, decodes.
-  LinkBytes bytes_from_secondary() const { return bytes_of({&secondary_hop_, 1}); }
+  LinkBytes bytes_from_secondary() const { return bytes_of(secondary_hop_); }
   CodecPasses passes_from_secondary() const { return {0, passes().decoded}; }
 
   // --- What the collective itself asks
@@ -98,7 +102,7 @@ class GatherPlan {
   }
 
  private:
-  LinkBytes bytes_of(std::span<const Hop> hops) const;
+  LinkBytes bytes_of(const Hop& hop) const;
 
   Topology topology_;
   int rank_;
@@ -127,6 +131,13 @@ class DifferencePlan {
   std::size_t chunk_bytes() const { return chunk_bytes_; }
   const SlotShape& slots() const { return slots_; }
   const std::string& description() const { return description_; }
+
+  // Of a gather whose differences of this rank's shard take `body_bytes`, besides their headers.
+  LinkBytes bytes(std::size_t body_bytes) const;
+  // Values that the codec of differences encodes and decodes. What is copied does not count.
+  CodecPasses passes() const;
+  // Of a gather of values that have not changed.
+  LinkBytes bytes_from_secondary() const;
 
   // Of the values that this rank keeps, and of those of the rank that keeps most.
   std::size_t kept_bytes() const { return static_cast<std::size_t>(num_held_) * slot_bytes_; }
@@ -178,6 +189,7 @@ class ReducePlan {
   bool is_direct() const { return !segments_.empty() && segments_.front().format.direct; }
   const std::string& description() const { return description_; }
 
+  std::array<LinkBytes, 2> bytes_by_hop() const;
   LinkBytes bytes() const;
   CodecPasses passes() const;                                     // without those of a residual
   std::size_t residual_bytes() const { return residual_bytes_; }  // 0 without feedback
@@ -231,7 +243,8 @@ class AllReducePlan {
   std::int64_t num_elements() const { return num_elements_; }
   const std::string& description() const { return description_; }
 
-  LinkBytes bytes() const;
+  std::array<LinkBytes, 4> bytes_by_hop() const;  // two of the reduce_scatter, then two of the all_gather
+  LinkBytes bytes() const { return reduce_.bytes() + gather_.bytes(); }
   CodecPasses passes() const;
   std::size_t residual_bytes() const { return reduce_.residual_bytes(); }
 

@@ -160,10 +160,6 @@ void bind_planned_collectives(BoundClass& communicator_class) {
 
 void bind_differences(py::module_& module, BoundClass& communicator_class) {
   const NoGil no_gil;
-  py::class_<DifferencePlan>(module, "DifferencePlan",
-                             "What one rank does in an all_gather by lossless differences. See plan.hpp.")
-      .def_property_readonly("description", &DifferencePlan::description)
-      .def_property_readonly("kept_bytes", &DifferencePlan::kept_bytes);
   py::class_<KeptShards>(module, "KeptShards", "What one rank keeps of them, in memory of the caller's.")
       .def(py::init([](std::uintptr_t address, std::size_t num_bytes) {
              auto kept = std::make_unique<KeptShards>();

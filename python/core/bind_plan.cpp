@@ -42,12 +42,30 @@ void bind_gather(py::module_& module) {
            py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &GatherPlan::description)
       .def_property_readonly("num_chunks", &GatherPlan::num_chunks)
+      .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
       .def_property_readonly("bytes", &GatherPlan::bytes)
       .def_property_readonly("passes", &GatherPlan::passes)
       .def_property_readonly("secondary_bytes", &GatherPlan::secondary_bytes)
       .def_property_readonly("largest_secondary_bytes", &GatherPlan::largest_secondary_bytes)
       .def_property_readonly("bytes_from_secondary", &GatherPlan::bytes_from_secondary)
       .def_property_readonly("passes_from_secondary", &GatherPlan::passes_from_secondary);
+}
+
+void bind_difference_gather(py::module_& module) {
+  py::class_<DifferencePlan>(module, "DifferencePlan",
+                             "What one rank does in an all_gather by lossless differences. See plan.hpp.")
+      .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
+                       std::size_t chunk_bytes) {
+             return DifferencePlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)});
+           }),
+           py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"),
+           py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def_property_readonly("description", &DifferencePlan::description)
+      .def("bytes", &DifferencePlan::bytes, py::arg("body_bytes"))
+      .def_property_readonly("passes", &DifferencePlan::passes)
+      .def_property_readonly("bytes_from_secondary", &DifferencePlan::bytes_from_secondary)
+      .def_property_readonly("kept_bytes", &DifferencePlan::kept_bytes)
+      .def_property_readonly("largest_kept_bytes", &DifferencePlan::largest_kept_bytes);
 }
 
 void bind_reduce(py::module_& module) {
@@ -62,6 +80,7 @@ void bind_reduce(py::module_& module) {
            py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &ReducePlan::description)
       .def_property_readonly("num_chunks", &ReducePlan::num_chunks)
+      .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &ReducePlan::bytes)
       .def_property_readonly("passes", &ReducePlan::passes)
       .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes);
@@ -78,6 +97,7 @@ void bind_all_reduce(py::module_& module) {
           py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
           py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &AllReducePlan::description)
+      .def_property_readonly("bytes_by_hop", &AllReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &AllReducePlan::bytes)
       .def_property_readonly("passes", &AllReducePlan::passes)
       .def_property_readonly("residual_bytes", &AllReducePlan::residual_bytes);
@@ -88,6 +108,7 @@ void bind_all_reduce(py::module_& module) {
 void bind_plan(py::module_& module) {
   bind_costs(module);
   bind_gather(module);
+  bind_difference_gather(module);
   bind_reduce(module);
   bind_all_reduce(module);
 }

@@ -167,14 +167,12 @@ std::size_t GatherPlan::largest_secondary_bytes() const {
   return static_cast<std::size_t>(most_held(topology_)) * wire_offsets_.back();
 }
 
-LinkBytes GatherPlan::bytes_of(std::span<const Hop> hops) const {
+LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   LinkBytes total;
-  for (const Hop& hop : hops) {
-    for (const Move& move : hop.sends) {
-      std::size_t sent = 0;
-      for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) sent += num_bytes(move.slot, chunk);
-      add(total, topology_.link(rank_, move.peer), sent);
-    }
+  for (const Move& move : hop.sends) {
+    std::size_t sent = 0;
+    for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) sent += num_bytes(move.slot, chunk);
+    add(total, topology_.link(rank_, move.peer), sent);
   }
   return total;
 }
@@ -211,6 +209,29 @@ DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_by
     return std::string("slots: expected bfloat16 or float16, of which differences are made, got float32");
   });
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
+}
+
+LinkBytes DifferencePlan::bytes(std::size_t body_bytes) const {
+  const std::size_t message_bytes = static_cast<std::size_t>(num_chunks()) * kDifferenceHeaderBytes + body_bytes;
+  LinkBytes total = bytes_from_secondary();
+  total.inter_node = inter_node_hop_.sends.size() * message_bytes;
+  return total;
+}
+
+CodecPasses DifferencePlan::passes() const {
+  CodecPasses passes;
+  if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank_)];
+  for (const Move& move : inter_node_hop_.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
+  return passes;
+}
+
+LinkBytes DifferencePlan::bytes_from_secondary() const {
+  LinkBytes total;
+  for (const Move& move : intra_node_hop_.sends) {
+    const std::int64_t length = slots_.lengths[static_cast<std::size_t>(move.slot)];
+    total.intra_node += static_cast<std::size_t>(length) * element_size(slots_.dtype);
+  }
+  return total;
 }
 
 std::size_t DifferencePlan::largest_kept_bytes() const {
@@ -273,18 +294,23 @@ std::size_t ReducePlan::largest_sum_bytes() const {
   return largest_message(chunks_, slots_.longest(), DType::float32, [](const HopFormats&) { return BlockFormat{}; });
 }
 
-LinkBytes ReducePlan::bytes() const {
-  LinkBytes total;
-  for (const Hop& hop : hops_) {
-    const DType dtype = &hop == &hops_[0] ? slots_.dtype : DType::float32;  // sums are sent on
-    for (const Move& move : hop.sends) {
+std::array<LinkBytes, 2> ReducePlan::bytes_by_hop() const {
+  std::array<LinkBytes, 2> totals;
+  for (std::size_t i = 0; i < hops_.size(); ++i) {
+    const DType dtype = i == 0 ? slots_.dtype : DType::float32;  // sums are sent on
+    for (const Move& move : hops_[i].sends) {
       const Link link = topology_.link(rank_, move.peer);
       for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
-        add(total, link, num_bytes(move.slot, chunk, link, dtype));
+        add(totals[i], link, num_bytes(move.slot, chunk, link, dtype));
       }
     }
   }
-  return total;
+  return totals;
+}
+
+LinkBytes ReducePlan::bytes() const {
+  const auto [first, second] = bytes_by_hop();
+  return first + second;
 }
 
 CodecPasses ReducePlan::passes() const {
@@ -327,10 +353,10 @@ AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chu
   description_ = SlotShape{{num_elements_}, slots.dtype}.to_string() + " " + formats.to_string();
 }
 
-LinkBytes AllReducePlan::bytes() const {
-  const LinkBytes reduced = reduce_.bytes();
-  const LinkBytes gathered = gather_.bytes();
-  return {reduced.intra_node + gathered.intra_node, reduced.inter_node + gathered.inter_node};
+std::array<LinkBytes, 4> AllReducePlan::bytes_by_hop() const {
+  const auto reduced = reduce_.bytes_by_hop();
+  const auto gathered = gather_.bytes_by_hop();
+  return {reduced[0], reduced[1], gathered[0], gathered[1]};
 }
 
 CodecPasses AllReducePlan::passes() const {

@@ -70,6 +70,17 @@ void expect(const char* what, const CallStats& stats, LinkBytes planned) {
               " and " + std::to_string(planned.inter_node));
 }
 
+template <class Plan>
+void expect_plan(const char* what, const CallStats& stats, const Plan& plan) {
+  expect(what, stats, plan.bytes());
+  std::size_t hop = 0;
+  for (const LinkBytes planned : plan.bytes_by_hop()) {
+    const HopStats& of_hop = stats.hops[hop++];
+    if (of_hop.intra_node_bytes == planned.intra_node && of_hop.inter_node_bytes == planned.inter_node) continue;
+    throw Error(std::string(what) + ": other bytes than planned in hop " + std::to_string(hop));
+  }
+}
+
 void expect(const char* what, CodecPasses passes, CodecPasses planned) {
   if (passes == planned) return;
   throw Error(std::string(what) + ": encoded " + std::to_string(passes.encoded) + " and decoded " +
@@ -111,7 +122,7 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
             const ReducePlan reduce = communicator.plan_reduce_scatter(shape_of(slots), reduced);
             Values sum(static_cast<std::size_t>(own.num_elements));
             const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-            expect("reduce_scatter", communicator.reduce_scatter(reduce, inputs, view(sum), 1.0f, 20s), reduce.bytes());
+            expect_plan("reduce_scatter", communicator.reduce_scatter(reduce, inputs, view(sum), 1.0f, 20s), reduce);
             if (!mixed) expect("reduce_scatter", passes, reduce.passes());
             Values alone(sum.size());
             communicator.reduce_scatter(inputs, view(alone), reduced, 1.0f, 20s);
@@ -119,16 +130,16 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
 
             const auto direct = segments_of<HopFormats>(n, "exact:direct", false);
             const ReducePlan straight = communicator.plan_reduce_scatter(shape_of(slots), direct);
-            expect("direct", communicator.reduce_scatter(straight, inputs, view(sum), 1.0f, 20s), straight.bytes());
+            expect_plan("direct", communicator.reduce_scatter(straight, inputs, view(sum), 1.0f, 20s), straight);
 
             passes = {};
             const GatherPlan gather =
                 communicator.plan_all_gather(shape_of(slots), segments_of<BlockFormat>(n, "int8:64", mixed));
             std::vector<std::max_align_t> kept(gather.secondary_bytes() / sizeof(std::max_align_t) + 1);
             auto* const secondary = reinterpret_cast<std::byte*>(kept.data());
-            expect("all_gather", communicator.all_gather(gather, own, slots, 20s), gather.bytes());
+            expect_plan("all_gather", communicator.all_gather(gather, own, slots, 20s), gather);
             if (!mixed) expect("all_gather", passes, gather.passes());
-            expect("all_gather", communicator.all_gather(gather, own, slots, 20s, {}, {secondary}), gather.bytes());
+            expect_plan("all_gather", communicator.all_gather(gather, own, slots, 20s, {}, {secondary}), gather);
             passes = {};
             expect("gather_secondary", communicator.gather_secondary(gather, secondary, slots, 20s),
                    gather.bytes_from_secondary());
@@ -152,7 +163,7 @@ TEST_CASE("plans: an all_reduce costs what its two halves cost") {
         Values values = random_tensors(1, n, static_cast<unsigned>(rank))[0];
         const AllReducePlan plan =
             communicator.plan_all_reduce(n, DType::float32, HopFormats::parse("int8:32/int4:64"));
-        expect("all_reduce", communicator.all_reduce(plan, view(values), 1.0f, 20s), plan.bytes());
+        expect_plan("all_reduce", communicator.all_reduce(plan, view(values), 1.0f, 20s), plan);
         expect("all_reduce", world.passes[static_cast<std::size_t>(rank)], plan.passes());
       });
     }
@@ -176,6 +187,20 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
     CHECK(kept_in_first_node == 2000 * slots.lengths.size());
     const GatherPlan plan(topology, 0, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);
+  }
+}
+
+TEST_CASE("plans: of a gather by differences each slot is decoded once in every other node") {
+  for (const Shape& shape : kWorlds) {
+    const Topology topology(node_ids(shape.nodes, shape.interleaved));
+    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000), DType::bfloat16};
+    CodecPasses total;
+    for (int rank = 0; rank < topology.size(); ++rank) {
+      const CodecPasses passes = DifferencePlan(topology, rank, 1 << 20, slots).passes();
+      CHECK(passes.encoded == (topology.num_nodes() == 1 ? 0 : 1000));
+      total.decoded += passes.decoded;
+    }
+    CHECK(total.decoded == 1000 * topology.size() * (topology.num_nodes() - 1));
   }
 }
 

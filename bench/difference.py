@@ -19,15 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm import _core, codec
-
-DEVIATION, UPDATE = 0.02, 0.3
-
-
-def weights_and_update(size: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    weights = rng.standard_normal(size, np.float32) * np.float32(DEVIATION)
-    updated = weights + rng.standard_normal(size, np.float32) * np.float32(UPDATE * rate)
-    return weights.astype(ml_dtypes.bfloat16), updated.astype(ml_dtypes.bfloat16)
+from zcomm.planner.differences import changed_weights
 
 
 def fastest(run: Callable[[], object], prepare: Callable[[], object], repeats: int) -> float:
@@ -50,7 +42,7 @@ def main(
     """Encode and decode a piece at each rate with each instruction set."""
     table = Table("learning rate", "bits", "isa", "encode GB/s", "decode GB/s")
     for rate in map(float, rates.split(",")):
-        base, values = weights_and_update(kibibytes * 512, rate)
+        base, values = (bits.view(ml_dtypes.bfloat16) for bits in changed_weights(kibibytes * 512, rate))
         kept = base.copy()
         body, _ = codec.encode_difference(values, kept)
         room = np.empty(_core.max_difference_bytes(values.size), np.uint8)  # whose pages are there

@@ -5,6 +5,7 @@ Every rank runs `run`, under torchrun or srun. All ranks measure the same things
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -14,11 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from zcomm import codec
+from zcomm import _core, codec
 from zcomm.bench.report_file import network_cards
+from zcomm.planner import collectives, differences
 from zcomm.planner.cluster import CALIBRATION_SCHEMA
 
 SMALL_BYTES = 1 << 10
@@ -27,6 +30,7 @@ MAX_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 REPEATS = 5
 CODEC_FORMAT = "int8:256"
 CODEC_ELEMENTS = 4 << 20
+LEARNING_RATE = 3e-4  # of the weights whose differences are encoded
 
 Group = Any  # a process group of torch.distributed
 
@@ -111,6 +115,24 @@ def _codec_rate(device: torch.device) -> float:
     return 2 * float(values.numel() * values.element_size() + wire_bytes) / taken
 
 
+def _difference_rate(device: torch.device) -> float:
+    """The same of lossless differences in host memory."""
+    old, new = differences.changed_weights(CODEC_ELEMENTS, LEARNING_RATE)
+    sender, receiver = old.copy(), old.copy()
+    body = np.empty(_core.max_difference_bytes(old.size), np.uint8)
+    turns = itertools.cycle((new, old))
+    sizes = []
+
+    def turn() -> None:
+        values = differences.view_of(next(turns))
+        num_bytes, _ = _core.encode_difference(values, differences.view_of(sender), body.ctypes.data)
+        _core.decode_difference(body.ctypes.data, num_bytes, differences.view_of(receiver))
+        sizes.append(num_bytes)
+
+    taken = seconds(turn, device)
+    return collectives.difference_bytes(old.size, old.size, 8 * median(sizes) / old.size) / taken
+
+
 def _launch_seconds(device: torch.device) -> float:
     """What the caller's thread spends to start one small collective."""
     value, works, samples = torch.zeros(1, device=device), [], []
@@ -153,6 +175,8 @@ def run(device: torch.device) -> dict[str, Any]:
         calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
     calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
     calibration["codec_bytes_per_second"] = _codec_rate(device)
+    if device.type == "cpu":
+        calibration["difference_bytes_per_second"] = _difference_rate(device)
     calibration["launch_seconds"] = _launch_seconds(device)
     return calibration
 

@@ -52,13 +52,15 @@ class Link:
 @dataclass(frozen=True)
 class Compute:
     """One rank's processor: peak FLOP/s of 16-bit matrix products, the share of it that training reaches, bytes of
-    memory and bytes per second of memory bandwidth, and the share of that bandwidth that the codec reaches."""
+    memory and bytes per second of memory bandwidth, and the shares of that bandwidth that the codec reaches, and the
+    codec of lossless differences."""
 
     peak: Figure
     efficiency: Figure
     memory: Figure
     memory_bandwidth: Figure
     codec_share: Figure = Figure(0.7)
+    difference_share: Figure = Figure(0.7)
 
     @property
     def flops(self) -> float:
@@ -68,6 +70,11 @@ class Compute:
     def codec_rate(self) -> float:
         """Bytes that the codec reads and writes per second."""
         return self.memory_bandwidth.value * self.codec_share.value
+
+    @property
+    def difference_rate(self) -> float:
+        """The same of lossless differences: bytes as `collectives.difference_bytes` counts them."""
+        return self.memory_bandwidth.value * self.difference_share.value
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,9 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
     if "codec_bytes_per_second" in calibration:
         rate = Figure(calibration["codec_bytes_per_second"], "measured")
         compute = replace(compute, memory_bandwidth=rate, codec_share=Figure(1.0, "measured"))
+    if "difference_bytes_per_second" in calibration:
+        share = calibration["difference_bytes_per_second"] / compute.memory_bandwidth.value
+        compute = replace(compute, difference_share=Figure(share, "measured"))
     return replace(
         cluster,
         **links,

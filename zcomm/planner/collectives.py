@@ -81,6 +81,11 @@ def _gather_plan(
 
 
 @lru_cache
+def _difference_plan(length: int, dtype: str, nodes: int, ranks_per_node: int) -> _core.DifferencePlan:
+    return _core.DifferencePlan(_topology(nodes, ranks_per_node), 0, [length] * (nodes * ranks_per_node), dtype)
+
+
+@lru_cache
 def _reduce_plan(length: int, dtype: str, formats: str, nodes: int, ranks_per_node: int) -> _core.ReducePlan:
     lengths = [length] * (nodes * ranks_per_node)
     return _core.ReducePlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, [(length, formats)])
@@ -112,6 +117,36 @@ def _gather_codec(passes: _core.CodecPasses, length: int, dtype: str, format: st
     """Bytes that the codec reads and writes: of each slot its values and its wire."""
     slot_bytes = length * DTYPE_BYTES[dtype] + _core.WireLayout(format, dtype, length).num_bytes
     return (passes.encoded + passes.decoded) / length * slot_bytes
+
+
+def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
+    """Bytes that the codec of lossless differences reads and writes for so many 16-bit values, of `bits` each. An
+    encoder reads value and base twice, to measure and to write, and writes the base."""
+    return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
+
+
+def gather_differences(num_elements: int, dtype: str, bits: float, cluster: Cluster) -> Cost:
+    """zcomm's all-gather by lossless differences of `bits` per value; inside the nodes values go as they are. A header
+    goes ahead of each difference."""
+    length = shard(num_elements, cluster)
+    plan = _difference_plan(length, dtype, cluster.nodes, cluster.ranks_per_node)
+    copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
+    cost = _hops(cluster, plan.bytes(round(length * bits / 8)), copied)
+    coded = difference_bytes(plan.passes.encoded, plan.passes.decoded, bits)
+    headers = cluster.inter.exchange_seconds(cluster.nodes - 1) if cluster.nodes > 1 else 0.0
+    return cost + Cost(latency=headers, codec=coded / cluster.compute.difference_rate)
+
+
+def gather_unchanged(num_elements: int, dtype: str, cluster: Cluster) -> Cost:
+    """The same values once more, inside the node: what is kept is compared with its hash, copied and sent."""
+    plan = _difference_plan(shard(num_elements, cluster), dtype, cluster.nodes, cluster.ranks_per_node)
+    return _hops(cluster, plan.bytes_from_secondary, 3 * plan.kept_bytes)
+
+
+def kept_bytes(num_elements: int, dtype: str, cluster: Cluster) -> int:
+    """What a rank keeps of a gather by differences."""
+    plan = _difference_plan(shard(num_elements, cluster), dtype, cluster.nodes, cluster.ranks_per_node)
+    return plan.largest_kept_bytes
 
 
 def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zcomm.planner import cluster as hardware
-from zcomm.planner import lab, lab_steps, published, report, scale, step, workload
+from zcomm.planner import differences, lab, lab_steps, published, report, scale, step, workload
 from zcomm.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
@@ -59,6 +60,12 @@ def plan(
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
     recompute: Annotated[bool, typer.Option(help="Activations are computed again in the backward pass.")] = False,
     reduce_dtype: Annotated[str, typer.Option(help="Of gradients: float32 or bfloat16.")] = "float32",
+    learning_rate: Annotated[
+        float | None, typer.Option(help="By which weights move: it tells the bits of lossless differences.")
+    ] = None,
+    bits_per_weight: Annotated[
+        float | None, typer.Option(min=0.0, max=16.0, help="Of lossless differences, in place of a learning rate.")
+    ] = None,
     share_of_peak: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Of the GPU's peak.")] = None,
     overlap: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Of compute and network: 0 is none, 1 is full.")
@@ -80,6 +87,8 @@ def plan(
     try:
         units, flops = workload.load_model(model, sequence)
         work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
+        if (bits := differences.figure(learning_rate, bits_per_weight)) is not None:
+            work = replace(work, bits_per_weight=bits)
         compute = hardware.processor(gpu, share_of_peak)
         cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
         if calibration is not None:

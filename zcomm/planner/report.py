@@ -33,11 +33,21 @@ class Plan:
         return self.exact.step_seconds / prediction.step_seconds
 
     @property
-    def best(self) -> Prediction:
-        """The fastest option that fits; exact where the gain is within the planner's error, or where nothing fits."""
+    def fastest(self) -> Prediction:
+        """Of the options that fit; exact where the gain is within the planner's error, or where nothing fits."""
         fitting = [each for each in self.predictions if each.fits]
         fastest = min(fitting, key=lambda each: each.step_seconds, default=self.exact)
-        return fastest if self.speedup(fastest) > 1 + PLANNER_ERROR else self.exact
+        return fastest if self._gains(fastest) else self.exact
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest option, or exact weights where they are as fast within the planner's error."""
+        limit = self.fastest.step_seconds * (1 + PLANNER_ERROR)
+        equal = (each for each in self.predictions if each.fits and self._gains(each) and each.step_seconds <= limit)
+        return next((each for each in equal if each.option.by_differences), self.fastest)
+
+    def _gains(self, prediction: Prediction) -> bool:
+        return self.speedup(prediction) > 1 + PLANNER_ERROR
 
     @property
     def advice(self) -> str:
@@ -49,6 +59,8 @@ class Plan:
         if self.best is self.exact:
             return f"Stay exact: no option that fits gains more than the planner's error of {PLANNER_ERROR:.0%}."
         gain = f"{self.speedup(self.best):.1f} times as fast as exact, predicted"
+        if self.best is not self.fastest:
+            gain += f'; "{self.fastest.option.name}", which rounds weights, is faster by less than the planner\'s error'
         return f"Use {self.best.option.name} ({gain}):\n{self.best.option.paste}"
 
 
@@ -108,6 +120,7 @@ def show(plan: Plan, console: Any) -> None:
 def assumptions(plan: Plan) -> str:
     """Every figure that the prediction rests on, and its source."""
     cluster, inter, intra, compute = plan.cluster, plan.cluster.inter, plan.cluster.intra, plan.cluster.compute
+    workload = plan.workload
     figures = [
         ("link of a node", inter.bandwidth, f"{inter.bandwidth.value * 8 / 1e9:g} Gbit/s"),
         ("its share for large messages", inter.efficiency, f"{inter.efficiency.value:.0%}"),
@@ -117,9 +130,14 @@ def assumptions(plan: Plan) -> str:
         ("peak of a rank", compute.peak, f"{compute.peak.value / 1e12:g} TFLOP/s"),
         ("share of peak", compute.efficiency, f"{compute.efficiency.value:.0%}"),
         ("codec", compute.codec_share, f"{compute.codec_rate / 1e9:.3g} GB/s read and written"),
+        (
+            "codec of differences",
+            compute.difference_share,
+            f"{compute.difference_rate / 1e9:.3g} GB/s read and written",
+        ),
+        ("bits of a weight's difference", workload.bits_per_weight, f"{workload.bits_per_weight.value:.2g} of 16"),
         ("overlap of compute and network", plan.overlap, f"{plan.overlap.value:.0%}"),
     ]
-    workload = plan.workload
     lines = [
         f"{cluster.nodes} x {cluster.ranks_per_node} ranks, {workload.num_parameters / 1e9:.3g} B parameters, "
         f"{workload.tokens} tokens x {workload.micro_batches} micro-batches per rank. Activations are not counted."

@@ -26,13 +26,20 @@ class Option:
     all_gather: str = "exact"
     reduce_scatter: str = "exact"
     secondary: bool = False
+    wire: str = "compressed"  # of secondary shards
+
+    @property
+    def by_differences(self) -> bool:
+        """Weights are exact, by lossless differences."""
+        return self.secondary and self.wire == "difference"
 
     @property
     def paste(self) -> str:
         arguments = f'all_gather="{self.all_gather}", reduce_scatter="{self.reduce_scatter}"'
         lines = [f'dist.init_process_group("zcomm", pg_options=zcomm.Options({arguments}))']
         if self.secondary:
-            lines.append("zcomm.fsdp.enable_secondary_shards(model)")
+            wire = ', wire="difference"' if self.by_differences else ""
+            lines.append(f"zcomm.fsdp.enable_secondary_shards(model{wire})")
         return "\n".join(lines)
 
 
@@ -41,6 +48,7 @@ OPTIONS = (
     Option("weights", "int8:256"),
     Option("weights and gradients", "int8:256", "int8:128/int4:128"),
     Option("with secondary shards", "int8:256", "int8:128/int4:128", secondary=True),
+    Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="difference"),
 )
 
 
@@ -82,6 +90,11 @@ def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tup
         size, dtype = unit.num_elements, workload.gather_dtype
         if option.all_gather == "exact":
             yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
+        elif option.by_differences:
+            first = collectives.gather_differences(size, dtype, workload.bits_per_weight.value, cluster)
+            yield "all_gather", first * unit.count
+            repeated = collectives.gather_unchanged(size, dtype, cluster)
+            yield "gather_secondary", repeated * (gathers - unit.count)
         elif option.secondary and cluster.nodes > 1:
             yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * unit.count
             repeated = collectives.secondary_gather(size, dtype, option.all_gather, cluster)
@@ -108,7 +121,10 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     largest = max(unit.num_elements for unit in workload.units)
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
     total = STATE_BYTES * parameters / cluster.ranks + gathered
-    if option.secondary:
+    if option.by_differences:
+        kept = (collectives.kept_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units)
+        total += sum(num_bytes * unit.count for num_bytes, unit in zip(kept, workload.units, strict=True))
+    elif option.secondary:
         held = -(-parameters // cluster.ranks_per_node)
         total += _core.WireLayout(option.all_gather, workload.gather_dtype, held).num_bytes
     return total
@@ -119,19 +135,22 @@ def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: floa
     return combine(workload.flops / cluster.compute.flops, total, overlap)
 
 
-def _variants(cluster: Cluster, overlap: float) -> Iterator[tuple[Cluster, float]]:
-    """The same cluster within what is not known: rates of links and compute 10 % off, no or full overlap, and hops of 3
-    to 10 us where they were not measured."""
+def _variants(workload: Workload, cluster: Cluster, overlap: float) -> Iterator[tuple[Workload, Cluster, float]]:
+    """The same within what is not known: rates of links and compute 10 % off, no or full overlap, and, where they were
+    not measured or given, hops of 3 to 10 us, and half or twice the bits of differences."""
     for factor in (0.9, 1.1):
         inter = replace(cluster.inter, bandwidth=_scaled(cluster.inter.bandwidth, factor))
-        yield replace(cluster, inter=inter), overlap
+        yield workload, replace(cluster, inter=inter), overlap
         compute = replace(cluster.compute, efficiency=_scaled(cluster.compute.efficiency, factor))
-        yield replace(cluster, compute=compute), overlap
+        yield workload, replace(cluster, compute=compute), overlap
     if cluster.inter.hop.source != "measured":
         for hop in (3e-6, 10e-6):
-            yield replace(cluster, inter=replace(cluster.inter, hop=Figure(hop))), overlap
+            yield workload, replace(cluster, inter=replace(cluster.inter, hop=Figure(hop))), overlap
+    if workload.bits_per_weight.source != "given":
+        for factor in (0.5, 2.0):
+            yield replace(workload, bits_per_weight=_scaled(workload.bits_per_weight, factor)), cluster, overlap
     for edge in (0.0, 1.0):
-        yield cluster, edge
+        yield workload, cluster, edge
 
 
 def _scaled(figure: Figure, factor: float) -> Figure:
@@ -141,7 +160,7 @@ def _scaled(figure: Figure, factor: float) -> Figure:
 def predict(option: Option, workload: Workload, cluster: Cluster, overlap: Figure = OVERLAP) -> Prediction:
     """The step with `option`. The band reruns the model at the edges of what is not known."""
     seconds = _seconds(option, workload, cluster, overlap.value)
-    band = [_seconds(option, workload, *variant) for variant in _variants(cluster, overlap.value)]
+    band = [_seconds(option, *variant) for variant in _variants(workload, cluster, overlap.value)]
     memory = memory_of(option, workload, cluster)
     return Prediction(
         option,

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zcomm.planner.cluster import Figure
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BITS_PER_WEIGHT = Figure(3.43)  # of a lossless difference at a learning rate of 3e-4
 STATE_BYTES = 16  # per parameter, sharded: float32 weight, its gradient, and two moments of AdamW
 
 
@@ -29,6 +32,7 @@ class Workload:
     `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 gathers every unit twice
     in each micro-batch, and reduces its gradients once in each, or once a step where the trainer accumulates them
     (`reduce_every_micro_batch=False`). `recompute`: activations are computed again in the backward pass.
+    `bits_per_weight`: of lossless differences.
     """
 
     units: tuple[Unit, ...]
@@ -39,6 +43,7 @@ class Workload:
     gather_dtype: str = "bfloat16"
     reduce_dtype: str = "bfloat16"
     reduce_every_micro_batch: bool = False
+    bits_per_weight: Figure = BITS_PER_WEIGHT
 
     def __post_init__(self) -> None:
         for name in ("tokens", "micro_batches"):

@@ -29,6 +29,8 @@ def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
     for name in ("intra", "inter"):
         assert all(value > 0 for value in calibration[name].values())
     assert calibration["exact_reduce_factor"] >= 1
+    assert calibration["codec_bytes_per_second"] > 0
+    assert calibration["difference_bytes_per_second"] > 0
     if launched.isolated:
         assert calibration["inter"]["bytes_per_second"] <= BURST * RATE
     config.write_text(

@@ -5,6 +5,7 @@ import itertools
 import json
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -14,9 +15,22 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from zcomm import CallStats
+from zcomm import CallStats, _core
 from zcomm.cli import app
-from zcomm.planner import Cluster, Figure, Option, Workload, collectives, lab, lab_steps, published, report, scale, step
+from zcomm.planner import (
+    Cluster,
+    Figure,
+    Option,
+    Workload,
+    collectives,
+    differences,
+    lab,
+    lab_steps,
+    published,
+    report,
+    scale,
+    step,
+)
 from zcomm.planner.cluster import calibrated, inter_link, intra_link, load_calibration, parse_rate, processor
 from zcomm.planner.workload import Unit, from_config, load_model
 from zcomm.testing import LocalRank, LocalWorld
@@ -109,6 +123,61 @@ def check_bytes(nodes: str, num_elements: int) -> None:
         assert sum(call[number].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
 
 
+@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "8x8"])
+@pytest.mark.parametrize("num_elements", [1024, 100_000])
+def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
+    num_nodes, local = (int(number) for number in nodes.split("x"))
+    hardware = cluster(num_nodes, local)
+    length = collectives.shard(num_elements, hardware)
+    before, after = differences.changed_weights(length, 1e-3)
+
+    def body(rank: LocalRank) -> tuple[CallStats, int, int]:
+        whole = np.zeros((rank.size, length), np.uint16)
+        slots = [differences.view_of(slot) for slot in whole]
+        plan = rank._communicator.plan_differences(slots)
+        held = np.zeros(plan.kept_bytes + 64, np.uint8)
+        kept = _core.KeptShards(held.ctypes.data + -held.ctypes.data % 64, plan.kept_bytes)
+        for own in (before, after):
+            view, timeout = differences.view_of(own), timedelta(seconds=60)
+            sent = rank._communicator.all_gather_differences(plan, view, slots, kept, timeout)
+        assert (whole == after).all()
+        return sent, kept.sent_bytes, plan.kept_bytes
+
+    calls = LocalWorld(nodes).run(body)
+    header_bytes = 64 if num_nodes > 1 else 0  # one chunk
+    bits = 8 * (calls[0][1] - header_bytes) / length
+    cost = collectives.gather_differences(num_elements, "bfloat16", bits, hardware)
+    assert {call[0].intra_node_bytes for call in calls} == {cost.intra_bytes}
+    assert sum(call[0].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
+    again = collectives.gather_unchanged(num_elements, "bfloat16", hardware)
+    assert (again.intra_bytes, again.inter_bytes) == (cost.intra_bytes, 0)
+    assert max(call[2] for call in calls) == collectives.kept_bytes(num_elements, "bfloat16", hardware)
+
+
+@pytest.mark.parametrize("name", ["2x2_1gbit", "2x2_100mbit", "2x2_100mbit_3e-5"])
+def test_bytes_by_differences_are_those_of_measured_steps(name: str) -> None:
+    measured = json.loads((RESULTS / f"training_step_{name}.json").read_text())
+    units = tuple(Unit(*unit) for unit in lab_steps.load()["units"])
+    assert sum(unit.num_elements * unit.count for unit in units) == measured["parameters"]
+    for way, option in {"int8": step.OPTIONS[-2], "difference": step.OPTIONS[-1]}.items():
+        bits = median(measured["ways"]["difference"]["bits_per_weight"])
+        work = Workload(units, 1.0, 1, reduce_dtype="float32", bits_per_weight=Figure(bits, "given"))
+        predicted = sum(cost.inter_bytes for cost in step.costs_of(option, work, cluster(2, 2)).values())
+        counted = median(measured["ways"][way]["inter_node_bytes"])  # by the nodes' interfaces
+        assert 2 * predicted == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize(("learning_rate", "bits"), [(1e-3, 4.83), (3e-4, 3.43), (1e-5, 0.68), (0.0, 0.008)])
+def test_bits_at_a_learning_rate_are_those_of_the_docs(learning_rate: float, bits: float) -> None:
+    assert differences.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
+
+
+def test_bits_that_nobody_gave_are_those_of_a_learning_rate() -> None:
+    assumed = workload().bits_per_weight
+    assert assumed.value == pytest.approx(differences.bits_per_weight(3e-4), abs=0.005)
+    assert assumed.source == "assumed"
+
+
 def test_errors_against_published_steps() -> None:
     pytest.importorskip("scipy")
     rows = published.load()
@@ -162,8 +231,8 @@ def test_one_hop_sends_more_between_nodes_and_waits_once() -> None:
 
 def test_compression_pays_on_a_slow_link_and_not_on_a_fast_one() -> None:
     slow = report.make(workload(), cluster(inter="25gbit"), step.OPTIONS, step.OVERLAP)
-    assert slow.best.option.name == "with secondary shards"
-    assert "enable_secondary_shards" in slow.advice
+    assert slow.best.option.name == "exact weights by differences"
+    assert 'enable_secondary_shards(model, wire="difference")' in slow.advice
     fast = report.make(workload(tokens=65536), cluster(inter="25.6tbit"), step.OPTIONS, step.OVERLAP)
     assert fast.best is fast.exact
     assert fast.advice.startswith("Stay exact")
@@ -178,8 +247,31 @@ def test_what_does_not_fit_is_said() -> None:
     between = (need[-2] + need[-1]) / 2
     tight = dataclasses.replace(tight, compute=dataclasses.replace(tight.compute, memory=Figure(between)))
     made = report.make(workload(), tight, step.OPTIONS, step.OVERLAP)
-    assert [each.fits for each in made.predictions] == [True, True, True, False]
-    assert made.best.option.name == "weights and gradients"
+    assert [each.fits for each in made.predictions] == [True, True, True, True, False]
+    assert made.best.option.name == "with secondary shards"
+
+
+def test_exact_weights_are_recommended_where_they_are_as_fast() -> None:
+    """Not where int8 is faster by more than the planner's error."""
+
+    def plan(intra: str) -> report.Plan:
+        hardware = Cluster(2, 8, intra_link(intra), inter_link("200gbit"), processor("h100"))
+        return report.make(workload(), hardware, step.OPTIONS, step.OVERLAP)
+
+    equal, slower = plan("100GB/s"), plan("20GB/s")
+    for made in (equal, slower):
+        assert made.fastest.option.name == "with secondary shards"
+    assert equal.best.option.by_differences
+    assert '"with secondary shards", which rounds weights, is faster by less' in equal.advice
+    assert slower.best is slower.fastest
+
+
+def test_the_band_of_differences_is_wider_where_their_bits_are_assumed() -> None:
+    hardware, option = cluster(inter="10gbit"), step.OPTIONS[-1]
+    assumed = step.predict(option, workload(), hardware)
+    given = step.predict(option, workload(bits_per_weight=Figure(3.43, "given")), hardware)
+    assert given.step_seconds == assumed.step_seconds
+    assert assumed.low < given.low and given.high < assumed.high
 
 
 def test_a_measured_step_calibrates_the_compute() -> None:
@@ -208,7 +300,12 @@ def test_a_calibration_replaces_what_was_assumed(tmp_path: Path) -> None:
     assert measured.inter.hop == Figure(5e-6, "measured")
     assert measured.intra == cluster().intra
     assert measured.compute.codec_rate == 1e12
+    assert measured.compute.difference_share == cluster().compute.difference_share
     assert measured.exact_reduce_factor == 2.0
+    file.write_text(json.dumps({**content, "difference_bytes_per_second": 3e11}))
+    compute = calibrated(cluster(), load_calibration(file)).compute
+    assert compute.difference_rate == pytest.approx(3e11)
+    assert compute.difference_share.source == "measured"
     file.write_text('{"schema": "zcomm-bench/1"}')
     with pytest.raises(ValueError, match="expected the schema 'zcomm-calibration/1', got 'zcomm-bench/1'"):
         load_calibration(file)
@@ -233,13 +330,34 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     made = json.loads(result.output)
-    assert made["use"] == "with secondary shards"
+    assert made["use"] == "exact weights by differences"
     assert made["cluster"]["inter"]["bandwidth"] == {"value": 3.125e9, "source": "given"}
     assert picture.stat().st_size > 10_000
     table = CliRunner().invoke(app, arguments[:5])
     assert table.exit_code == 0, table.output
     assert "(assumed)" in table.output
     assert "(given)" in table.output
+
+
+def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(GPT2))
+
+    def planned(*arguments: str) -> dict:
+        result = CliRunner().invoke(app, ["plan", "--json", "--model", str(config), *arguments])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)["workload"]["bits_per_weight"]
+
+    assert planned("--bits-per-weight", "2.5") == {"value": 2.5, "source": "given"}
+    slow, fast = planned("--learning-rate", "1e-5"), planned("--learning-rate", "1e-3")
+    assert slow["value"] < planned()["value"] < fast["value"]
+    assert slow["source"] == fast["source"] == "assumed"
+    for arguments, reason in [
+        (["--learning-rate", "1e-3", "--bits-per-weight", "2"], "expected it or a learning rate, got both"),
+        (["--learning-rate", "-1"], "learning_rate: expected 0 to 1, got -1.0"),
+    ]:
+        result = CliRunner().invoke(app, ["plan", "--model", str(config), *arguments], env={"COLUMNS": "1000"})
+        assert result.exit_code == 2 and reason in result.output
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,14 @@ namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 
+RecordedCall recorded_message(const char* name, at::TensorList tensors, int peer, int tag,
+                              std::chrono::milliseconds timeout) {
+  RecordedCall recorded = recorded_call(name, tensors, tensors, timeout);
+  recorded.peer = peer;
+  recorded.tag = tag;
+  return recorded;
+}
+
 }  // namespace
 
 ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
@@ -100,14 +108,17 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
 // Two ranks may talk before the others have said anything: no agreement here.
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
   compressed_.count_other(tensors);
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.send(tensors, peer, tag); });
+  const RecordedCall recorded = recorded_message("send", tensors, peer, tag, options_->timeout);
+  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.send(tensors, peer, tag); });
 }
 
 WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
   compressed_.count_other(tensors);
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.recv(tensors, peer, tag); });
+  const RecordedCall recorded = recorded_message("recv", tensors, peer, tag, options_->timeout);
+  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.recv(tensors, peer, tag); });
 }
 
+// Who sends is not known, so it is not recorded.
 WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
   compressed_.count_other(tensors);
   return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });

@@ -2,11 +2,13 @@
 
 #include <torch/csrc/jit/serialization/pickler.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <utility>
 
 #include "zcomm/error.hpp"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr const char* kVersion = "2.10";  // of the format
 constexpr std::size_t kDefaultCapacity = 2000;
+constexpr std::string_view kSend = "send";
 
 std::size_t capacity_of_environment() {
   for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
@@ -74,6 +77,37 @@ std::vector<std::uint64_t> ranks_of_world(int size) {
   for (int rank = 0; rank < size; ++rank) ranks.push_back(static_cast<std::uint64_t>(rank));
   return ranks;
 }
+
+// Ends a call when the caller has waited for it.
+class WatchedWork final : public ::c10d::Work {
+ public:
+  WatchedWork(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work)
+      : Work(-1, work->retrieveOpType()), id_(id), work_(std::move(work)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      const bool done = work_->wait(timeout);
+      FlightRecorder::of_process().end(id_, !done);
+      return done;
+    } catch (const std::exception&) {
+      FlightRecorder::of_process().end(id_, true);
+      throw;
+    }
+  }
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  std::uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  const std::uint64_t id_;
+  const c10::intrusive_ptr<::c10d::Work> work_;
+};
 
 }  // namespace
 
@@ -177,10 +211,9 @@ c10::IValue FlightRecorder::entry_of(const Entry& entry) {
   fields.insert("pg_id", std::int64_t{0});
   fields.insert("process_group", pair_of(entry.group->name, entry.group->description));
   fields.insert("collective_seq_id", static_cast<std::int64_t>(entry.number));
-  fields.insert("p2p_seq_id", std::int64_t{0});
+  fields.insert("p2p_seq_id", entry.call.is_point_to_point() ? static_cast<std::int64_t>(entry.number) : 0);
   fields.insert("op_id", static_cast<std::int64_t>(entry.number));
-  // The prefix is the one that all versions of the analyzer know.
-  fields.insert("profiling_name", std::string("nccl:") + entry.call.name);
+  fields.insert("profiling_name", title_of(entry));
   fields.insert("time_created_ns", nanoseconds(entry.begun));
   fields.insert("time_discovered_started_ns", nanoseconds(entry.begun));
   fields.insert("time_discovered_completed_ns", nanoseconds(entry.ended));
@@ -191,9 +224,17 @@ c10::IValue FlightRecorder::entry_of(const Entry& entry) {
   fields.insert("state", done ? "completed" : "scheduled");
   fields.insert("retired", done || entry.failed);
   fields.insert("timeout_ms", std::int64_t{entry.call.timeout.count()});
-  fields.insert("is_p2p", false);
+  fields.insert("is_p2p", entry.call.is_point_to_point());
   fields.insert("frames", new_list());
   return fields;
+}
+
+// The prefix is the one that all versions of the analyzer know.
+std::string FlightRecorder::title_of(const Entry& entry) {
+  const std::string title = std::string("nccl:") + entry.call.name;
+  if (!entry.call.is_point_to_point()) return title;
+  const int own = entry.group->rank;  // one of two
+  return title + " " + std::to_string(own) + (entry.call.name == kSend ? "->" : "<-") + std::to_string(1 - own);
 }
 
 GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
@@ -204,17 +245,37 @@ std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
     names_ = std::make_shared<FlightRecorder::Group>(
         FlightRecorder::Group{group_.getGroupUid(), group_.getGroupDesc(), ranks_, group_.getRank()});
   });
+  if (call.is_point_to_point()) return begin_point_to_point(call);
   return FlightRecorder::of_process().begin(names_, ++num_calls_, call);
 }
 
-void GroupRecorder::follow(std::uint64_t id, ::c10d::Work& work) {
+std::uint64_t GroupRecorder::begin_point_to_point(const RecordedCall& call) {
+  const std::uint64_t own = names_->ranks.at(static_cast<std::size_t>(names_->rank));
+  const std::uint64_t other = names_->ranks.at(static_cast<std::size_t>(call.peer));
+  const auto [from, to] = call.name == kSend ? std::pair(own, other) : std::pair(other, own);
+  std::string text = " " + std::to_string(from) + "->" + std::to_string(to);
+  if (call.tag != 0) text += " tag " + std::to_string(call.tag);
+  const std::lock_guard lock(mutex_);
+  Channel& channel = channels_[text];
+  if (!channel.names) {
+    channel.names =
+        std::make_shared<FlightRecorder::Group>(FlightRecorder::Group{names_->name + text,
+                                                                      names_->description + text,
+                                                                      {std::min(own, other), std::max(own, other)},
+                                                                      own < other ? 0 : 1});
+  }
+  return FlightRecorder::of_process().begin(channel.names, ++channel.num_calls, call);
+}
+
+c10::intrusive_ptr<::c10d::Work> GroupRecorder::follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work) {
   c10::intrusive_ptr<c10::ivalue::Future> end;
   try {
-    end = work.getFuture();
-  } catch (const std::exception&) {
-    return;  // Gloo's reduce-scatter has none
+    end = work->getFuture();
+  } catch (const std::exception&) {  // of reduce-scatters and point-to-point calls: there is none
+    return c10::make_intrusive<WatchedWork>(id, std::move(work));
   }
   end->addCallback([id](c10::ivalue::Future& future) { FlightRecorder::of_process().end(id, future.hasError()); });
+  return work;
 }
 
 }  // namespace zcomm::c10d_binding

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,13 +18,17 @@
 
 namespace zcomm::c10d_binding {
 
-// A collective, as the analyzer compares it between ranks.
+// A call, as the analyzer compares it between ranks.
 struct RecordedCall {
   const char* name = "";  // one that the analyzer knows
   std::int64_t in_elements = 0;
   std::int64_t out_elements = 0;
   at::ScalarType dtype = at::kByte;
   std::chrono::milliseconds timeout{0};
+  int peer = -1;  // of a point-to-point call, in the group
+  int tag = 0;
+
+  bool is_point_to_point() const { return peer >= 0; }
 };
 
 RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
@@ -67,6 +72,7 @@ class FlightRecorder {
   };
   FlightRecorder();
   static c10::IValue entry_of(const Entry& entry);
+  static std::string title_of(const Entry& entry);
   // With the lock held.
   std::string pickled() const;
   void write_once(const Group& group);
@@ -85,15 +91,26 @@ class GroupRecorder {
   GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks);
 
   std::uint64_t begin(const RecordedCall& call);
-  // Ends it when `work`, of torch's on a CPU, is done. The end of Gloo's reduce-scatter is not seen.
-  static void follow(std::uint64_t id, ::c10d::Work& work);
+  // Returns what the caller gets in place of `work`, of torch's on a CPU, so that the call ends when that is done. Some
+  // of Gloo's tell it only to who waits for them.
+  static c10::intrusive_ptr<::c10d::Work> follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work);
 
  private:
+  // The messages of one rank to another, with one tag. To the analyzer, which expects all ranks of a group in each of
+  // its calls, they are a group of the two.
+  struct Channel {
+    std::shared_ptr<const FlightRecorder::Group> names;
+    std::uint64_t num_calls = 0;
+  };
+  std::uint64_t begin_point_to_point(const RecordedCall& call);
+
   const ::c10d::Backend& group_;
   std::vector<std::uint64_t> ranks_;
   std::once_flag named_;  // at the first call: torch names a group after it has made it
   std::shared_ptr<const FlightRecorder::Group> names_;
-  std::atomic<std::uint64_t> num_calls_{0};
+  std::atomic<std::uint64_t> num_calls_{0};  // collectives
+  std::mutex mutex_;
+  std::map<std::string, Channel> channels_;  // by what their names end with
 };
 
 }  // namespace zcomm::c10d_binding

@@ -32,13 +32,14 @@ class InnerGroups {
     return forward(tensor.device().type(), std::forward<InnerCall>(call));
   }
 
-  // The same of a collective, recorded. On a GPU its end is not.
+  // The same, recorded. On a GPU its end is not.
   template <class InnerCall>
   WorkPtr forward(const RecordedCall& recorded, at::DeviceType type, InnerCall&& call) {
     const std::uint64_t record = recorder_.begin(recorded);
-    WorkPtr work = forward(type, std::forward<InnerCall>(call));
-    if (type == at::kCPU) GroupRecorder::follow(record, *work);
-    return work;
+    return forward(type, [&](::c10d::Backend& inner) {
+      WorkPtr work = call(inner);
+      return type == at::kCPU ? GroupRecorder::follow(record, std::move(work)) : work;
+    });
   }
   template <class InnerCall>
   WorkPtr forward(const RecordedCall& recorded, const at::Tensor& tensor, InnerCall&& call) {

@@ -66,8 +66,48 @@ def test_the_analyzer_names_the_rank_that_did_not_come(
     assert f"missed FR dumps from ranks ({{{LATE}}})" in analyze(caplog, tmp_path, "--allow-incomplete-ranks")
 
 
+def messages() -> None:
+    """Each way, with and without a tag; what was sent first is received last."""
+    peer, tensors = 1 - dist.get_rank(), [torch.ones(8), torch.ones(4, dtype=torch.float64)]
+    works: list[Any] = [dist.isend(tensor, peer, tag=tag) for tag, tensor in enumerate(tensors)]
+    for tag in (1, 0):
+        dist.recv(tensors[tag].clone(), peer, tag=tag)
+    for work in works:
+        work.wait()
+
+
+def test_the_analyzer_names_the_rank_that_did_not_send(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages between others do not count as calls that it missed."""
+    dump = tmp_path / "rank_1"
+
+    def body() -> None:
+        rank = dist.get_rank()
+        for peer in (0, 3):
+            if rank == LATE:
+                dist.send(torch.ones(8), peer)
+            elif rank == peer:
+                dist.recv(torch.ones(8), LATE)
+        if rank == 1:
+            world: Any = dist.group.WORLD
+            world.set_timeout(datetime.timedelta(seconds=SOON))
+            with pytest.raises(RuntimeError):
+                dist.recv(torch.ones(8), LATE)
+            return
+        while not dump.exists():  # as if it hung
+            time.sleep(0.05)
+        zcomm.dump_flight_recorder(tmp_path / "rank_")
+
+    run(body, 4, env={"ZCOMM_FLIGHT_RECORDER": str(tmp_path / "rank_")})
+    said = analyze(caplog, tmp_path)
+    assert said.count("Not all ranks joining") == 1
+    assert f"group info: 0 {LATE}->1:default_pg {LATE}->1" in said
+    assert "collective: nccl:recv 0<-1" in said  # the two ranks of that group
+    assert f"missing ranks: {{{LATE}}}" in said
+
+
 def calls_of_all_kinds() -> None:
     call_each_form()
+    messages()
     whole = mine(2 * NUM)
     with zcomm.exact():
         gather(mine())
@@ -94,12 +134,10 @@ def test_the_analyzer_finds_nothing_wrong_with_calls_of_all_kinds(
 
     run(body, options=options(lists=True, all_reduce="int8:128"))
     dump = pickle.loads((tmp_path / "rank_1").read_bytes())
-    assert {group["desc"]: group["ranks"] for group in dump["pg_config"].values()} == {
-        "default_pg": "[0, 1]",
-        "alone": "[1]",
-    }
-    open_ends = [entry["profiling_name"] for entry in dump["entries"] if entry["state"] != "completed"]
-    assert open_ends == ["nccl:_reduce_scatter_base"]  # Gloo's, whose work has no future
+    messages_of = {f"default_pg {way}{tag}": "[0, 1]" for way in ("0->1", "1->0") for tag in ("", " tag 1")}
+    groups = {group["desc"]: group["ranks"] for group in dump["pg_config"].values()}
+    assert groups == {"default_pg": "[0, 1]", "alone": "[1]", **messages_of}
+    assert {entry["state"] for entry in dump["entries"]} == {"completed"}
     said = analyze(caplog, tmp_path)
     for wrong in ("Not all ranks", "has errors", "cannot decide", "mismatch"):
         assert wrong not in said

@@ -40,10 +40,20 @@ def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+Model = Annotated[
+    str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
+]
+LearningRate = Annotated[
+    float | None, typer.Option(help="By which weights move: it tells the bits of lossless differences.")
+]
+BitsPerWeight = Annotated[
+    float | None, typer.Option(min=0.0, max=16.0, help="Of lossless differences, in place of a learning rate.")
+]
+Overlap = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Of compute and network: 0 is none, 1 is full.")]
+
+
 def plan(
-    model: Annotated[
-        str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
-    ] = None,
+    model: Model = None,
     cluster_file: Annotated[
         Path | None,
         typer.Option("--cluster", callback=read_cluster, is_eager=True, help="A YAML file of the options below."),
@@ -60,16 +70,10 @@ def plan(
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
     recompute: Annotated[bool, typer.Option(help="Activations are computed again in the backward pass.")] = False,
     reduce_dtype: Annotated[str, typer.Option(help="Of gradients: float32 or bfloat16.")] = "float32",
-    learning_rate: Annotated[
-        float | None, typer.Option(help="By which weights move: it tells the bits of lossless differences.")
-    ] = None,
-    bits_per_weight: Annotated[
-        float | None, typer.Option(min=0.0, max=16.0, help="Of lossless differences, in place of a learning rate.")
-    ] = None,
+    learning_rate: LearningRate = None,
+    bits_per_weight: BitsPerWeight = None,
     share_of_peak: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Of the GPU's peak.")] = None,
-    overlap: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Of compute and network: 0 is none, 1 is full.")
-    ] = None,
+    overlap: Overlap = None,
     step_seconds: Annotated[float | None, typer.Option(help="Seconds of a measured exact step.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm measure wrote.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

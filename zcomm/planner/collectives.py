@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -89,6 +90,17 @@ def _difference_plan(length: int, dtype: str, nodes: int, ranks_per_node: int) -
 def _reduce_plan(length: int, dtype: str, formats: str, nodes: int, ranks_per_node: int) -> _core.ReducePlan:
     lengths = [length] * (nodes * ranks_per_node)
     return _core.ReducePlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, [(length, formats)])
+
+
+def bytes_by_hop(
+    collective: str, num_elements: int, dtype: str, formats: str, cluster: Cluster
+) -> Sequence[_core.LinkBytes]:
+    """What rank 0 sends in each hop of a compressed call of so many elements in all."""
+    if collective == "all_reduce":
+        topology = _topology(cluster.nodes, cluster.ranks_per_node)
+        return _core.AllReducePlan(topology, 0, num_elements, dtype, formats).bytes_by_hop
+    make = _gather_plan if collective == "all_gather" else _reduce_plan
+    return make(shard(num_elements, cluster), dtype, formats, cluster.nodes, cluster.ranks_per_node).bytes_by_hop
 
 
 def gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:

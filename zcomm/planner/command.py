@@ -130,13 +130,15 @@ def show_validation(results: list[Path]) -> None:
         table.add_row(name, *(f"{value:.1%}" for value in each.summary().values()))
     console.print(table)
     console.print(f"Six parameters, fitted to the exact steps: {parameters}")
-    _show_steps(lab_steps.predict(lab_steps.load()))
+    steps = lab_steps.load()
+    _show_steps("Training steps behind limited links", lab_steps.predict(steps))
+    _show_steps("The same by how weights are sent", lab_steps.predict_weights(steps))
     if results:
         _show_lab({path.stem: json.loads(path.read_text()) for path in results})
 
 
-def _show_steps(steps: list[lab_steps.Step]) -> None:
-    table = Table(title="Training steps behind limited links", box=box.SIMPLE_HEAD)
+def _show_steps(title: str, steps: list[lab_steps.Step]) -> None:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     for title in ("link", "option", "measured", "predicted", "error", "error of bytes"):
         table.add_column(title, justify="left" if title in ("link", "option") else "right")
     for each in steps:
@@ -154,11 +156,12 @@ def _show_steps(steps: list[lab_steps.Step]) -> None:
 def _show_lab(reports: dict[str, Any]) -> None:
     calls = lab.predict(reports)
     table = Table(title="Compressed collectives behind a limited link", box=box.SIMPLE_HEAD)
-    for title in ("report", "bytes", "measured", "predicted", "error", "error of bytes"):
+    for title in ("report", "bytes", "measured", "predicted", "error", "error of bytes", "of a hop's bytes"):
         table.add_column(title, justify="left" if title == "report" else "right")
     for call in calls:
         times = (report.time_text(call.seconds), report.time_text(call.predicted))
-        table.add_row(call.report, str(call.size), *times, f"{call.error:+.1%}", f"{call.bytes_error:+.1%}")
+        of_hops = "" if call.hops_error is None else f"{call.hops_error:.1%}"
+        table.add_row(call.report, str(call.size), *times, f"{call.error:+.1%}", f"{call.bytes_error:+.1%}", of_hops)
     console.print(table)
     mean = sum(abs(call.error) for call in calls) / len(calls)
     large = [abs(call.error) for call in calls if call.size >= 16 << 20]

@@ -34,6 +34,7 @@ class Call:
     predicted: float
     link_bytes: float
     predicted_bytes: float
+    hops_error: float | None  # of the bytes of a hop, at worst; None: the report does not have them
 
     @property
     def error(self) -> float:
@@ -68,6 +69,25 @@ def _cost(report: Mapping[str, Any], row: Mapping[str, Any], cluster: Cluster) -
     if kind == "reduce_scatter":
         return reduced
     return reduced + collectives.gather(size, dtype, format.partition("/")[0], cluster)
+
+
+def hops_error(report: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
+    """The largest relative error of the bytes that a rank sends in a hop, intra-node or inter-node. None: the report is
+    older than hops in it."""
+    if row.get("hops") is None:
+        return None
+    dtype = _DTYPES[row["type"]]
+    # Of bytes alone: no rate counts.
+    cluster = _cluster({"config": {**report["config"], "link": "1gbit"}}, 1.0, 1.0)
+    kind, num_elements = report["config"]["collective"], row["size"] // DTYPE_BYTES[dtype]
+    planned = collectives.bytes_by_hop(kind, num_elements, dtype, row["format"], cluster)
+    worst = 0.0
+    for number, hop in enumerate(planned):
+        counted = row["hops"][number] if number < len(row["hops"]) else {}  # those that sent nothing are left off
+        for link in ("intra_node", "inter_node"):
+            pair = (getattr(hop, link), counted.get(f"{link}_bytes", 0.0))
+            worst = max(worst, (max(pair) - min(pair)) / max(*pair, 1))
+    return worst
 
 
 def call_seconds(cost: Cost, num_chunks: int, startup: float) -> float:
@@ -116,5 +136,6 @@ def predict(reports: Mapping[str, Mapping[str, Any]]) -> list[Call]:
             seconds = call_seconds(cost, _chunks(report, row, cluster.ranks), cluster.startup_seconds)
             measured = row["median_us"] * 1e-6
             kind = report["config"]["collective"]
-            calls.append(Call(name, kind, row["size"], measured, seconds, row["link_bytes"], cost.inter_bytes))
+            sent = row["link_bytes"], cost.inter_bytes, hops_error(report, row)
+            calls.append(Call(name, kind, row["size"], measured, seconds, *sent))
     return calls

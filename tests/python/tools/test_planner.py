@@ -154,19 +154,6 @@ def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_eleme
     assert max(call[2] for call in calls) == collectives.kept_bytes(num_elements, "bfloat16", hardware)
 
 
-@pytest.mark.parametrize("name", ["2x2_1gbit", "2x2_100mbit", "2x2_100mbit_3e-5"])
-def test_bytes_by_differences_are_those_of_measured_steps(name: str) -> None:
-    measured = json.loads((RESULTS / f"training_step_{name}.json").read_text())
-    units = tuple(Unit(*unit) for unit in lab_steps.load()["units"])
-    assert sum(unit.num_elements * unit.count for unit in units) == measured["parameters"]
-    for way, option in {"int8": step.OPTIONS[-2], "difference": step.OPTIONS[-1]}.items():
-        bits = median(measured["ways"]["difference"]["bits_per_weight"])
-        work = Workload(units, 1.0, 1, reduce_dtype="float32", bits_per_weight=Figure(bits, "given"))
-        predicted = sum(cost.inter_bytes for cost in step.costs_of(option, work, cluster(2, 2)).values())
-        counted = median(measured["ways"][way]["inter_node_bytes"])  # by the nodes' interfaces
-        assert 2 * predicted == pytest.approx(counted, rel=0.02)
-
-
 @pytest.mark.parametrize(("learning_rate", "bits"), [(1e-3, 4.83), (3e-4, 3.43), (1e-5, 0.68), (0.0, 0.008)])
 def test_bits_at_a_learning_rate_are_those_of_the_docs(learning_rate: float, bits: float) -> None:
     assert differences.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
@@ -203,12 +190,46 @@ def test_errors_against_measured_collectives() -> None:
     assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
 
 
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_bytes_of_hops_are_those_of_a_benchmark(collective: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("pyroute2")
+    file = tmp_path / "report.json"
+    options = "--backends zcomm --nodes 2x2 --link none -n 1 -w 1 -m 1 -b 1M -e 1M --no-check"
+    done = CliRunner().invoke(app, ["bench", collective, *options.split(), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(file.read_text())
+    (row,) = report["results"]
+    assert lab.hops_error(report, row) == 0
+    row["hops"][0]["intra_node_bytes"] *= 1.25
+    assert lab.hops_error(report, row) == pytest.approx(0.2)
+    row["hops"].pop()
+    assert lab.hops_error(report, row) == 1
+    assert lab.hops_error(report, {**row, "hops": None}) is None
+
+
 def test_errors_against_measured_steps() -> None:
     steps = lab_steps.predict(lab_steps.load())
     errors = [abs(each.error) for each in steps if each.error is not None]
     assert len(errors) == 5
     assert max(errors) <= 0.15
     assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+
+
+def test_errors_by_how_weights_are_sent() -> None:
+    content = lab_steps.load()
+    steps = lab_steps.predict_weights(content)
+    errors = [abs(each.error) for each in steps if each.error is not None]
+    assert len(errors) == 7
+    assert max(errors) <= 0.15
+    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+    rows = iter(content["weights_rows"])
+    for name in ("2x2_1gbit", "2x2_100mbit", "2x2_100mbit_3e-5"):
+        measured = json.loads((RESULTS / f"training_step_{name}.json").read_text())
+        for way, row in zip(("exact", "int8", "difference"), rows, strict=False):
+            figures = {key: median(values) for key, values in measured["ways"][way].items() if None not in values}
+            for key in {"seconds", "inter_node_bytes", "bits_per_weight"} & row.keys():
+                assert row[key] == pytest.approx(figures[key], rel=1e-3)
 
 
 def test_steps_are_shorter_behind_a_faster_link() -> None:

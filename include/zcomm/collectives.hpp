@@ -110,7 +110,7 @@ struct KeptShards {
 // or, with nothing kept, the shard. Inside a node the values are sent as they are. `kept` is brought up to date. It has
 // nothing while a call is under way, and after one that failed.
 //
-// Each chunk has a header, which goes ahead as the size of its difference is not known before. Throws TransportError
+// Each chunk is one message, whose header has its size: the receiver has room for the longest. Throws TransportError
 // that names slot and generations if what arrives is no difference to what this rank has, or does not give the values
 // that its owner has; then no value of it was handed on. This is for host memory; Communicator does it on a GPU.
 void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTensorView shard,

@@ -26,7 +26,7 @@ inline constexpr std::int64_t kDifferenceTile = 2048;
 // padding.
 std::size_t max_difference_bytes(std::int64_t num_elements);
 
-// What goes ahead of a message, so that its size is known, and what it may be added to.
+// What a message begins with: its size, and what it may be added to.
 struct DifferenceHeader {
   enum class Kind : std::uint8_t { whole_values, difference };
   Kind kind = Kind::whole_values;

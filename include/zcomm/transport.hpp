@@ -24,6 +24,7 @@ struct Recv {
   int peer = 0;
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
+  bool is_limit = false;  // fewer bytes may be sent. In host memory only: NCCL must know sizes.
 };
 
 // Bytes in flight. Their memory must stay valid until wait() has returned (on a GPU: until the stream has passed it).
@@ -54,8 +55,8 @@ class [[gnu::visibility("default")]] Transport {
 
   // Moves any set of byte ranges between any set of peers as one group, after the work queued on `stream`. Ranks that
   // exchange bytes make the same sequence of start() calls; messages between two ranks match in order. Zero-byte
-  // messages are skipped. A rank does not send to itself. Two sides that disagree on a size throw TransportError, here
-  // or in wait().
+  // messages are skipped. A rank does not send to itself. Two sides that disagree on a size, or a message beyond a
+  // limit, throw TransportError, here or in wait().
   virtual std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                           StreamView stream) = 0;
 

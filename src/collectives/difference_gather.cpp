@@ -1,6 +1,4 @@
 // On a CPU. device_gathers.cpp is for GPUs.
-#include <array>
-
 #include "difference_errors.hpp"
 #include "message.hpp"
 #include "node_gather.hpp"
@@ -8,9 +6,9 @@
 namespace zcomm {
 namespace {
 
-// From the owners of slots to their holders in other nodes, then inside the nodes. A header goes one stage ahead of its
-// body, so that the receiver knows the size of that.
-class DifferenceGather {
+// From the owners of slots to their holders in other nodes, then inside the nodes. A message is a header and a body.
+// Its receiver does not know its size, and has room for the longest one.
+class DifferenceGather final : public Stages {
  public:
   DifferenceGather(const Resources& r, const DifferencePlan& plan, ConstTensorView shard,
                    std::span<const TensorView> slots, KeptShards& kept)
@@ -20,53 +18,42 @@ class DifferenceGather {
         shard_(shard),
         kept_(kept),
         base_(kept.generation),
-        most_bytes_(base_ == 0 ? 0 : max_difference_bytes(plan.longest_chunk())),
-        node_gather_(r, plan, kept, slots),
-        sent_(r, 1, most_bytes_, kDepth),
-        received_(r, static_cast<int>(owners().size()), most_bytes_, kDepth) {
-    for (int i = 0; i < kDepth; ++i) {
-      messages_[i].headers.resize(owners().size());
-      messages_[i].received_headers.resize(owners().size());
-    }
-  }
+        node_gather_(r, plan, kept, slots, shard.data),
+        sent_(r, holders().empty() ? 0 : 1, most_bytes(plan.longest_chunk()), kDepth),
+        received_(r, static_cast<int>(owners().size()), most_bytes(plan.longest_chunk()), kDepth) {}
 
   void run() {
     kept_.generation = 0;
     kept_.hashes.resize(static_cast<std::size_t>(plan_.num_held() * plan_.num_chunks()));
-    run_stages();
-    kept_.sent_bytes = holders().empty() ? 0 : sent_bytes_;
+    run_pipeline(r_, *this);
+    kept_.sent_bytes = sent_bytes_;
     kept_.generation = base_ + 1;
   }
 
- private:
-  static constexpr int kDepth = 4;  // stages
-  using Header = std::array<std::byte, kDifferenceHeaderBytes>;
-  // A chunk that is under way.
-  struct Messages {
-    Header header;  // of the own one
-    const std::byte* body;
-    std::size_t body_bytes;
-    std::vector<Header> headers;                     // of each owner,
-    std::vector<DifferenceHeader> received_headers;  // read
-  };
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int num_hops() const override { return 2; }
 
+ private:
+  static constexpr int kDepth = 2;  // chunks whose messages are there
+
+  // Of a message. Whole values take no more than their longest difference.
+  static std::size_t most_bytes(std::int64_t num_elements) {
+    return kDifferenceHeaderBytes + max_difference_bytes(num_elements);
+  }
   const std::vector<Move>& holders() const { return plan_.inter_node_hop().sends; }
   const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
   std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[node_gather_.hash_number(slot, chunk)]; }
 
-  // Where the body of the i-th owner arrives: a whole one where it is kept.
-  std::byte* room(std::size_t i, std::int64_t chunk) const {
-    return base_ == 0 ? node_gather_.kept(owners()[i].slot, chunk).data : received_.data(static_cast<int>(i), chunk);
-  }
-  void run_stages();
-  void encode_and_announce(std::int64_t chunk);
-  void encode(std::int64_t chunk, Messages& messages);
-  void exchange(std::int64_t chunk);
-  void decode_and_hand_on(std::int64_t chunk);
-  void finish(std::int64_t chunk) { node_gather_.finish(chunk); }
-  DifferenceHeader checked(const Header& wire, int slot, std::int64_t chunk);
+  // Encodes, and hands the own values on inside the node.
+  void first_hop(std::int64_t chunk) override;
+  // Decodes, and hands on what came from other nodes.
+  void second_hop(std::int64_t chunk) override;
+  void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
+  // Keeps the own values. Returns the size of the message, 0 if nobody gets one.
+  std::size_t encode(std::int64_t chunk);
+  void copy(ConstTensorView values, TensorView target) const;
   // Brings what is kept up to date, and checks that it is what its owner has.
-  void update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body);
+  void update(int slot, std::int64_t chunk, const std::byte* message);
 
   const Resources& r_;
   const DifferencePlan& plan_;
@@ -74,111 +61,91 @@ class DifferenceGather {
   const ConstTensorView shard_;
   KeptShards& kept_;
   const std::uint64_t base_;  // the generation that differences refer to; 0: whole values are sent
-  const std::size_t most_bytes_;
   NodeGather node_gather_;
   const MessageBuffers sent_;
   const MessageBuffers received_;
-  Ring<Messages, kDepth> messages_;
-  Ring<std::unique_ptr<Transfer>, kDepth> announced_;
   Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
   std::uint64_t sent_bytes_ = 0;
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
 };
 
-// As run_pipeline does it, but with three transfers, of which the second is started after a wait for the first: no
-// group of a transport could have both.
-void DifferenceGather::run_stages() {
-  const std::int64_t num_chunks = plan_.num_chunks();
-  for (std::int64_t step = 0; step < num_chunks + kDepth - 1; ++step) {
-    const auto run = [&](auto stage, std::int64_t chunk) {
-      if (chunk >= 0 && chunk < num_chunks) (this->*stage)(chunk);
-    };
-    run(&DifferenceGather::encode_and_announce, step);
-    run(&DifferenceGather::exchange, step - 1);
-    run(&DifferenceGather::decode_and_hand_on, step - 2);
-    run(&DifferenceGather::finish, step - 3);
-  }
-}
-
-void DifferenceGather::encode_and_announce(std::int64_t chunk) {
-  Messages& messages = messages_[chunk];
-  encode(chunk, messages);
+void DifferenceGather::first_hop(std::int64_t chunk) {
+  const std::size_t num_bytes = encode(chunk);
   sends_.clear();
   recvs_.clear();
-  for (const Move& move : holders()) sends_.push_back({move.peer, messages.header.data(), messages.header.size()});
+  for (const Move& move : holders()) sends_.push_back({move.peer, sent_.data(0, chunk), num_bytes});
   for (std::size_t i = 0; i < owners().size(); ++i) {
-    recvs_.push_back({owners()[i].peer, messages.headers[i].data(), messages.headers[i].size()});
+    const std::size_t most = most_bytes(node_gather_.kept(owners()[i].slot, chunk).num_elements);
+    recvs_.push_back({owners()[i].peer, received_.data(static_cast<int>(i), chunk), most, /*is_limit=*/true});
   }
-  announced_[chunk] = start_transfer(r_, sends_, recvs_);
+  exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+  node_gather_.start_own(chunk);
 }
 
-void DifferenceGather::encode(std::int64_t chunk, Messages& messages) {
+std::size_t DifferenceGather::encode(std::int64_t chunk) {
   const ConstTensorView values = shard_.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
   const TensorView base = node_gather_.kept(plan_.rank(), chunk);
   std::uint64_t& own_hash = hash(plan_.rank(), chunk);
-  DifferenceHeader header;
   const Timed timed(r_.stats.codec_time);
-  if (base_ == 0 || holders().empty()) {
-    const Decode copy{{values.data, {}, values.dtype}, base};
-    r_.codec.decode({&copy, 1}, r_.stream);
+  if (holders().empty()) {
+    copy(values, base);
+    own_hash = codec_.hash(base);
+    return 0;
+  }
+  std::byte* const message = sent_.data(0, chunk);
+  std::byte* const body = message + kDifferenceHeaderBytes;
+  DifferenceHeader header;
+  if (base_ == 0) {
+    copy(values, base);
+    copy(values, {body, values.num_elements, values.dtype});
     header.body_bytes = base.num_bytes();
     header.result_hash = codec_.hash(base);
-    messages.body = base.data;
   } else {
-    std::byte* const body = sent_.data(0, chunk);
     const DifferenceCodec::Encoded encoded = codec_.encode(values, base, body);
     header = {DifferenceHeader::Kind::difference, encoded.num_bytes, base_, own_hash, encoded.hash};
-    messages.body = body;
   }
   own_hash = header.result_hash;
-  messages.body_bytes = header.body_bytes;
-  write_header(header, messages.header.data());
+  write_header(header, message);
   sent_bytes_ += kDifferenceHeaderBytes + header.body_bytes;
+  return kDifferenceHeaderBytes + header.body_bytes;
 }
 
-void DifferenceGather::exchange(std::int64_t chunk) {
-  finish_transfer(r_, announced_[chunk]);
-  Messages& messages = messages_[chunk];
-  sends_.clear();
-  recvs_.clear();
-  for (const Move& move : holders()) sends_.push_back({move.peer, messages.body, messages.body_bytes});
-  for (std::size_t i = 0; i < owners().size(); ++i) {
-    const Move& move = owners()[i];
-    const DifferenceHeader header = checked(messages.headers[i], move.slot, chunk);
-    messages.received_headers[i] = header;
-    recvs_.push_back({move.peer, room(i, chunk), header.body_bytes});
-  }
-  exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+void DifferenceGather::copy(ConstTensorView values, TensorView target) const {
+  const Decode job{{values.data, {}, values.dtype}, target};
+  r_.codec.decode({&job, 1}, r_.stream);
 }
 
-DifferenceHeader DifferenceGather::checked(const Header& wire, int slot, std::int64_t chunk) {
-  const DifferenceHeader header = checked_header(wire.data(), slot, base_, node_gather_.kept(slot, chunk));
-  if (base_ > 0 && header.base_hash != hash(slot, chunk)) throw TransportError(other_base(slot, base_));
-  return header;
-}
-
-void DifferenceGather::decode_and_hand_on(std::int64_t chunk) {
+void DifferenceGather::second_hop(std::int64_t chunk) {
   finish_transfer(r_, exchanged_[chunk]);
   {
     const Timed timed(r_.stats.codec_time);
     for (std::size_t i = 0; i < owners().size(); ++i) {
-      update(owners()[i].slot, chunk, messages_[chunk].received_headers[i], room(i, chunk));
+      update(owners()[i].slot, chunk, received_.data(static_cast<int>(i), chunk));
     }
   }
-  node_gather_.start(chunk);
+  node_gather_.start_others(chunk);
 }
 
-void DifferenceGather::update(int slot, std::int64_t chunk, const DifferenceHeader& header, const std::byte* body) {
+void DifferenceGather::update(int slot, std::int64_t chunk, const std::byte* message) {
   const TensorView values = node_gather_.kept(slot, chunk);
+  std::uint64_t& known_hash = hash(slot, chunk);
+  const DifferenceHeader header = checked_header(message, slot, base_, values);
+  if (base_ > 0 && header.base_hash != known_hash) throw TransportError(other_base(slot, base_));
+  const std::byte* const body = message + kDifferenceHeaderBytes;
   std::uint64_t result = 0;
-  try {
-    result = base_ > 0 ? codec_.decode({body, header.body_bytes}, values) : codec_.hash(values);
-  } catch (const Error& error) {
-    throw TransportError(other_result(slot, base_, error.what()));
+  if (base_ == 0) {
+    copy({body, values.num_elements, values.dtype}, values);
+    result = codec_.hash(values);
+  } else {
+    try {
+      result = codec_.decode({body, header.body_bytes}, values);
+    } catch (const Error& error) {
+      throw TransportError(other_result(slot, base_, error.what()));
+    }
   }
   if (result != header.result_hash) throw TransportError(other_result(slot, base_, kStrayWrite));
-  hash(slot, chunk) = result;
+  known_hash = result;
 }
 
 // Inside a node, of what is kept.

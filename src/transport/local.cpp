@@ -14,7 +14,8 @@ namespace {
 struct Message {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  std::size_t num_bytes = 0;
+  std::size_t num_bytes = 0;  // of the side that came first, then those that are sent
+  bool is_limit = false;      // of the receive
   // Guarded by Hub::mutex. A matched message is being copied until it is done: neither side may let go of its memory.
   bool matched = false;
   bool done = false;
@@ -79,11 +80,13 @@ class LocalTransfer final : public Transfer {
   std::vector<std::shared_ptr<Message>> messages_;
 };
 
+bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit ? sent <= room : sent == room; }
+
 std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
   std::vector<std::shared_ptr<Message>> all;
   std::vector<std::shared_ptr<Message>> complete;  // both sides known: to be copied now
   std::string error;
-  const auto match = [&](auto& others, auto& own, int peer, std::size_t num_bytes, auto&& fill) {
+  const auto match = [&](auto& others, auto& own, int peer, std::size_t num_bytes, auto&& fits, auto&& fill) {
     if (num_bytes == 0 || !error.empty()) return;
     std::shared_ptr<Message> message;
     if (others.empty()) {
@@ -96,7 +99,7 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
         error = "rank " + std::to_string(peer) + " gave up";
         return;
       }
-      if (message->num_bytes != num_bytes) {
+      if (!fits(*message)) {
         error = "rank " + std::to_string(rank_) + " moves " + std::to_string(num_bytes) + " bytes where rank " +
                 std::to_string(peer) + " moves " + std::to_string(message->num_bytes);
         return;
@@ -113,11 +116,19 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
     if (!hub_->failure.empty()) throw TransportError(hub_->failure);
     for (const Send& send : sends) {
       Hub::Waiting& queue = hub_->between(rank_, send.peer);
-      match(queue.recvs, queue.sends, send.peer, send.num_bytes, [&](Message& m) { m.source = send.data; });
+      const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
+      match(queue.recvs, queue.sends, send.peer, send.num_bytes, fits, [&](Message& m) {
+        m.source = send.data;
+        m.num_bytes = send.num_bytes;
+      });
     }
     for (const Recv& recv : recvs) {
       Hub::Waiting& queue = hub_->between(recv.peer, rank_);
-      match(queue.sends, queue.recvs, recv.peer, recv.num_bytes, [&](Message& m) { m.target = recv.data; });
+      const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
+      match(queue.sends, queue.recvs, recv.peer, recv.num_bytes, fits, [&](Message& m) {
+        m.target = recv.data;
+        m.is_limit = recv.is_limit;
+      });
     }
   }
   for (const auto& message : complete) std::memcpy(message->target, message->source, message->num_bytes);

@@ -156,6 +156,8 @@ std::unique_ptr<Transfer> NcclTransport::add_transfer(std::shared_ptr<NcclGroup>
 std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std::span<const Recv> recvs,
                                                StreamView stream) {
   const auto moves = [](const auto& message) { return message.num_bytes > 0; };
+  const bool has_limits = std::any_of(recvs.begin(), recvs.end(), [](const Recv& recv) { return recv.is_limit; });
+  check_argument(!has_limits, [] { return std::string("recvs: expected known sizes, as NCCL needs, got a limit"); });
   std::shared_ptr<NcclGroup> group = join_group();
   const bool is_empty =
       std::none_of(sends.begin(), sends.end(), moves) && std::none_of(recvs.begin(), recvs.end(), moves);

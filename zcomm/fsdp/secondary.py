@@ -244,7 +244,7 @@ class _Shard:
         self._differences: DifferenceGather | None = None  # in place of that
         self._difference_plan: _c10d.PlannedDifferences | None = None
         self._group_name = ""  # of the last difference
-        self._compressed = ("", 0.0)  # what would be sent instead: a format, and its bits per weight
+        self._alternative: _c10d.PlannedGather | None = None  # what would be sent instead
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
@@ -274,10 +274,11 @@ class _Shard:
 
     def costs(self, group: str) -> DifferenceCosts | None:
         """None: this module has sent no difference in that group."""
-        exact = self._differences
-        if exact is None or self._group_name != group or exact.held.generation < 2:
+        exact, other = self._differences, self._alternative
+        if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
             return None
-        return DifferenceCosts(exact.bits_per_weight, *self._compressed)
+        compressed_bits = 16 * other.largest_secondary_bytes / exact.plan.largest_kept_bytes
+        return DifferenceCosts(exact.bits_per_weight, other.format, compressed_bits)
 
     def outdate(self) -> None:
         self._kept_version = self._prepared_version = None
@@ -338,8 +339,7 @@ class _Shard:
             self._kept = self._kept_version = self._prepared_version = None
             self._differences = DifferenceGather(plan, call.output.device)
             self._group_name = call.group.group_name
-        assert call.plan is not None
-        self._compressed = (call.plan.format, 16 * call.plan.largest_secondary_bytes / plan.largest_kept_bytes)
+        self._alternative = call.plan
         if version == self._kept_version:
             self.gathers_intra_node += 1
             return self._differences.gather_again(call, self._intra_node)

@@ -138,8 +138,8 @@ def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
 
 
 def gather_differences(num_elements: int, dtype: str, bits: float, cluster: Cluster) -> Cost:
-    """zcomm's all-gather by lossless differences of `bits` per value; inside the nodes values go as they are. A header
-    goes ahead of each difference."""
+    """zcomm's all-gather by lossless differences of `bits` per value; inside the nodes values go as they are. On
+    GPUs headers go ahead, which is the latency here; on CPUs each goes with its difference."""
     length = shard(num_elements, cluster)
     plan = _difference_plan(length, dtype, cluster.nodes, cluster.ranks_per_node)
     copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written

@@ -20,6 +20,43 @@ def exact_calls_are_free() -> None:
     zcomm.distributed.backend._make_nccl = make
 
 
+def exact_calls_are_slow() -> None:
+    """Each of them goes in hundreds of messages of 32 values: tens of times the work of a compressed call, however busy
+    the machine is."""
+    import zcomm.distributed.backend
+
+    def make(store: Any, rank: int, size: int, options: Any) -> Any:
+        pieces = worlds.options(chunk_bytes=128)
+        pieces._timeout, pieces.group_name = options._timeout, "exact"
+        return zcomm.distributed.backend._Group(store, rank, size, pieces).make()
+
+    zcomm.distributed.backend._make_nccl = make
+
+
+def test_calls_that_gain_are_compressed() -> None:
+    def body() -> list[Any]:
+        exact_calls_are_slow()
+        gather = Gather(20000)
+        gather()
+        gather.check()
+        (decision,) = zcomm.stats().decisions
+        assert decision.compressed and decision.rounds > 0
+        assert decision.exact_seconds > decision.compressed_seconds > 0
+        assert zcomm.stats().rehearsals.calls == 2 * (decision.rounds + 1)
+        again = Gather(20000, seed=1)
+        host.take_log()
+        again()
+        assert not [line for line in host.take_log() if line.startswith("synchronize")]
+        again.check()
+        gathers = zcomm.stats().all_gather
+        assert gathers.calls == 2 and gathers.exact == {}
+        assert zcomm.stats().decisions == [decision]
+        return [decision]
+
+    first, second = run(body, 2, options=AUTO)
+    assert first == second
+
+
 def test_the_first_call_rehearses() -> None:
     """A call that is free is the faster one; the host waits for rehearsals alone."""
 

@@ -209,7 +209,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         options: Options,
         agree: Callable[[], list[int]],
         make_exact_cuda: Callable[[], Backend],
-        make_transport_group: Callable[[], Backend],
+        make_transport_group: Callable[[], tuple[Backend, int]],
         meet_for_nccl: Callable[[], str],
         split: Callable[[Store, list[int], Any], Backend],
         predict: Callable[[str, str, int, str, bool], tuple[float, float, float]] | None,

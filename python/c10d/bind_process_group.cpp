@@ -69,9 +69,9 @@ void bind_process_group(py::module_& module) {
   group_class
       .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
                        std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
-                       std::function<BackendPtr()> make_transport_group, std::function<std::string()> meet_for_nccl,
-                       decltype(PythonHooks::split) split, decltype(PythonHooks::predict) predict,
-                       std::function<void()> at_shutdown) {
+                       decltype(PythonHooks::make_transport_group) make_transport_group,
+                       std::function<std::string()> meet_for_nccl, decltype(PythonHooks::split) split,
+                       decltype(PythonHooks::predict) predict, std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
                  std::move(exact_cpu), std::move(store), std::move(options),
                  PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),

@@ -10,7 +10,7 @@ namespace zcomm::c10d_binding {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-constexpr int kTags = 0x40000000;
+constexpr int kTags = 0x20000000;
 
 class C10dTransfer final : public Transfer {
  public:
@@ -29,9 +29,11 @@ at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
 
 }  // namespace
 
-C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, c10::intrusive_ptr<::c10d::Store> store)
+C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
+                             c10::intrusive_ptr<::c10d::Store> store)
     : group_(std::move(group)),
       store_(std::move(store)),
+      num_connections_(num_connections),
       num_sent_(static_cast<std::size_t>(group_->getSize())),
       num_received_(static_cast<std::size_t>(group_->getSize())),
       watch_(store_, rank(), [this](const std::string& difference) {
@@ -64,7 +66,7 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
       int& count = num_received_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->recv(tensor, peer, tag_of(count)), peer});
+      pending.push_back({group_->recv(tensor, peer, tag_of(count, peer, rank())), peer});
       count = (count + 1) % kTags;
     }
     for (const Send& send : sends) {
@@ -72,7 +74,7 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
       int& count = num_sent_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->send(tensor, peer, tag_of(count)), peer});
+      pending.push_back({group_->send(tensor, peer, tag_of(count, rank(), peer)), peer});
       count = (count + 1) % kTags;
     }
   } catch (const std::exception& error) {
@@ -156,13 +158,18 @@ void C10dTransport::give_up(const std::string& reason) noexcept {
 }
 
 void C10dTransport::close_connections() noexcept {
-  // Gloo closes the connections of a group when one of its waits times out, and offers no other way.
-  try {
-    std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
-    const int peer = rank() == 0 ? size() - 1 : 0;
-    if (peer != rank()) group_->recv(tensor, peer, 0x7fffffff)->wait(std::chrono::milliseconds(1));
-  } catch (const std::exception&) {
-    // As intended.
+  // When a wait for a peer times out, Gloo closes that connection and those to other ranks whose tags are alike. It
+  // offers no other way. A peer that has gone ends the wait before, and leaves the others open.
+  for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections_; --tag) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      try {
+        std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
+        group_->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // As intended.
+      }
+    }
   }
 }
 

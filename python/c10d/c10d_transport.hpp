@@ -14,9 +14,10 @@ namespace zcomm::c10d_binding {
 
 class C10dTransport final : public Transport {
  public:
-  // `group` is this transport's own, so that its messages never meet others. `store` carries the reason of a failure,
-  // and the calls of a CallWatch, to the peers.
-  C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, c10::intrusive_ptr<::c10d::Store> store);
+  // `group` is this transport's own, so that its messages never meet others. Its tags choose one of `num_connections`
+  // between two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers.
+  C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
+                c10::intrusive_ptr<::c10d::Store> store);
 
   int rank() const override { return group_->getRank(); }
   int size() const override { return group_->getSize(); }
@@ -40,10 +41,14 @@ class C10dTransport final : public Transport {
 
   c10::intrusive_ptr<::c10d::Backend> group_;
   c10::intrusive_ptr<::c10d::Store> store_;
+  const int num_connections_;
   // Messages between two ranks match in order, so both ends count them. The tag joins the count and the call: Gloo ends
   // the process where two messages of different size meet, so those of different calls must not meet. Such ranks wait
-  // until the watch finds it.
-  int tag_of(int count) const { return call_tag_ ^ count; }
+  // until the watch finds it. The lowest bit keeps directions apart: while one thread sends on a connection, Gloo's own
+  // spins if bytes arrive on it.
+  int tag_of(int count, int sender, int receiver) const {
+    return (call_tag_ ^ count) * 2 + (sender < receiver ? 1 : 0);
+  }
   int call_tag_ = 0;
   std::vector<int> num_sent_;
   std::vector<int> num_received_;

@@ -28,11 +28,13 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_
       inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
       handshake_(hooks_.agree, errors_),
       nccl_(*this, store, hooks_.meet_for_nccl, options_, errors_),
-      compressed_(
-          *this, options_,
-          {[this, store] { return std::make_unique<C10dTransport>(call_python(hooks_.make_transport_group), store); },
-           [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
-          inner_, recorder_, handshake_, hooks_, errors_),
+      compressed_(*this, options_,
+                  {[this, store] {
+                     auto [group, num_connections] = call_python(hooks_.make_transport_group);
+                     return std::make_unique<C10dTransport>(std::move(group), num_connections, store);
+                   },
+                   [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
+                  inner_, recorder_, handshake_, hooks_, errors_),
       planned_(*this, options_, inner_, compressed_) {
   init();
 }

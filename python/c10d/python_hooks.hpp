@@ -18,8 +18,9 @@ struct PythonHooks {
   std::function<std::vector<int>()> agree;
   // The inner group for exact calls on "cuda" tensors. Called once, at the first one.
   std::function<BackendPtr()> make_exact_cuda;
-  // A Gloo group for compressed bytes alone. Called once, at the first compressed collective on CPU tensors.
-  std::function<BackendPtr()> make_transport_group;
+  // A Gloo group for compressed bytes alone, and the number of its connections between two ranks: an even number, of
+  // which tags choose (tag % number). Called once, at the first compressed collective on CPU tensors.
+  std::function<std::pair<BackendPtr, int>()> make_transport_group;
   // Waits until all ranks have come to their first compressed collective on GPU tensors; returns where the NCCL of the
   // installed wheel is, or nothing. Called once.
   std::function<std::string()> meet_for_nccl;

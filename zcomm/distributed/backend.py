@@ -51,8 +51,14 @@ def _number_calls(group: Any) -> None:
         group._set_sequence_number_for_group()
 
 
-def _make_gloo(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGroupGloo:
-    group = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> dist.ProcessGroupGloo:
+    """``devices``: one for each connection of two ranks; None: as torch chooses them."""
+    if devices is None:
+        group = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+    else:
+        gloo_options = dist.ProcessGroupGloo._Options()
+        gloo_options._timeout, gloo_options._devices = options._timeout, devices
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_options)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
     _number_calls(group)
@@ -97,13 +103,15 @@ class _Group:
         options = self._options.handshake_text()
         handshake = {"version": __version__, "options": options, "node": environment.node_identity()}
         self._prefixed("agreement").set(f"{self._rank}", json.dumps(handshake))
+        exact_cpu = _make_gloo(self._prefixed("exact"), self._rank, self._size, self._options)
+        devices = exact_cpu.options._devices
         backend = _c10d.ProcessGroup(
-            exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options),
+            exact_cpu=exact_cpu,
             store=self._prefixed("state"),
             options=self._options,
             agree=self._agree,
             make_exact_cuda=lambda: _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options),
-            make_transport_group=self._make_transport_group,
+            make_transport_group=lambda: self._make_transport_group(devices),
             meet_for_nccl=self._meet_for_nccl,
             split=self._split,
             predict=self._predictor(),
@@ -124,11 +132,14 @@ class _Group:
         self._nodes = groups.set_nodes(self, nodes)
         return self._nodes
 
-    def _make_transport_group(self) -> dist.ProcessGroupGloo:
+    def _make_transport_group(self, devices: list[Any]) -> tuple[dist.ProcessGroupGloo, int]:
+        """Also the number of its connections between two ranks."""
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
         self._prefixed("transport-meeting").set(f"{self._rank}", "")
         self._meet("transport-meeting", f"first compressed call {_SAME}")
-        return _make_gloo(self._prefixed("transport"), self._rank, self._size, self._options)
+        connections = [device for device in devices for _direction in range(2)]
+        group = _make_gloo(self._prefixed("transport"), self._rank, self._size, self._options, connections)
+        return group, len(connections)
 
     def _meet_for_nccl(self) -> str:
         self._prefixed("nccl-meeting").set(f"{self._rank}", "")

@@ -272,6 +272,28 @@ def test_after_a_failure_the_group_says_so_and_a_new_one_works() -> None:
     run(body)
 
 
+def test_each_direction_has_a_connection_and_an_abort_closes_both() -> None:
+    def body() -> None:
+        def sockets() -> int:
+            return sum(os.readlink(file.path).startswith("socket:") for file in os.scandir("/proc/self/fd"))
+
+        dist.barrier()
+        exact = sockets()
+        gather(mine())
+        assert sockets() - exact == 2 * 2
+        dist.barrier()
+        # One after the other, so that some peers have gone when a rank closes what it has to the others.
+        store = dist.distributed_c10d._get_default_store()
+        rank = dist.get_rank()
+        store.wait([f"{peer} aborted" for peer in range(rank)])
+        backend: Any = backend_of()
+        backend.abort()
+        assert sockets() == exact
+        store.set(f"{rank} aborted", "")
+
+    run(body, 3)
+
+
 @pytest.mark.promise(9)
 def test_wrong_arguments_leave_other_groups_alone() -> None:
     """strict and shape errors on one rank are local: nobody is lost."""

@@ -8,6 +8,11 @@ namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 
+// Gloo ends the process if there is no such rank.
+void check_peer(int peer, int size) {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
+}
+
 RecordedCall recorded_message(const char* name, at::TensorList tensors, int peer, int tag,
                               std::chrono::milliseconds timeout) {
   RecordedCall recorded = recorded_call(name, tensors, tensors, timeout);
@@ -109,12 +114,14 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
 
 // Two ranks may talk before the others have said anything: no agreement here.
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
+  check_peer(peer, getSize());
   compressed_.count_other(tensors);
   const RecordedCall recorded = recorded_message("send", tensors, peer, tag, options_->timeout);
   return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.send(tensors, peer, tag); });
 }
 
 WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
+  check_peer(peer, getSize());
   compressed_.count_other(tensors);
   const RecordedCall recorded = recorded_message("recv", tensors, peer, tag, options_->timeout);
   return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.recv(tensors, peer, tag); });

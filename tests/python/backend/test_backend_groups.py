@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -135,6 +136,15 @@ def test_coalescing_ends_with_an_exception() -> None:
         assert_same_bits(gather(mine()), gathered(0))
 
     run(body, options=options(out_of_place=True))
+
+
+def test_a_peer_that_does_not_exist_is_named() -> None:
+    def body() -> None:
+        for call, peer in itertools.product((dist.send, dist.recv), (2, 100)):
+            with pytest.raises(ValueError, match=f"peer: expected a rank from 0 to 1, got {peer}"):
+                call(torch.ones(8), peer)
+
+    run(body)
 
 
 def test_point_to_point() -> None:

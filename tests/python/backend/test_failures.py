@@ -290,6 +290,7 @@ def test_each_direction_has_a_connection_and_an_abort_closes_both() -> None:
         backend.abort()
         assert sockets() == exact
         store.set(f"{rank} aborted", "")
+        store.wait([f"{peer} aborted" for peer in range(3)])  # the exact connections close with the process
 
     run(body, 3)
 

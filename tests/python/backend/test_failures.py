@@ -312,7 +312,7 @@ def endings() -> dict[str, list[tuple[int | None, str]]]:
     """What became of the ranks of each scenario of exits.py."""
     program = Path(exits.__file__)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -51,14 +51,15 @@ def _number_calls(group: Any) -> None:
         group._set_sequence_number_for_group()
 
 
-def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> dist.ProcessGroupGloo:
+def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> Any:
     """``devices``: one for each connection of two ranks; None: as torch chooses them."""
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs give its options other names
     if devices is None:
-        group = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+        group = gloo(store, rank, size, timeout=options._timeout)
     else:
-        gloo_options = dist.ProcessGroupGloo._Options()
+        gloo_options = gloo._Options()
         gloo_options._timeout, gloo_options._devices = options._timeout, devices
-        group = dist.ProcessGroupGloo(store, rank, size, gloo_options)
+        group = gloo(store, rank, size, gloo_options)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
     _number_calls(group)
@@ -132,7 +133,7 @@ class _Group:
         self._nodes = groups.set_nodes(self, nodes)
         return self._nodes
 
-    def _make_transport_group(self, devices: list[Any]) -> tuple[dist.ProcessGroupGloo, int]:
+    def _make_transport_group(self, devices: list[Any]) -> tuple[Any, int]:
         """Also the number of its connections between two ranks."""
         # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
         self._prefixed("transport-meeting").set(f"{self._rank}", "")

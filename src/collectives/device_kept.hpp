@@ -1,4 +1,4 @@
-// Hashes and errors of gathers by differences, which each rank keeps in GPU memory beside the values.
+// What a gather by differences keeps in GPU memory with the values: their hashes, and errors.
 #pragma once
 
 #include <algorithm>

@@ -44,12 +44,12 @@ class DifferenceGather final : public Stages {
   const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
   std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[node_gather_.hash_number(slot, chunk)]; }
 
-  // Encodes, and hands the own values on inside the node.
+  // Encodes this rank's values, sends them to other nodes and, unencoded, to the ranks of its node.
   void first_hop(std::int64_t chunk) override;
-  // Decodes, and hands on what came from other nodes.
+  // Decodes what came from other nodes, and sends the values to the ranks of its node.
   void second_hop(std::int64_t chunk) override;
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
-  // Keeps the own values. Returns the size of the message, 0 if nobody gets one.
+  // Also keeps this rank's values. Returns the bytes of the message; 0 if no other node holds this slot.
   std::size_t encode(std::int64_t chunk);
   void copy(ConstTensorView values, TensorView target) const;
   // Brings what is kept up to date, and checks that it is what its owner has.

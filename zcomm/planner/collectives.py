@@ -95,7 +95,7 @@ def _reduce_plan(length: int, dtype: str, formats: str, nodes: int, ranks_per_no
 def bytes_by_hop(
     collective: str, num_elements: int, dtype: str, formats: str, cluster: Cluster
 ) -> Sequence[_core.LinkBytes]:
-    """What rank 0 sends in each hop of a compressed call of so many elements in all."""
+    """Bytes that rank 0 sends in each hop of a compressed call. `num_elements`: of the whole tensor."""
     if collective == "all_reduce":
         topology = _topology(cluster.nodes, cluster.ranks_per_node)
         return _core.AllReducePlan(topology, 0, num_elements, dtype, formats).bytes_by_hop
@@ -132,8 +132,8 @@ def _gather_codec(passes: _core.CodecPasses, length: int, dtype: str, format: st
 
 
 def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
-    """Bytes that the codec of lossless differences reads and writes for so many 16-bit values, of `bits` each. An
-    encoder reads value and base twice, to measure and to write, and writes the base."""
+    """Bytes that the codec of lossless differences reads and writes. `encoded`, `decoded`: 16-bit values; `bits`: of a
+    difference. An encoder reads value and base twice, to measure and to write, and writes the base."""
     return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
 
 

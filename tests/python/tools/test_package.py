@@ -6,11 +6,13 @@ import builtins
 import importlib.resources
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import zcomm
+from zcomm import _core
 
 
 def test_public_names_are_there_and_listed() -> None:
@@ -40,6 +42,15 @@ def test_a_late_rank_is_a_timeout_of_python() -> None:
     with pytest.raises(builtins.TimeoutError) as caught:
         world.ranks[0].all_gather(np.zeros(1024, np.float32), np.zeros(2048, np.float32))
     assert isinstance(caught.value, zcomm.TimeoutError)
+
+
+def test_libraries_share_one_cpp_library_with_torch() -> None:
+    """Also where the compiler links its own into each: CXX="g++ -static-libstdc++"."""
+    folder = Path(_core.__file__).parent
+    libraries = [*folder.glob("_c*.so"), *folder.glob("libzcomm_core*.so")]
+    assert len(libraries) >= 3, libraries
+    for library in libraries:
+        assert b"\0libstdc++.so.6\0" in library.read_bytes(), library
 
 
 def test_type_checkers_are_told() -> None:

@@ -201,7 +201,7 @@ ZCOMM_DEVICE void store_floats(float (&floats)[kGroup], std::uint32_t begin, std
   std::uint32_t words[Type::kWords];
   Type::narrow(floats, words);
   make_nans_canonical<Type>(words);
-  store_group<Type>(words, begin, count, values);
+  store_warps_group<Type>(words, begin, kGroup, count, values);
 }
 
 template <class = void>  // a template, so that headers can hold it

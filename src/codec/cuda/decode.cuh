@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
     for (std::uint32_t u = 0; u < kUnroll; ++u) {
       std::uint32_t words[Type::kWords];
       decode_group<Type, Codes>(codes[u], scales[u], words);
-      store_words(words, piece.values + (group + u * kThreads) * kGroup * Type::kBytes);
+      store_words_in_pairs(words, piece.values + (group + u * kThreads) * kGroup * Type::kBytes, kGroup * Type::kBytes);
     }
     return;
   }

@@ -34,6 +34,28 @@ ZCOMM_DEVICE void store_words(const std::uint32_t (&words)[kWords], std::byte* d
   }
 }
 
+// The same for all lanes of a warp, whose words lie `lane_bytes` apart. A lane alone writes half of a sector of 32 bytes
+// at once, and memory takes as long for it as for a whole one; two neighbors exchange halves and write whole ones.
+template <int kWords>
+ZCOMM_DEVICE void store_words_in_pairs(const std::uint32_t (&words)[kWords], std::byte* data,
+                                       std::uint32_t lane_bytes) {
+  const bool is_odd = threadIdx.x % 2 == 1;
+  std::byte* const first = is_odd ? data - lane_bytes + 16 : data;
+#pragma unroll
+  for (int i = 0; i < kWords; i += 8) {
+    std::uint32_t of_even[4], of_odd[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const std::uint32_t near = words[i + k], far = words[i + 4 + k];
+      const std::uint32_t received = __shfl_xor_sync(0xffffffffu, is_odd ? near : far, 1);
+      of_even[k] = is_odd ? received : near;
+      of_odd[k] = is_odd ? far : received;
+    }
+    store_words(of_even, first + i * 4);
+    store_words(of_odd, first + lane_bytes + i * 4);
+  }
+}
+
 // The kWords words that begin `offset` bytes into a window; offset < 16.
 template <int kWords>
 ZCOMM_DEVICE void cut_window(std::uint32_t (&window)[kWords + 4], std::uint32_t offset,
@@ -107,6 +129,18 @@ ZCOMM_DEVICE void store_group(const std::uint32_t (&words)[Type::kWords], std::u
       if (begin + 2 * i < count) pair[0] = static_cast<std::uint16_t>(words[i]);
       if (begin + 2 * i + 1 < count) pair[1] = static_cast<std::uint16_t>(words[i] >> 16);
     }
+  }
+}
+
+// The same for a warp's lanes, whose groups lie `lane_elements` apart; lanes past the end may be missing.
+template <class Type>
+ZCOMM_DEVICE void store_warps_group(const std::uint32_t (&words)[Type::kWords], std::uint32_t begin,
+                                    std::uint32_t lane_elements, std::uint32_t count, std::byte* values) {
+  const std::uint32_t last_begin = begin + (31 - threadIdx.x % 32) * lane_elements;
+  if (last_begin + kGroup <= count && is_aligned(values)) {
+    store_words_in_pairs(words, values + begin * Type::kBytes, lane_elements * Type::kBytes);
+  } else {
+    store_group<Type>(words, begin, count, values);
   }
 }
 

@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
     std::uint32_t words[Type::kWords];
     Type::narrow(sum[g], words);
     make_nans_canonical<Type>(words);
-    store_group<Type>(words, begin + g * kGroup, piece.num_elements, piece.values);
+    store_warps_group<Type>(words, begin + g * kGroup, kSumElements, piece.num_elements, piece.values);
   }
 }
 

@@ -1,12 +1,10 @@
 // The codecs, in Python. Memory comes as addresses: zcomm/_arrays.py has looked at the arrays.
 #include <pybind11/stl.h>
 
-#include <optional>
-
 #include "bind.hpp"
+#include "gpu_codec.hpp"
 #include "views.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/cuda.hpp"
 
 namespace py = pybind11;
 
@@ -27,20 +25,11 @@ std::vector<Wire> wires_of(const std::vector<TermTuple>& tuples) {
   return wires;
 }
 
-// For the device that is current. It lives as long as the process: CUDA may be gone before static objects are.
-const Codec& cuda_codec() {
-  static auto& workspace = *make_cuda_workspace().release();
-  static auto& codec = *make_cuda_codec(workspace).release();
-  return codec;
-}
-
 // Calls body(codec, stream) with the codec for the memory of `device`: a GPU's index, kHost or kCurrentDevice.
 template <class Body>
 void on_device(int device, std::uintptr_t stream, const std::string& isa, Body&& body) {
   if (device == kHost) return body(*make_cpu_codec(isa), StreamView{});
-  std::optional<CudaDeviceGuard> guard;
-  if (device != kCurrentDevice) guard.emplace(device);
-  body(cuda_codec(), stream_of(stream));
+  on_gpu(device, stream, std::forward<Body>(body));
 }
 
 void encode(const ArrayTuple& values, const std::string& format, std::uintptr_t wire, const std::string& isa,

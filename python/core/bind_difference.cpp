@@ -1,7 +1,8 @@
-// The codec of differences, in Python, on host memory. Memory comes as addresses.
+// The codec of differences, in Python. Memory comes as addresses.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
+#include "gpu_codec.hpp"
 #include "views.hpp"
 #include "zcomm/difference.hpp"
 
@@ -25,6 +26,51 @@ std::uint64_t hash_of_values(const ArrayTuple& values, const std::string& isa) {
   return DifferenceCodec(isa).hash(view_of(values));
 }
 
+// --- In the memory of a GPU: jobs as difference.hpp has them
+
+using EncodeTuple = std::tuple<ArrayTuple, ArrayTuple, std::uint64_t, std::uintptr_t, std::uintptr_t, std::uintptr_t>;
+using DecodeTuple = std::tuple<std::uintptr_t, std::size_t, ArrayTuple, std::uint64_t, std::uintptr_t, std::uintptr_t>;
+using CheckTuple = std::tuple<ArrayTuple, std::uintptr_t, std::uintptr_t>;
+
+template <class T>
+T* pointer(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+EncodeDifference job_of(const EncodeTuple& tuple) {
+  const auto& [values, base, generation, message, hash, num_bytes] = tuple;
+  return {view_of(values),
+          view_of(base),
+          generation,
+          pointer<std::byte>(message),
+          pointer<std::uint64_t>(hash),
+          pointer<std::uint64_t>(num_bytes)};
+}
+
+DecodeDifference job_of(const DecodeTuple& tuple) {
+  const auto& [message, num_bytes, base, generation, hash, status] = tuple;
+  return {pointer<const std::byte>(message),
+          num_bytes,
+          view_of(base),
+          generation,
+          pointer<std::uint64_t>(hash),
+          pointer<std::uint32_t>(status)};
+}
+
+CheckHash job_of(const CheckTuple& tuple) {
+  const auto& [values, hash, status] = tuple;
+  return {view_of(values), pointer<const std::uint64_t>(hash), pointer<std::uint32_t>(status)};
+}
+
+// Queues `operation` of DeviceDifferences for a list of tuples.
+template <class Job, class Tuple, void (DeviceDifferences::*operation)(std::span<const Job>, StreamView) const>
+void run_on_device(const std::vector<Tuple>& tuples, int device, std::uintptr_t stream) {
+  std::vector<Job> jobs;
+  for (const Tuple& tuple : tuples) jobs.push_back(job_of(tuple));
+  on_gpu(device, stream,
+         [&](const Codec& codec, StreamView queue) { (codec.device_differences()->*operation)(jobs, queue); });
+}
+
 }  // namespace
 
 void bind_difference(py::module_& module) {
@@ -35,6 +81,15 @@ void bind_difference(py::module_& module) {
   module.def("decode_difference", &decode_difference, py::arg("body"), py::arg("num_bytes"), py::arg("base"), isa,
              no_gil);
   module.def("hash_of_values", &hash_of_values, py::arg("values"), isa, no_gil);
+  const auto jobs = py::arg("jobs");
+  const auto device = py::arg("device") = kCurrentDevice;
+  const auto stream = py::arg("stream") = 0;
+  module.def("encode_differences_on_device",
+             &run_on_device<EncodeDifference, EncodeTuple, &DeviceDifferences::encode>, jobs, device, stream, no_gil);
+  module.def("decode_differences_on_device",
+             &run_on_device<DecodeDifference, DecodeTuple, &DeviceDifferences::decode>, jobs, device, stream, no_gil);
+  module.def("check_hashes_on_device", &run_on_device<CheckHash, CheckTuple, &DeviceDifferences::check>, jobs, device,
+             stream, no_gil);
 }
 
 }  // namespace zcomm

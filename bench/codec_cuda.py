@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -92,6 +91,33 @@ def measure(passes: Iterator[Pass], copier: Copier, repeats: int, clock: Clock) 
     for row, call in passes:
         times, copies = clock([call, copier(row.moved_bytes)], repeats)
         yield fill(row, times, copies)
+
+
+def machine_facts(repeats: int, facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a report says of this machine, if it has a GPU and the repeats are enough for one."""
+    if repeats < LEAST_REPEATS:
+        raise typer.BadParameter(f"expected at least {LEAST_REPEATS} on a GPU, got {repeats}", param_hint="--repeats")
+    try:
+        return {**report_file.machine(), **facts()}
+    except gpus.NoGpu as error:
+        raise SystemExit(str(error)) from None
+
+
+def make_report(
+    schema: str, machine: dict[str, Any], rows: Sequence[Row], json_file: Path | None, **more: Any
+) -> dict[str, Any]:
+    """The report of a run, which goes to a file, too, if one is given."""
+    report = {
+        "schema": schema,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "machine": machine,
+        "l2": "flushed before each pass",
+        **more,
+        "results": [asdict(row) for row in rows],
+    }
+    if json_file is not None:
+        report_file.save(report, json_file)
+    return report
 
 
 def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass]:
@@ -224,12 +250,7 @@ def run(
     facts: Callable[[], dict[str, Any]] = gpus.facts,
 ) -> dict[str, Any]:
     """Measures, prints tables and returns the report. `device` and `clock` are others in tests."""
-    if repeats < LEAST_REPEATS:
-        raise typer.BadParameter(f"expected at least {LEAST_REPEATS} on a GPU, got {repeats}", param_hint="--repeats")
-    try:
-        machine = {**report_file.machine(), **facts()}
-    except gpus.NoGpu as error:
-        raise SystemExit(str(error)) from None
+    machine = machine_facts(repeats, facts)
     console = Console(highlight=False)
     console.width = max(console.width, 120)
     copier, rows = Copier(device), list[Row]()
@@ -250,14 +271,4 @@ def run(
         rows += others
         for name, why in absent.items():
             console.print(f"{name}: absent ({why})")
-    report = {
-        "schema": SCHEMA,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "machine": machine,
-        "l2": "flushed before each pass",
-        "absent": absent,
-        "results": [asdict(row) for row in rows],
-    }
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
-    return report
+    return make_report(SCHEMA, machine, rows, json_file, absent=absent)

@@ -1,6 +1,7 @@
 """Lossless differences of bfloat16 weights: bits per weight and GB/s of values on one core, hash included.
 
     .venv/bin/python bench/difference.py --isa all
+    .venv/bin/python bench/difference.py --device cuda --json difference.json    the kernels; see bench/difference_cuda.py
 
 Weights of deviation 0.02 get updates of 0.3 times the learning rate, as AdamW's are. Encoding writes the base, too.
 Pieces are run in turn, and the fastest pass of each counts: whoever else uses the machine can only slow one down.
@@ -10,16 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import ml_dtypes
 import numpy as np
 import typer
+from codec import choices
 from rich.console import Console
 from rich.table import Table
 
 from zcomm import _core, codec
 from zcomm.planner.differences import changed_weights
+
+app = typer.Typer(help=(__doc__ or "").replace("\n    .venv", "\n\n    .venv"), rich_markup_mode=None, add_completion=False)
 
 
 def fastest(run: Callable[[], object], prepare: Callable[[], object], repeats: int) -> float:
@@ -33,13 +38,25 @@ def fastest(run: Callable[[], object], prepare: Callable[[], object], repeats: i
     return best
 
 
+@app.command()
 def main(
     rates: Annotated[str, typer.Option(help="Learning rates.")] = "1e-3,3e-4,1e-4,3e-5,1e-5,1e-6,0",
     isa: Annotated[str, typer.Option(help='Instruction sets, "all" or some of cpu_isas().')] = "all",
     kibibytes: Annotated[int, typer.Option(help="Of values in a piece.")] = 1024,
-    repeats: int = 100,
+    repeats: Annotated[int, typer.Option(min=0, help="100 by default, on cuda 25.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    mebibytes: Annotated[str, typer.Option(help="cuda: of values in a piece, comma-separated.")] = "1,16,256",
+    json_file: Annotated[Path | None, typer.Option("--json", help="cuda: write a report.")] = None,
 ) -> None:
-    """Encode and decode a piece at each rate with each instruction set."""
+    """Encode and decode a piece at each rate with each instruction set, or on a GPU pieces of each size."""
+    choices(device, ["cpu", "cuda"], "--device")
+    if device == "cuda":
+        from difference_cuda import run
+
+        sizes = [int(size) << 20 for size in mebibytes.split(",")]
+        run([float(rate) for rate in rates.split(",")], sizes, repeats or 25, json_file)
+        return
+    repeats = repeats or 100
     table = Table("learning rate", "bits", "isa", "encode GB/s", "decode GB/s")
     for rate in map(float, rates.split(",")):
         base, values = (bits.view(ml_dtypes.bfloat16) for bits in changed_weights(kibibytes * 512, rate))
@@ -60,4 +77,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

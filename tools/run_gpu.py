@@ -76,11 +76,13 @@ def stages(chip: str) -> list[Stage]:
     parallel = ["-n", "4", "--dist", "loadgroup"] if importlib.util.find_spec("xdist") else []
     pytest = [python(), "-m", "pytest", "-q", "tests/gpu", *parallel, "-m", "slow or not slow"]
     codec = [python(), "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
+    difference = [python(), "bench/difference.py", "--device", "cuda"]
     collectives = [python(), "bench/collectives.py", "--device", "cuda"]
     return [
         Stage("build", 170, [build_command()]),
         Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
         Stage("codec", 90, [[*codec, "--json", str(RESULTS / f"{chip}-codec.json")]]),
+        Stage("difference", 60, [[*difference, "--json", str(RESULTS / f"{chip}-difference.json")]]),
         Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
     ]
@@ -210,6 +212,19 @@ def codec_lines(report: Mapping[str, Any]) -> list[str]:
     return lines + [f"{name}: absent ({why})" for name, why in report["absent"].items()]
 
 
+def difference_lines(report: Mapping[str, Any]) -> list[str]:
+    """The largest piece at every learning rate."""
+    rows = report["results"]
+    largest = max(row["values_bytes"] for row in rows)
+    lines = [f"{'learning rate':13} {'bits':>6} {'operation':9} {'MiB':>6} {'GB/s':>6} {'of a copy':>9}"]
+    return lines + [
+        f"{row['learning_rate']:<13g} {row['bits_per_weight']:>6.3f} {row['operation']:9} {largest >> 20:6d} "
+        f"{row['values_gbps']:>6.0f} {row['of_copy']:>9.2f}"
+        for row in rows
+        if row["values_bytes"] == largest
+    ]
+
+
 def collective_lines(name: str, report: Mapping[str, Any]) -> list[str]:
     """The largest sizes, with the speed-up over the first backend."""
     lines = [name] + ([f"  {report['note']}"] if report["note"] else [])
@@ -224,13 +239,18 @@ def collective_lines(name: str, report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def lines_of(name: str, report: Mapping[str, Any]) -> list[str]:
+    """What the summary has of a report, by the name of its file."""
+    of_kind = {"codec": codec_lines, "difference": difference_lines}.get(name.rpartition("-")[2])
+    return of_kind(report) if of_kind else collective_lines(name, report)
+
+
 def summary(endings: Sequence[Ending], facts: Mapping[str, Any], reports: Sequence[Path]) -> str:
     lines = [f"{facts['gpu']}, torch {facts['torch']}", ""]
     for path in reports:
         try:
             report = json.loads(path.read_text())
-            tell = codec_lines if path.stem.endswith("-codec") else lambda report: collective_lines(path.stem, report)  # noqa: B023
-            lines += [*tell(report), ""]
+            lines += [*lines_of(path.stem, report), ""]
         except (OSError, ValueError, KeyError, TypeError) as error:
             lines += [f"{path.name}: not readable: {type(error).__name__}: {error}", ""]
     lines += [f"{'stage':12} {'seconds':>8}  ending"]
@@ -251,7 +271,7 @@ def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="stages, by commas: build, info, codec, tests, collectives")
+    parser.add_argument("--only", default="", help="stages, by commas: build, info, codec, difference, tests, collectives")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for everything")
     given = parser.parse_args()
     names = [stage.name for stage in stages("")]

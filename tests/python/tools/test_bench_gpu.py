@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib.util
 import json
@@ -189,6 +190,72 @@ def test_the_codecs_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     assert report["absent"] == {"broken": "TypeError: its functions have changed", "other": "not installed"}
     shown = capsys.readouterr().out
     assert "other: absent (not installed)" in shown and "of copy" in shown and "NVIDIA H200" in shown
+
+
+class FakeKernels:
+    """Encodes to a message of `message_bytes`, decodes to the values that were encoded, on CPU tensors."""
+
+    def __init__(self, message_bytes: int) -> None:
+        self.message_bytes, self.bases = message_bytes, list[bytes]()
+
+    def encode(self, jobs: Sequence[Any], *_: Any) -> None:
+        for (values, num, _), (base, *_), _, message, _, num_bytes in jobs:
+            self.bases.append(ctypes.string_at(base, 2 * num))
+            self._encoded = ctypes.string_at(values, 2 * num)
+            ctypes.memmove(base, values, 2 * num)
+            if message:
+                ctypes.c_uint64.from_address(num_bytes).value = self.message_bytes
+
+    def decode(self, jobs: Sequence[Any], *_: Any) -> None:
+        for _, num_bytes, (base, num, _), *_ in jobs:
+            assert num_bytes == self.message_bytes
+            assert ctypes.string_at(base, 2 * num) == self.bases[0]
+            ctypes.memmove(base, self._encoded, 2 * num)
+
+
+def test_the_differences_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The arithmetic, and that each pass has the base of before: an encoder of its own values would find nothing."""
+    difference_cuda, repeats, num = load("difference_cuda"), 20, 4096
+    kernels = FakeKernels(64 + num // 4)
+    for name, function in (("encode", kernels.encode), ("decode", kernels.decode)):
+        monkeypatch.setattr(difference_cuda._core, f"{name}_differences_on_device", function)
+    monkeypatch.setattr(difference_cuda._core, "synchronize", lambda stream: None)
+
+    def clock(passes: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:
+        host_clock(passes, repeats)
+        encode_copy, decode_copy, restore, encode, decode = 1e-6, 2e-6, 1.0, 4e-6, 5e-6
+        return [[each] * repeats for each in (encode_copy, decode_copy, restore, encode, restore, decode)]
+
+    file = tmp_path / "difference.json"
+    arguments: dict[str, Any] = {"device": "cpu", "facts": lambda: MACHINE}
+    report = difference_cuda.run([1e-2], [2 * num], repeats, file, clock=clock, **arguments)
+    assert json.loads(file.read_text()) == json.loads(json.dumps(report))
+    assert report.keys() == {"schema", "command", "machine", "l2", "results"}
+    encode, decode = report["results"]
+    for row, name, us, of_copy, tensors in ((encode, "encode", 4, 0.25, 3), (decode, "decode", 5, 0.4, 2)):
+        assert (row["operation"], row["learning_rate"], row["bits_per_weight"]) == (name, 1e-2, 2.0)
+        assert row["median_us"] == pytest.approx(us) and row["of_copy"] == pytest.approx(of_copy)
+        assert row["values_gbps"] == pytest.approx(2 * num / us / 1e3)
+        assert (row["values_bytes"], row["moved_bytes"]) == (2 * num, 2 * num * tensors + kernels.message_bytes)
+    assert len(kernels.bases) == 2 + repeats and len(set(kernels.bases)) == 1
+    shown = capsys.readouterr().out
+    assert "0.01" in shown and "2.000" in shown and "NVIDIA H200" in shown
+
+    monkeypatch.setattr(difference_cuda._core, "decode_differences_on_device", lambda jobs, *_: None)
+    with pytest.raises(SystemExit, match="other values than were encoded"):
+        difference_cuda.run([1e-2], [2 * num], repeats, None, clock=clock, **arguments)
+
+
+@needs_no_gpu
+def test_differences_on_a_gpu_are_refused_without_one() -> None:
+    difference = load("difference")
+    done = CliRunner().invoke(difference.app, ["--device", "cuda"])
+    assert done.exit_code == 1 and "found no GPU" in done.output
+    for arguments, message in ((["cuda", "--repeats", "19"], "expected at least 20"), (["gpu"], "expected some of")):
+        done = CliRunner().invoke(difference.app, ["--device", *arguments])
+        assert done.exit_code == 2 and message in done.output.replace("\n", " "), done.output
 
 
 def test_too_few_repeats_and_wrong_sizes_are_refused() -> None:

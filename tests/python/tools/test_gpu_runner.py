@@ -142,14 +142,14 @@ def test_without_a_build_or_without_time_nothing_runs(tmp_path: Path) -> None:
 
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages("h200")
-    assert [one.name for one in stages] == ["build", "info", "codec", "tests", "collectives"]
+    assert [one.name for one in stages] == ["build", "info", "codec", "difference", "tests", "collectives"]
     for one in stages:
         for command in one.commands:
             for part in command:
                 if part.endswith(".py"):
                     assert (ROOT / part).exists(), part
     text = json.dumps([one.commands for one in stages])
-    assert "h200-codec.json" in text and "CMAKE_CUDA_ARCHITECTURES=native" in text and "--no-index" in text
+    assert "h200-codec.json" in text and "h200-difference.json" in text and "CMAKE_CUDA_ARCHITECTURES=native" in text and "--no-index" in text
 
 
 def reports(folder: Path) -> list[Path]:
@@ -157,12 +157,15 @@ def reports(folder: Path) -> list[Path]:
     row |= {"values_bytes": 1 << 30, "of_copy": 0.93}
     codec = {"results": [row, {**row, "format": "int8:64", "of_copy": 0.9}], "absent": {"DeepSpeed": "not installed"}}
     record = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "busbw": 0.5, "speedup": 1.0, "max_error": 0.0}
+    row = {"learning_rate": 3e-4, "bits_per_weight": 3.4321, "operation": "encode", "values_bytes": 1 << 24}
+    row |= {"values_gbps": 222.0, "of_copy": 0.44}
+    difference = {"results": [row, {**row, "values_bytes": 1 << 28, "values_gbps": 333.0, "of_copy": 0.55}]}
     collective = {
         "results": [record, {**record, "backend": "zcomm", "speedup": 2.0, "max_error": None}],
         "note": "2 ranks share one NVIDIA H200",
     }
-    paths = [folder / f"h200-{name}.json" for name in ("codec", "all_gather_bfloat16_2x1", "broken")]
-    for path, document in zip(paths, (codec, collective, {}), strict=True):
+    paths = [folder / f"h200-{name}.json" for name in ("codec", "difference", "all_gather_bfloat16_2x1", "broken")]
+    for path, document in zip(paths, (codec, difference, collective, {}), strict=True):
         path.write_text(json.dumps(document))
     return paths
 
@@ -176,6 +179,8 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
     for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "share one NVIDIA H200", "2.00x", "h200-broken"):
         assert part in text, text
+    (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
+    assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text
     assert "not readable" in text and "build" in text.splitlines()[-1]
     run_gpu.hand_over(tmp_path / "out", text, paths, logs)
     assert (tmp_path / "out" / "summary.txt").read_text() == text

@@ -51,14 +51,15 @@ class Piece:
         self._hash, self._hash_before, self._num_bytes, self._status = (
             torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)
         )
-        self._place = (0, torch.cuda.current_stream().cuda_stream) if device == "cuda" else ()
+        self._place = (0, torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
         self._take_hash()
+        _core.synchronize(self._place[1])
         message, hash = self._message.data_ptr(), self._hash.data_ptr()
         base = self._view(self.base)
         self._encode = (self._view(self.values), base, GENERATION, message, hash, self._num_bytes.data_ptr())
         self.restore()
         self.encode()
-        _core.synchronize(self._place[1] if self._place else 0)
+        _core.synchronize(self._place[1])
         self.message_bytes = int(self._num_bytes.item())
         self._decode = (message, self.message_bytes, base, GENERATION, hash, self._status.data_ptr())
 

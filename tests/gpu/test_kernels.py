@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support import device_differences
 from support.gpu_world import DEVICE, DTYPES, alone, assert_same_bits, on_device, synchronize
 
 from zcomm import codec
@@ -330,3 +331,23 @@ def test_more_than_two_to_the_31_elements() -> None:
     reason = alone(body)
     if reason:
         pytest.skip(reason)
+
+
+@pytest.mark.cuda_only
+@pytest.mark.parametrize("case", device_differences.CASES, ids=lambda case: case.__name__)
+def test_differences(case: Callable[[Any], None]) -> None:
+    """Messages, values, hashes and errors of lossless differences."""
+    alone(lambda: case(DEVICE))
+
+
+@pytest.mark.cuda_only
+def test_differences_of_many_tiles() -> None:
+    """More than a CTA's place in the table, which is found in several rounds, and more CTAs than run at once."""
+    num = 8000 * device_differences.TILE + 5
+
+    def body() -> None:
+        for dtype, rate in ((torch.bfloat16, 1e-4), (torch.float16, 1e-3)):
+            update = device_differences.updated(num, dtype, rate)
+            device_differences.check_updates([update], DEVICE, dtype, step=1)
+
+    alone(body)

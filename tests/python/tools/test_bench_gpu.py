@@ -6,11 +6,8 @@ import ctypes
 import dataclasses
 import importlib.util
 import json
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("typer")
 
 import torch
+from support.benchmarks import host_clock, load
 from typer.testing import CliRunner
 
 from zcomm.bench import gpu_clock, report_file
@@ -29,31 +27,8 @@ from zcomm.bench.spec import COLLECTIVES, Spec, parse_backend
 from zcomm.cli import app
 from zcomm.lab import gpus, network
 
-BENCH = Path(__file__).parents[3] / "bench"
 MACHINE = {"gpu": "NVIDIA H200", "num_gpus": 1}
 needs_no_gpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
-
-
-def load(name: str) -> ModuleType:
-    if str(BENCH) not in sys.path:
-        sys.path.append(str(BENCH))
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def host_clock(passes: Sequence[Callable[[], Any]], repeats: int, **_: Any) -> list[list[float]]:
-    """As gpu_clock.seconds_of, for CPU tensors."""
-    times: list[list[float]] = [[] for _ in passes]
-    for _ in range(repeats):
-        for one, own in zip(passes, times, strict=True):
-            start = time.perf_counter()
-            one()
-            own.append(time.perf_counter() - start)
-    return times
 
 
 def test_backends_of_a_device() -> None:

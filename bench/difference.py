@@ -1,7 +1,7 @@
 """Lossless differences of bfloat16 weights: bits per weight and GB/s of values on one core, hash included.
 
     .venv/bin/python bench/difference.py --isa all
-    .venv/bin/python bench/difference.py --device cuda --json difference.json    the kernels; see bench/difference_cuda.py
+    .venv/bin/python bench/difference.py --device cuda --json FILE    the kernels; see bench/difference_cuda.py
 
 Weights of deviation 0.02 get updates of 0.3 times the learning rate, as AdamW's are. Encoding writes the base, too.
 Pieces are run in turn, and the fastest pass of each counts: whoever else uses the machine can only slow one down.
@@ -17,14 +17,14 @@ from typing import Annotated
 import ml_dtypes
 import numpy as np
 import typer
-from codec import choices
 from rich.console import Console
 from rich.table import Table
 
+from codec import choices
 from zcomm import _core, codec
 from zcomm.planner.differences import changed_weights
 
-app = typer.Typer(help=(__doc__ or "").replace("\n    .venv", "\n\n    .venv"), rich_markup_mode=None, add_completion=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def fastest(run: Callable[[], object], prepare: Callable[[], object], repeats: int) -> float:

@@ -130,7 +130,7 @@ def run(
     clock: Clock = gpu_clock.seconds_of,
     facts: Callable[[], dict[str, Any]] = gpus.facts,
 ) -> dict[str, Any]:
-    """Measures pieces of `sizes` bytes, prints tables and returns the report. `device` and `clock` are others in tests."""
+    """Measures pieces of `sizes` bytes, prints tables, returns the report. `device` and `clock` are others in tests."""
     machine = machine_facts(repeats, facts)
     console, copier, rows = Console(highlight=False), Copier(device), list[DifferenceRow]()
     for size in sizes:

@@ -271,10 +271,10 @@ def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="stages, by commas: build, info, codec, difference, tests, collectives")
+    names = [stage.name for stage in stages("")]
+    parser.add_argument("--only", default="", help=f"stages, by commas: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for everything")
     given = parser.parse_args()
-    names = [stage.name for stage in stages("")]
     chosen = given.only.split(",") if given.only else names
     for name in chosen:
         if name not in names:

@@ -49,11 +49,7 @@ EncodeDifference job_of(const EncodeTuple& tuple) {
 
 DecodeDifference job_of(const DecodeTuple& tuple) {
   const auto& [message, num_bytes, base, generation, hash, status] = tuple;
-  return {pointer<const std::byte>(message),
-          num_bytes,
-          view_of(base),
-          generation,
-          pointer<std::uint64_t>(hash),
+  return {pointer<const std::byte>(message), num_bytes, view_of(base), generation, pointer<std::uint64_t>(hash),
           pointer<std::uint32_t>(status)};
 }
 
@@ -84,10 +80,10 @@ void bind_difference(py::module_& module) {
   const auto jobs = py::arg("jobs");
   const auto device = py::arg("device") = kCurrentDevice;
   const auto stream = py::arg("stream") = 0;
-  module.def("encode_differences_on_device",
-             &run_on_device<EncodeDifference, EncodeTuple, &DeviceDifferences::encode>, jobs, device, stream, no_gil);
-  module.def("decode_differences_on_device",
-             &run_on_device<DecodeDifference, DecodeTuple, &DeviceDifferences::decode>, jobs, device, stream, no_gil);
+  module.def("encode_differences_on_device", &run_on_device<EncodeDifference, EncodeTuple, &DeviceDifferences::encode>,
+             jobs, device, stream, no_gil);
+  module.def("decode_differences_on_device", &run_on_device<DecodeDifference, DecodeTuple, &DeviceDifferences::decode>,
+             jobs, device, stream, no_gil);
   module.def("check_hashes_on_device", &run_on_device<CheckHash, CheckTuple, &DeviceDifferences::check>, jobs, device,
              stream, no_gil);
 }

@@ -3,11 +3,12 @@
 python bench/training_step.py                      2 nodes of 2 ranks behind links of 1 Gbit/s, in network namespaces
 python bench/training_step.py --rate 100mbit --json bench/results/training_step_2x2_100mbit.json
 python bench/training_step.py --quick              three turns of a tiny model
+python bench/training_step.py --device cuda --width 512 --layers 8     on GPUs, which ranks share if there are fewer
 
-The same ranks train three copies of the model of examples/train_gpt.py, a step of each in turn: whatever else runs on
-the machine meets them alike. They differ in their weights alone; gradients have the default formats. int8 and
-differences have secondary shards, so that weights cross nodes once in a step. Exact formats have none: there weights
-cross nodes twice.
+The same ranks train copies of the model of examples/train_gpt.py, a step of each in turn: whatever else runs on the
+machine meets them alike. They differ in how weights are sent; gradients have the default formats. int8 and differences
+have secondary shards, so that weights cross nodes once in a step. Exact formats have none: there weights cross nodes
+twice. With --uncompressed there is a copy whose gradients are exact, too: that of torch's own backend.
 
 A time is of the slowest rank, from a barrier to the end of its optimizer's step. A ratio is of two steps of one turn.
 The losses with differences must be those with exact weights, bit for bit: a difference is an error.
@@ -20,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,12 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm.lab import network
+from zcomm.lab import gpus, network
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from train_gpt import GPT, agreed_dtype, bits_per_weight, load_corpus, mean_and_sum, sample, sent_by_node, shard
 
 WAYS = {"exact": None, "int8": "compressed", "difference": "difference"}  # the wire of secondary shards
+UNCOMPRESSED = "uncompressed"
 WARMUP_TURNS = 2  # connections, memory, and whole weights as the first difference
 MODEL = {"width": 256, "layers": 4, "sequence": 128}
 QUICK = {"width": 64, "layers": 1, "sequence": 32}
@@ -46,18 +48,22 @@ QUICK = {"width": 64, "layers": 1, "sequence": 32}
 class Copy:
     """A model, and how it is trained. All copies begin with the same weights."""
 
-    def __init__(self, way: str, model: dict[str, int], dtype: torch.dtype, learning_rate: float) -> None:
+    def __init__(
+        self, way: str, model: dict[str, int], dtype: torch.dtype, learning_rate: float, device: torch.device
+    ) -> None:
         torch.manual_seed(0)
-        self._model = GPT(model["width"], model["layers"], model["sequence"], dtype)
+        self._model = GPT(model["width"], model["layers"], model["sequence"], dtype).to(device)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
         shard(self._model)
         self._formats: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._secondary = None
-        if WAYS[way] is None:
-            self._formats = lambda: zcomm.override(all_gather="exact")
+        if wire := WAYS.get(way):
+            self._secondary = zcomm.fsdp.enable_secondary_shards(self._model, wire=wire)
         else:
-            self._secondary = zcomm.fsdp.enable_secondary_shards(self._model, wire=WAYS[way])
+            exact = {"reduce_scatter": "exact"} if way == UNCOMPRESSED else {}
+            self._formats = lambda: zcomm.override(all_gather="exact", **exact)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
+        self._device = device
 
     def step(self, text: torch.Tensor) -> torch.Tensor:
         with self._formats():
@@ -72,7 +78,9 @@ class Copy:
         before = sent_by_node()
         dist.barrier()
         start = time.perf_counter()
-        loss = self.step(text)
+        loss = self.step(text.to(self._device))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
         taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(taken, dist.ReduceOp.MAX)
         mean_loss, sent = mean_and_sum(loss, sent_by_node() - before)
@@ -80,18 +88,31 @@ class Copy:
         return {"seconds": taken.item(), "inter_node_bytes": sent, "bits_per_weight": bits, "loss": mean_loss}
 
 
-def measure_rank(turns: int, batch: int, learning_rate: float, model: dict[str, int]) -> None:
+def own_device(device: str) -> torch.device:
+    """Of this rank. On a GPU steps are repeatable, as those of two copies must be the same."""
+    if device == "cpu":
+        return torch.device("cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return torch.device("cuda", gpus.place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), interface))
+
+
+def measure_rank(
+    turns: int, batch: int, learning_rate: float, model: dict[str, int], ways: Sequence[str], device_type: str
+) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has new names for some calls
+    device = own_device(device_type)
     dist.init_process_group("zcomm")
-    dtype = agreed_dtype("auto")
-    copies = {way: Copy(way, model, dtype, learning_rate) for way in WAYS}
+    dtype = agreed_dtype("auto" if device_type == "cpu" else "bfloat16")
+    copies = {way: Copy(way, model, dtype, learning_rate, device) for way in ways}
     text, _ = load_corpus()
     for turn in range(-WARMUP_TURNS, turns):
         number = (turn + WARMUP_TURNS) * dist.get_world_size() + dist.get_rank()
         sequences = sample(text, batch, model["sequence"], seed=number)
-        first = turn % len(WAYS)  # another one in each turn
-        for way in (*list(WAYS)[first:], *list(WAYS)[:first]):
+        first = turn % len(ways)  # another one in each turn
+        for way in (*ways[first:], *ways[:first]):
             measured = copies[way].measured_step(sequences)
             if turn >= 0 and dist.get_rank() == 0:
                 print(json.dumps({"way": way, **measured}), flush=True)
@@ -102,10 +123,10 @@ def measure_rank(turns: int, batch: int, learning_rate: float, model: dict[str, 
 
 def show(report: dict[str, Any]) -> None:
     ways = report["ways"]
-    conditions = ", ".join(str(report[name]) for name in ("nodes", "rate", "learning_rate", "isa"))
-    table = Table(title=f"nodes, link, learning rate, instruction set: {conditions}")
+    conditions = ", ".join(str(report[name]) for name in ("nodes", "rate", "learning_rate"))
+    table = Table(title=f"nodes, link, learning rate: {conditions}; on {report.get('gpu', report['isa'])}")
     for name in ("weights", "seconds", "over int8's", "not slower", "MB between nodes", "bits per weight"):
-        table.add_column(name, justify="left" if name == "weights" else "right")
+        table.add_column(name, justify="left" if name == "weights" else "right", no_wrap=name == "weights")
     for way, measured in ways.items():
         ratios = [own / int8 for own, int8 in zip(measured["seconds"], ways["int8"]["seconds"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
@@ -127,18 +148,25 @@ def main(
     rate: Annotated[str, typer.Option(help='Of a node\'s link: "100mbit", "1gbit", "unlimited".')] = "1gbit",
     batch: Annotated[int, typer.Option(help="Sequences per rank and step.")] = 2,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="Of every step.")] = 1e-3,
+    width: Annotated[int, typer.Option(min=64, help="Of the model, a multiple of 64.")] = MODEL["width"],
+    layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = MODEL["layers"],
+    uncompressed: Annotated[bool, typer.Option(help="A copy whose gradients are exact, too.")] = False,
+    device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
     quick: Annotated[bool, typer.Option(help="Three turns of a tiny model.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the results.")] = None,
 ) -> None:
-    model = QUICK if quick else MODEL
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f'--device: expected "cpu" or "cuda", got {device!r}')
+    model = QUICK if quick else {**MODEL, "width": width, "layers": layers}
     turns = 3 if quick else turns
+    ways = [*([UNCOMPRESSED] if uncompressed else []), *WAYS]
     if "RANK" in os.environ:
-        measure_rank(turns, batch, learning_rate, model)
+        measure_rank(turns, batch, learning_rate, model, ways, device)
         return
     report: dict[str, Any] = {
         "nodes": nodes, "rate": rate, "batch": batch, "learning_rate": learning_rate, **model,
         "isa": os.environ.get("ZCOMM_ISA", zcomm.codec.cpu_isas()[-1]), "torch": torch.__version__,
-        "ways": {way: {} for way in WAYS},
+        **(gpus.facts() if device == "cuda" else {}), "ways": {way: {} for way in ways},
     }  # fmt: skip
 
     def take(line: str) -> None:
@@ -149,9 +177,8 @@ def main(
             for name, value in record.items():
                 report["ways"][way].setdefault(name, []).append(value)
 
-    named = ["--turns", str(turns), "--batch", str(batch), "--learning-rate", str(learning_rate)]
-    command = [sys.executable, __file__, *named, *(["--quick"] if quick else [])]
-    launched = network.launch(command, nodes=nodes, rate=rate, on_line=take)
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # cuBLAS repeats its results
+    launched = network.launch([sys.executable, *sys.argv], nodes=nodes, rate=rate, env=environment, on_line=take)
     if launched.note:
         Console().print(f"warning: {launched.note}", markup=False)
         report["rate"] = None

@@ -126,7 +126,7 @@ def sample(corpus: Tensor, count: int, sequence: int, seed: int) -> Tensor:
 
 def shard(model: GPT) -> None:
     """FSDP2 as its documentation has it: each block a unit of its own, weights in bf16, gradients reduced in fp32."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(model.head.weight.device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)

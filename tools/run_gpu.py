@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -33,7 +34,7 @@ BUILD = ROOT / "build" / "gpu"
 VENV = BUILD / "venv"
 GRACE_SECONDS = 8.0  # between the request to end and the end
 TAIL_LINES = 60
-TOTAL_SECONDS = 455.0
+TOTAL_SECONDS = 570.0
 NEEDED = ("torch", "numpy", "pytest", "pytest_timeout", "typer", "rich", "matplotlib", "scikit_build_core")
 BLOCKS = "64,128,256,512,1024,2048"
 
@@ -78,13 +79,17 @@ def stages(chip: str) -> list[Stage]:
     codec = [python(), "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
     difference = [python(), "bench/difference.py", "--device", "cuda"]
     collectives = [python(), "bench/collectives.py", "--device", "cuda"]
+    training = [python(), "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
+    training += ["--nodes", "2x1", "--width", "512", "--layers", "8"]
+    results = f"{RESULTS.relative_to(ROOT)}/{chip}"
     return [
         Stage("build", 170, [build_command()]),
         Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
-        Stage("codec", 90, [[*codec, "--json", str(RESULTS / f"{chip}-codec.json")]]),
-        Stage("difference", 60, [[*difference, "--json", str(RESULTS / f"{chip}-difference.json")]]),
+        Stage("codec", 90, [[*codec, "--json", f"{results}-codec.json"]]),
+        Stage("difference", 60, [[*difference, "--json", f"{results}-difference.json"]]),
         Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
+        Stage("training", 90, [[*training, "--json", f"{results}-training_step_2x1_1gbit.json"]]),
     ]
 
 
@@ -239,9 +244,18 @@ def collective_lines(name: str, report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def training_lines(report: Mapping[str, Any]) -> list[str]:
+    """Steps by how weights are sent, with the speed-up over the first way."""
+    lines = [f"training step, {report['nodes']} ranks, links of {report['rate']}, {report['parameters']} parameters"]
+    medians = {way: statistics.median(measured["seconds"]) for way, measured in report["ways"].items()}
+    first = next(iter(medians.values()))
+    return lines + [f"  {way:14} {median:8.4f} s {first / median:6.2f}x" for way, median in medians.items()]
+
+
 def lines_of(name: str, report: Mapping[str, Any]) -> list[str]:
     """What the summary has of a report, by the name of its file."""
-    of_kind = {"codec": codec_lines, "difference": difference_lines}.get(name.rpartition("-")[2])
+    kinds = {"codec": codec_lines, "difference": difference_lines, "training_step_2x1_1gbit": training_lines}
+    of_kind = kinds.get(name.rpartition("-")[2])
     return of_kind(report) if of_kind else collective_lines(name, report)
 
 

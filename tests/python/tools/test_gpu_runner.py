@@ -142,7 +142,8 @@ def test_without_a_build_or_without_time_nothing_runs(tmp_path: Path) -> None:
 
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages("h200")
-    assert [one.name for one in stages] == ["build", "info", "codec", "difference", "tests", "collectives"]
+    names = ["build", "info", "codec", "difference", "tests", "collectives", "training"]
+    assert [one.name for one in stages] == names
     for one in stages:
         for command in one.commands:
             for part in command:
@@ -161,14 +162,22 @@ def reports(folder: Path) -> list[Path]:
     row = {"learning_rate": 3e-4, "bits_per_weight": 3.4321, "operation": "encode", "values_bytes": 1 << 24}
     row |= {"values_gbps": 222.0, "of_copy": 0.44}
     difference = {"results": [row, {**row, "values_bytes": 1 << 28, "values_gbps": 333.0, "of_copy": 0.55}]}
+    ways = {"uncompressed": {"seconds": [1.0, 0.9, 0.9]}, "difference": {"seconds": [0.3, 0.2, 0.3]}}
+    training = {"nodes": "2x1", "rate": "1gbit", "parameters": 25502208, "ways": ways}
     collective = {
         "results": [record, {**record, "backend": "zcomm", "speedup": 2.0, "max_error": None}],
         "note": "2 ranks share one NVIDIA H200",
     }
-    paths = [folder / f"h200-{name}.json" for name in ("codec", "difference", "all_gather_bfloat16_2x1", "broken")]
-    for path, document in zip(paths, (codec, difference, collective, {}), strict=True):
-        path.write_text(json.dumps(document))
-    return paths
+    documents = {
+        "codec": codec,
+        "difference": difference,
+        "training_step_2x1_1gbit": training,
+        "all_gather_bfloat16_2x1": collective,
+        "broken": {},
+    }
+    for name, document in documents.items():
+        (folder / f"h200-{name}.json").write_text(json.dumps(document))
+    return [folder / f"h200-{name}.json" for name in documents]
 
 
 def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
@@ -182,6 +191,8 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
     assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text
+    (line,) = (line.split() for line in text.splitlines() if line.startswith("  difference"))
+    assert line == ["difference", "0.3000", "s", "3.00x"], text
     assert "not readable" in text and "build" in text.splitlines()[-1]
     run_gpu.hand_over(tmp_path / "out", text, paths, logs)
     assert (tmp_path / "out" / "summary.txt").read_text() == text

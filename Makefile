@@ -28,7 +28,7 @@ study: install
 	$(PY) -m bench.convergence.run --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
-# less than eight minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
+# less than ten minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
 gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 

@@ -22,10 +22,9 @@ from rich.table import Table
 from zcomm import _core
 from zcomm.bench import gpu_clock
 from zcomm.lab import gpus
-from zcomm.planner.differences import DEVIATION, UPDATE
+from zcomm.planner.differences import DEVIATION, HEADER_BYTES, UPDATE
 
 SCHEMA = "zcomm-difference/1"
-HEADER_BYTES = 64
 GENERATION = 1  # of the base: any but 0
 
 

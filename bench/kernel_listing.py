@@ -119,6 +119,11 @@ def shuffles(block_size: int) -> dict[str, int]:
     return {"SHFL": steps, "BAR": int(block_size > 32 * GROUP)}
 
 
+def stores_in_pairs(groups: int, value_bytes: int) -> dict[str, int]:
+    """Of values: half of each group's words are exchanged before."""
+    return {"STG128": groups * value_bytes, "SHFL": groups * value_bytes * 2}
+
+
 def per_element(kernel: Kernel) -> dict[str, float | None]:
     """Instructions per element by what varies: the size of blocks, or the number of wires."""
     operation, types = re.findall(r"(\w+)_kernel<(.*)>", kernel.name)[0]
@@ -143,10 +148,11 @@ def per_element(kernel: Kernel) -> dict[str, float | None]:
             add(f"block {block_size}", groups * GROUP, {**wanted, "BAR": each["BAR"]})
     elif operation == "decode":
         groups = DECODE_GROUPS
-        add("", groups * GROUP, {"LDG" + code_width: groups, "LDG16": groups, "STG128": groups * value_bytes})
+        loads = {"LDG" + code_width: groups, "LDG16": groups}
+        add("", groups * GROUP, {**loads, **stores_in_pairs(groups, value_bytes)})
     else:  # sums: of 4 wires, and what each one more costs
         elements = SUM_GROUPS * GROUP
-        stores = {"STG128": SUM_GROUPS * value_bytes}
+        stores = stores_in_pairs(SUM_GROUPS, value_bytes)
         if operation == "sum_encode":  # blocks of 256
             stores = {"STG" + code_width: SUM_GROUPS, "SHFL": 3, "BAR": 0}
         for source, loads in (("int8", 2), ("int4", 1)):

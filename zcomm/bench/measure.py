@@ -29,7 +29,7 @@ LEAST_SECONDS = 0.5  # a large message takes at least this long, so that bursts 
 MAX_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 REPEATS = 5
 CODEC_FORMAT = "int8:256"
-CODEC_ELEMENTS = 4 << 20
+CODEC_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}  # on a GPU its pass is far longer than its launch
 LEARNING_RATE = 3e-4  # of the weights whose differences are encoded
 
 Group = Any  # a process group of torch.distributed
@@ -108,7 +108,7 @@ def _link(group: Group, senders: int, everyone: Group, device: torch.device) -> 
 
 def _codec_rate(device: torch.device) -> float:
     """Bytes that the codec reads and writes per second while all ranks encode and decode."""
-    values = torch.randn(CODEC_ELEMENTS, dtype=torch.bfloat16, device=device)
+    values = torch.randn(CODEC_ELEMENTS[device.type], dtype=torch.bfloat16, device=device)
     wire = codec.encode(values, CODEC_FORMAT)
     taken = seconds(lambda: codec.decode(codec.encode(values, CODEC_FORMAT, out=wire), CODEC_FORMAT, values), device)
     wire_bytes = codec.wire_bytes(CODEC_FORMAT, "bfloat16", values.numel())
@@ -116,21 +116,59 @@ def _codec_rate(device: torch.device) -> float:
 
 
 def _difference_rate(device: torch.device) -> float:
-    """The same of lossless differences in host memory."""
-    old, new = differences.changed_weights(CODEC_ELEMENTS, LEARNING_RATE)
-    sender, receiver = old.copy(), old.copy()
-    body = np.empty(_core.max_difference_bytes(old.size), np.uint8)
-    turns = itertools.cycle((new, old))
-    sizes = []
+    """The same of lossless differences."""
+    elements, sizes = CODEC_ELEMENTS[device.type], list[int]()
+    turn = _host_difference(elements) if device.type == "cpu" else _device_difference(elements, device)
+    taken = seconds(lambda: sizes.append(turn()), device)
+    return collectives.difference_bytes(elements, elements, 8 * median(sizes) / elements) / taken
 
-    def turn() -> None:
+
+def _host_difference(elements: int) -> Callable[[], int]:
+    """Encodes and decodes a step of weights, forth and back; returns the bytes of its difference."""
+    old, new = differences.changed_weights(elements, LEARNING_RATE)
+    sender, receiver = old.copy(), old.copy()
+    body = np.empty(_core.max_difference_bytes(elements), np.uint8)
+    turns = itertools.cycle((new, old))
+
+    def turn() -> int:
         values = differences.view_of(next(turns))
         num_bytes, _ = _core.encode_difference(values, differences.view_of(sender), body.ctypes.data)
         _core.decode_difference(body.ctypes.data, num_bytes, differences.view_of(receiver))
-        sizes.append(num_bytes)
+        return num_bytes
 
-    taken = seconds(turn, device)
-    return collectives.difference_bytes(old.size, old.size, 8 * median(sizes) / old.size) / taken
+    return turn
+
+
+def _device_difference(elements: int, device: torch.device) -> Callable[[], int]:
+    """The same in GPU memory. As in a gather, the host waits for the size."""
+    before = differences.DEVIATION * torch.randn(elements, device=device)
+    after = before + differences.UPDATE * LEARNING_RATE * torch.randn(elements, device=device)
+    old, new = before.bfloat16(), after.bfloat16()
+    sender, receiver = old.clone(), old.clone()
+    message = torch.empty(
+        differences.HEADER_BYTES + _core.max_difference_bytes(elements), dtype=torch.uint8, device=device
+    )
+    sender_hash, receiver_hash, size, status = torch.zeros(4, 1, dtype=torch.int64, device=device)
+    place = (torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)
+
+    def view(values: torch.Tensor) -> _core.Values:
+        return values.data_ptr(), elements, "bfloat16"
+
+    for base, hash in ((sender, sender_hash), (receiver, receiver_hash)):  # whole values, which are not sent
+        _core.encode_differences_on_device([(view(old), view(base), 0, 0, hash.data_ptr(), 0)], *place)
+    turns = itertools.cycle((new, old))
+
+    def turn() -> int:
+        job = (view(next(turns)), view(sender), 1, message.data_ptr(), sender_hash.data_ptr(), size.data_ptr())
+        _core.encode_differences_on_device([job], *place)
+        num_bytes = int(size)
+        received = (message.data_ptr(), num_bytes, view(receiver), 1, receiver_hash.data_ptr(), status.data_ptr())
+        _core.decode_differences_on_device([received], *place)
+        if int(status) != 0:
+            raise RuntimeError(f"a difference was not decoded: status {int(status)}")
+        return num_bytes
+
+    return turn
 
 
 def _launch_seconds(device: torch.device) -> float:
@@ -175,8 +213,7 @@ def run(device: torch.device) -> dict[str, Any]:
         calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
     calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
     calibration["codec_bytes_per_second"] = _codec_rate(device)
-    if device.type == "cpu":
-        calibration["difference_bytes_per_second"] = _difference_rate(device)
+    calibration["difference_bytes_per_second"] = _difference_rate(device)
     calibration["launch_seconds"] = _launch_seconds(device)
     return calibration
 

@@ -10,6 +10,7 @@ from zcomm.planner.cluster import Figure
 
 DEVIATION = 0.02  # of the weights
 UPDATE = 0.3  # of an update of AdamW, over the learning rate
+HEADER_BYTES = 64  # of a message
 _NUM_ELEMENTS = 1 << 19
 
 

@@ -30,12 +30,24 @@ struct LaneSums {
   std::uint32_t before, total;
 };
 
+// The same of two numbers, the sums of which have 16 bits each.
+struct LanePairSums {
+  ZCOMM_DEVICE LanePairSums(std::uint32_t first, std::uint32_t second) : sums(first | second << 16) {}
+  ZCOMM_DEVICE std::uint32_t before_first() const { return sums.before & 0xffffu; }
+  ZCOMM_DEVICE std::uint32_t before_second() const { return sums.before >> 16; }
+  ZCOMM_DEVICE std::uint32_t first() const { return sums.total & 0xffffu; }
+  ZCOMM_DEVICE std::uint32_t second() const { return sums.total >> 16; }
+
+  LaneSums sums;
+};
+
 ZCOMM_DEVICE std::uint32_t low_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 ZCOMM_DEVICE std::uint32_t high_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits >> 32); }
 ZCOMM_DEVICE std::uint64_t both_halves(std::uint32_t low, std::uint32_t high) {
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
-ZCOMM_DEVICE std::uint32_t popcount(std::uint64_t bits) { return static_cast<std::uint32_t>(__popcll(bits)); }
+ZCOMM_DEVICE std::uint32_t popcount(std::uint32_t bits) { return static_cast<std::uint32_t>(__popc(bits)); }
+ZCOMM_DEVICE std::uint32_t popcount(std::uint64_t bits) { return popcount(low_half(bits)) + popcount(high_half(bits)); }
 ZCOMM_DEVICE std::uint32_t lowest_bit(std::uint32_t bits) {
   return static_cast<std::uint32_t>(__ffs(static_cast<int>(bits))) - 1;
 }
@@ -43,29 +55,107 @@ ZCOMM_DEVICE std::uint32_t lowest_bit(std::uint64_t bits) {
   return static_cast<std::uint32_t>(__ffsll(static_cast<long long>(bits))) - 1;
 }
 
-// The bits of `bits` where `mask` has ones, side by side from bit 0 on.
-ZCOMM_DEVICE std::uint32_t gather_half(std::uint32_t bits, std::uint32_t mask) {
-  if (mask == ~0u) return bits;
-  std::uint32_t gathered = 0;
+// Where the bits of 32 go that a mask names, to lie side by side from bit 0 on: first in each byte by 1, 2 and 4 places
+// (Warren, Hacker's Delight, 2nd ed., 7-4), as many as there are zeros below; then the bytes. As many instructions for
+// any mask: a lane does not wait for the one with most bits.
+class BitPlaces {
+ public:
+  ZCOMM_DEVICE explicit BitPlaces(std::uint32_t mask) : mask_(mask) {
+    std::uint32_t zeros = ~mask << 1 & 0xfefefefeu, rest = mask;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      std::uint32_t odd = zeros ^ (zeros << 1 & 0xfefefefeu);  // where an odd number of `zeros` is at or below
+      odd ^= odd << 2 & 0xfcfcfcfcu;
+      odd ^= odd << 4 & 0xf0f0f0f0u;
+      moves_[i] = odd & rest;
+      rest = (rest ^ moves_[i]) | moves_[i] >> (1 << i);
+      zeros &= ~odd;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      zeros_below_[i] = popcount(~mask & ((256u << (8 * i)) - 1));
+    }
+  }
+
+  ZCOMM_DEVICE std::uint32_t gather(std::uint32_t bits) const {
+    bits &= mask_;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3; ++i) bits = (bits & ~moves_[i]) | (bits & moves_[i]) >> (1 << i);
+    return (bits & 0xffu) | (bits & 0xff00u) >> zeros_below_[0] | (bits & 0xff0000u) >> zeros_below_[1] |
+           (bits & 0xff000000u) >> zeros_below_[2];
+  }
+  // The inverse; further bits are not looked at.
+  ZCOMM_DEVICE std::uint32_t scatter(std::uint32_t bits) const {
+    bits = (bits & 0xffu) | (bits << zeros_below_[0] & 0xff00u) | (bits << zeros_below_[1] & 0xff0000u) |
+           (bits << zeros_below_[2] & 0xff000000u);
+#pragma unroll
+    for (std::uint32_t i = 3; i-- > 0;) bits = (bits & ~moves_[i]) | (bits << (1 << i) & moves_[i]);
+    return bits & mask_;
+  }
+
+ private:
+  std::uint32_t mask_, moves_[3], zeros_below_[3];
+};
+
+// The same, a loop over the ones of a mask: for those that have few.
+struct FewBitPlaces {
+  ZCOMM_DEVICE explicit FewBitPlaces(std::uint32_t ones) : mask(ones) {}
+
+  ZCOMM_DEVICE std::uint32_t gather(std::uint32_t bits) const {
+    std::uint32_t gathered = 0;
 #pragma unroll 1
-  for (std::uint32_t i = 0; mask != 0; ++i, mask &= mask - 1) gathered |= (bits >> lowest_bit(mask) & 1u) << i;
-  return gathered;
-}
+    for (std::uint32_t rest = mask, place = 1; rest != 0; rest &= rest - 1, place <<= 1) {
+      if ((bits & rest & (0 - rest)) != 0) gathered |= place;
+    }
+    return gathered;
+  }
+  ZCOMM_DEVICE std::uint32_t scatter(std::uint32_t bits) const {
+    std::uint32_t scattered = 0;
+#pragma unroll 1
+    for (std::uint32_t rest = mask; rest != 0; rest &= rest - 1, bits >>= 1) {
+      scattered |= rest & (0 - rest) & (0 - (bits & 1u));
+    }
+    return scattered;
+  }
+
+  std::uint32_t mask;
+};
+
+// The bits of `bits` where `mask` has ones, side by side from bit 0 on.
+template <class Places>
 ZCOMM_DEVICE std::uint64_t gather_bits(std::uint64_t bits, std::uint64_t mask) {
-  const std::uint64_t high = gather_half(high_half(bits), high_half(mask));
-  return gather_half(low_half(bits), low_half(mask)) | high << popcount(low_half(mask));
+  const std::uint64_t high = Places(high_half(mask)).gather(high_half(bits));
+  return Places(low_half(mask)).gather(low_half(bits)) | high << popcount(low_half(mask));
 }
 // The inverse; further bits are not looked at.
-ZCOMM_DEVICE std::uint32_t scatter_half(std::uint32_t bits, std::uint32_t mask) {
-  if (mask == ~0u) return bits;
-  std::uint32_t scattered = 0;
+template <class Places>
+ZCOMM_DEVICE std::uint64_t scatter_bits(std::uint64_t bits, std::uint64_t mask) {
+  const std::uint32_t above = low_half(bits >> popcount(low_half(mask)));
+  return both_halves(Places(low_half(mask)).scatter(low_half(bits)), Places(high_half(mask)).scatter(above));
+}
+
+// The bytes of `bits` that `flags` names, side by side from byte 0 on.
+ZCOMM_DEVICE std::uint64_t gather_bytes(std::uint64_t bits, std::uint32_t flags) {
+  std::uint64_t gathered = 0;
 #pragma unroll 1
-  for (; mask != 0; mask &= mask - 1, bits >>= 1) scattered |= (bits & 1u) << lowest_bit(mask);
+  for (std::uint32_t place = 0; flags != 0; flags &= flags - 1, place += 8) {
+    gathered |= (bits >> (8 * lowest_bit(flags)) & 0xffu) << place;
+  }
+  return gathered;
+}
+// The inverse; further bytes are not looked at.
+ZCOMM_DEVICE std::uint64_t scatter_bytes(std::uint64_t bits, std::uint32_t flags) {
+  std::uint64_t scattered = 0;
+#pragma unroll 1
+  for (; flags != 0; flags &= flags - 1, bits >>= 8) scattered |= (bits & 0xffu) << (8 * lowest_bit(flags));
   return scattered;
 }
-ZCOMM_DEVICE std::uint64_t scatter_bits(std::uint64_t bits, std::uint64_t mask) {
-  const std::uint32_t low = scatter_half(low_half(bits), low_half(mask));
-  return both_halves(low, scatter_half(low_half(bits >> popcount(low_half(mask))), high_half(mask)));
+// A flag for each byte of four that is not 0.
+ZCOMM_DEVICE std::uint32_t byte_flags(std::uint32_t bytes) {
+  bytes |= bytes >> 4;
+  bytes |= bytes >> 2;
+  bytes |= bytes >> 1;
+  return (bytes & 0x01010101u) * 0x01020408u >> 24 & 0xfu;
 }
 
 // Puts bits into words that are zero there, from bit `position` on. Other lanes may write to the same words.

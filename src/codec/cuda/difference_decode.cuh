@@ -2,7 +2,7 @@
 // byte of a message is believed before it is known to be there.
 #pragma once
 
-#include "codec/cuda/difference_tile.cuh"
+#include "codec/cuda/difference_planes.cuh"
 
 namespace zcomm::gpu {
 
@@ -51,9 +51,14 @@ class Sections {
   // by all lanes.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits) {
     const LaneSums sums(num_bits);
-    position_ = end_ + sums.before;
-    end_ = (end_ + sums.total + 7) / 8 * 8;
-    return end_ <= 32 * num_words_;
+    return move(sums.before, sums.total);
+  }
+  // The same of two; `second` is at the second one then.
+  ZCOMM_DEVICE bool next(std::uint32_t num_bits, std::uint32_t second_bits, Sections& second) {
+    const LanePairSums sums(num_bits, second_bits);
+    move(sums.before_first(), sums.first());
+    second = *this;
+    return second.move(sums.before_second(), sums.second());
   }
   // The lane's next bits, 64 at most. There may be others above them.
   ZCOMM_DEVICE std::uint64_t take(std::uint32_t num_bits) {
@@ -64,42 +69,44 @@ class Sections {
   ZCOMM_DEVICE bool is_at_end() const { return (end_ + 31) / 32 == num_words_; }
 
  private:
+  ZCOMM_DEVICE bool move(std::uint32_t before, std::uint32_t total) {
+    position_ = end_ + before;
+    end_ = (end_ + total + 7) / 8 * 8;
+    return end_ <= 32 * num_words_;
+  }
+
   const std::uint32_t* words_;
   std::uint32_t num_words_, end_ = kHeadBits, position_ = 0;
 };
 
-// A lane's block: a bit for each value. `row` are the values of the base.
+// A lane's block: a bit for each value.
 struct CodedBlock {
-  ZCOMM_DEVICE CodedBlock(const std::uint32_t* row, std::uint32_t c, HalfType type) {
-#pragma unroll 4
-    for (std::uint32_t i = 0; i < 2 * kBlockWords; ++i) {
-      const std::uint32_t exponent = exponent_of(row[i / 2] >> (i % 2 * 16) & 0xffffu, type);
-      unlikely |= static_cast<std::uint64_t>(is_unlikely(exponent, c)) << i;
-    }
-  }
+  ZCOMM_DEVICE CodedBlock(const Widths& low, const Widths& high)
+      : unlikely(both_halves(low.is_far_below, high.is_far_below)) {}
 
   // Sections P, F and G; whether they are there. All lanes come here.
   ZCOMM_DEVICE bool take_first_plane(bool has_unlikely, Sections& sections) {
     const std::uint32_t num_unlikely = popcount(unlikely), num_groups = has_unlikely ? (num_unlikely + 7) / 8 : 0;
-    if (!sections.next(64 - num_unlikely)) return false;
-    plane = scatter_bits(sections.take(64 - num_unlikely), ~unlikely);
-    if (!sections.next(num_groups)) return false;
+    Sections likely = sections;
+    if (!likely.next(64 - num_unlikely, num_groups, sections)) return false;
+    plane = scatter_bits<BitPlaces>(likely.take(64 - num_unlikely), ~unlikely);
     const std::uint32_t flags = low_half(sections.take(num_groups)) & ((1u << num_groups) - 1);
-    const std::uint64_t groups = bits_of_groups(flags, num_unlikely);
-    if (!sections.next(popcount(groups))) return false;
-    plane |= scatter_bits(scatter_bits(sections.take(popcount(groups)), groups), unlikely);
+    const std::uint32_t num_bits = bits_of_groups(flags, num_unlikely);
+    if (!sections.next(num_bits)) return false;
+    if (flags != 0) {
+      plane |= scatter_bits<BitPlaces>(scatter_bytes(sections.take(num_bits), flags), unlikely);
+    }
     ones = plane;
     return true;
   }
   // Sections T1 to T5. r is the number of planes that have a value's bit: in binary, as each plane lies within the one
   // before, each toggles the ones, and every other one the twos.
   ZCOMM_DEVICE bool take_other_planes(Sections& sections) {
+    if (!take_plane<BitPlaces>(sections)) return false;
+    twos ^= plane;
 #pragma unroll
-    for (std::uint32_t i = 1; i < kEscape; ++i) {
-      const std::uint32_t num_bits = popcount(plane);
-      if (!sections.next(num_bits)) return false;
-      plane = scatter_bits(sections.take(num_bits), plane);
-      ones ^= plane;
+    for (std::uint32_t i = 2; i < kEscape; ++i) {
+      if (!take_plane<FewBitPlaces>(sections)) return false;
       if (i % 2 == 1) twos ^= plane;
       if (i == 3) fours = plane;
     }
@@ -107,44 +114,62 @@ struct CodedBlock {
   }
   ZCOMM_DEVICE std::uint64_t escapes() const { return plane; }
 
-  std::uint64_t unlikely = 0;
+  std::uint64_t unlikely;
   std::uint64_t plane = 0;  // the last one that was taken
   std::uint64_t ones = 0, twos = 0, fours = 0;
+
+ private:
+  // The bits of the next plane where the last one has ones.
+  template <class Places>
+  ZCOMM_DEVICE bool take_plane(Sections& sections) {
+    const std::uint32_t num_bits = popcount(plane);
+    if (!sections.next(num_bits)) return false;
+    plane = scatter_bits<Places>(sections.take(num_bits), plane);
+    ones ^= plane;
+    return true;
+  }
 };
 
-// The bits of the fields of eight values from `first` on.
-ZCOMM_DEVICE std::uint32_t count_fields(const std::uint32_t* row, std::uint32_t first, std::uint32_t c, HalfType type,
-                                        std::uint64_t escapes) {
-  std::uint32_t num_bits = 0;
+// Half a block. `widths` are 0 for escapes.
+struct HalfScales {
+  // Four bytes of r << width, and four with the bits above these eight as bits 6 and 7, and the width below.
+  ZCOMM_DEVICE HalfScales(std::uint32_t ones, std::uint32_t twos, std::uint32_t fours, const Widths& widths) {
+    std::uint32_t shifted[10] = {ones, twos, fours};
+    shift_up(shifted, widths.planes);
+    Bytes low, high{};
 #pragma unroll
-  for (std::uint32_t i = first; i < first + 8; ++i) {
-    const std::uint32_t width = field_width(exponent_of(row[i / 2] >> (i % 2 * 16) & 0xffffu, type), c);
-    num_bits += (escapes >> i & 1u) != 0 ? 0 : width;
+    for (std::uint32_t i = 0; i < 8; ++i) low.planes[i] = shifted[i];
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3; ++i) high.planes[i] = widths.planes[i];
+    high.planes[6] = shifted[8], high.planes[7] = shifted[9];
+    low.to_words(shifted_words);
+    high.to_words(others);
   }
-  return num_bits;
+  std::uint32_t shifted_words[8], others[8];
+};
+
+// Two values and their differences as natural numbers, below 2^15.
+ZCOMM_DEVICE std::uint32_t add_pair(std::uint32_t values, std::uint32_t z) {
+  const std::uint32_t differences = (z >> 1 & 0x7fff7fffu) ^ (z & 0x00010001u) * 0xffffu;
+  return ((values & 0x7fff7fffu) + (differences & 0x7fff7fffu)) ^ ((values ^ differences) & 0x80008000u);
 }
 
-// Section L, after which the values of the block are those of the message, but for escapes.
-ZCOMM_DEVICE void add_differences(const CodedBlock& block, std::uint32_t c, HalfType type, Sections& sections,
-                                  std::uint32_t* row) {
-#pragma unroll 1
-  for (std::uint32_t first = 0; first < 2 * kBlockWords; first += 8) {
-    std::uint64_t fields = sections.take(count_fields(row, first, c, type, block.escapes()));
-    std::uint32_t values[8];
+// Section L of half a block, after which its values are those of the message, but for escapes.
+ZCOMM_DEVICE void add_differences(const HalfScales& scales, Sections& sections, std::uint32_t* row) {
 #pragma unroll
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      const std::uint32_t place = first + i;
-      const std::uint32_t base = row[place / 2] >> (place % 2 * 16) & 0xffffu;
-      const std::uint32_t width = (block.escapes() >> place & 1u) != 0 ? 0 : field_width(exponent_of(base, type), c);
-      const std::uint32_t r = static_cast<std::uint32_t>(block.ones >> place & 1u) |
-                              static_cast<std::uint32_t>(block.twos >> place & 1u) << 1 |
-                              static_cast<std::uint32_t>(block.fours >> place & 1u) << 2;
-      const std::uint32_t z = (r << width) + (low_half(fields) & ((1u << width) - 1));
-      fields >>= width;
-      values[i] = (base + (z >> 1 ^ (0 - (z & 1u)))) & 0xffffu;
+  for (std::uint32_t i = 0; i < 8; i += 2) {
+    const std::uint32_t widths[2] = {scales.others[i] & 0x07070707u, scales.others[i + 1] & 0x07070707u};
+    const std::uint32_t first_bits = sum_of_bytes(widths[0]);
+    const std::uint64_t fields = sections.take(first_bits + sum_of_bytes(widths[1]));
+    const std::uint32_t bits[2] = {low_half(fields), low_half(fields >> first_bits)};
+#pragma unroll
+    for (std::uint32_t k = 0; k < 2; ++k) {
+      const std::uint32_t z = scales.shifted_words[i + k] | split_fields(bits[k], widths[k]);
+      const std::uint32_t above = scales.others[i + k] >> 6 & 0x03030303u;
+      std::uint32_t* const words = row + 2 * (i + k);
+      words[0] = add_pair(words[0], __byte_perm(z, above, 0x5140));
+      words[1] = add_pair(words[1], __byte_perm(z, above, 0x7362));
     }
-#pragma unroll
-    for (std::uint32_t i = 0; i < 8; i += 2) row[(first + i) / 2] = values[i] | values[i + 1] << 16;
   }
 }
 
@@ -169,18 +194,16 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   const std::uint32_t c = words[0];
   if (c > 255) return false;
   Sections sections(words, size);
-  CodedBlock block(row, c, type);
+  Widths low(c, HalfPlanes(row).exponents(type)), high(c, HalfPlanes(row + kHalfWords).exponents(type));
+  CodedBlock block(low, high);
   if (!block.take_first_plane((words[1] >> lane_index() & 1u) != 0, sections)) return false;
   if (!block.take_other_planes(sections)) return false;
-  std::uint32_t field_bits = 0;
-#pragma unroll 1
-  for (std::uint32_t i = 0; i < 2 * kBlockWords; i += 8) {
-    field_bits += count_fields(row, i, c, type, block.escapes());
-  }
-  if (!sections.next(field_bits)) return false;
+  low.clear(low_half(block.escapes())), high.clear(high_half(block.escapes()));
   Sections escapes = sections;
-  if (!escapes.next(16 * popcount(block.escapes())) || !escapes.is_at_end()) return false;
-  add_differences(block, c, type, sections, row);
+  const std::uint32_t num_escapes = popcount(block.escapes());
+  if (!sections.next(low.sum() + high.sum(), 16 * num_escapes, escapes) || !escapes.is_at_end()) return false;
+  add_differences({low_half(block.ones), low_half(block.twos), low_half(block.fours), low}, sections, row);
+  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, sections, row + kHalfWords);
   take_escapes(block.escapes(), escapes, row);
   return true;
 }
@@ -205,8 +228,7 @@ ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, st
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     load_filled(base, group, count, words);
-#pragma unroll
-    for (std::uint32_t i = 0; i < kGroupWords; ++i) rows.group(group)[i] = words[i];
+    rows.put(group, words);
   }
   __syncwarp();
   if (!decode_coded(source, size, type, coded, rows.of_lane())) return false;

@@ -3,79 +3,136 @@
 // to be copied together, would take as much memory as the values.
 #pragma once
 
-#include "codec/cuda/difference_tile.cuh"
+#include "codec/cuda/difference_planes.cuh"
 
 namespace zcomm::gpu {
 
 // --- What is known of a tile before any bit is written
 
-// Of a lane's groups.
-struct DifferenceLook {
-  std::uint32_t exponents = 0;  // their sum
-  std::uint32_t changes = 0;    // 0 if there is none
+// Half a block: the exponents of its base, and the differences as natural numbers z, at most 255.
+struct HalfDifferences {
+  // Each of kHalfWords words.
+  ZCOMM_DEVICE HalfDifferences(const std::uint32_t* base, const std::uint32_t* values, HalfType type) {
+    const HalfPlanes before(base), after(values);
+    std::uint32_t planes[16], borrow = 0, is_large = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      const std::uint32_t a = after.plane(i), b = before.plane(i);
+      planes[i] = a ^ b ^ borrow;
+      borrow = next_borrow(a, b, borrow);
+    }
+    const std::uint32_t sign = planes[15];
+#pragma unroll
+    for (std::uint32_t i = 7; i < 15; ++i) is_large |= planes[i] ^ sign;
+    z.planes[0] = sign | is_large;
+#pragma unroll
+    for (std::uint32_t i = 1; i < 8; ++i) z.planes[i] = (planes[i - 1] ^ sign) | is_large;
+    exponents = before.exponents(type);
+  }
+
+  ZCOMM_DEVICE std::uint32_t sum_of_exponents() const {
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) sum += popcount(exponents.planes[i]) << i;
+    return sum;
+  }
+
+  Bytes exponents, z;
 };
 
-// The exponent of a value's base, and above it the difference as a natural number z, at most 255.
-ZCOMM_DEVICE std::uint32_t exponent_and_z(std::uint32_t base, std::uint32_t value, HalfType type) {
-  const std::int32_t difference = static_cast<std::int16_t>(value - base);
-  const auto z = static_cast<std::uint32_t>((2 * difference) ^ (difference >> 31));
-  return exponent_of(base, type) | smaller_of(z, 255) << 8;
+// A lane's block.
+struct Differences {
+  ZCOMM_DEVICE Differences(const std::uint32_t* base, const std::uint32_t* values, HalfType type)
+      : low(base, values, type), high(base + kHalfWords, values + kHalfWords, type) {}
+
+  HalfDifferences low, high;
+};
+
+// The values of a tile and their base.
+struct TileRows {
+  ZCOMM_DEVICE void put(std::uint32_t group, const std::uint32_t (&old)[kGroupWords],
+                        const std::uint32_t (&now)[kGroupWords]) {
+    base.put(group, old);
+    values.put(group, now);
+  }
+  // Of this lane.
+  ZCOMM_DEVICE Differences block(HalfType type) const { return {base.of_lane(), values.of_lane(), type}; }
+
+  Rows base, values;
+};
+
+inline constexpr std::uint32_t kWeighedPlanes = 15;
+
+// Twice ceil(z / 2) times the weight of z: 64 >> clamp(e - exponent, 0, 7), but 0 at 7.
+ZCOMM_DEVICE void weigh(const HalfDifferences& half, std::uint32_t e, std::uint32_t (&weighed)[kWeighedPlanes]) {
+  Widths widths(e, half.exponents);
+  const std::uint32_t is_weighed = ~widths.is_above(6);
+  std::uint32_t carry = half.z.planes[0];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) {
+    const std::uint32_t next = i < 7 ? half.z.planes[i + 1] : 0;
+    weighed[i] = i < 8 ? (next ^ carry) & is_weighed : 0;
+    carry &= next;
+  }
+#pragma unroll
+  for (std::uint32_t& plane : widths.planes) plane = ~plane;
+  shift_up(weighed, widths.planes);
 }
 
-ZCOMM_DEVICE void look_at(const std::uint32_t (&base)[kGroupWords], const std::uint32_t (&values)[kGroupWords],
-                          HalfType type, std::uint32_t* row, DifferenceLook& look) {
+// Of both halves; planes are added before ones are counted, which is slow.
+ZCOMM_DEVICE std::uint32_t sum_of_weighed(const Differences& block, std::uint32_t e) {
+  std::uint32_t low[kWeighedPlanes], high[kWeighedPlanes], carry = 0, sum = 0;
+  weigh(block.low, e, low);
+  weigh(block.high, e, high);
 #pragma unroll
-  for (std::uint32_t i = 0; i < kGroupWords; ++i) {
-    const std::uint32_t low = exponent_and_z(base[i] & 0xffffu, values[i] & 0xffffu, type);
-    const std::uint32_t high = exponent_and_z(base[i] >> 16, values[i] >> 16, type);
-    row[i] = low | high << 16;
-    look.exponents += (low & 0xffu) + (high & 0xffu);
-    look.changes |= base[i] ^ values[i];
+  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) {
+    sum += popcount(low[i] ^ high[i] ^ carry) << i;
+    carry = (low[i] & high[i]) | (carry & (low[i] | high[i]));
   }
+  return (sum + (popcount(carry) << kWeighedPlanes)) / 2;
 }
 
 // The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^e.
-ZCOMM_DEVICE std::uint32_t choose_c(const DifferenceLook& look, const std::uint32_t* row, std::uint32_t count,
-                                    HalfType type) {
+ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t count, HalfType type) {
   const std::uint32_t padding = (kTileValues - count) * exponent_of(kPadding, type);
-  const std::uint32_t e = (sum_of_lanes(look.exponents) - padding) / count + 2;
-  std::uint32_t sum = 0;
-#pragma unroll 4
-  for (std::uint32_t i = 0; i < 2 * kBlockWords; ++i) {
-    const std::uint32_t value = row[i / 2] >> (i % 2 * 16);
-    const std::uint32_t exponent = value & 0xffu, z = value >> 8 & 0xffu;
-    sum += (z + 1) / 2 * (64u >> (e > exponent ? smaller_of(e - exponent, 7) : 0));
-  }
-  const std::uint64_t mean = kTileValues * static_cast<std::uint64_t>(1 + sum_of_lanes(sum)) / count;
+  const std::uint32_t exponents = block.low.sum_of_exponents() + block.high.sum_of_exponents();
+  const std::uint32_t e = (sum_of_lanes(exponents) - padding) / count + 2;
+  const std::uint32_t sum = sum_of_lanes(sum_of_weighed(block, e));
+  const std::uint64_t mean = kTileValues * static_cast<std::uint64_t>(1 + sum) / count;
   const std::int32_t c = static_cast<std::int32_t>(e) + 63 - __clzll(static_cast<long long>(mean)) - 15;
   return c < 0 ? 0 : smaller_of(static_cast<std::uint32_t>(c), 255);
 }
 
+// Half a block in a tile of this c.
+struct HalfShape {
+  ZCOMM_DEVICE HalfShape(const HalfDifferences& half, std::uint32_t c) : widths(c, half.exponents) {
+    std::uint32_t r[8], is_escape = ~0u;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) r[i] = half.z.planes[i], is_escape &= r[i];
+    shift_down(r, widths.planes);
+    is_escape |= r[3] | r[4] | r[5] | r[6] | r[7] | (r[2] & r[1]);
+    ones = r[0] & ~is_escape, twos = r[1] | is_escape, fours = r[2] | is_escape;
+    widths.clear(is_escape);
+  }
+
+  Widths widths;                   // 0 for escapes
+  std::uint32_t ones, twos, fours;  // bits of r
+};
+
 // A lane's block: a bit for each value.
 class BlockShape {
  public:
-  ZCOMM_DEVICE BlockShape(const std::uint32_t* row, std::uint32_t c) {
-#pragma unroll 4
-    for (std::uint32_t i = 0; i < 2 * kBlockWords; ++i) {
-      const std::uint32_t value = row[i / 2] >> (i % 2 * 16);
-      const std::uint32_t exponent = value & 0xffu, z = value >> 8 & 0xffu;
-      const std::uint32_t width = field_width(exponent, c);
-      const std::uint32_t r = z >= 255 ? kEscape : smaller_of(z >> width, kEscape);
-      unlikely |= static_cast<std::uint64_t>(is_unlikely(exponent, c)) << i;
-      ones_ |= static_cast<std::uint64_t>(r & 1u) << i;
-      twos_ |= static_cast<std::uint64_t>(r >> 1 & 1u) << i;
-      fours_ |= static_cast<std::uint64_t>(r >> 2) << i;
-      if (r < kEscape) field_bits += width;
-    }
-    num_unlikely = popcount(unlikely);
-    if ((plane(0) & unlikely) == 0) return;
-    has_unlikely = true;
-    unlikely_bits = gather_bits(plane(0), unlikely);
-#pragma unroll
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      flags |= static_cast<std::uint32_t>((unlikely_bits >> (8 * i) & 0xffu) != 0) << i;
-    }
-    groups = bits_of_groups(flags, num_unlikely);
+  ZCOMM_DEVICE BlockShape(const HalfShape& low, const HalfShape& high)
+      : unlikely(both_halves(low.widths.is_far_below, high.widths.is_far_below)),
+        num_unlikely(popcount(unlikely)),
+        field_bits(low.widths.sum() + high.widths.sum()),
+        ones_(both_halves(low.ones, high.ones)),
+        twos_(both_halves(low.twos, high.twos)),
+        fours_(both_halves(low.fours, high.fours)) {
+    has_unlikely = (plane(0) & unlikely) != 0;
+    if (!has_unlikely) return;
+    unlikely_bits = gather_bits<BitPlaces>(plane(0), unlikely);
+    flags = byte_flags(low_half(unlikely_bits)) | byte_flags(high_half(unlikely_bits)) << 4;
   }
 
   // Whether r > number.
@@ -97,27 +154,25 @@ class BlockShape {
   }
   ZCOMM_DEVICE std::uint64_t escapes() const { return plane(5); }
 
-  std::uint64_t unlikely = 0;
-  std::uint32_t num_unlikely = 0;
-  bool has_unlikely = false;                    // ones with plane 0; if not, the next three are 0
-  std::uint64_t unlikely_bits = 0, groups = 0;  // plane 0 of those alone; its bits that are in groups with a flag
-  std::uint32_t flags = 0;
-  std::uint32_t field_bits = 0;
+  std::uint64_t unlikely;
+  std::uint32_t num_unlikely;
+  std::uint32_t field_bits;
+  bool has_unlikely;                // ones with plane 0; if not, the next two are 0
+  std::uint64_t unlikely_bits = 0;  // plane 0 of those alone
+  std::uint32_t flags = 0;          // groups of these that have ones
 
  private:
-  std::uint64_t ones_ = 0, twos_ = 0, fours_ = 0;  // bits of r
+  std::uint64_t ones_, twos_, fours_;  // bits of r
 };
 
 // Where a lane's part of each section begins, and where the last one ends.
 struct SectionPlaces {
   ZCOMM_DEVICE explicit SectionPlaces(const BlockShape& shape) {
-    likely = place(64 - shape.num_unlikely);
-    flags = place(shape.has_unlikely ? (shape.num_unlikely + 7) / 8 : 0);
-    groups = place(popcount(shape.groups));
-#pragma unroll
-    for (std::uint32_t i = 0; i < 5; ++i) planes[i] = place(popcount(shape.plane(i)));
-    fields = place(shape.field_bits);
-    escapes = place(16 * popcount(shape.escapes()));
+    place(likely, 64 - shape.num_unlikely, flags, shape.has_unlikely ? (shape.num_unlikely + 7) / 8 : 0);
+    place(groups, bits_of_groups(shape.flags, shape.num_unlikely), planes[0], popcount(shape.plane(0)));
+    place(planes[1], popcount(shape.plane(1)), planes[2], popcount(shape.plane(2)));
+    place(planes[3], popcount(shape.plane(3)), planes[4], popcount(shape.plane(4)));
+    place(fields, shape.field_bits, escapes, 16 * popcount(shape.escapes()));
   }
   ZCOMM_DEVICE std::uint32_t num_words() const { return (end + 31) / 32; }
 
@@ -125,12 +180,14 @@ struct SectionPlaces {
   std::uint32_t likely, flags, groups, planes[5], fields, escapes;
 
  private:
-  // Of the next section, in which this lane has `num_bits`.
-  ZCOMM_DEVICE std::uint32_t place(std::uint32_t num_bits) {
-    const LaneSums sums(num_bits);
-    const std::uint32_t begin = end + sums.before;
-    end = (end + sums.total + 7) / 8 * 8;
-    return begin;
+  // Two sections, in which this lane has so many bits.
+  ZCOMM_DEVICE void place(std::uint32_t& first, std::uint32_t first_bits, std::uint32_t& second,
+                          std::uint32_t second_bits) {
+    const LanePairSums sums(first_bits, second_bits);
+    first = end + sums.before_first();
+    end = (end + sums.first() + 7) / 8 * 8;
+    second = end + sums.before_second();
+    end = (end + sums.second() + 7) / 8 * 8;
   }
 };
 
@@ -138,17 +195,16 @@ struct SectionPlaces {
 
 template <class = void>  // as of encode_any_kernel
 __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_constant__ EncodeDifferenceTable table) {
-  __shared__ Rows all_rows[kTileWarps];
+  __shared__ TileRows all_rows[kTileWarps];
   const std::uint32_t index = table.find();
   const EncodeDifferencePiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
   if (tile >= piece.tiles.num_tiles()) return;
   const std::uint32_t count = piece.tiles.count(tile);
-  const HalfType type = piece.tiles.type;
   const std::uint64_t offset = tile * kTileValues * 2;
-  Rows& rows = all_rows[threadIdx.x / 32];
+  TileRows& rows = all_rows[threadIdx.x / 32];
   TileHash hash;
-  DifferenceLook look;
+  std::uint32_t changes = 0;
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     std::uint32_t values[kGroupWords], base[kGroupWords];
@@ -156,14 +212,18 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
     hash.add(values, group);
     if (piece.is_whole()) continue;
     load_filled(piece.base + offset, group, count, base);
-    look_at(base, values, type, rows.group(group), look);
+    rows.put(group, base, values);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) changes |= base[i] ^ values[i];
   }
   hash.add_to(piece.tiles.state, tile);
   if (piece.is_whole()) return;
   __syncwarp();
   std::uint32_t size = 0;
-  if (sum_of_lanes(static_cast<std::uint32_t>(look.changes != 0)) != 0) {
-    const BlockShape shape(rows.of_lane(), choose_c(look, rows.of_lane(), count, type));
+  if (sum_of_lanes(static_cast<std::uint32_t>(changes != 0)) != 0) {
+    const Differences block = rows.block(piece.tiles.type);
+    const std::uint32_t c = choose_c(block, count, piece.tiles.type);
+    const BlockShape shape(HalfShape(block.low, c), HalfShape(block.high, c));
     size = smaller_of(SectionPlaces(shape).num_words(), (count + 1) / 2);
   }
   if (lane_index() != 0) return;
@@ -205,38 +265,38 @@ __global__ void __launch_bounds__(kThreads) seal_kernel(const __grid_constant__ 
 // --- Tiles
 
 // Section L.
-ZCOMM_DEVICE void put_fields(const std::uint32_t* row, std::uint32_t c, std::uint64_t escapes, std::uint32_t position,
-                             std::uint32_t* coded) {
-#pragma unroll 1
-  for (std::uint32_t first = 0; first < 2 * kBlockWords; first += 8) {
-    std::uint64_t bits = 0;
-    std::uint32_t num_bits = 0;
+ZCOMM_DEVICE void put_fields(const Bytes& z, const Widths& widths, std::uint32_t& position, std::uint32_t* coded) {
+  Bytes width_planes{}, field_planes{};
 #pragma unroll
-    for (std::uint32_t i = first; i < first + 8; ++i) {
-      const std::uint32_t value = row[i / 2] >> (i % 2 * 16);
-      const std::uint32_t width = (escapes >> i & 1u) != 0 ? 0 : field_width(value & 0xffu, c);
-      const std::uint32_t field = value >> 8 & ((1u << width) - 1);
-      bits |= static_cast<std::uint64_t>(field) << num_bits;
-      num_bits += width;
-    }
-    put_bits(bits, position, coded);
-    position += num_bits;
+  for (std::uint32_t i = 0; i < 3; ++i) width_planes.planes[i] = widths.planes[i];
+#pragma unroll
+  for (std::uint32_t i = 0; i < 7; ++i) field_planes.planes[i] = z.planes[i] & widths.is_above(i);
+  std::uint32_t width_words[8], field_words[8];
+  width_planes.to_words(width_words);
+  field_planes.to_words(field_words);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 8; i += 2) {
+    const std::uint64_t first = join_fields(field_words[i], width_words[i]);
+    const std::uint64_t second = join_fields(field_words[i + 1], width_words[i + 1]);
+    const std::uint32_t first_bits = sum_of_bytes(width_words[i]);
+    put_bits(first | second << first_bits, position, coded);
+    position += first_bits + sum_of_bytes(width_words[i + 1]);
   }
 }
 
 // A coded tile, all words of which are zero. `values` are those of the lane's block.
-ZCOMM_DEVICE void put_sections(const BlockShape& shape, const SectionPlaces& places, const std::uint32_t* row,
-                               std::uint32_t c, const std::byte* values, std::uint32_t* coded) {
+ZCOMM_DEVICE void put_sections(const BlockShape& shape, const SectionPlaces& places, std::uint32_t c,
+                               const std::byte* values, std::uint32_t* coded) {
   const std::uint32_t blocks = sum_of_lanes(static_cast<std::uint32_t>(shape.has_unlikely) << lane_index());
   if (lane_index() == 0) coded[0] = c, coded[1] = blocks;
-  put_bits(gather_bits(shape.plane(0), ~shape.unlikely), places.likely, coded);
+  put_bits(gather_bits<BitPlaces>(shape.plane(0), ~shape.unlikely), places.likely, coded);
   put_bits(shape.flags, places.flags, coded);
-  put_bits(gather_bits(shape.unlikely_bits, shape.groups), places.groups, coded);
+  put_bits(gather_bytes(shape.unlikely_bits, shape.flags), places.groups, coded);
+  put_bits(gather_bits<BitPlaces>(shape.plane(1), shape.plane(0)), places.planes[0], coded);
 #pragma unroll
-  for (std::uint32_t i = 0; i < 5; ++i) {
-    put_bits(gather_bits(shape.plane(i + 1), shape.plane(i)), places.planes[i], coded);
+  for (std::uint32_t i = 1; i < 5; ++i) {
+    put_bits(gather_bits<FewBitPlaces>(shape.plane(i + 1), shape.plane(i)), places.planes[i], coded);
   }
-  put_fields(row, c, shape.escapes(), places.fields, coded);
   std::uint32_t position = places.escapes;
 #pragma unroll 1
   for (std::uint64_t escapes = shape.escapes(); escapes != 0; escapes &= escapes - 1, position += 16) {
@@ -269,24 +329,31 @@ ZCOMM_DEVICE void copy_tile(const std::byte* values, std::uint32_t count, std::b
 }
 
 ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, HalfType type, std::byte* base,
-                              std::uint32_t size, Rows& rows, std::uint32_t* coded, std::uint32_t* target) {
-  DifferenceLook look;
+                              std::uint32_t size, TileRows& rows, std::uint32_t* target) {
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     std::uint32_t words[kGroupWords], old[kGroupWords];
     load_filled(values, group, count, words);
     load_filled(base, group, count, old);
-    look_at(old, words, type, rows.group(group), look);
+    rows.put(group, old, words);
     store_group<Bfloat16>(words, group * kGroup, count, base);
   }
+  __syncwarp();
+  const Differences block = rows.block(type);
+  __syncwarp();  // from here on, bits are put in the place of rows
+  std::uint32_t* const coded = rows.values.words;
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); i < size; i += 32) coded[i] = 0;
-  __syncwarp();
-  const std::uint32_t c = choose_c(look, rows.of_lane(), count, type);
-  const BlockShape shape(rows.of_lane(), c);
+  const std::uint32_t c = choose_c(block, count, type);
+  const HalfShape low(block.low, c), high(block.high, c);
+  const BlockShape shape(low, high);
   const SectionPlaces places(shape);
   if (places.num_words() != size) return;  // somebody writes to the values: what was measured is not there any more
-  put_sections(shape, places, rows.of_lane(), c, values + lane_index() * (4 * kBlockWords), coded);
+  __syncwarp();
+  put_sections(shape, places, c, values + lane_index() * (4 * kBlockWords), coded);
+  std::uint32_t position = places.fields;
+  put_fields(block.low.z, low.widths, position, coded);
+  put_fields(block.high.z, high.widths, position, coded);
   __syncwarp();
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); i < size; i += 32) target[i] = coded[i];
@@ -294,13 +361,12 @@ ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, Half
 
 template <class = void>
 __global__ void __launch_bounds__(kTileThreads) write_kernel(const __grid_constant__ EncodeDifferenceTable table) {
-  __shared__ Rows all_rows[kTileWarps];
-  __shared__ CodedWords all_coded[kTileWarps];
+  __shared__ TileRows all_rows[kTileWarps];
   const std::uint32_t index = table.find();
   const EncodeDifferencePiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
   if (tile >= piece.tiles.num_tiles()) return;
-  const std::uint32_t count = piece.tiles.count(tile), warp = threadIdx.x / 32;
+  const std::uint32_t count = piece.tiles.count(tile);
   const std::uint64_t offset = tile * kTileValues * 2;
   const std::byte* const values = piece.values + offset;
   std::byte* const base = piece.base + offset;
@@ -316,7 +382,7 @@ __global__ void __launch_bounds__(kTileThreads) write_kernel(const __grid_consta
   if (size == (count + 1) / 2) {
     write_plain(values, count, base, target);
   } else {
-    write_coded(values, count, piece.tiles.type, base, size, all_rows[warp], all_coded[warp].words, target);
+    write_coded(values, count, piece.tiles.type, base, size, all_rows[threadIdx.x / 32], target);
   }
 }
 

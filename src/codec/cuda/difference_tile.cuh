@@ -21,7 +21,12 @@ struct Rows {
   ZCOMM_DEVICE std::uint32_t* group(std::uint32_t group) {
     return words + group / 4 * (kBlockWords + 1) + group % 4 * kGroupWords;
   }
+  ZCOMM_DEVICE void put(std::uint32_t index, const std::uint32_t (&values)[kGroupWords]) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) group(index)[i] = values[i];
+  }
   ZCOMM_DEVICE std::uint32_t* of_lane() { return words + lane_index() * (kBlockWords + 1); }
+  ZCOMM_DEVICE const std::uint32_t* of_lane() const { return words + lane_index() * (kBlockWords + 1); }
 
   std::uint32_t words[32 * (kBlockWords + 1)];
 };
@@ -61,14 +66,10 @@ ZCOMM_DEVICE void load_filled(const std::byte* tile, std::uint32_t group, std::u
   fill_up(group, count, words);
 }
 
-// Of the groups of 8 bits of `count` those that `flags` names.
-ZCOMM_DEVICE std::uint64_t bits_of_groups(std::uint32_t flags, std::uint32_t count) {
-  std::uint64_t groups = 0;
-#pragma unroll
-  for (std::uint32_t i = 0; i < 8; ++i) {
-    if ((flags >> i & 1u) != 0) groups |= std::uint64_t{0xff} << (8 * i);
-  }
-  return count < 64 ? groups & ((std::uint64_t{1} << count) - 1) : groups;
+// Of `count` in groups of 8, the last of which may be short, those in the groups that `flags` names.
+ZCOMM_DEVICE std::uint32_t bits_of_groups(std::uint32_t flags, std::uint32_t count) {
+  const bool has_short_one = (flags >> (count / 8) & 1u) != 0;
+  return 8 * popcount(flags) - (has_short_one ? 8 - count % 8 : 0);
 }
 
 // --- Where tiles are in a message

@@ -175,7 +175,7 @@ void add_bits(Table& table) {
   add(table, "not.b32", [](u32 a) { return ~a; });
   add(table, "not.b64", [](u64 a) { return ~a; });
   add(table, "popc.b32", [](u32 a) { return static_cast<u32>(std::popcount(a)); });
-  add(table, "popc.b64", [](u64 a) { return static_cast<u32>(std::popcount(a)); });
+  add(table, "clz.b32", [](u32 a) { return static_cast<u32>(std::countl_zero(a)); });
   add(table, "clz.b64", [](u64 a) { return static_cast<u32>(std::countl_zero(a)); });
   add(table, "brev.b32", [](u32 a) { return reversed(a); });
   // By how far the highest bit that is set is below the top.

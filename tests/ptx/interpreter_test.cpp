@@ -110,6 +110,8 @@ TEST_SUITE("PTX") {
     CHECK(result("div.u32 %r4, %r1, %r2;", ~0u, 10) == 429496729u);
     CHECK(result("shf.l.wrap.b32 %r4, %r1, %r2, %r3;", 0x11223344u, 0xaabbccddu, 40) == 0xbbccdd11u);
     CHECK(result("brev.b32 %r4, %r1;", 0x80000006u) == 0x60000001u);
+    CHECK(result("popc.b32 %r4, %r1;", 0x800000f0u) == 5);
+    CHECK(result("clz.b32 %r4, %r1;", 0x00800001u) == 8);
     CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0x00800001u) == 8);
     CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0) == ~0u);
     CHECK(result("mov.b32 {%rs1, %rs2}, %r1; mul.wide.u16 %r4, %rs1, %rs2;", 0xfffffffeu) == 0xfffd0002u);
@@ -117,7 +119,6 @@ TEST_SUITE("PTX") {
     const auto wide = [&](const std::string& instruction, u32 low, u32 high, u32 other = 0) {
       return result("mov.b64 %rd6, {%r1, %r2}; mov.b64 %rd7, {%r3, 0}; " + instruction, low, high, other);
     };
-    CHECK(wide("popc.b64 %r4, %rd6;", 0xf0u, 0x80000001u) == 6);
     CHECK(wide("clz.b64 %r4, %rd6;", 1, 0) == 63);
     CHECK(wide("not.b64 %rd6, %rd6; cvt.u32.u64 %r4, %rd6;", 1, 0) == ~1u);
     CHECK(wide("neg.s64 %rd6, %rd6; shr.u64 %rd6, %rd6, 32; cvt.u32.u64 %r4, %rd6;", 1, 0) == ~0u);

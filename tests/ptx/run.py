@@ -58,7 +58,7 @@ DIFFERENCE_MUTATIONS = {
     "a sum for a difference": (r"\bsub\.s(32|64)\b", r"add.s\1"),
     "a shift the other way": (r"\bshf\.l\.wrap\b", "shf.r.wrap"),
     "the highest bit for the lowest": (r"\bbrev\.b32\b", "mov.b32"),
-    "zeros counted for ones": (r"\bpopc\.b64\b", "clz.b64"),
+    "zeros counted for ones": (r"\bpopc\.b32\b", "clz.b32"),
     "bits inserted elsewhere": (r"(bfi\.b64\s+\S+, \S+, \S+), (\d+),", r"\1, 1\2,"),
     "a lane's own value in place of another's": (r"(shfl\.sync\.bfly\.b32\s+[^,]+, \S+), (\S+), ", r"\1, 0, "),
     "a store for an atomic": (r"atom\.shared\.or\.b32\s+\S+, (\[\S+\]), ", r"st.shared.u32 \1, "),

@@ -79,25 +79,19 @@ ZCOMM_DEVICE void weigh(const HalfDifferences& half, std::uint32_t e, std::uint3
   shift_up(weighed, widths.planes);
 }
 
-// Of both halves; planes are added before ones are counted, which is slow.
-ZCOMM_DEVICE std::uint32_t sum_of_weighed(const Differences& block, std::uint32_t e) {
-  std::uint32_t low[kWeighedPlanes], high[kWeighedPlanes], carry = 0, sum = 0;
-  weigh(block.low, e, low);
-  weigh(block.high, e, high);
+ZCOMM_DEVICE std::uint32_t sum_of_weighed(const HalfDifferences& half, std::uint32_t e) {
+  std::uint32_t weighed[kWeighedPlanes], sum = 0;
+  weigh(half, e, weighed);
 #pragma unroll
-  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) {
-    sum += popcount(low[i] ^ high[i] ^ carry) << i;
-    carry = (low[i] & high[i]) | (carry & (low[i] | high[i]));
-  }
-  return (sum + (popcount(carry) << kWeighedPlanes)) / 2;
+  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) sum += popcount(weighed[i]) << i;
+  return sum / 2;
 }
-
 // The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^e.
 ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t count, HalfType type) {
   const std::uint32_t padding = (kTileValues - count) * exponent_of(kPadding, type);
   const std::uint32_t exponents = block.low.sum_of_exponents() + block.high.sum_of_exponents();
   const std::uint32_t e = (sum_of_lanes(exponents) - padding) / count + 2;
-  const std::uint32_t sum = sum_of_lanes(sum_of_weighed(block, e));
+  const std::uint32_t sum = sum_of_lanes(sum_of_weighed(block.low, e) + sum_of_weighed(block.high, e));
   const std::uint64_t mean = kTileValues * static_cast<std::uint64_t>(1 + sum) / count;
   const std::int32_t c = static_cast<std::int32_t>(e) + 63 - __clzll(static_cast<long long>(mean)) - 15;
   return c < 0 ? 0 : smaller_of(static_cast<std::uint32_t>(c), 255);
@@ -203,21 +197,22 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
   const std::uint32_t count = piece.tiles.count(tile);
   const std::uint64_t offset = tile * kTileValues * 2;
   TileRows& rows = all_rows[threadIdx.x / 32];
+  const bool is_whole = piece.is_whole();
   TileHash hash;
   std::uint32_t changes = 0;
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     std::uint32_t values[kGroupWords], base[kGroupWords];
     load_filled(piece.values + offset, group, count, values);
+    if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both are under way at once
     hash.add(values, group);
-    if (piece.is_whole()) continue;
-    load_filled(piece.base + offset, group, count, base);
+    if (is_whole) continue;
     rows.put(group, base, values);
 #pragma unroll
     for (std::uint32_t i = 0; i < kGroupWords; ++i) changes |= base[i] ^ values[i];
   }
   hash.add_to(piece.tiles.state, tile);
-  if (piece.is_whole()) return;
+  if (is_whole) return;
   __syncwarp();
   std::uint32_t size = 0;
   if (sum_of_lanes(static_cast<std::uint32_t>(changes != 0)) != 0) {

@@ -104,7 +104,6 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t{a} * b) >> 32); }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
-inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
 inline int __clzll(long long bits) { return std::countl_zero(static_cast<unsigned long long>(bits)); }
 // The place of the lowest bit from 1 on; 0 if there is none.
 inline int __ffs(int bits) { return bits == 0 ? 0 : std::countr_zero(static_cast<unsigned>(bits)) + 1; }

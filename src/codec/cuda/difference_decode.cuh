@@ -203,7 +203,8 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   const std::uint32_t num_escapes = popcount(block.escapes());
   if (!sections.next(low.sum() + high.sum(), 16 * num_escapes, escapes) || !escapes.is_at_end()) return false;
   add_differences({low_half(block.ones), low_half(block.twos), low_half(block.fours), low}, sections, row);
-  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, sections, row + kHalfWords);
+  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, sections,
+                  row + kHalfWords);
   take_escapes(block.escapes(), escapes, row);
   return true;
 }

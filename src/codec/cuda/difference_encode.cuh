@@ -109,7 +109,7 @@ struct HalfShape {
     widths.clear(is_escape);
   }
 
-  Widths widths;                   // 0 for escapes
+  Widths widths;                    // 0 for escapes
   std::uint32_t ones, twos, fours;  // bits of r
 };
 

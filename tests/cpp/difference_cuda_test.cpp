@@ -73,8 +73,8 @@ TEST_SUITE("differences on a GPU") {
   TEST_CASE("tables that a CTA scans in several rounds") {
     const Codecs codecs;
     std::mt19937 random(6);
-    // 512 tiles in a round; few of them hold more than an update or two.
-    const std::int64_t n = (kSanitizers ? 513 : 1100) * 2048 + 5;
+    // 4096 tiles in a round; few of them hold more than an update or two.
+    const std::int64_t n = (kSanitizers ? 4097 : 9000) * 2048 + 5;
     const Patterns base = weights(n, random);
     check_updates(codecs, {{base, changed(base, kChanges[1].second, random), DType::bfloat16}});
   }

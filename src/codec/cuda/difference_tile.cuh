@@ -100,6 +100,9 @@ ZCOMM_DEVICE std::uint64_t start_of(const DifferenceTiles& tiles, const std::uin
 
 using WarpSums = std::uint32_t[kThreads / 32];
 
+// Starts of a warp in a round of scan_sizes(): a round takes as long as its loads, so many are in flight together.
+inline constexpr std::uint32_t kScanStarts = 8;
+
 // Notes in `starts` where tiles begin; returns the words of all. All threads of a CTA of kThreads come here.
 ZCOMM_DEVICE std::uint64_t scan_sizes(const DifferenceTiles& tiles, const std::uint32_t* table, WarpSums& sums) {
   constexpr std::uint32_t kWarps = kThreads / 32;
@@ -107,10 +110,15 @@ ZCOMM_DEVICE std::uint64_t scan_sizes(const DifferenceTiles& tiles, const std::u
   const std::uint32_t warp = threadIdx.x / 32;
   std::uint64_t total = 0;
 #pragma unroll 1
-  for (std::uint64_t first = 0; first * kStartTiles < num_tiles; first += kWarps) {
-    const std::uint64_t start = first + warp;
-    const std::uint64_t pair = start * (kStartTiles / 2) + lane_index();
-    const std::uint32_t sum = sum_of_lanes(sum_of_sizes(table, pair, num_tiles));
+  for (std::uint64_t first = 0; first * kStartTiles < num_tiles; first += kWarps * kScanStarts) {
+    const std::uint64_t start = first + warp * kScanStarts;
+    std::uint32_t own[kScanStarts], sum = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) {
+      own[i] = sum_of_sizes(table, (start + i) * (kStartTiles / 2) + lane_index(), num_tiles);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) sum += own[i] = sum_of_lanes(own[i]);
     if (lane_index() == 0) sums[warp] = sum;
     __syncthreads();
     std::uint64_t before = total;
@@ -119,7 +127,11 @@ ZCOMM_DEVICE std::uint64_t scan_sizes(const DifferenceTiles& tiles, const std::u
       if (i < warp) before += sums[i];
       total += sums[i];
     }
-    if (lane_index() == 0 && start * kStartTiles < num_tiles) tiles.starts[start] = before;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) {
+      if (lane_index() == 0 && (start + i) * kStartTiles < num_tiles) tiles.starts[start + i] = before;
+      before += own[i];
+    }
     __syncthreads();
   }
   return total;

@@ -103,7 +103,7 @@ void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DTy
   row.elements += static_cast<double>(values.num_elements);
   row.blocks += static_cast<double>(num_blocks);
   const auto [found, is_new] =
-      row.by_stream.try_emplace(stream.handle, Sums{device, measured.totals, measured.largest});
+      row.by_stream.try_emplace({device.type(), stream.handle}, Sums{device, measured.totals, measured.largest});
   if (is_new) return;
   found->second.totals.add_(measured.totals);
   found->second.largest = at::maximum(found->second.largest, measured.largest);

@@ -77,7 +77,7 @@ class Telemetry {
     std::uint64_t samples = 0;
     double elements = 0;
     double blocks = 0;
-    std::map<void*, Sums> by_stream;
+    std::map<std::pair<at::DeviceType, void*>, Sums> by_stream;  // calls on CPU tensors have a null stream, too
   };
   struct Calls {
     std::uint64_t calls = 0;

@@ -34,8 +34,9 @@ ZCOMM_DEVICE void store_words(const std::uint32_t (&words)[kWords], std::byte* d
   }
 }
 
-// The same for all lanes of a warp, whose words lie `lane_bytes` apart. A lane alone writes half of a sector of 32 bytes
-// at once, and memory takes as long for it as for a whole one; two neighbors exchange halves and write whole ones.
+// The same for all lanes of a warp, whose words lie `lane_bytes` apart. A lane alone writes half of a sector of 32
+// bytes at once, and memory takes as long for it as for a whole one; two neighbors exchange halves and write whole
+// ones.
 template <int kWords>
 ZCOMM_DEVICE void store_words_in_pairs(const std::uint32_t (&words)[kWords], std::byte* data,
                                        std::uint32_t lane_bytes) {

@@ -24,5 +24,5 @@ os.environ["ZCOMM_NCCL_LIB"] = str(BUILT / "libnccl.so.2")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Last: these have ranks as threads of this process, whose streams a process that is forked later would miss.
-    items.sort(key=lambda item: item.path.stem == "test_communicator")
+    # Last: these use streams in this process itself, which a process that is forked later would miss.
+    items.sort(key=lambda item: item.path.stem in ("test_communicator", "test_difference_kernels"))

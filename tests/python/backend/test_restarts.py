@@ -25,6 +25,7 @@ assert torch.allclose(whole[:, 0], torch.tensor([1.0, 2.0]), rtol=0.01), whole
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(3 + rank)  # nobody says good-bye
 dist.destroy_process_group()
+os._exit(0)  # at the interpreter's end threads of torch's own abort now and then, which the agent takes for a failure
 """
 
 
@@ -64,6 +65,7 @@ if dist.get_rank() == 0:
     generations = [stats.generation for stats in secondary.stats().values()]
     torch.save({"begin": begin, "generations": generations, "parameters": parameters}, folder / "end.pt")
 dist.destroy_process_group()
+os._exit(0)  # as above
 """
 
 

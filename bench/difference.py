@@ -43,7 +43,7 @@ def main(
     rates: Annotated[str, typer.Option(help="Learning rates.")] = "1e-3,3e-4,1e-4,3e-5,1e-5,1e-6,0",
     isa: Annotated[str, typer.Option(help='Instruction sets, "all" or some of cpu_isas().')] = "all",
     kibibytes: Annotated[int, typer.Option(help="Of values in a piece.")] = 1024,
-    repeats: Annotated[int, typer.Option(min=0, help="100 by default, on cuda 25.")] = 0,
+    repeats: Annotated[int | None, typer.Option(min=1, help="100 by default, on cuda 25.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     mebibytes: Annotated[str, typer.Option(help="cuda: of values in a piece, comma-separated.")] = "1,16,256",
     json_file: Annotated[Path | None, typer.Option("--json", help="cuda: write a report.")] = None,

@@ -1,4 +1,4 @@
-"""Speed of the kernels of lossless differences, each beside a device-to-device copy; see bench/difference.py.
+"""Speed of the kernels of lossless differences, compared with device-to-device copies; see bench/difference.py.
 
 GB/s are of bfloat16 values. A copy moves as many bytes as its pass must read and write, and the report has the ratio of
 the two medians. Encoding reads values and base, and writes base and message; decoding reads base and message, and
@@ -22,7 +22,7 @@ from rich.table import Table
 from zcomm import _core
 from zcomm.bench import gpu_clock
 from zcomm.lab import gpus
-from zcomm.planner.differences import DEVIATION, HEADER_BYTES, UPDATE
+from zcomm.planner.differences import HEADER_BYTES
 
 SCHEMA = "zcomm-difference/1"
 GENERATION = 1  # of the base: any but 0
@@ -41,9 +41,7 @@ class Piece:
     """Weights before and after an update, and the jobs that encode and decode their difference."""
 
     def __init__(self, num_elements: int, rate: float, device: str) -> None:
-        before = DEVIATION * torch.randn(num_elements, device=device)
-        after = before + UPDATE * rate * torch.randn(num_elements, device=device)
-        self._before, self.values = before.bfloat16(), after.bfloat16()
+        self._before, self.values = gpu_clock.changed_weights(num_elements, rate, device)
         self.base = self._before.clone()
         room = HEADER_BYTES + _core.max_difference_bytes(num_elements)
         self._message = torch.empty(room, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-// Bits of a mask, and planes of small numbers: each beside a loop over bits or values.
+// Bits of a mask and planes of small numbers, compared with loops over bits or values.
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 

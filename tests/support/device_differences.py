@@ -1,4 +1,4 @@
-"""Lossless differences in the memory of a GPU: messages, values, hashes and errors beside those of the CPU codec.
+"""Lossless differences in the memory of a GPU: messages, values, hashes and errors, compared with the CPU codec.
 
 ``device`` is where torch puts what the kernels work on: "cuda", or "cpu" where CUDA lives on the host.
 """

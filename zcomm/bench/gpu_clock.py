@@ -1,4 +1,4 @@
-"""What the benchmarks need of a GPU: its clock, and the codec's part of a collective by itself."""
+"""What the benchmarks need of a GPU: its clock, weights on it, and the codec's part of a collective by itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from zcomm import _core, codec
 from zcomm.bench.contenders import Problem
+from zcomm.planner import differences
 
 REPEATS = 7
 FLUSH_BYTES = 256 << 20  # more than the L2 cache of any GPU of today holds
@@ -87,6 +88,13 @@ def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node
         encode(0, inside)
         _decode_all(steps, slots, inside)
     return _median_of(steps)
+
+
+def changed_weights(num_elements: int, rate: float, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    """As differences.changed_weights(), made on the device: two bfloat16 tensors (num_elements,)."""
+    before = differences.DEVIATION * torch.randn(num_elements, device=device)
+    after = before + differences.UPDATE * rate * torch.randn(num_elements, device=device)
+    return before.bfloat16(), after.bfloat16()
 
 
 def _wire(values: torch.Tensor, format: str) -> torch.Tensor:

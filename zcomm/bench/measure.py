@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm import _core, codec
+from zcomm.bench import gpu_clock
 from zcomm.bench.report_file import network_cards
 from zcomm.planner import collectives, differences
 from zcomm.planner.cluster import CALIBRATION_SCHEMA
@@ -141,9 +142,7 @@ def _host_difference(elements: int) -> Callable[[], int]:
 
 def _device_difference(elements: int, device: torch.device) -> Callable[[], int]:
     """The same in GPU memory. As in a gather, the host waits for the size."""
-    before = differences.DEVIATION * torch.randn(elements, device=device)
-    after = before + differences.UPDATE * LEARNING_RATE * torch.randn(elements, device=device)
-    old, new = before.bfloat16(), after.bfloat16()
+    old, new = gpu_clock.changed_weights(elements, LEARNING_RATE, device)
     sender, receiver = old.clone(), old.clone()
     message = torch.empty(
         differences.HEADER_BYTES + _core.max_difference_bytes(elements), dtype=torch.uint8, device=device

@@ -174,7 +174,7 @@ struct SectionPlaces {
   std::uint32_t likely, flags, groups, planes[5], fields, escapes;
 
  private:
-  // Two sections, in which this lane has so many bits.
+  // Places two sections; this lane has `first_bits` and `second_bits` of them.
   ZCOMM_DEVICE void place(std::uint32_t& first, std::uint32_t first_bits, std::uint32_t& second,
                           std::uint32_t second_bits) {
     const LanePairSums sums(first_bits, second_bits);

@@ -100,7 +100,7 @@ ZCOMM_DEVICE std::uint64_t start_of(const DifferenceTiles& tiles, const std::uin
 
 using WarpSums = std::uint32_t[kThreads / 32];
 
-// Starts of a warp in a round of scan_sizes(): a round takes as long as its loads, so many are in flight together.
+// Starts that a warp computes in a round of scan_sizes(). Their loads are in flight together: latency bounds a round.
 inline constexpr std::uint32_t kScanStarts = 8;
 
 // Notes in `starts` where tiles begin; returns the words of all. All threads of a CTA of kThreads come here.

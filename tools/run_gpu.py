@@ -3,8 +3,9 @@
     python3 tools/run_gpu.py [--only STAGE,...] [--seconds N]
 
 Needs torch with CUDA, nvcc, cmake, ninja and scikit-build-core, and no network. Each stage has a limit of time, and one
-that fails does not stop the others; the exit status says whether any did. Logs: out/gpu. Results: bench/results. If the
-variable OUT names a folder, a summary and an archive of both go there.
+that fails does not stop the others; the exit status says whether any did. One whose packages are not installed is not
+run, which is no failure. Logs: out/gpu. Results: bench/results. If the variable OUT names a folder, a summary and an
+archive of both go there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,18 @@ print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version
 
 @dataclass(frozen=True)
 class Stage:
-    """Commands that run one after the other, in `seconds` together."""
+    """Commands that run one after the other, in `seconds` together. Without the Python packages that it needs, none."""
 
     name: str
     seconds: float
     commands: Sequence[Sequence[str]]
+    needs: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a stage ended: "passed", "failed (status)" or "stopped after its N s"."""
+    """How a stage ended: "passed", "failed (status N)", "stopped after its N s", "not started" for want of time, or
+    "not run" for want of a package."""
 
     name: str
     how: str
@@ -66,6 +69,10 @@ class Ending:
     @property
     def passed(self) -> bool:
         return self.how == "passed"
+
+    @property
+    def failed(self) -> bool:
+        return not self.passed and not self.how.startswith("not run")
 
 
 def python() -> str:
@@ -89,7 +96,7 @@ def stages(chip: str) -> list[Stage]:
         Stage("difference", 60, [[*difference, "--json", f"{results}-difference.json"]]),
         Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
-        Stage("training", 90, [[*training, "--json", f"{results}-training_step_2x1_1gbit.json"]]),
+        Stage("training", 90, [[*training, "--json", f"{results}-training_step_2x1_1gbit.json"]], ("pyroute2",)),
     ]
 
 
@@ -119,9 +126,13 @@ def make_venv() -> None:
     (VENV / "lib" / version / "site-packages" / "parent.pth").write_text("\n".join(lines) + "\n")
 
 
+def not_installed(packages: Iterable[str]) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
 def missing(environment: Mapping[str, str]) -> list[str]:
     """What this machine lacks, in words."""
-    lacks = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
+    lacks = [f"the Python package {name}" for name in not_installed(NEEDED)]
     lacks += [f"{tool} on the PATH" for tool in ("nvcc", "cmake", "ninja", "g++") if not find(tool, environment)]
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         lacks.append(f"Python.h in {sysconfig.get_path('include')}")
@@ -141,12 +152,19 @@ def find(tool: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(tool, path=environment["PATH"])
 
 
+def why_not(stage: Stage, limit: float) -> str | None:
+    """Why a stage cannot run, as its ending has it."""
+    if lacks := not_installed(stage.needs):
+        return f"not run: needs {', '.join(lacks)}"
+    return "not started: no time was left" if limit < 1 else None
+
+
 def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: Path = LOGS) -> Ending:
     """Runs the commands of a stage until one fails, or the limit is reached; what they print goes to a log."""
     log, start, how = logs / f"{stage.name}.log", time.monotonic(), "passed"
-    if limit < 1:
+    if reason := why_not(stage, limit):
         log.write_text("")
-        return Ending(stage.name, "not started: no time was left", 0.0, log)
+        return Ending(stage.name, reason, 0.0, log)
     with log.open("w") as file:
         for command in stage.commands:
             file.write(f"$ {' '.join(command)}\n")
@@ -317,7 +335,7 @@ def main() -> int:
     print(text)
     if out := os.environ.get("OUT"):
         hand_over(Path(out), text, reports)
-    return 0 if all(ending.passed for ending in endings) else 1
+    return 1 if any(ending.failed for ending in endings) else 0
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def test_missing_things_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any("json" in lack for lack in lacks)
 
 
-def stage(name: str, code: str, seconds: float = 20.0) -> Any:
-    return run_gpu.Stage(name, seconds, [[sys.executable, "-c", code]])
+def stage(name: str, code: str, seconds: float = 20.0, needs: tuple[str, ...] = ()) -> Any:
+    return run_gpu.Stage(name, seconds, [[sys.executable, "-c", code]], needs)
 
 
 def test_stages_end_in_time_and_none_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,22 @@ def test_without_a_build_or_without_time_nothing_runs(tmp_path: Path) -> None:
         "build"
     ]
     (late,) = run_gpu.run_stages([stage("tests", "print('no')")], 0.5, os.environ, tmp_path, lambda _: None)
-    assert late.how == "not started: no time was left" and not late.passed
+    assert late.how == "not started: no time was left" and late.failed
+
+
+def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) -> None:
+    every = [
+        stage("lacking", "raise SystemExit(1)", needs=("json", "no_such_package")),
+        stage("bad", "raise SystemExit(1)", needs=("json",)),
+        stage("good", "print('fine')", needs=("json",)),
+    ]
+    endings = run_gpu.run_stages(every, 60.0, os.environ, tmp_path, lambda _: None)
+    assert [(ending.how, ending.passed, ending.failed) for ending in endings] == [
+        ("not run: needs no_such_package", False, False),
+        ("failed (status 1)", False, True),
+        ("passed", True, False),
+    ]
+    assert "not run: needs no_such_package" in run_gpu.summary(endings, {"gpu": "", "torch": ""}, [])
 
 
 def test_the_stages_are_commands_of_this_repository() -> None:
@@ -149,6 +164,7 @@ def test_the_stages_are_commands_of_this_repository() -> None:
             for part in command:
                 if part.endswith(".py"):
                     assert (ROOT / part).exists(), part
+    assert {one.name: one.needs for one in stages if one.needs} == {"training": ("pyroute2",)}
     text = json.dumps([one.commands for one in stages])
     for part in ("h200-codec.json", "h200-difference.json", "CMAKE_CUDA_ARCHITECTURES=native", "--no-index"):
         assert part in text

@@ -17,8 +17,11 @@ namespace zcomm {
 namespace cpu {
 namespace {
 
-// Large enough to hide the cost of handing it out, small enough to balance and to stay in L2. A multiple of the tile.
-constexpr std::int64_t kTaskElements = 32768;
+// Elements of a task: enough to hide the cost of handing it out, and few enough to balance. A task begins with values
+// that nothing has prefetched, so large calls have large ones. Multiples of the tile.
+constexpr std::int64_t kMinTaskElements = 32768;
+constexpr std::int64_t kMaxTaskElements = 524288;
+constexpr std::int64_t kTasksPerThread = 8;
 
 // Calls with more values than this write past the caches, as what they write would not stay there until it is used.
 // A line that is written in place is read from memory first: that costs decode a third of its speed.
@@ -55,14 +58,24 @@ std::int64_t num_elements(const Decode& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSum& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSumEncode& job) { return job.num_elements; }
 
-// Elements per task: whole blocks of the wire that is written.
-std::int64_t task_elements(BlockFormat format) {
-  return format.has_scales() ? kTaskElements / format.block_size * format.block_size : kTaskElements;
+// Elements per task, `elements` or somewhat less: whole blocks of the wire that is written.
+std::int64_t task_elements(BlockFormat format, std::int64_t elements) {
+  return format.has_scales() ? elements / format.block_size * format.block_size : elements;
 }
-std::int64_t task_elements(const Encode& job) { return task_elements(job.format); }
-std::int64_t task_elements(const Decode&) { return kTaskElements; }
-std::int64_t task_elements(const DecodeSum&) { return kTaskElements; }
-std::int64_t task_elements(const DecodeSumEncode& job) { return task_elements(job.format); }
+std::int64_t task_elements(const Encode& job, std::int64_t elements) { return task_elements(job.format, elements); }
+std::int64_t task_elements(const Decode&, std::int64_t elements) { return elements; }
+std::int64_t task_elements(const DecodeSum&, std::int64_t elements) { return elements; }
+std::int64_t task_elements(const DecodeSumEncode& job, std::int64_t elements) {
+  return task_elements(job.format, elements);
+}
+
+template <class Job>
+std::int64_t task_elements(std::span<const Job> jobs) {
+  std::int64_t all = 0;
+  for (const Job& job : jobs) all += num_elements(job);
+  const std::int64_t of_thread = all / num_threads() / kTasksPerThread / kTileElements * kTileElements;
+  return std::clamp(of_thread, kMinTaskElements, kMaxTaskElements);
+}
 
 // Checks all jobs, then calls run(job, begin, count) for element ranges that cover them, in parallel.
 template <class Job, class Run>
@@ -70,18 +83,19 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
   for (const Job& job : jobs) check(job);
   thread_local std::vector<std::int64_t> ends;  // of each job's tasks; kept, for calls without allocation
   ends.clear();
+  const std::int64_t elements = task_elements(jobs);
   std::int64_t num_tasks = 0;
   for (const Job& job : jobs) {
-    num_tasks += (num_elements(job) + task_elements(job) - 1) / task_elements(job);
+    num_tasks += (num_elements(job) + task_elements(job, elements) - 1) / task_elements(job, elements);
     ends.push_back(num_tasks);
   }
-  parallel_for(num_tasks, [&run, jobs, ends = std::span<const std::int64_t>(ends)](std::int64_t task) {
+  parallel_for(num_tasks, [&run, jobs, elements, ends = std::span<const std::int64_t>(ends)](std::int64_t task) {
     const auto end = std::upper_bound(ends.begin(), ends.end(), task);
     const Job& job = jobs[static_cast<std::size_t>(end - ends.begin())];
     const std::int64_t first_task = end == ends.begin() ? 0 : *(end - 1);
-    const std::int64_t begin = (task - first_task) * task_elements(job);
+    const std::int64_t begin = (task - first_task) * task_elements(job, elements);
     const DefaultFloatEnvironment environment;
-    run(job, begin, std::min(task_elements(job), num_elements(job) - begin));
+    run(job, begin, std::min(task_elements(job, elements), num_elements(job) - begin));
   });
 }
 
@@ -167,18 +181,23 @@ void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_eleme
   if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
 }
 
+// The blocks of wires[0] and of those after it that are added with it, up to kMaxWires; returns how many.
+std::size_t plain_blocks(std::span<const Wire> wires, std::int64_t num_elements, CodedBlocks* blocks) {
+  std::size_t num_wires = 0;
+  for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()); ++num_wires) {
+    if (!is_plain(wires[num_wires]) || wires[num_wires].format != wires[0].format) break;
+    blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
+  }
+  return num_wires;
+}
+
 // terms = (`is_empty`) or += elements [begin, begin + count) of wires[0] and of those after it that are added with it;
 // returns how many.
 std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements,
                       std::int64_t begin, std::int64_t count, bool is_empty, float* terms) {
   const Wire& wire = wires[0];
-  if (is_plain(wire)) {
-    CodedBlocks blocks[kMaxWires];
-    std::size_t num_wires = 0;
-    for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()); ++num_wires) {
-      if (!is_plain(wires[num_wires]) || wires[num_wires].format != wire.format) break;
-      blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
-    }
+  CodedBlocks blocks[kMaxWires];
+  if (const std::size_t num_wires = plain_blocks(wires, num_elements, blocks)) {
     const auto add_codes = is_empty ? kernels.sum_codes : kernels.add_codes;
     add_codes(blocks, static_cast<int>(num_wires), begin, count, kMaxFloat32, terms);
     return num_wires;
@@ -214,6 +233,21 @@ void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t 
     }
     if (rotated && !is_empty) kernels.rotate_back(terms, count, false, terms);
   }
+}
+
+// values = elements [begin, begin + values.num_elements) of the job's. Up to a tile. `stream`: see Kernels.
+void decode_sum_tile(const Kernels& kernels, const DecodeSum& job, std::int64_t begin, TensorView values, bool stream) {
+  const std::size_t dtype = index_of(values.dtype);
+  CodedBlocks blocks[kMaxWires];
+  const std::size_t num_plain = plain_blocks(job.wires, job.values.num_elements, blocks);
+  if (num_plain == job.wires.size() && !job.wires[0].format.hadamard) {
+    kernels.sum_values[dtype](blocks, static_cast<int>(num_plain), begin, values.num_elements, kMaxFloat32, job.factor,
+                              values.data, stream);
+    return;
+  }
+  alignas(64) float terms[kTileElements];
+  sum_tile(kernels, job.wires, job.values.num_elements, begin, values.num_elements, terms);
+  kernels.store_values[dtype](terms, values.num_elements, job.factor, values.data, stream);
 }
 
 template <class Job>
@@ -329,12 +363,10 @@ class CpuCodec final : public Codec {
   void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
     const bool all_stream = writes_past_caches(jobs);
     run_jobs(jobs, [this, all_stream](const DecodeSum& job, std::int64_t begin, std::int64_t count) {
-      alignas(64) float terms[kTileElements];
       const TensorView values = job.values.slice(begin, count);
       const bool stream = all_stream || job.read_late;
       write_tiles<kTileElements>(kernels_, values, stream, [&](TensorView tile, std::int64_t i, bool past_caches) {
-        sum_tile(kernels_, job.wires, job.values.num_elements, begin + i, tile.num_elements, terms);
-        kernels_.store_values[index_of(tile.dtype)](terms, tile.num_elements, job.factor, tile.data, past_caches);
+        decode_sum_tile(kernels_, job, begin + i, tile, past_caches);
       });
     });
   }

@@ -46,6 +46,12 @@ struct Bfloat16 {
   using Patterns = Pattern __attribute__((vector_size(sizeof(Register))));
   ZCOMM_INLINE Floats widen_lanes(const Bits* values) { return load_bfloat16(values); }
   using Words = std::uint32_t __attribute__((vector_size(sizeof(Floats))));
+  // A register of values gives one of even and one of odd elements.
+  ZCOMM_INLINE void widen_pairs(const Bits* values, Floats& even, Floats& odd) {
+    const Words pairs = reinterpret_cast<Words>(load_register(values));
+    even = reinterpret_cast<Floats>(pairs << 16);
+    odd = reinterpret_cast<Floats>(pairs & 0xffff0000u);
+  }
   ZCOMM_INLINE Words round_lanes(Floats floats) {  // in the upper halves of the words
     const Words bits = reinterpret_cast<Words>(floats);
     return bits + 0x7fffu + ((bits >> 16) & 1u);

@@ -45,12 +45,7 @@ ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float
     Group group;
     load_codes<kNibbles>(codes + (kNibbles ? done / 2 : done), group);
     for (Floats& floats : group) floats *= factor;
-    if constexpr (kNibbles && requires { Type::narrow_pairs(group[0], group[1]); }) {
-      store_pairs<Type, kStream>(group, values + done);
-    } else {
-      to_order<kNibbles>(group);
-      store_group<Type, kStream>(group, values + done);
-    }
+    store_decoded<Type, kNibbles, kStream>(group, values + done);
   }
   if (done != count) {
     dequantize_rest<Type, kNibbles>(codes + (kNibbles ? done / 2 : done), count - done, scale, kLargestFinite,

@@ -63,6 +63,10 @@ struct Kernels {
   void (*add_codes)(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
                     float* terms);
 
+  // values[i] = round(the same sum * factor), as store_values would write it. `stream` as above.
+  void (*sum_values[kNumDTypes])(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count,
+                                 float limit, float factor, std::byte* values, bool stream);
+
   // Finite terms beyond +-limit become +-limit.
   void (*saturate)(float* terms, std::int64_t count, float limit);
 
@@ -80,7 +84,7 @@ struct Kernels {
 
   // Encodes blocks of integers, rounded to nearest, not rotated; the last one may be short. Writes nothing but scales
   // and codes. Any count. `blocks` says how; its addresses and its factor are not used. `stream`: codes go past the
-  // caches; `codes` is aligned to 16 then.
+  // caches if `codes` is aligned to 32.
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                              std::byte* codes, bool stream);
   // The same for all codes, rotated or not; integers are rounded stochastically if `random` is not null. Up to a

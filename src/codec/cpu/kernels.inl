@@ -18,16 +18,20 @@ constexpr float kMaxScale = 0x1.fep127f;
 constexpr float kLargestFinite = 0x1.fffffep127f;
 constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_even(x) in its low bits, |x| <= 2^22
 
-constexpr std::int64_t kPrefetchBytes = 2048;  // how far ahead of what is decoded
+// How far ahead of what is decoded, and of what an encode looks at first, memory is prefetched.
+constexpr std::int64_t kPrefetchBytes = 2048;
+constexpr std::int64_t kEncodeAhead = 3072;
 
-// The hardware does not look ahead across the pages that a tile ends on. Past the end of a buffer this does nothing; a
-// pointer may not be moved there, an integer may.
+// The hardware does not look ahead across the pages that a tile ends on. Into the L2 cache: an L1 cache has too few
+// buffers for lines that come from memory. Past the end of a buffer this does nothing; a pointer may not be moved
+// there, an integer may.
 ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t num_bytes) {
+  constexpr int kIntoL2 = 2;
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(offset);
 #pragma GCC unroll 8
   for (std::int64_t i = 0; i < num_bytes; i += 64) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing is read through it
-    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(i)));
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(i)), 0, kIntoL2);
   }
 }
 
@@ -108,6 +112,7 @@ const Kernels ZCOMM_KERNELS = {
     .decode = {decode<Float32>, decode<Bfloat16>, decode<Float16>},
     .sum_codes = add_codes<false>,
     .add_codes = add_codes<true>,
+    .sum_values = {sum_values<Float32>, sum_values<Bfloat16>, sum_values<Float16>},
     .saturate = saturate,
     .store_values = {store_values<Float32>, store_values<Bfloat16>, store_values<Float16>},
     .rotate_back = rotate_back,

@@ -8,6 +8,7 @@
 //   interleave         registers of even and of odd elements become those of the first and of the second ones;
 //                      deinterleave: the other way round
 //   to_codes           32 floats, rounded to nearest even, as bytes
+//   pairs_to_codes     the same of registers of even and of odd elements in turn; pairs_to_nibbles: two per byte
 //   narrow_words       two registers of 32-bit words of less than 2^16, as 16-bit ones
 //   to_halves          two registers, rounded to float16
 
@@ -97,6 +98,15 @@ ZCOMM_INLINE void write_16_bytes(void* data, __m128i bytes) {
   }
 }
 
+template <bool kStream>
+ZCOMM_INLINE void write_32_bytes(void* data, __m256i bytes) {
+  if constexpr (kStream) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(data), bytes);
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(data), bytes);
+  }
+}
+
 // values = group, rounded; no NaN but the canonical one. kStream: past the caches, to an address that is aligned to 64.
 template <class Type, bool kStream>
 ZCOMM_INLINE void store_group(const Group& group, typename Type::Bits* values) {
@@ -109,11 +119,16 @@ ZCOMM_INLINE void store_group(const Group& group, typename Type::Bits* values) {
   }
 }
 
-// The same of a group of nibbles that is not in order: fewer shuffles.
-template <class Type, bool kStream>
-ZCOMM_INLINE void store_pairs(const Group& group, typename Type::Bits* values) {
-  for (int i = 0; i < kGroupRegisters; i += 2) {
-    write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_pairs(group[i], group[i + 1]));
+// The same of codes that load_codes gave. Nibbles are not in order: words of pairs take fewer shuffles than that order.
+template <class Type, bool kNibbles, bool kStream>
+ZCOMM_INLINE void store_decoded(Group& group, typename Type::Bits* values) {
+  if constexpr (kNibbles && requires { &Type::narrow_pairs; }) {
+    for (int i = 0; i < kGroupRegisters; i += 2) {
+      write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_pairs(group[i], group[i + 1]));
+    }
+  } else {
+    to_order<kNibbles>(group);
+    store_group<Type, kStream>(group, values);
   }
 }
 #endif

@@ -46,6 +46,20 @@ ZCOMM_INLINE __m256i to_codes(const Floats* group) {
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+template <int kBits>
+ZCOMM_INLINE Register join_pairs(const Floats* group) {
+  const Register even = _mm256_packs_epi32(_mm256_cvtps_epi32(group[0]), _mm256_cvtps_epi32(group[2]));
+  const Register odd = _mm256_packs_epi32(_mm256_cvtps_epi32(group[1]), _mm256_cvtps_epi32(group[3]));
+  return _mm256_or_si256(_mm256_slli_epi16(odd, kBits), _mm256_and_si256(even, _mm256_set1_epi16((1 << kBits) - 1)));
+}
+ZCOMM_INLINE __m256i pairs_to_codes(const Floats* group) {
+  return _mm256_permute4x64_epi64(join_pairs<8>(group), 0xd8);
+}
+ZCOMM_INLINE __m128i pairs_to_nibbles(const Floats* group) {
+  const Register words = join_pairs<4>(group);
+  return _mm_shuffle_epi32(_mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)), 0xd8);
+}
+
 ZCOMM_INLINE Floats load_bfloat16(const Word16* values) {
   const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));

@@ -51,6 +51,19 @@ ZCOMM_INLINE __m256i to_codes(const Floats* group) {
   return _mm512_maskz_cvtepi16_epi8(0xffffffff, in_order);
 }
 
+template <int kBits>
+ZCOMM_INLINE Register join_pairs(const Floats* group) {
+  const Register even = _mm512_maskz_cvtps_epi32(kAllLanes, group[0]);
+  const Register odd = _mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtps_epi32(kAllLanes, group[1]), kBits);
+  return _mm512_ternarylogic_epi32(odd, even, _mm512_set1_epi32((1 << kBits) - 1), 0xf8);  // odd | (even & the mask)
+}
+ZCOMM_INLINE __m256i pairs_to_codes(const Floats* group) {
+  return _mm512_maskz_cvtepi32_epi16(kAllLanes, join_pairs<8>(group));
+}
+ZCOMM_INLINE __m128i pairs_to_nibbles(const Floats* group) {
+  return _mm512_maskz_cvtepi32_epi8(kAllLanes, join_pairs<4>(group));
+}
+
 ZCOMM_INLINE Floats load_bfloat16(const Word16* values) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
   return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, words), 16));

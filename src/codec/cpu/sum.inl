@@ -30,25 +30,33 @@ __attribute__((noinline)) void add_rest(const std::int8_t* const* codes, const f
   }
 }
 
-// The same of whole groups of finite terms. A product of code and scale is exact: it does not matter whether it is
-// fused with the addition.
+#ifdef ZCOMM_LANES
+// sum += a group of each wire, of finite terms. A product of code and scale is exact: it does not matter whether it is
+// fused with the addition. Groups of nibbles are not in order: see load_codes.
+template <int kWires, bool kNibbles>
+ZCOMM_INLINE void add_group(const std::int8_t* const* codes, const Floats* scale, std::int64_t first, Group& sum) {
+  for (int w = 0; w < kWires; ++w) {
+    Group group;
+    load_codes<kNibbles>(codes[w] + (kNibbles ? first / 2 : first), group);
+    for (int k = 0; k < kGroupRegisters; ++k) sum[k] = multiply_add(group[k], scale[w], sum[k]);
+  }
+}
+#endif
+
+// terms = or += whole groups of finite terms of each wire, one after the other.
 template <int kWires, bool kNibbles, bool kAdd>
 ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale, std::int64_t first,
                              std::int64_t count, float* terms) {
 #ifdef ZCOMM_LANES
-  Floats factor[kWires];
-  for (int w = 0; w < kWires; ++w) factor[w] = broadcast(scale[w]);
+  Floats scales[kWires];
+  for (int w = 0; w < kWires; ++w) scales[w] = broadcast(scale[w]);
   for (std::int64_t i = 0; i < count; i += kGroup) {
     Group sum = {};
     if (kAdd) {
       for (int k = 0; k < kGroupRegisters; ++k) sum[k] = load(terms + i + k * ZCOMM_LANES);
       from_order<kNibbles>(sum);
     }
-    for (int w = 0; w < kWires; ++w) {
-      Group group;
-      load_codes<kNibbles>(codes[w] + (kNibbles ? (first + i) / 2 : first + i), group);
-      for (int k = 0; k < kGroupRegisters; ++k) sum[k] = multiply_add(group[k], factor[w], sum[k]);
-    }
+    add_group<kWires, kNibbles>(codes, scales, first + i, sum);
     to_order<kNibbles>(sum);
     for (int k = 0; k < kGroupRegisters; ++k) store(terms + i + k * ZCOMM_LANES, sum[k]);
   }
@@ -63,10 +71,11 @@ ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale
 #endif
 }
 
-// kWires at once, so that terms are loaded and stored once for all of them.
-template <int kWires, bool kNibbles, bool kAdd>
-ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
-                            float limit, float* terms) {
+// Calls add_groups(codes, scales, i, n) for the whole groups of each block that are finite, and add_rest for what is
+// left of it, with the codes and the scale of each wire: elements [i, i + n) of the tile.
+template <int kWires, bool kNibbles, class AddGroups, class AddRest>
+ZCOMM_INLINE void add_blocks(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
+                             float limit, const AddGroups& add_groups, const AddRest& add_rest) {
   const std::int64_t block_size = wire.block_size;
   const float largest_code = wire.largest_code;
   const std::int8_t* codes[kWires];
@@ -82,12 +91,24 @@ ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int
       prefetch(codes[w] + (kNibbles ? i / 2 : i), kPrefetchBytes, kNibbles ? block_size / 2 : block_size);
     }
     const std::int64_t in_groups = is_finite ? (block_end - i) / kGroup * kGroup : 0;
-    add_groups<kWires, kNibbles, kAdd>(codes, scale, i, in_groups, terms + i);
+    add_groups(codes, scale, i, in_groups);
     const std::int64_t done = i + in_groups;
-    if (done != block_end) {
-      add_rest<kNibbles, kAdd>(codes, scale, kWires, done, block_end - done, limit, terms + done);
-    }
+    if (done != block_end) add_rest(codes, scale, done, block_end - done);
   }
+}
+
+// kWires at once, so that terms are loaded and stored once for all of them.
+template <int kWires, bool kNibbles, bool kAdd>
+ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
+                            float limit, float* terms) {
+  add_blocks<kWires, kNibbles>(
+      tiles, wire, begin, count, limit,
+      [terms](const std::int8_t* const* codes, const float* scale, std::int64_t i, std::int64_t n) {
+        add_groups<kWires, kNibbles, kAdd>(codes, scale, i, n, terms + i);
+      },
+      [terms, limit](const std::int8_t* const* codes, const float* scale, std::int64_t i, std::int64_t n) {
+        add_rest<kNibbles, kAdd>(codes, scale, kWires, i, n, limit, terms + i);
+      });
 }
 
 template <int kWires, bool kAdd>
@@ -119,4 +140,66 @@ void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std:
   constexpr decltype(&add_wires<1, kAdd>) kAddWires[] = {add_wires<1, kAdd>, add_wires<2, kAdd>, add_wires<3, kAdd>,
                                                          add_wires<4, kAdd>};
   kAddWires[num_wires - 1](wires, begin, count, limit, terms);
+}
+
+#ifdef ZCOMM_LANES
+// values = round(the sum of the wires * factor), of whole groups of finite terms. `factor` is finite and not 0: there
+// is no NaN.
+template <class Type, int kWires, bool kNibbles, bool kStream>
+ZCOMM_INLINE void store_sums(const std::int8_t* const* codes, const float* scale, std::int64_t first,
+                             std::int64_t count, float factor, typename Type::Bits* values) {
+  const Floats factors = broadcast(factor);
+  Floats scales[kWires];
+  for (int w = 0; w < kWires; ++w) scales[w] = broadcast(scale[w]);
+  for (std::int64_t i = 0; i < count; i += kGroup) {
+    Group sum = {};
+    add_group<kWires, kNibbles>(codes, scales, first + i, sum);
+    for (Floats& floats : sum) floats *= factors;
+    store_decoded<Type, kNibbles, kStream>(sum, values + i);
+  }
+}
+
+template <class Type, int kWires, bool kNibbles, bool kStream>
+__attribute__((noinline)) void sum_tiles(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit,
+                                         float factor, typename Type::Bits* values) {
+  Tile tiles[kWires];
+  for (int w = 0; w < kWires; ++w) tiles[w] = Tile::of(wires[w], begin, count, nullptr);
+  add_blocks<kWires, kNibbles>(
+      tiles, wires[0], begin, count, limit,
+      [=](const std::int8_t* const* codes, const float* scale, std::int64_t i, std::int64_t n) {
+        store_sums<Type, kWires, kNibbles, kStream>(codes, scale, i, n, factor, values + i);
+      },
+      [=](const std::int8_t* const* codes, const float* scale, std::int64_t i, std::int64_t n) {
+        alignas(64) float terms[kTileElements];
+        add_rest<kNibbles, false>(codes, scale, kWires, i, n, limit, terms);
+        store_values<Type, false>(terms, n, factor, reinterpret_cast<std::byte*>(values + i));
+      });
+}
+
+template <class Type, bool kNibbles, bool kStream>
+ZCOMM_INLINE void sum_wires(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count,
+                            float limit, float factor, std::byte* values) {
+  static_assert(kMaxWires == 4);
+  constexpr decltype(&sum_tiles<Type, 1, kNibbles, kStream>) kSumTiles[] = {
+      sum_tiles<Type, 1, kNibbles, kStream>, sum_tiles<Type, 2, kNibbles, kStream>,
+      sum_tiles<Type, 3, kNibbles, kStream>, sum_tiles<Type, 4, kNibbles, kStream>};
+  kSumTiles[num_wires - 1](wires, begin, count, limit, factor, reinterpret_cast<typename Type::Bits*>(values));
+}
+#endif
+
+// Sums in registers, if there are instructions for it and no NaN: terms need not be written and read again.
+template <class Type>
+void sum_values(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+                float factor, std::byte* values, bool stream) {
+#ifdef ZCOMM_LANES
+  const bool nibbles = has_nibbles(wires[0].kind);
+  if ((nibbles || is_bytes(wires[0].kind)) && factor != 0.0f && __builtin_fabsf(factor) <= kLargestFinite) {
+    const auto sum = nibbles ? (stream ? sum_wires<Type, true, true> : sum_wires<Type, true, false>)
+                             : (stream ? sum_wires<Type, false, true> : sum_wires<Type, false, false>);
+    return sum(wires, num_wires, begin, count, limit, factor, values);
+  }
+#endif
+  alignas(64) float terms[kTileElements];
+  add_codes<false>(wires, num_wires, begin, count, limit, terms);
+  store_values<Type>(terms, count, factor, values, stream);
 }

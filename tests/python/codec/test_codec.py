@@ -97,7 +97,8 @@ def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
-    formats=st.lists(st.sampled_from(PLAIN) | st.sampled_from(FORMATS), min_size=1, max_size=5),
+    formats=st.lists(st.sampled_from(PLAIN) | st.sampled_from(FORMATS), min_size=1, max_size=5)
+    | st.builds(lambda format, num_wires: [format] * num_wires, st.sampled_from(FORMATS), st.integers(2, 6)),
     dtype=st.sampled_from(DTYPES),
     out=st.sampled_from(DTYPES),
     target=st.sampled_from(FORMATS),
@@ -132,16 +133,29 @@ def test_what_no_encoder_writes_gives_the_reference_bits(format):
     layout = ref.wire_layout(format, "float32", size)
     wire = np.random.default_rng(0).integers(0, 256, layout.num_bytes, np.uint8)
     wire[: 2 * layout.num_blocks] = scales.astype(np.uint16).view(np.uint8)
-    sources = [(wire.ctypes.data, format, "float32", factor) for factor in (1.0, 0.75)]
     for out in DTYPES:
         expected = ref.decode(wire, format, size, out)
-        expected_sum = ref.decode_sum([(wire, format, 1.0), (wire, format, 0.75)], size, out)
         for isa in ISAS:
             values = empty(out, size)
             _core.decode((wire.ctypes.data, format, "float32"), codec.view_of(typed(values), "out"), isa)
             assert_same_bits(values, expected, f"{format} as {out}, {isa}")
-            _core.decode_sum(sources, 1.0, codec.view_of(typed(values), "out"), isa)
-            assert_same_bits(values, expected_sum, f"sum of {format} as {out}, {isa}")
+        for factors in [(1.0, 1.0), (1.0, 0.75)]:
+            expected_sum = ref.decode_sum([(wire, format, factor) for factor in factors], size, out)
+            sources = [(wire.ctypes.data, format, "float32", factor) for factor in factors]
+            for isa in ISAS:
+                _core.decode_sum(sources, 1.0, codec.view_of(typed(values), "out"), isa)
+                assert_same_bits(values, expected_sum, f"sum of {format} as {out}, {factors}, {isa}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("out", DTYPES)
+@pytest.mark.parametrize("factor", [0.25, -0.0])
+def test_sums_beyond_the_largest_float32(isa, out, factor):
+    x = np.full(160, 2.0**127, np.float32)
+    wires = [(ref.encode(x, "int8:128"), "int8:128", 1.0)] * 4
+    total = empty(out, x.size)
+    codec.decode_sum([wire[:2] for wire in wires], typed(total), factor=factor, isa=isa)
+    assert_same_bits(total, ref.decode_sum(wires, x.size, out, factor=factor), f"infinity times {factor}")
 
 
 @pytest.fixture(scope="module")
@@ -157,18 +171,30 @@ def large():
 @pytest.mark.parametrize("offset", [0, 62])
 def test_large_results_at_any_address(large, isa, offset):
     x, wire, values = large
-    assert_same_bits(codec.encode(typed(x), "int4:128", isa=isa), wire, "wire")
     room = empty("bfloat16", x.size + 128)
     first = (offset - room.ctypes.data) % 64 // 2
     out = room[first : first + x.size]
-    for source in ("decode", "decode_sum"):
+    for num_wires in (0, 1, 2):
         out[:] = 0
-        if source == "decode":
+        if num_wires == 0:
             codec.decode(wire, "int4:128", typed(out), isa=isa)
         else:
-            codec.decode_sum([(wire, "int4:128")], typed(out), isa=isa)
-        assert_same_bits(out, values, source)
+            codec.decode_sum([(wire, "int4:128")] * num_wires, typed(out), factor=1 / num_wires, isa=isa)
+        assert_same_bits(out, values, f"of {num_wires} wires")
     assert (room[:first] == 0xABAB).all() and (room[first + x.size :] == 0xABAB).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("offset", [0, 16, 32])
+@pytest.mark.parametrize("format", ["int4:128", "int8:128"])
+def test_large_wires_at_any_address(large, isa, format, offset):
+    x = large[0]
+    expected = large[1] if format == "int4:128" else ref.encode(x, format)
+    room = np.full(expected.size + 192, 0xAB, np.uint8)
+    first = (offset - room.ctypes.data) % 64 + 64
+    _core.encode(codec.view_of(typed(x), "values"), format, room[first:].ctypes.data, isa)
+    assert_same_bits(room[first : first + expected.size], expected, "wire")
+    assert (room[:first] == 0xAB).all() and (room[first + expected.size :] == 0xAB).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -156,14 +156,13 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   quantize_rest<Type, kNibbles>(values + done, count - done, reciprocal, codes + (kNibbles ? done / 2 : done));
 }
 
-// A whole block, and the largest magnitude of another one, `next`, as float32 bits. With AVX-512 in one loop: two ask
-// for memory in bursts, and float16 is encoded at 11.8 instead of 13.8 GB/s. With AVX2 one loop is slower: float32
-// at 13.9 instead of 16.9 GB/s.
+// A whole block, and the largest magnitude of another one, `next`, as float32 bits. 16-bit values with AVX-512 in one
+// loop: two ask for memory in bursts, and float16 is encoded at 11.8 instead of 13.8 GB/s. Otherwise two are faster.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, const typename Type::Bits* next,
                                              std::int64_t count, float reciprocal, std::uint8_t* codes) {
 #if ZCOMM_LANES == 16
-  if (reciprocal != 0.0f) {
+  if (sizeof(typename Type::Bits) == 2 && reciprocal != 0.0f) {
     using Pattern = typename Type::Pattern;
     constexpr std::int64_t kStep = sizeof(Register) / sizeof(typename Type::Bits);
     const Floats factor = broadcast(reciprocal);

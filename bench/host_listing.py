@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 MAX_INSTRUCTIONS = 200
-FUNCTIONS = ("decode", "encode", "add_wires", "store_values", "load_values")
+FUNCTIONS = ("decode", "encode", "add_wires", "sum_tiles", "store_values", "load_values")
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\t(.*)$")
 JUMP = re.compile(r"^j\w+\s+([0-9a-f]+)")

@@ -253,7 +253,8 @@ template <class Type>
 void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, std::byte* scales, std::byte* codes,
             bool stream) {
   const auto* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
-  stream = stream && reinterpret_cast<std::uintptr_t>(codes) % 32 == 0;
+  const std::uintptr_t alignment = has_nibbles(blocks.kind) ? 16 : 32;
+  stream = stream && reinterpret_cast<std::uintptr_t>(codes) % alignment == 0;
   if (has_nibbles(blocks.kind)) {
     if (stream) return encode_nearest<Type, kTakesNibbles, true>(values, count, blocks, scales, codes);
     return encode_nearest<Type, kTakesNibbles, false>(values, count, blocks, scales, codes);

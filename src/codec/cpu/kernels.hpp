@@ -83,8 +83,8 @@ struct Kernels {
   void (*end_stream)();
 
   // Encodes blocks of integers, rounded to nearest, not rotated; the last one may be short. Writes nothing but scales
-  // and codes. Any count. `blocks` says how; its addresses and its factor are not used. `stream`: codes go past the
-  // caches if `codes` is aligned to 32.
+  // and codes. Any count. `blocks` says how; its addresses and its factor are not used. `stream`: codes of int8
+  // and int4 go past the caches if `codes` is aligned to 32, of int4 to 16.
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                              std::byte* codes, bool stream);
   // The same for all codes, rotated or not; integers are rounded stochastically if `random` is not null. Up to a

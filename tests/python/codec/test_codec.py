@@ -186,7 +186,7 @@ def test_large_results_at_any_address(large, isa, offset):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("offset", [0, 16, 32])
-@pytest.mark.parametrize("format", ["int4:128", "int8:128"])
+@pytest.mark.parametrize("format", ["int4:128", "int4:96", "int8:128"])
 def test_large_wires_at_any_address(large, isa, format, offset):
     x = large[0]
     expected = large[1] if format == "int4:128" else ref.encode(x, format)

@@ -17,8 +17,8 @@ namespace zcomm {
 namespace cpu {
 namespace {
 
-// Elements of a task: enough to hide the cost of handing it out, and few enough to balance. A task begins with values
-// that nothing has prefetched, so large calls have large ones. Multiples of the tile.
+// Elements of a task: enough to hide the cost of handing it out, and few enough to balance. The first values of a task
+// were not prefetched, so large calls have large tasks. Multiples of the tile.
 constexpr std::int64_t kMinTaskElements = 32768;
 constexpr std::int64_t kMaxTaskElements = 524288;
 constexpr std::int64_t kTasksPerThread = 8;
@@ -58,15 +58,13 @@ std::int64_t num_elements(const Decode& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSum& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSumEncode& job) { return job.num_elements; }
 
-// Elements per task, `elements` or somewhat less: whole blocks of the wire that is written.
-std::int64_t task_elements(BlockFormat format, std::int64_t elements) {
-  return format.has_scales() ? elements / format.block_size * format.block_size : elements;
-}
-std::int64_t task_elements(const Encode& job, std::int64_t elements) { return task_elements(job.format, elements); }
-std::int64_t task_elements(const Decode&, std::int64_t elements) { return elements; }
-std::int64_t task_elements(const DecodeSum&, std::int64_t elements) { return elements; }
-std::int64_t task_elements(const DecodeSumEncode& job, std::int64_t elements) {
-  return task_elements(job.format, elements);
+// Elements per task of a job, `elements` or somewhat less: whole blocks of the wire that it writes, if it writes one.
+template <class Job>
+std::int64_t task_elements(const Job& job, std::int64_t elements) {
+  if constexpr (requires { job.format; }) {
+    if (job.format.has_scales()) return elements / job.format.block_size * job.format.block_size;
+  }
+  return elements;
 }
 
 template <class Job>
@@ -86,16 +84,17 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
   const std::int64_t elements = task_elements(jobs);
   std::int64_t num_tasks = 0;
   for (const Job& job : jobs) {
-    num_tasks += (num_elements(job) + task_elements(job, elements) - 1) / task_elements(job, elements);
+    const std::int64_t of_task = task_elements(job, elements);
+    num_tasks += (num_elements(job) + of_task - 1) / of_task;
     ends.push_back(num_tasks);
   }
   parallel_for(num_tasks, [&run, jobs, elements, ends = std::span<const std::int64_t>(ends)](std::int64_t task) {
     const auto end = std::upper_bound(ends.begin(), ends.end(), task);
     const Job& job = jobs[static_cast<std::size_t>(end - ends.begin())];
     const std::int64_t first_task = end == ends.begin() ? 0 : *(end - 1);
-    const std::int64_t begin = (task - first_task) * task_elements(job, elements);
+    const std::int64_t of_task = task_elements(job, elements), begin = (task - first_task) * of_task;
     const DefaultFloatEnvironment environment;
-    run(job, begin, std::min(task_elements(job, elements), num_elements(job) - begin));
+    run(job, begin, std::min(of_task, num_elements(job) - begin));
   });
 }
 
@@ -181,7 +180,8 @@ void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_eleme
   if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
 }
 
-// The blocks of wires[0] and of those after it that are added with it, up to kMaxWires; returns how many.
+// blocks = those of wires[0] and of the wires after it that one pass adds. Returns how many: 0 if wires[0] is not
+// plain.
 std::size_t plain_blocks(std::span<const Wire> wires, std::int64_t num_elements, CodedBlocks* blocks) {
   std::size_t num_wires = 0;
   for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()); ++num_wires) {

@@ -20,7 +20,7 @@ ZCOMM_INLINE Register magnitudes(const typename Type::Bits* values) {
 }
 #endif
 
-// As float32 bits. What is kAhead bytes ahead is prefetched, if that is not 0.
+// The largest magnitude, as float32 bits. If kAhead is not 0, values that many bytes ahead are prefetched.
 template <class Type, std::int64_t kAhead = 0>
 ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_t count) {
 #ifdef ZCOMM_LANES
@@ -44,6 +44,7 @@ ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_
   const std::uint32_t of_rest = absmax_rest<Type>(values + done, count - done);
   return of_rest > largest ? of_rest : largest;
 #else
+  if constexpr (kAhead != 0) prefetch(values, kAhead, count * static_cast<std::int64_t>(sizeof(*values)));
   return absmax_rest<Type>(values, count);
 #endif
 }
@@ -156,25 +157,23 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   quantize_rest<Type, kNibbles>(values + done, count - done, reciprocal, codes + (kNibbles ? done / 2 : done));
 }
 
-// A whole block, and the largest magnitude of another one, `next`, as float32 bits. 16-bit values with AVX-512 in one
-// loop: two ask for memory in bursts, and float16 is encoded at 11.8 instead of 13.8 GB/s. Otherwise two are faster.
+// A whole block, and the largest magnitude of another one, `next`, as float32 bits. With AVX-512, one loop does both
+// for 16-bit values: two read memory in bursts, and encode float16 at 11.8 GB/s, not 13.8. Elsewhere two are faster.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, const typename Type::Bits* next,
                                              std::int64_t count, float reciprocal, std::uint8_t* codes) {
-#if ZCOMM_LANES == 16
-  if (sizeof(typename Type::Bits) == 2 && reciprocal != 0.0f) {
-    using Pattern = typename Type::Pattern;
-    constexpr std::int64_t kStep = sizeof(Register) / sizeof(typename Type::Bits);
-    const Floats factor = broadcast(reciprocal);
-    Register largest = {};
-    for (std::int64_t i = 0; i < count; i += kGroup) {
-      prefetch(next + i, kEncodeAhead, kGroup * sizeof(typename Type::Bits));
-      for (std::int64_t k = i; k < i + kGroup; k += kStep) {
-        largest = larger(largest, magnitudes<Type>(next + k), Pattern{});
+#ifdef __AVX512F__
+  if constexpr (sizeof(Register) == kGroup * sizeof(typename Type::Bits)) {
+    if (reciprocal != 0.0f) {
+      const Floats factor = broadcast(reciprocal);
+      Register largest = {};
+      for (std::int64_t i = 0; i < count; i += kGroup) {
+        prefetch(next + i, kEncodeAhead, sizeof(Register));
+        largest = larger(largest, magnitudes<Type>(next + i), typename Type::Pattern{});
+        quantize_group<Type, kNibbles, kStream>(values + i, factor, codes + (kNibbles ? i / 2 : i));
       }
-      quantize_group<Type, kNibbles, kStream>(values + i, factor, codes + (kNibbles ? i / 2 : i));
+      return Type::widen(static_cast<std::uint32_t>(largest_lane(largest, typename Type::Pattern{})));
     }
-    return Type::widen(static_cast<std::uint32_t>(largest_lane(largest, Pattern{})));
   }
 #endif
   const std::uint32_t largest_of_next = absmax<Type, kEncodeAhead>(next, count);
@@ -217,8 +216,8 @@ ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, s
   }
 }
 
-// Rounded to nearest. While blocks of one tile are quantized, the largest values of the next one are looked for, and
-// those after it are prefetched, so that memory is never waited for and never idle.
+// Rounded to nearest. While a tile is quantized, the largest magnitudes of the next one are looked for. What follows it
+// is prefetched, so that memory is seldom waited for and seldom idle.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void encode_nearest(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
                                  std::byte* scales, std::byte* codes) {

@@ -16,8 +16,8 @@ namespace zcomm::cpu {
 // largest block). Tiles begin at multiples of 32 elements, so at a whole byte of int4 codes.
 inline constexpr std::int64_t kTileElements = 4096;
 
-// Bytes of values, or one block, that are encoded at a time, while the next as many are looked at and those after them
-// are prefetched. All this, and copies of it, should stay in an L1 cache.
+// Bytes of values, or one block, that are encoded at a time, while the largest magnitudes of the next as many are
+// looked for. Both, and copies of them, should stay in an L1 cache.
 inline constexpr std::int64_t kEncodeTileBytes = 4096;
 
 // Groups with a term of this magnitude or more are rotated back scaled down: the sum of 32 of them may overflow.

@@ -18,7 +18,7 @@ constexpr float kMaxScale = 0x1.fep127f;
 constexpr float kLargestFinite = 0x1.fffffep127f;
 constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_even(x) in its low bits, |x| <= 2^22
 
-// How far ahead of what is decoded, and of what an encode looks at first, memory is prefetched.
+// Bytes from what is decoded to what is prefetched, and from what an encode searches for its largest magnitude.
 constexpr std::int64_t kPrefetchBytes = 2048;
 constexpr std::int64_t kEncodeAhead = 3072;
 

@@ -119,7 +119,8 @@ ZCOMM_INLINE void store_group(const Group& group, typename Type::Bits* values) {
   }
 }
 
-// The same of codes that load_codes gave. Nibbles are not in order: words of pairs take fewer shuffles than that order.
+// The same of codes that load_codes gave. Nibbles are not in order: to join pairs in words takes fewer shuffles than to
+// sort them.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void store_decoded(Group& group, typename Type::Bits* values) {
   if constexpr (kNibbles && requires { &Type::narrow_pairs; }) {

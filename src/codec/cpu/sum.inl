@@ -71,11 +71,11 @@ ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale
 #endif
 }
 
-// Calls add_groups(codes, scales, i, n) for the whole groups of each block that are finite, and add_rest for what is
-// left of it, with the codes and the scale of each wire: elements [i, i + n) of the tile.
-template <int kWires, bool kNibbles, class AddGroups, class AddRest>
+// Calls of_groups for the whole groups of each finite block, and of_rest for what is left. Both get the codes and the
+// scale of each wire, and the range of the tile: its first element and their number.
+template <int kWires, bool kNibbles, class OfGroups, class OfRest>
 ZCOMM_INLINE void add_blocks(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
-                             float limit, const AddGroups& add_groups, const AddRest& add_rest) {
+                             float limit, const OfGroups& of_groups, const OfRest& of_rest) {
   const std::int64_t block_size = wire.block_size;
   const float largest_code = wire.largest_code;
   const std::int8_t* codes[kWires];
@@ -91,9 +91,9 @@ ZCOMM_INLINE void add_blocks(const Tile* tiles, const CodedBlocks& wire, std::in
       prefetch(codes[w] + (kNibbles ? i / 2 : i), kPrefetchBytes, kNibbles ? block_size / 2 : block_size);
     }
     const std::int64_t in_groups = is_finite ? (block_end - i) / kGroup * kGroup : 0;
-    add_groups(codes, scale, i, in_groups);
+    of_groups(codes, scale, i, in_groups);
     const std::int64_t done = i + in_groups;
-    if (done != block_end) add_rest(codes, scale, done, block_end - done);
+    if (done != block_end) of_rest(codes, scale, done, block_end - done);
   }
 }
 
@@ -133,18 +133,31 @@ void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count,
   }
 }
 
+// Calls call<num_wires>().
+template <class Call>
+ZCOMM_INLINE void with_num_wires(int num_wires, const Call& call) {
+  static_assert(kMaxWires == 4);
+  switch (num_wires) {
+    case 1:
+      return call.template operator()<1>();
+    case 2:
+      return call.template operator()<2>();
+    case 3:
+      return call.template operator()<3>();
+    default:
+      return call.template operator()<4>();
+  }
+}
+
 template <bool kAdd>
 void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
                float* terms) {
-  static_assert(kMaxWires == 4);
-  constexpr decltype(&add_wires<1, kAdd>) kAddWires[] = {add_wires<1, kAdd>, add_wires<2, kAdd>, add_wires<3, kAdd>,
-                                                         add_wires<4, kAdd>};
-  kAddWires[num_wires - 1](wires, begin, count, limit, terms);
+  with_num_wires(num_wires, [=]<int kWires>() { add_wires<kWires, kAdd>(wires, begin, count, limit, terms); });
 }
 
 #ifdef ZCOMM_LANES
-// values = round(the sum of the wires * factor), of whole groups of finite terms. `factor` is finite and not 0: there
-// is no NaN.
+// values = round(the sum of the wires * factor), of whole groups of finite terms. `factor` is finite and not 0. A sum
+// of finite terms may be infinite, but is never NaN.
 template <class Type, int kWires, bool kNibbles, bool kStream>
 ZCOMM_INLINE void store_sums(const std::int8_t* const* codes, const float* scale, std::int64_t first,
                              std::int64_t count, float factor, typename Type::Bits* values) {
@@ -159,6 +172,16 @@ ZCOMM_INLINE void store_sums(const std::int8_t* const* codes, const float* scale
   }
 }
 
+// The same of what the fast loop does not take. Apart from sum_tiles, which would have this room on its stack.
+template <class Type, bool kNibbles>
+__attribute__((noinline)) void store_rest(const std::int8_t* const* codes, const float* scale, int num_wires,
+                                          std::int64_t first, std::int64_t count, float limit, float factor,
+                                          typename Type::Bits* values) {
+  alignas(64) float terms[kTileElements];
+  add_rest<kNibbles, false>(codes, scale, num_wires, first, count, limit, terms);
+  store_values<Type, false>(terms, count, factor, reinterpret_cast<std::byte*>(values));
+}
+
 template <class Type, int kWires, bool kNibbles, bool kStream>
 __attribute__((noinline)) void sum_tiles(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit,
                                          float factor, typename Type::Bits* values) {
@@ -170,36 +193,40 @@ __attribute__((noinline)) void sum_tiles(const CodedBlocks* wires, std::int64_t 
         store_sums<Type, kWires, kNibbles, kStream>(codes, scale, i, n, factor, values + i);
       },
       [=](const std::int8_t* const* codes, const float* scale, std::int64_t i, std::int64_t n) {
-        alignas(64) float terms[kTileElements];
-        add_rest<kNibbles, false>(codes, scale, kWires, i, n, limit, terms);
-        store_values<Type, false>(terms, n, factor, reinterpret_cast<std::byte*>(values + i));
+        store_rest<Type, kNibbles>(codes, scale, kWires, i, n, limit, factor, values + i);
       });
 }
 
-template <class Type, bool kNibbles, bool kStream>
-ZCOMM_INLINE void sum_wires(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count,
-                            float limit, float factor, std::byte* values) {
-  static_assert(kMaxWires == 4);
-  constexpr decltype(&sum_tiles<Type, 1, kNibbles, kStream>) kSumTiles[] = {
-      sum_tiles<Type, 1, kNibbles, kStream>, sum_tiles<Type, 2, kNibbles, kStream>,
-      sum_tiles<Type, 3, kNibbles, kStream>, sum_tiles<Type, 4, kNibbles, kStream>};
-  kSumTiles[num_wires - 1](wires, begin, count, limit, factor, reinterpret_cast<typename Type::Bits*>(values));
+template <class Type, bool kNibbles>
+void sum_wires(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+               float factor, typename Type::Bits* values, bool stream) {
+  with_num_wires(num_wires, [=]<int kWires>() {
+    if (stream) return sum_tiles<Type, kWires, kNibbles, true>(wires, begin, count, limit, factor, values);
+    sum_tiles<Type, kWires, kNibbles, false>(wires, begin, count, limit, factor, values);
+  });
 }
 #endif
 
-// Sums in registers, if there are instructions for it and no NaN: terms need not be written and read again.
 template <class Type>
-void sum_values(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
-                float factor, std::byte* values, bool stream) {
-#ifdef ZCOMM_LANES
-  const bool nibbles = has_nibbles(wires[0].kind);
-  if ((nibbles || is_bytes(wires[0].kind)) && factor != 0.0f && __builtin_fabsf(factor) <= kLargestFinite) {
-    const auto sum = nibbles ? (stream ? sum_wires<Type, true, true> : sum_wires<Type, true, false>)
-                             : (stream ? sum_wires<Type, false, true> : sum_wires<Type, false, false>);
-    return sum(wires, num_wires, begin, count, limit, factor, values);
-  }
-#endif
+__attribute__((noinline)) void sum_in_memory(const CodedBlocks* wires, int num_wires, std::int64_t begin,
+                                             std::int64_t count, float limit, float factor, std::byte* values,
+                                             bool stream) {
   alignas(64) float terms[kTileElements];
   add_codes<false>(wires, num_wires, begin, count, limit, terms);
   store_values<Type>(terms, count, factor, values, stream);
+}
+
+// In registers, if there are instructions for it and no NaN: terms need not be written and read again.
+template <class Type>
+void sum_values(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
+                float factor, std::byte* value_bytes, bool stream) {
+#ifdef ZCOMM_LANES
+  typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
+  if (factor != 0.0f && __builtin_fabsf(factor) <= kLargestFinite) {
+    const CodeKind kind = wires[0].kind;
+    if (is_bytes(kind)) return sum_wires<Type, false>(wires, num_wires, begin, count, limit, factor, values, stream);
+    if (has_nibbles(kind)) return sum_wires<Type, true>(wires, num_wires, begin, count, limit, factor, values, stream);
+  }
+#endif
+  sum_in_memory<Type>(wires, num_wires, begin, count, limit, factor, value_bytes, stream);
 }

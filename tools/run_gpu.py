@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
 import importlib.util
 import json
 import os
@@ -56,23 +57,25 @@ class Stage:
     needs: Sequence[str] = ()
 
 
+class Outcome(enum.Enum):
+    passed = "passed"
+    failed = "failed"
+    not_run = "not run"  # for want of a package, which is no failure
+
+
 @dataclass(frozen=True)
 class Ending:
-    """How a stage ended: "passed", "failed (status N)", "stopped after its N s", "not started" for want of time, or
-    "not run" for want of a package."""
+    """How a stage ended; `why` is for the reader: "status 3", "stopped after its 2 s", "needs pyroute2"."""
 
     name: str
-    how: str
+    outcome: Outcome
+    why: str
     seconds: float
     log: Path
 
     @property
-    def passed(self) -> bool:
-        return self.how == "passed"
-
-    @property
-    def failed(self) -> bool:
-        return not self.passed and not self.how.startswith("not run")
+    def how(self) -> str:
+        return f"{self.outcome.value}: {self.why}" if self.why else self.outcome.value
 
 
 def python() -> str:
@@ -152,37 +155,38 @@ def find(tool: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(tool, path=environment["PATH"])
 
 
-def why_not(stage: Stage, limit: float) -> str | None:
-    """Why a stage cannot run, as its ending has it."""
-    if lacks := not_installed(stage.needs):
-        return f"not run: needs {', '.join(lacks)}"
-    return "not started: no time was left" if limit < 1 else None
-
-
 def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: Path = LOGS) -> Ending:
     """Runs the commands of a stage until one fails, or the limit is reached; what they print goes to a log."""
-    log, start, how = logs / f"{stage.name}.log", time.monotonic(), "passed"
-    if reason := why_not(stage, limit):
-        log.write_text("")
-        return Ending(stage.name, reason, 0.0, log)
-    with log.open("w") as file:
+    log, start, why = logs / f"{stage.name}.log", time.monotonic(), ""
+    log.write_text("")
+    if lacks := not_installed(stage.needs):
+        return Ending(stage.name, Outcome.not_run, f"needs {', '.join(lacks)}", 0.0, log)
+    if limit < 1:
+        return Ending(stage.name, Outcome.failed, "no time was left", 0.0, log)
+    try:
         for command in stage.commands:
-            file.write(f"$ {' '.join(command)}\n")
-            file.flush()
-            # A session of its own, so that all that it starts can be ended with it.
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                status = process.wait(max(0.1, start + limit - time.monotonic()))
-                how = "passed" if status == 0 else f"failed (status {status})"
-            except subprocess.TimeoutExpired:
-                how = f"stopped after its {limit:.0f} s"
-            finally:
-                end(process)
-            if how != "passed":
+            status = run_command(command, start + limit - time.monotonic(), environment, log)
+            if status != 0:
+                why = f"status {status}"
                 break
-    return Ending(stage.name, how, time.monotonic() - start, log)
+    except subprocess.TimeoutExpired:
+        why = f"stopped after its {limit:.0f} s"
+    return Ending(stage.name, Outcome.failed if why else Outcome.passed, why, time.monotonic() - start, log)
+
+
+def run_command(command: Sequence[str], seconds: float, environment: Mapping[str, str], log: Path) -> int:
+    """Its exit status. Raises subprocess.TimeoutExpired, once it and all that it started have ended."""
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        # A session of its own, so that all that it starts can be ended with it.
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(max(0.1, seconds))
+        finally:
+            end(process)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -212,8 +216,8 @@ def run_stages(
         endings.append(ending)
         say(f"{stage.name}: {ending.how}, {ending.seconds:.0f} s")
         lines = ending.log.read_text(errors="replace").splitlines()
-        say("\n".join(lines[-(3 if ending.passed else TAIL_LINES) :]))
-        if stage.name == "build" and not ending.passed:
+        say("\n".join(lines[-(TAIL_LINES if ending.outcome is Outcome.failed else 3) :]))
+        if stage.name == "build" and ending.outcome is not Outcome.passed:
             break
     return endings
 
@@ -335,7 +339,7 @@ def main() -> int:
     print(text)
     if out := os.environ.get("OUT"):
         hand_over(Path(out), text, reports)
-    return 1 if any(ending.failed for ending in endings) else 0
+    return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
 
 
 if __name__ == "__main__":

@@ -119,9 +119,9 @@ time.sleep(60)
     hows = {ending.name: ending.how for ending in endings}
     assert hows == {
         "good": "passed",
-        "bad": "failed (status 3)",
-        "deaf": "stopped after its 2 s",
-        "polite": "stopped after its 1 s",
+        "bad": "failed: status 3",
+        "deaf": "failed: stopped after its 2 s",
+        "polite": "failed: stopped after its 1 s",
         "last": "passed",
     }
     assert "cleaned up" in (tmp_path / "polite.log").read_text()
@@ -137,7 +137,7 @@ def test_without_a_build_or_without_time_nothing_runs(tmp_path: Path) -> None:
         "build"
     ]
     (late,) = run_gpu.run_stages([stage("tests", "print('no')")], 0.5, os.environ, tmp_path, lambda _: None)
-    assert late.how == "not started: no time was left" and late.failed
+    assert (late.outcome, late.how) == (run_gpu.Outcome.failed, "failed: no time was left")
 
 
 def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
         stage("good", "print('fine')", needs=("json",)),
     ]
     endings = run_gpu.run_stages(every, 60.0, os.environ, tmp_path, lambda _: None)
-    assert [(ending.how, ending.passed, ending.failed) for ending in endings] == [
-        ("not run: needs no_such_package", False, False),
-        ("failed (status 1)", False, True),
-        ("passed", True, False),
+    assert [(ending.outcome, ending.how) for ending in endings] == [
+        (run_gpu.Outcome.not_run, "not run: needs no_such_package"),
+        (run_gpu.Outcome.failed, "failed: status 1"),
+        (run_gpu.Outcome.passed, "passed"),
     ]
     assert "not run: needs no_such_package" in run_gpu.summary(endings, {"gpu": "", "torch": ""}, [])
 
@@ -201,7 +201,7 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "build.log").write_text("built\n")
-    endings = [run_gpu.Ending("build", "passed", 61.0, logs / "build.log")]
+    endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log")]
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
     for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "share one NVIDIA H200", "2.00x", "h200-broken"):
         assert part in text, text

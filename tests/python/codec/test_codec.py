@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.same_bits import assert_same_bits, empty, typed
 
 from zcomm import _core, codec
 from zcomm import reference as ref
@@ -28,25 +28,6 @@ SEEDS = st.sampled_from([0, 1, 2**32, 2**64 - 1])
 FIRST_ELEMENTS = st.sampled_from([0, 32, 2**35 - 64, 2**36 + 96])
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, 2.0**-126, 2.0**-149, -(2.0**-130), 65504.0, 65520.0]
 SPECIAL += [ref.LARGEST_FINITE["float32"], -ref.LARGEST_FINITE["float32"], ref.LARGEST_FINITE["bfloat16"], 6e-8, 1e-40]
-
-
-def typed(values):
-    """uint16 bits of bfloat16, as the reference has them -> the array type that codec takes."""
-    return values.view(ml_dtypes.bfloat16) if values.dtype == np.uint16 else values
-
-
-def empty(dtype, size):
-    """Filled with a pattern, so that an element that is not written shows."""
-    return np.full(size * ref.DTYPES[dtype].itemsize, 0xAB, np.uint8).view(ref.DTYPES[dtype])
-
-
-def assert_same_bits(actual, expected, what):
-    actual, expected = (array.view(f"u{array.itemsize}") for array in (actual, expected))
-    wrong = np.flatnonzero(actual != expected)
-    assert actual.size == expected.size and not wrong.size, (
-        f"{what}: {wrong.size} of {expected.size} differ, first at {wrong[0]}: "
-        f"expected {expected[wrong[0]]:#x}, got {actual[wrong[0]]:#x}"
-    )
 
 
 @st.composite
@@ -158,45 +139,6 @@ def test_sums_beyond_the_largest_float32(isa, out, factor):
     assert_same_bits(total, ref.decode_sum(wires, x.size, out, factor=factor), f"infinity times {factor}")
 
 
-@pytest.fixture(scope="module")
-def large():
-    """bfloat16 values of more than 16 MiB, which are written past the caches, their wire, and what that decodes to."""
-    size = 8 * 2**20 + 1009
-    x = ref.narrow(np.random.default_rng(0).standard_normal(size, np.float32), "bfloat16")
-    wire = ref.encode(x, "int4:128")
-    return x, wire, ref.decode(wire, "int4:128", size, "bfloat16", wire_dtype="bfloat16")
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("offset", [0, 62])
-def test_large_results_at_any_address(large, isa, offset):
-    x, wire, values = large
-    room = empty("bfloat16", x.size + 128)
-    first = (offset - room.ctypes.data) % 64 // 2
-    out = room[first : first + x.size]
-    for num_wires in (0, 1, 2):
-        out[:] = 0
-        if num_wires == 0:
-            codec.decode(wire, "int4:128", typed(out), isa=isa)
-        else:
-            codec.decode_sum([(wire, "int4:128")] * num_wires, typed(out), factor=1 / num_wires, isa=isa)
-        assert_same_bits(out, values, f"of {num_wires} wires")
-    assert (room[:first] == 0xABAB).all() and (room[first + x.size :] == 0xABAB).all()
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("offset", [0, 16, 32])
-@pytest.mark.parametrize("format", ["int4:128", "int4:96", "int8:128"])
-def test_large_wires_at_any_address(large, isa, format, offset):
-    x = large[0]
-    expected = large[1] if format == "int4:128" else ref.encode(x, format)
-    room = np.full(expected.size + 192, 0xAB, np.uint8)
-    first = (offset - room.ctypes.data) % 64 + 64
-    _core.encode(codec.view_of(typed(x), "values"), format, room[first:].ctypes.data, isa)
-    assert_same_bits(room[first : first + expected.size], expected, "wire")
-    assert (room[:first] == 0xAB).all() and (room[first + expected.size :] == 0xAB).all()
-
-
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_float16_and_bfloat16_pattern(isa):
     patterns = np.arange(2**16, dtype=np.uint16)
@@ -255,22 +197,6 @@ def test_threads_do_not_change_bits(format):
             assert everything() == alone
     finally:
         _core.set_num_threads(1)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_large_outputs_that_go_past_the_caches(isa, dtype):
-    size = 16 * 2**20 // ref.DTYPES[dtype].itemsize + 1001
-    x = ref.narrow(np.random.default_rng(4).standard_normal(size, np.float32), dtype)
-    wire = codec.encode(typed(x), "int8:128")
-    out = empty(dtype, size + 1)
-    guard = out[:1].copy()
-    codec.decode(wire, "int8:128", typed(out[1:]), isa=isa)  # not aligned to anything but an element
-    expected = ref.decode(wire, "int8:128", size, dtype)
-    assert_same_bits(out[1:], expected, "decode")
-    codec.decode_sum([(wire, "int8:128"), (typed(out[1:]), "exact")], typed(out[1:]), factor=0.5, isa=isa)
-    assert_same_bits(out[1:], expected, "decode_sum")
-    assert_same_bits(out[:1], guard, "before")
 
 
 def test_a_forked_child_encodes():

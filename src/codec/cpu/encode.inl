@@ -164,16 +164,15 @@ ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, 
                                              std::int64_t count, float reciprocal, std::uint8_t* codes) {
 #ifdef __AVX512F__
   if constexpr (sizeof(Register) == kGroup * sizeof(typename Type::Bits)) {
-    if (reciprocal != 0.0f) {
-      const Floats factor = broadcast(reciprocal);
-      Register largest = {};
-      for (std::int64_t i = 0; i < count; i += kGroup) {
-        prefetch(next + i, kEncodeAhead, sizeof(Register));
-        largest = larger(largest, magnitudes<Type>(next + i), typename Type::Pattern{});
-        quantize_group<Type, kNibbles, kStream>(values + i, factor, codes + (kNibbles ? i / 2 : i));
-      }
-      return Type::widen(static_cast<std::uint32_t>(largest_lane(largest, typename Type::Pattern{})));
+    // A reciprocal of 0 needs no case: what is not finite becomes the integer -2^31, of which a code has the low bits, 0.
+    const Floats factor = broadcast(reciprocal);
+    Register largest = {};
+    for (std::int64_t i = 0; i < count; i += kGroup) {
+      prefetch(next + i, kEncodeAhead, sizeof(Register));
+      largest = larger(largest, magnitudes<Type>(next + i), typename Type::Pattern{});
+      quantize_group<Type, kNibbles, kStream>(values + i, factor, codes + (kNibbles ? i / 2 : i));
     }
+    return Type::widen(static_cast<std::uint32_t>(largest_lane(largest, typename Type::Pattern{})));
   }
 #endif
   const std::uint32_t largest_of_next = absmax<Type, kEncodeAhead>(next, count);

@@ -164,7 +164,8 @@ ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, 
                                              std::int64_t count, float reciprocal, std::uint8_t* codes) {
 #ifdef __AVX512F__
   if constexpr (sizeof(Register) == kGroup * sizeof(typename Type::Bits)) {
-    // A reciprocal of 0 needs no case: what is not finite becomes the integer -2^31, of which a code has the low bits, 0.
+    // A reciprocal of 0 needs no case: what is not finite becomes the integer -2^31, of which a code has the low bits,
+    // 0.
     const Floats factor = broadcast(reciprocal);
     Register largest = {};
     for (std::int64_t i = 0; i < count; i += kGroup) {

@@ -1,27 +1,43 @@
 # Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
-#   make demo [ARGS="--steps 20 --link 1gbit"]    make test    make bench    make study    make lint    make docs    make wheels
+#   make demo [ARGS="--steps 20 --link 1gbit"]    make check    make test    make bench    make study    make lint
+#   make docs    make wheels
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
+PYTEST := -m pytest -q -n auto --maxprocesses 8
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
-TEST_SOURCES := $(shell find tests/cpp tests/cuda_host bench/gpu_model -type f -not -name "*.py*")
+TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx bench/gpu_model -type f -not -name "*.py*")
 
-.PHONY: FORCE demo test test-cpp test-python test-cuda-host test-ptx test-slow test-torch test-docs bench study gpu gpu-model lint docs install wheels clean
+.PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-ptx test-slow test-torch \
+  test-docs bench tables study gpu gpu-model lint docs install wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
 
-test: test-cpp test-python test-cuda-host
+test: check test-python test-cuda-host
 
 CODEC_FORMATS := int8:128,int4:128,int4:128:hadamard,int4:128:stochastic
 
+ISAS ?= avx512,avx2
+TRAINING_STEP := bench/training_step.py --out bench/results
+
+# All that docs/performance.md has of a CPU, and its tables: an hour or so, with nothing else running, of committed code.
 bench: install
-	rm -f bench/results/codec_*.jsonl
-	$(PY) bench/codec.py --threads 1,2 --dtype all --isa all --format $(CODEC_FORMATS) --json bench/results/codec_ISA.jsonl
-	$(PY) bench/collectives.py $(ARGS)
+	$(PY) bench/codec.py --threads 1,2 --dtype all --isa $(ISAS) --format $(CODEC_FORMATS) --out bench/results
+	$(PY) bench/collectives.py
+	$(PY) $(TRAINING_STEP) --turns 60
+	$(PY) $(TRAINING_STEP) --turns 60 --rate 100mbit
+	$(PY) $(TRAINING_STEP) --rate 100mbit --learning-rate 3e-5
+	$(PY) bench/example_runs.py
+	$(PY) bench/sampling_cost.py --out bench/results
+	$(PY) -m bench.tables
+
+# The tables of docs/performance.md and docs/numerics.md, from bench/results.
+tables: .venv-docs/.ready
+	.venv-docs/bin/python -m bench.tables
 
 # What compression costs in loss. Runs that are in bench/results/study.jsonl are not repeated.
 study: install
@@ -33,8 +49,8 @@ gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 
 # What the collectives would take on GPUs, by a model: docs/performance.md.
-gpu-model: build/plain/zcomm_tests
-	build/plain/tests/cpp/zcomm_gpu_model
+gpu-model: build/plain/zcomm_gpu_model
+	build/plain/zcomm_gpu_model
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
@@ -44,35 +60,37 @@ NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include
 NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
 
 test-python: install $(NCCL_HEADERS)
-	NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "not slow" $(ARGS)
+	NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "not slow" $(ARGS)
 
-build/nccl/%/include/nccl.h: $(VENV)/.ready
+build/nccl/%/include/nccl.h: $(VENV)/.tools
 	rm -rf build/nccl/$* && mkdir -p build/nccl/$*
 	$(PY) -m pip download -q --no-deps --only-binary :all: -d build/nccl/$* nvidia-nccl-cu12==$*
 	$(PY) -m zipfile -e build/nccl/$*/*.whl build/nccl/$*/wheel
 	mv build/nccl/$*/wheel/nvidia/nccl/include build/nccl/$*/ && rm -rf build/nccl/$*/wheel build/nccl/$*/*.whl
 
-# The backend on GPU tensors, over a CUDA and an NCCL that live on the host.
-test-cuda-host: install build/plain/zcomm_tests
-	$(PY) -m pytest -q -n 2 tests/cuda_host/python $(ARGS)
+# The GPU side over a CUDA and an NCCL that live on the host: in C++, and the backend on GPU tensors.
+test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install
+	build/plain/zcomm_cuda_host_tests
+	ZCOMM_GPU_TESTS_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu $(ARGS)
 
 test-slow: $(VENV)/.trainers $(NCCL_HEADERS)
-	ZCOMM_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) -m pytest -q -n 2 -m "slow or not slow" $(ARGS)
+	ZCOMM_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "slow or not slow" $(ARGS)
 
 # The tests against another release of torch, in an environment of its own: make test-torch VERSION=2.15.0. Several GB.
 TORCH_VENV := build/test-torch/$(VERSION)
 test-torch: $(TORCH_VENV)/.installed
-	$(TORCH_VENV)/bin/python -m pytest -q -n 2 -m "not slow" $(ARGS)
+	$(TORCH_VENV)/bin/python $(PYTEST) -m "not slow" $(ARGS)
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.ready $(CXX_SOURCES) pyproject.toml
-	$(TORCH_VENV)/bin/python -m pip install -q --no-build-isolation -e '.[test]' \
+	$(TORCH_VENV)/bin/python -m pip install -q --no-build-isolation -e '.[test]' -e ./bench \
 	  --config-settings=build-dir=build/test-torch/$(VERSION)-{wheel_tag}
 	touch $@
 
 $(TORCH_VENV)/.ready:
 	@[ -n "$(VERSION)" ] || { echo 'expected a release of torch, e.g. make test-torch VERSION=2.15.0'; exit 1; }
 	$(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_VENV)/bin/python -m pip install -q torch==$(VERSION) 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
+	$(call INSTALL_TORCH,$(TORCH_VENV)/bin/python,$(VERSION))
+	$(TORCH_VENV)/bin/python -m pip install -q 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
 	touch $@
 
 # The packages of the extra "trainers", without building zcomm again.
@@ -87,12 +105,12 @@ install: $(VENV)/.installed
 TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 
 $(VENV)/.installed: $(VENV)/.ready $(VENV)/.modules $(CXX_SOURCES) pyproject.toml
-	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]'
+	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]' -e ./bench
 	touch $@
 
 # An editable install finds the modules that were there when it was made: it is made again when one comes or goes.
 $(VENV)/.modules: $(VENV)/.ready FORCE
-	@find zcomm -name '*.py' | sort | cmp -s - $@ || find zcomm -name '*.py' | sort >$@
+	@find zcomm bench/zcomm_bench -name '*.py' | sort | cmp -s - $@ || find zcomm bench/zcomm_bench -name '*.py' | sort >$@
 
 FORCE:
 
@@ -104,17 +122,28 @@ endef
 
 NEED_COMPILER = @command -v g++ >/dev/null || { $(APT) update -qq && $(APT) install -y -qq g++; }
 
-# A torch that the system has is used: it may be the one that fits its GPU.
-$(VENV)/.ready:
+# What the core's C++ needs beside a compiler. A torch that the system has is used: it may be the one that fits its GPU.
+$(VENV)/.tools:
 	$(NEED_PYTHON)
 	$(NEED_COMPILER)
-	if $(PYTHON) -c 'import torch' 2>/dev/null; then $(PYTHON) -m venv --system-site-packages $(VENV); \
-	else $(PYTHON) -m venv $(VENV) && $(PY) -m pip install -q torch==2.13.0; fi
-	@# In a virtual environment it is not the system's: a path file leads there.
+	@$(PYTHON) -m venv $(VENV) $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages)
+	$(PY) -m pip install -q --ignore-installed 'cmake>=3.25' ninja
+	touch $@
+
+# $(1): a Python, $(2): a release of torch. Without a GPU it is the build for CPUs, as the other one brings gigabytes of
+# CUDA; where that cannot be reached, or has no such release, it is what the configured index has.
+define INSTALL_TORCH
+{ test ! -e /dev/nvidia0 && $(1) -m pip install -q --retries 1 --timeout 20 torch==$(2)+cpu \
+  --extra-index-url https://download.pytorch.org/whl/cpu 2>/dev/null; } || $(1) -m pip install -q torch==$(2)
+endef
+
+# What torch and the package need. Where the system's torch is in a virtual environment, a path file leads there.
+$(VENV)/.ready: $(VENV)/.tools
 	@$(PY) -c 'import torch' 2>/dev/null \
-	  || $(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' \
-	  >"$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch_of_python.pth"
-	$(PY) -m pip install -q 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
+	  || $(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null \
+	  >"$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch_of_python.pth" \
+	  || $(call INSTALL_TORCH,$(PY),2.13.0)
+	$(PY) -m pip install -q 'scikit-build-core>=0.10'
 	touch $@
 
 # --- Releases -----------------------------------------------------------------------------------------------------
@@ -128,8 +157,9 @@ wheels:
 
 # --- The site -----------------------------------------------------------------------------------------------------
 
-# In build/site; needs neither a build nor torch.
-docs: .venv-docs/.ready
+# In build/site, with pictures drawn from bench/results; needs neither a build nor torch.
+docs: tables
+	.venv-docs/bin/python -m bench.pictures
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 # Opens every page in a browser.
@@ -143,7 +173,11 @@ test-docs: docs
 	.venv-docs/bin/python -m pip install -q $(call TOOLS_OF,docs)
 	touch $@
 
-# --- C++: the core alone, without torch ---------------------------------------------------------------------------
+# --- C++ ----------------------------------------------------------------------------------------------------------
+
+# The core alone, without torch.
+check: build/plain/zcomm_tests
+	build/plain/zcomm_tests
 
 DOCTEST := $(if $(wildcard /usr/include/doctest/doctest.h),/usr/include,$(CURDIR)/build/doctest/usr/include)
 
@@ -155,20 +189,44 @@ $(DOCTEST)/doctest/doctest.h:
 # Exhaustive cases of one thread each, which the thread sanitizer makes many minutes long.
 ONE_THREAD := "differences: every*,differences: damaged*,messages and values*,every pattern*,tables that*,damaged messages*"
 
-test-cpp: build/plain/zcomm_tests build/asan/zcomm_tests build/tsan/zcomm_tests
-	build/plain/zcomm_tests
-	build/asan/zcomm_tests & asan=$$!; build/tsan/zcomm_tests -tce=$(ONE_THREAD) && wait $$asan
+test-sanitize: $(foreach kind,asan tsan,build/$(kind)/zcomm_tests build/$(kind)/zcomm_cuda_host_tests)
+	$(MAKE) --no-print-directory --output-sync -j 2 test-asan test-tsan
 
-build/%/zcomm_tests: $(VENV)/.ready $(DOCTEST)/doctest/doctest.h $(CXX_SOURCES) $(TEST_SOURCES)
-	$(CMAKE) -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON \
-	  -DZCOMM_CUDA=OFF -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) $(OPTIONS_$*) \
-	  >build/$*.log || { cat build/$*.log; exit 1; }
-	$(CMAKE) --build build/$* >build/$*.log || { cat build/$*.log; exit 1; }
-	cp build/$*/tests/cpp/zcomm_tests $@
+test-asan: build/asan/zcomm_tests build/asan/zcomm_cuda_host_tests
+	build/asan/zcomm_tests
+	build/asan/zcomm_cuda_host_tests
 
-OPTIONS_plain := -DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+test-tsan: build/tsan/zcomm_tests build/tsan/zcomm_cuda_host_tests
+	build/tsan/zcomm_tests -tce=$(ONE_THREAD)
+	build/tsan/zcomm_cuda_host_tests -tce=$(ONE_THREAD)
+
 SANITIZE_asan := address,undefined
 SANITIZE_tsan := thread
+
+# In a build of one kind: plain, asan or tsan. $(1): what is to be built.
+BUILD_TARGET = $(CMAKE) --build build/$* --target $(1) >build/$*.log || { cat build/$*.log; exit 1; }
+CONFIGURE = $(CMAKE) -S . -B build/$* $(1) >build/$*.log || { cat build/$*.log; exit 1; }
+
+build/%/build.ninja: $(VENV)/.tools $(DOCTEST)/doctest/doctest.h
+	mkdir -p build
+	$(call CONFIGURE,-G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON -DZCOMM_CUDA=OFF \
+	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*))
+
+.PRECIOUS: build/%/build.ninja
+
+PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests cpp/zcomm_gpu_model ptx/zcomm_ptx_tests
+define PROGRAM
+build/%/$(notdir $(1)): build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
+	$$(call BUILD_TARGET,$(notdir $(1)))
+	cp build/$$*/tests/$(1) $$@
+endef
+$(foreach program,$(PROGRAMS),$(eval $(call PROGRAM,$(program))))
+
+# A "CUDA" for the torch of .venv.
+build/%/cuda_host/.torch: $(VENV)/.ready build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
+	$(call CONFIGURE,-DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY))
+	$(call BUILD_TARGET,nccl_on_host cuda_host_torch)
+	touch $@
 
 # The kernels as nvcc compiles them, executed on the host, for GPUs of compute capability 8.0, 9.0 and, in one way only,
 # 10.0. Not part of `make test`, as it takes minutes.
@@ -181,10 +239,9 @@ ifeq ($(NVCC),)
 test-ptx:
 	@echo 'skipped: make test-ptx executes what nvcc compiles, and there is no nvcc'
 else
-test-ptx: build/plain/zcomm_tests
-	$(CMAKE) --build build/plain --target zcomm_ptx_tests >build/ptx.log || { cat build/ptx.log; exit 1; }
+test-ptx: build/plain/zcomm_ptx_tests
 	$(MAKE) --no-print-directory -j 2 $(PTX)
-	$(PY) tests/ptx/run.py build/plain/tests/ptx/zcomm_ptx_tests build/ptx $(PTX_TARGETS) --once $(PTX_ONCE)
+	$(PY) tests/ptx/run.py build/plain/zcomm_ptx_tests build/ptx $(PTX_TARGETS) --once $(PTX_ONCE)
 endif
 
 # The options of the kernels in src/CMakeLists.txt.
@@ -221,7 +278,7 @@ lint: $(LINT)/.lint
 	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=15 >/dev/null
 	$(LINT)/bin/python $(LINT)/bin/run-clang-tidy.py -quiet -hide-progress -p build/tidy \
 	  -clang-tidy-binary $(LINT)/bin/clang-tidy -header-filter '^$(CURDIR)/(include|src)/' \
-	  'zcomm_core_on_host' '^$(CURDIR)/src/(?!.*_avx)'
+	  'zcomm_core_' '^$(CURDIR)/src/(?!.*_avx)'
 	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:

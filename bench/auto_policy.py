@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm.bench.spec import parse_size
+from zcomm._units import parse_size
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
-from zcomm.lab import network
+from zcomm_bench.lab import network
 
 WAYS = {
     "exact": {"all_gather": "exact", "reduce_scatter": "exact"},
@@ -78,7 +78,10 @@ def measure_rank(sizes: list[int]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has new names for these calls
     dist.init_process_group("zcomm")
-    groups = {way: dist.new_group(pg_options=zcomm.Options(min_bytes=1, **fields)) for way, fields in WAYS.items()}
+    groups = {
+        way: dist.new_group(pg_options=zcomm.Options(min_bytes=1, forms="in_place", **fields))
+        for way, fields in WAYS.items()
+    }
     for collective in CALLS:
         for num_bytes in sizes:
             row = measure(collective, num_bytes, groups)

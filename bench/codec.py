@@ -5,8 +5,8 @@ python bench/codec.py --dtype all --isa all --threads 1,2  everything
 python bench/codec.py --format int4:128,int4:128:hadamard,int4:128:stochastic   what rotation and random bits cost
 python bench/codec.py --clock thread                       on a machine that others use: not the time that they take
 python bench/codec.py --offset 16                          values that begin 16 bytes past a multiple of 64
-python bench/codec.py --json codec_ISA.jsonl               one JSON object per row as well, a file per instruction set
-python bench/codec.py --device cuda --json codec.json      the kernels on a GPU; see bench/codec_cuda.py
+python bench/codec.py --out bench/results                  keeps the rows, a file per instruction set
+python bench/codec.py --device cuda                        the kernels on a GPU; see bench/codec_cuda.py
 
 GB/s are of the full-precision side: the bytes of the values that are encoded, or that decoding writes. In every repeat
 all rows of a table take their turn, so that what else the machine does meets all of them. `read` is a maximum of the
@@ -14,13 +14,10 @@ values' bit patterns as integers (NumPy), `copy` is numpy.copyto; both use one t
 """
 
 import importlib
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +28,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import results_file
 from zcomm import _core, codec
-from zcomm.bench.spec import parse_size, sweep
+from zcomm._units import parse_size
+from zcomm_bench.spec import sweep
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4
+KEPT = ("codec", "operation", "format", "dtype", "threads", "gbps", "of_read", "of_copy")
 
 app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
 
@@ -164,16 +164,14 @@ def show(console: Console, title: str, rows: list[Row]) -> None:
     console.print(table)
 
 
-def append(path: Path, rows: list[Row], isas: list[str], machine: dict[str, Any]) -> None:
-    """A line for each row. "ISA" in the file's name stands for the instruction set; rows of none go to all files."""
-
-    def name(isa: str) -> str:
-        return path.name.replace("ISA", isa)
-
-    for target in sorted({name(isa) for isa in isas}):
-        with path.with_name(target).open("a") as file:
-            chosen = [row for row in rows if not row.isa or name(row.isa) == target]
-            file.writelines(json.dumps({**asdict(row), **machine}) + "\n" for row in chosen)
+def keep(folder: Path, rows: list[Row], isas: list[str]) -> None:
+    """A file for each instruction set; rows of none go to all of them."""
+    for isa in isas:
+        # Passes over memory are repeated with each number of threads; the first ones are kept.
+        chosen = {astuple(row)[:6]: asdict(row) for row in reversed(rows) if row.isa in ("", isa)}
+        records = list(chosen.values())[::-1]
+        one = results_file.measured("codec", results_file.cpu_machine(isa), KEPT, records)
+        results_file.keep(folder / f"codec-{isa}.jsonl", [one])
 
 
 def choices(text: str, every: list[str], option: str) -> list[str]:
@@ -199,10 +197,7 @@ def main(
     ] = 0,
     repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
     peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Append one JSON object per row; on cuda: write a report."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder that keeps the rows, such as bench/results.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="cuda: smallest size of the values.")] = "1M",
     maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="cuda: largest size.")] = "4G",
@@ -224,14 +219,14 @@ def main(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         of_blocks = [f"{kind}:{block}" for kind in ("int8", "int4") for block in blocks.split(",") if block]
-        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, peers, json_file)
+        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, peers, out)
         return
     repeats = repeats or 15
     every_isa = codec.cpu_isas()
     isas = choices(isa, every_isa, "--isa") if isa else every_isa[-1:]
     console = Console()
     console.width = max(console.width, 110)
-    machine = {"machine": platform.node(), "cpus": os.cpu_count(), "time": time.time()}
+    every: list[Row] = []
     for name in dtypes:
         size = int(megabytes * 1e6) // DTYPES[name].itemsize // 4096 * 4096
         values = placed(np.random.default_rng(0).standard_normal(size, np.float32).astype(DTYPES[name]), offset)
@@ -245,8 +240,9 @@ def main(
                 passes += peer_passes(values, 128, num_threads)
             rows = measure(passes, repeats, CLOCKS[clock])
             show(console, f"{name}, {values.nbytes / 1e6:.0f} MB, {num_threads} thread(s)", rows)
-            if json_file is not None:
-                append(json_file, rows, isas, machine)
+            every += rows
+    if out is not None:
+        keep(out, every, isas)
 
 
 if __name__ == "__main__":

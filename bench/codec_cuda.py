@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import results_file
 from zcomm import _core, codec
-from zcomm.bench import gpu_clock, report_file
-from zcomm.lab import gpus
+from zcomm_bench import gpu_clock, report_file
+from zcomm_bench.lab import gpus
 
-SCHEMA = "zcomm-codec/1"
+KEPT = ("codec", "operation", "format", "dtype", "values_bytes", "gbps", "of_copy")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUM_WIRES = 4
 LEAST_REPEATS = 20
@@ -104,20 +104,14 @@ def machine_facts(repeats: int, facts: Callable[[], dict[str, Any]]) -> dict[str
 
 
 def make_report(
-    schema: str, machine: dict[str, Any], rows: Sequence[Row], json_file: Path | None, **more: Any
+    subject: str, machine: dict[str, Any], rows: Sequence[Row], columns: Sequence[str], out: Path | None, **more: Any
 ) -> dict[str, Any]:
-    """The report of a run, which goes to a file, too, if one is given."""
-    report = {
-        "schema": schema,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "machine": machine,
-        "l2": "flushed before each pass",
-        **more,
-        "results": [asdict(row) for row in rows],
-    }
-    if json_file is not None:
-        report_file.save(report, json_file)
-    return report
+    """The report of a run, whose columns a folder keeps, if one is given."""
+    records = [asdict(row) for row in rows]
+    if out is not None:
+        one = results_file.measured(subject, results_file.gpu_machine(machine["gpu"]), columns, records, **more)
+        results_file.keep(out / f"{subject}-{gpus.chip(machine['gpu'])}.jsonl", [one])
+    return {"machine": machine, **more, "results": records}
 
 
 def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass]:
@@ -243,7 +237,7 @@ def run(
     sizes: Sequence[int],
     repeats: int,
     peers: bool,
-    json_file: Path | None,
+    out: Path | None,
     *,
     device: str = "cuda",
     clock: Clock = gpu_clock.seconds_of,
@@ -271,4 +265,4 @@ def run(
         rows += others
         for name, why in absent.items():
             console.print(f"{name}: absent ({why})")
-    return make_report(SCHEMA, machine, rows, json_file, absent=absent)
+    return make_report("codec", machine, rows, KEPT, out, absent=absent)

@@ -1,27 +1,27 @@
-"""The standard measurements of the collectives: one JSON report and one picture each, in bench/results.
+"""The standard measurements of the collectives, which bench/results keeps.
 
 python bench/collectives.py                  all of them: about half an hour
-python bench/collectives.py --quick          fewer, smaller and once: a minute or two, for a look
+python bench/collectives.py --quick          fewer, smaller and once: a minute or two, for a look; keeps nothing
 python bench/collectives.py --only NAME      those whose name contains NAME; also with --quick
 python bench/collectives.py --device cuda    nccl and zcomm on the GPUs of this machine: five minutes or so
 """
 
 import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zcomm import cli
-from zcomm.bench import report as bench_report
-from zcomm.bench import report_file
-from zcomm.bench.run import measure_overhead
-from zcomm.bench.spec import DEVICES, NO_LAB, Spec, parse_size, sweep
-from zcomm.lab import gpus
+import results_file
+from zcomm._units import parse_size
+from zcomm_bench import cli
+from zcomm_bench import report as bench_report
+from zcomm_bench.lab import gpus
+from zcomm_bench.run import measure_overhead
+from zcomm_bench.spec import DEVICES, NO_LAB, Spec, sweep
 
-RESULTS = Path(__file__).with_name("results")
+KEPT = ("size", "backend", "format", "median_us", "p90_us", "speedup", "link_bytes", "codec_us", "max_error")
 GATHER = ["gloo", "zcomm", "naive"]
 REDUCE = ["gloo", "zcomm", "exact_all_to_all", "naive"]
 SIZES = sweep(parse_size("1K"), parse_size("64M"), 4)
@@ -95,10 +95,16 @@ CUDA: dict[str, dict[str, Any]] = {
 }
 
 
+def keep(name: str, spec: Spec, report: dict[str, Any], kind: str, machine: str, out: Path) -> None:
+    facts = {field: getattr(spec, field) for field in ("collective", "dtype", "nodes", "link", "launches")}
+    one = results_file.measured(name, machine, KEPT, report["results"], **facts)
+    results_file.keep(out / f"collectives-{kind}.jsonl", [one])
+
+
 def on_gpus(names: list[str], iters: int, launches: int, seconds: float, out: Path) -> None:
-    """The standard set on the GPUs of this machine; files are named after the chip."""
+    """The standard set on the GPUs of this machine."""
     try:
-        chip = gpus.chip(gpus.facts()["gpu"])
+        gpu = gpus.facts()["gpu"]
     except gpus.NoGpu as error:
         raise SystemExit(str(error)) from None
     failed = []
@@ -111,7 +117,7 @@ def on_gpus(names: list[str], iters: int, launches: int, seconds: float, out: Pa
             print(f"{name}: not measured, as {missing[0]} is not installed: it makes links with a limit")
             continue
         try:
-            cli.measure(spec, out / f"{chip}-{name}.json", out / f"{chip}-{name}.png")
+            keep(name, spec, cli.measure(spec), gpus.chip(gpu), results_file.gpu_machine(gpu), out)
         except SystemExit as error:  # the others are still worth measuring
             print(f"{name}: {error}")
             failed.append(name)
@@ -126,13 +132,12 @@ def main(
     launches: Annotated[int, typer.Option(help="Fresh starts of each; 3 by default, on cuda 1.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="cuda: bound for the samples of a size.")] = 2.0,
-    out: Annotated[Path, typer.Option(help="Where reports and pictures go.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="The folder that keeps them.")] = results_file.RESULTS,
 ) -> None:
     """Run the standard set."""
     if device not in DEVICES:
         raise typer.BadParameter(f"expected one of {', '.join(DEVICES)}, got {device!r}", param_hint="--device")
-    cli.need("torch", "matplotlib", *(["pyroute2"] if device == "cpu" else []))
-    out.mkdir(parents=True, exist_ok=True)
+    cli.need_torch()
     every = list(CUDA) if device == "cuda" else list(QUICK) if quick and not only else list(STANDARD)
     names = [name for name in every if only in name]
     if not names:
@@ -140,17 +145,22 @@ def main(
     if device == "cuda":
         on_gpus(names, iters, launches or 1, seconds, out)
         return
-    launches = launches or 3
+    launches, isa = launches or 3, results_file.own_isa()
+    machine = results_file.cpu_machine(isa)
     for name in names:
         spec = Spec(**STANDARD[name], iters=iters, warmup=3, launches=launches)
         if quick:
             spec = dataclasses.replace(spec, sizes=QUICK_SIZES, iters=5, warmup=2, launches=1)
-        cli.measure(spec, out / f"{name}.json", out / f"{name}.png")
+        report = cli.measure(spec)
+        if not quick:
+            keep(name, spec, report, isa, machine, out)
     if not only:
         overhead = measure_overhead()
         bench_report.show_overhead(overhead)
-        document = {"machine": report_file.machine(), "results": overhead}
-        (out / "overhead.json").write_text(json.dumps(document, indent=1) + "\n")
+        if not quick:
+            columns = ("call", "gloo_us", "zcomm_us", "added_us")
+            one = results_file.measured("overhead", machine, columns, overhead)
+            results_file.keep(out / f"overhead-{isa}.jsonl", [one])
 
 
 if __name__ == "__main__":

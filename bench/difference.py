@@ -1,7 +1,7 @@
 """Lossless differences of bfloat16 weights: bits per weight and GB/s of values on one core, hash included.
 
     .venv/bin/python bench/difference.py --isa all
-    .venv/bin/python bench/difference.py --device cuda --json FILE    the kernels; see bench/difference_cuda.py
+    .venv/bin/python bench/difference.py --device cuda    the kernels; see bench/difference_cuda.py
 
 Weights of deviation 0.02 get updates of 0.3 times the learning rate, as AdamW's are. Encoding writes the base, too.
 Pieces are run in turn, and the fastest pass of each counts: whoever else uses the machine can only slow one down.
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from codec import choices
 from zcomm import _core, codec
-from zcomm.planner.differences import changed_weights
+from zcomm_bench.planner.differences import changed_weights
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,7 +46,7 @@ def main(
     repeats: Annotated[int | None, typer.Option(min=1, help="100 by default, on cuda 25.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     mebibytes: Annotated[str, typer.Option(help="cuda: of values in a piece, comma-separated.")] = "1,16,256",
-    json_file: Annotated[Path | None, typer.Option("--json", help="cuda: write a report.")] = None,
+    out: Annotated[Path | None, typer.Option(help="cuda: a folder that keeps the rows, such as bench/results.")] = None,
 ) -> None:
     """Encode and decode a piece at each rate with each instruction set, or on a GPU pieces of each size."""
     choices(device, ["cpu", "cuda"], "--device")
@@ -54,7 +54,7 @@ def main(
         from difference_cuda import run
 
         sizes = [int(size) << 20 for size in mebibytes.split(",")]
-        run([float(rate) for rate in rates.split(",")], sizes, repeats or 25, json_file)
+        run([float(rate) for rate in rates.split(",")], sizes, repeats or 25, out)
         return
     repeats = repeats or 100
     table = Table("learning rate", "bits", "isa", "encode GB/s", "decode GB/s")

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from codec_cuda import Clock, Copier, Row, fill, machine_facts, make_report
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from codec_cuda import Clock, Copier, Row, fill, machine_facts, make_report
 from zcomm import _core
-from zcomm.bench import gpu_clock
-from zcomm.lab import gpus
-from zcomm.planner.differences import HEADER_BYTES
+from zcomm_bench import gpu_clock
+from zcomm_bench.lab import gpus
+from zcomm_bench.planner.differences import HEADER_BYTES
 
-SCHEMA = "zcomm-difference/1"
+KEPT = ("learning_rate", "bits_per_weight", "operation", "values_bytes", "values_gbps", "of_copy")
 GENERATION = 1  # of the base: any but 0
 
 
@@ -121,7 +121,7 @@ def run(
     rates: Sequence[float],
     sizes: Sequence[int],
     repeats: int,
-    json_file: Path | None,
+    out: Path | None,
     *,
     device: str = "cuda",
     clock: Clock = gpu_clock.seconds_of,
@@ -136,4 +136,4 @@ def run(
         ]
         show(console, f"{size / 2**20:g} MiB of bfloat16, {machine['gpu']}", of_size)
         rows += of_size
-    return make_report(SCHEMA, machine, rows, json_file)
+    return make_report("difference", machine, rows, KEPT, out)

@@ -7,18 +7,17 @@ tell rendered characters apart, with SGD and with AdamW. Both begin at random we
 at constant rates. Weights are kept in float32, and each step multiplies what bfloat16 has of them, as FSDP2 with mixed
 precision does. After each step the difference of all bfloat16 weights to those of the step before is encoded.
 
-Writes difference_models.json and difference_models.png to --out. Needs transformers and matplotlib.
+Keeps the curves in --out; bench/pictures.py draws them. Needs transformers and matplotlib.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import results_file
 from zcomm import codec
 
 WARMUP = 20
@@ -58,7 +58,6 @@ class Curve:
     name: str
     parameters: int
     rates: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
     bits: list[float] = field(default_factory=list)
 
 
@@ -195,48 +194,28 @@ def measure(case: Case, steps: int) -> Curve:
         optimizer.step()
         body, _ = codec.encode_difference(rounded(masters), kept)
         curve.rates.append(float(f"{rate:.4g}"))
-        curve.losses.append(round(loss.item(), 4))
         curve.bits.append(round(8 * (body.size + HEADER_BYTES) / curve.parameters, 4))
     return curve
 
 
-def plot(curves: list[Curve], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for curve in curves:
-        axes.plot(range(1, len(curve.bits) + 1), curve.bits, label=f"{curve.name}, {curve.parameters / 1e6:.1f} M")
-    for bits, name in ((8.06, "int8:256"), (4.06, "int4:256")):
-        axes.axhline(bits, color="gray", linewidth=0.8, linestyle="--")
-        axes.text(0, bits, name, va="bottom", color="gray")
-    axes.set(xlabel="step", ylabel="bits per bfloat16 weight", yscale="log")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def main(
     steps: Annotated[int, typer.Option(min=WARMUP + 1, help="Of the first training.")] = 160,
-    out: Annotated[Path, typer.Option(help="Folder.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder.")] = results_file.RESULTS,
 ) -> None:
     """Train each model, and tell how many bits each step's difference takes."""
-    out.mkdir(parents=True, exist_ok=True)
-    curves = []
+    isa = results_file.own_isa()
     table = Table("model", "M parameters", "peak", "mean", "end of cosine", "then, at the rate")
     for case in CASES:
         curve = measure(case, steps)
-        curves.append(curve)
         first, tuned = curve.bits[:steps], curve.bits[steps:]
         last = [f"{tuned[TUNING_STEPS * (i + 1) - 1]:.3g} at {rate:g}" for i, rate in enumerate(case.tuning_rates)]
         figures = [f"{max(first):.2f}", f"{np.mean(first):.2f}", f"{first[-1]:.2f}"]
         table.add_row(curve.name, f"{curve.parameters / 1e6:.1f}", *figures, ", ".join(last))
-        (out / "difference_models.json").write_text(json.dumps([asdict(one) for one in curves]) + "\n")
+        steps_of_curve = [{"rate": rate, "bits": bits} for rate, bits in zip(curve.rates, curve.bits, strict=True)]
+        machine, facts = results_file.cpu_machine(isa), {"parameters": curve.parameters}
+        one = results_file.measured(curve.name, machine, ("rate", "bits"), steps_of_curve, **facts)
+        results_file.keep(out / f"difference_models-{isa}.jsonl", [one])
     console.print(table)
-    plot(curves, out / "difference_models.png")
 
 
 if __name__ == "__main__":

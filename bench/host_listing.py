@@ -1,6 +1,6 @@
 """What the inner loops of the host codec are compiled to: instructions, and cycles if nothing has to be waited for.
 
-python bench/host_listing.py build/plain/src/CMakeFiles/zcomm_core.dir/codec/cpu/kernels_avx2.cpp.o
+python bench/host_listing.py build/plain/src/CMakeFiles/zcomm_core_objects.dir/codec/cpu/kernels_avx2.cpp.o
 python bench/host_listing.py OBJECT --cpu znver3
 
 Needs objdump and llvm-mca, and an object file, which has the names of its functions. Listed are loops with no other

@@ -1,7 +1,7 @@
 """What sampling for zcomm.report() costs, in percent of the calls that are sampled.
 
 python bench/sampling_cost.py                          two ranks on this machine, over loopback
-python bench/sampling_cost.py --json telemetry.json    the rows as JSON as well
+python bench/sampling_cost.py --out bench/results      keeps the rows
 
 Two groups of the same ranks take turns, one that samples every call and one that samples none. Times are of the
 processor, in the thread that calls, where a synchronous call encodes, decodes and samples: they hold on a machine that
@@ -26,8 +26,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import results_file
 import zcomm
-from zcomm.bench.spec import parse_size
+from zcomm._units import parse_size
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 
 EVERY = 100  # of the last column
@@ -44,7 +45,7 @@ def measure_rank(rank: int, folder: str, sizes: list[int], repeats: int) -> None
     rows: list[dict[str, Any]] = []
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("zcomm", store=store, rank=rank, world_size=RANKS)
-    groups = [dist.new_group(pg_options=zcomm.Options(telemetry_every=every)) for every in (0, 1)]
+    groups = [dist.new_group(pg_options=zcomm.Options(forms="in_place", sample_errors_every=every)) for every in (0, 1)]
     for name, (call, dtype) in CALLS.items():
         for num_bytes in sizes:
             whole = torch.randn(num_bytes // dtype.itemsize).to(dtype)
@@ -78,7 +79,7 @@ def measure_rank(rank: int, folder: str, sizes: list[int], repeats: int) -> None
 def main(
     sizes: Annotated[str, typer.Option(help="of the gathered or scattered tensor")] = "64K,256K,1M,4M",
     repeats: int = 300,
-    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+    out: Annotated[Path | None, typer.Option(help="a folder that keeps the rows")] = None,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         numbers = [parse_size(size) for size in sizes.split(",")]
@@ -104,8 +105,10 @@ def main(
             f"{row['cost_percent']:.2f}",
         )  # fmt: skip
     Console().print(table)
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=1) + "\n")
+    if out is not None:
+        isa, columns = results_file.own_isa(), ("call", "bytes", "call_cpu_us", "sample_cpu_us")
+        one = results_file.measured("sampling_cost", results_file.cpu_machine(isa), columns, rows, every=EVERY)
+        results_file.keep(out / f"sampling_cost-{isa}.jsonl", [one])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ REPEATS = 20
 
 
 def rank_main(rank: int, size: int, elements: int, formats: list[str], pipe: Connection) -> None:
-    """One rank. Sends lines of the table to its parent."""
+    """Run one rank, which sends lines of the table to its parent."""
     import cupy
 
     cupy.cuda.Device(rank).use()
@@ -45,7 +45,7 @@ def rank_main(rank: int, size: int, elements: int, formats: list[str], pipe: Con
 
 
 def visible_gpus() -> int:
-    """Ends the program with the reason if there is none."""
+    """Return the number of GPUs; exit with the reason if there is none."""
     try:
         import cupy
     except ImportError:
@@ -60,7 +60,7 @@ def visible_gpus() -> int:
 
 
 def main() -> None:
-    """Starts the ranks and prints what they measure."""
+    """Start the ranks and print their measurements."""
     parser = argparse.ArgumentParser(description="Compressed all-gathers of CuPy arrays.")
     parser.add_argument("--ranks", type=int, help="processes; by default one per GPU")
     parser.add_argument("--elements", type=int, default=16 * 2**20, help="float32 values of a shard")
@@ -71,7 +71,7 @@ def main() -> None:
     if not 1 <= size <= gpus:
         sys.exit(f"--ranks: expected 1 to {gpus}, got {size}: each rank has a GPU of its own")
     try:
-        unique_id = zcomm.unique_id()
+        unique_id = zcomm.Communicator.unique_id()
     except RuntimeError as error:
         sys.exit(str(error))
 

@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm.lab import network
+from zcomm._units import parse_nodes
+from zcomm_bench.lab import network
 
 EXACT = "gloo"
 WARMUP_STEPS = 2  # not counted: allocations and connections are made there
-START_SECONDS = 10  # about, until the ranks of a half have imported torch and met
+START_SECONDS = 10  # about, for the ranks of a run to import torch and connect
 WORKER = Path(__file__).with_name("train_gpt.py")
 
 console = Console(highlight=False)
@@ -35,7 +36,7 @@ console = Console(highlight=False)
 
 @dataclass
 class Run:
-    """What one backend's job reported."""
+    """Reports of one backend's job."""
 
     backend: str
     num_steps: int
@@ -69,7 +70,7 @@ class Run:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the steps after the warm-up."""
+        """Summarize the steps after the warm-up."""
         first, last = self.steps[WARMUP_STEPS - 1], self.steps[-1]
         num_steps = last["step"] - first["step"]
         seconds = np.diff([step["seconds"] for step in self.steps[WARMUP_STEPS - 1 :]])
@@ -85,7 +86,7 @@ class Run:
                 (last["inter_node_bytes"] - first["inter_node_bytes"]) / num_steps if counted else None
             ),
             "first_loss": self.steps[0]["loss"],
-            # From the second gather on: the first one sends whole weights.
+            # Skips the first gather, which sends whole weights.
             "bits_per_weight": [step["bits_per_weight"] for step in self.steps[1:] if step["bits_per_weight"]],
             "final_loss": last["loss"],
             "validation_loss": self.end["validation_loss"],
@@ -95,7 +96,7 @@ class Run:
 
 
 def relative_error(folder: Path, exact: Path) -> float | None:
-    """Relative L2 distance between two saved gradients; None without an exact one to compare with."""
+    """Return the relative L2 distance between two saved gradients; None without an exact one."""
     if not exact.is_dir():
         return None
     difference = norm = 0.0
@@ -107,7 +108,7 @@ def relative_error(folder: Path, exact: Path) -> float | None:
 
 
 def show_table(summaries: dict[str, dict[str, Any]]) -> None:
-    """One column per backend, and how many times better than the exact run the others are."""
+    """Print one column per backend, with the factor by which it beats the exact run."""
     rows = [
         ("steps per second", "steps_per_second", "{:.3f}", 1.0),
         ("tokens per second", "tokens_per_second", "{:,.0f}", 1.0),
@@ -139,14 +140,14 @@ def show_table(summaries: dict[str, dict[str, Any]]) -> None:
 
 
 def plot(runs: list[Run], title: str, path: Path) -> None:
-    """Every run's loss against steps, where the curves should agree, and against seconds, where they should not."""
+    """Plot the losses against steps, where the curves should agree, and against seconds, where they should not."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for i, run in enumerate(runs):
         losses = [step["loss"] for step in run.steps]
-        # The first one broad, so that curves that agree are both seen.
+        # Draws the first curve broad, so that an equal one stays visible on it.
         style: dict[str, Any] = {"label": run.backend, "linewidth": 5 if i == 0 else 1.5, "alpha": 0.5 if i == 0 else 1}
         by_step.plot([step["step"] for step in run.steps], losses, **style)
         by_time.plot([step["seconds"] for step in run.steps], losses, **style)
@@ -161,7 +162,7 @@ def plot(runs: list[Run], title: str, path: Path) -> None:
 
 
 def checked_backends(text: str) -> list[str]:
-    """The names in "gloo,zcomm", if they can be run here."""
+    """Parse "gloo,zcomm" and check that these backends are installed."""
     backends = text.split(",")
     for backend in backends:
         if backend not in (EXACT, "zcomm"):
@@ -224,32 +225,30 @@ def main(
     learning_rate: Annotated[float, typer.Option(min=0.0, help="At its peak.")] = 1e-3,
     micro_batches: Annotated[int, typer.Option(min=1, help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="With zcomm, weights cross nodes once in a step.")] = False,
-    wire: Annotated[str, typer.Option(help='Of secondary shards: "difference" for exact weights.')] = "compressed",
+    lossless: Annotated[bool, typer.Option(help="With secondary shards, weights are exact.")] = False,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/demo"),
 ) -> None:
     """Train a small GPT over each backend and compare."""
     names = checked_backends(backends)
     try:
-        network.parse_nodes(nodes)
-        network.parse_rate(link)
+        parse_nodes(nodes)
+        network.parse_limit(link)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     named = {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
     formats = {name: text for name, text in named.items() if text is not None}
     options = checked_options(formats, names)
     own = {EXACT: [], "zcomm": [f"--{name.replace('_', '-')}={text}" for name, text in formats.items()]}
-    if wire not in ("compressed", "difference") or (wire == "difference" and not secondary_shards):
-        raise typer.BadParameter(
-            f'--wire: expected "compressed", or "difference" with --secondary-shards, got {wire!r}'
-        )
+    if lossless and not secondary_shards:
+        raise typer.BadParameter("--lossless: expected it with --secondary-shards, got it alone")
     if secondary_shards:
-        own["zcomm"] += ["--secondary-shards", f"--wire={wire}"]
+        own["zcomm"] += ["--secondary-shards", *(["--lossless"] if lossless else [])]
 
     speed = matrix_dtype.measure()
     console.print(str(speed), soft_wrap=True)
     job = Job(nodes, link, steps, batch, sequence, width, layers, micro_batches, speed.faster)
     compute_seconds = job.compute_seconds()
-    sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards, wire)}
+    sent = {EXACT: inter_node_bytes(job), "zcomm": inter_node_bytes(job, options, secondary_shards, lossless)}
     plans = {name: plan(job, compute_seconds, sent[name]) for name in names}
     minutes = sum(plans[name].seconds + START_SECONDS for name in names) / 60
     console.print(f"this takes about {minutes:.1f} minutes")

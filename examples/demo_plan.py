@@ -1,4 +1,4 @@
-"""What a step of the demonstration costs, before it is run: bytes between nodes by formula, seconds by a trial."""
+"""Prediction of a step of the demonstration: bytes between nodes by formula, seconds by a trial."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from train_gpt import GPT
 
 import zcomm
-from zcomm.codec import wire_bytes
-from zcomm.lab import network
+from zcomm import _core
+from zcomm._units import parse_nodes
+from zcomm_bench.lab import network
 
 SLOWER = 10  # times the plan: a step that takes longer ends the run
 LEAST_LIMIT = 30.0  # seconds: allocations, connections, other programs
-SAMPLE = 1 << 20  # elements
 DIFFERENCE_BYTES = 0.6  # of a bfloat16 weight, where the learning rate is highest
 
 
 def seconds_of_sequence(model: GPT, sequence: int) -> float:
-    """Forward and backward of one sequence on one core; ``model`` is as the ranks have it."""
+    """Measure forward and backward of one sequence on one core; ``model`` is as the ranks have it."""
     text = torch.zeros(1, sequence + 1, dtype=torch.long)
     seconds = []
     for _ in range(2):  # the first one allocates
@@ -32,7 +32,7 @@ def seconds_of_sequence(model: GPT, sequence: int) -> float:
 
 @dataclass(frozen=True)
 class Job:
-    """What both backends run."""
+    """Job that both backends run."""
 
     nodes: str
     link: str
@@ -48,8 +48,8 @@ class Job:
         return GPT(self.width, self.layers, self.sequence, getattr(torch, self.multiply_as)).bfloat16()
 
     def compute_seconds(self) -> float:
-        """Of a step, for all ranks on the cores of this machine."""
-        num_nodes, ranks_per_node = network.parse_nodes(self.nodes)
+        """Return the computing time of a step, for all ranks on the cores of this machine."""
+        num_nodes, ranks_per_node = parse_nodes(self.nodes)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -59,35 +59,37 @@ class Job:
         return alone * max(1.0, num_nodes * ranks_per_node / len(os.sched_getaffinity(0)))
 
 
-def bytes_per_value(format: str, dtype: str) -> float:
-    return wire_bytes(format, dtype, SAMPLE) / SAMPLE
-
-
 def inter_node_bytes(
-    job: Job, options: zcomm.Options | None = None, secondary_shards: bool = False, wire: str = "compressed"
+    job: Job, options: zcomm.Options | None = None, secondary_shards: bool = False, lossless: bool = False
 ) -> float:
-    """Bytes that leave all nodes in a step; without ``options`` those of gloo, whose collectives are rings."""
-    num_nodes, ranks_per_node = network.parse_nodes(job.nodes)
+    """Return the bytes that leave all nodes in a step; without ``options`` for gloo, whose collectives are rings."""
+    num_nodes, ranks_per_node = parse_nodes(job.nodes)
     num_ranks = num_nodes * ranks_per_node
     if num_nodes == 1:
         return 0.0
+    parameters = sum(parameter.numel() for parameter in job.model().parameters())
     # Every node's edge of the ring carries all but one of the ranks' parts; gloo's reduce-scatter is an all-reduce.
-    gather, reduce = (num_nodes * (num_ranks - 1) / num_ranks * part for part in (2.0, 2 * 4.0))
+    gather, reduce = (num_nodes * (num_ranks - 1) / num_ranks * parameters * part for part in (2.0, 2 * 4.0))
     if options is not None:
-        between = options.reduce_scatter.split("/")[-1]
+        shard = -(-parameters // num_ranks)
+        topology = _core.Topology([node for node in range(num_nodes) for _ in range(ranks_per_node)])
         if options.all_gather != "exact":
-            gather = (num_nodes - 1) * bytes_per_value(options.all_gather, "bfloat16")
-        if wire == "difference":
-            gather = (num_nodes - 1) * DIFFERENCE_BYTES
-        if between != "exact":
-            reduce = (num_nodes - 1) * bytes_per_value(between, "float32")
+            segments = [(shard, options.all_gather)]
+            gathering = _core.GatherPlan(topology, 0, [shard] * num_ranks, "bfloat16", segments)
+            gather = num_ranks * gathering.bytes.inter_node
+        if lossless:
+            gather = (num_nodes - 1) * parameters * DIFFERENCE_BYTES
+        if options.reduce_scatter != "exact":
+            segments = [(shard, options.reduce_scatter)]
+            reduction = _core.ReducePlan(topology, 0, [shard] * num_ranks, "float32", segments)
+            reduce = num_ranks * reduction.bytes.inter_node
     gathers = 1 if secondary_shards else 2 * job.micro_batches
-    return (gathers * gather + reduce) * sum(parameter.numel() for parameter in job.model().parameters())
+    return gathers * gather + reduce
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one backend's half."""
+    """Plan of one backend's run."""
 
     steps: int
     step_seconds: float
@@ -98,13 +100,13 @@ class Plan:
 
     @property
     def step_limit(self) -> float:
-        """Seconds after which a step is given up."""
+        """Return the seconds after which a step is given up."""
         return max(SLOWER * self.step_seconds, LEAST_LIMIT)
 
 
 def plan(job: Job, compute_seconds: float, num_bytes: float) -> Plan:
-    """Without overlap of computing and sending, which makes it shorter."""
-    num_nodes, _ = network.parse_nodes(job.nodes)
-    rate = network.parse_rate(job.link)
-    sending = 0.0 if rate is None else 8 * num_bytes / num_nodes / rate
+    """Predict a run without overlap of computing and sending, which would shorten it."""
+    num_nodes, _ = parse_nodes(job.nodes)
+    rate = network.parse_limit(job.link)
+    sending = 0.0 if rate is None else num_bytes / num_nodes / rate
     return Plan(job.steps, compute_seconds + sending)

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from train_gpt import load_corpus, mean_and_sum, sample, sent_by_node
 
 import zcomm
-from zcomm.lab import network
+from zcomm_bench.lab import network
 
 WARMUP_STEPS = 2  # connections and allocations; frozen weights are gathered for the first time
 BACKENDS = {"gloo": ("gloo", False), "zcomm": ("zcomm", False), "zcomm, secondary shards": ("zcomm", True)}
@@ -37,7 +37,7 @@ console = Console(highlight=False)
 
 
 def make_model(width: int, layers: int, sequence: int) -> nn.Module:
-    """Everything but the adapters is frozen."""
+    """GPT in which only the adapters are trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -50,7 +50,7 @@ def make_model(width: int, layers: int, sequence: int) -> nn.Module:
 
 
 def shard(model: nn.Module, own_units: bool) -> None:
-    """Each block a unit, as usual; with ``own_units`` all adapters of a block are one more."""
+    """Shard each block as a unit; with ``own_units`` the adapters of a block form another unit."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     given = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),)), "mp_policy": policy}
     for block in model.base_model.model.model.layers:
@@ -64,7 +64,7 @@ def shard(model: nn.Module, own_units: bool) -> None:
 
 
 def train(model: nn.Module, steps: int, batch: int, sequence: int) -> dict[str, float]:
-    """Seconds and bytes of a step after the warm-up, and the last loss, as all ranks saw them."""
+    """Return seconds and bytes of a step after the warm-up, and the last loss, over all ranks."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     corpus, _ = load_corpus()
     start, sent_before = 0.0, None
@@ -85,7 +85,7 @@ def train(model: nn.Module, steps: int, batch: int, sequence: int) -> dict[str, 
 
 
 def work(steps: int, batch: int, sequence: int, width: int, layers: int, dtype: torch.dtype) -> None:
-    """What each rank does: every variant, in a process group of its own."""
+    """Run every variant on this rank, each in a new process group."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*address, size, is_master=rank == 0)
@@ -97,7 +97,7 @@ def work(steps: int, batch: int, sequence: int, width: int, layers: int, dtype: 
             model = make_model(width, layers, sequence)
             shard(model, own_units)
             if secondary:
-                zcomm.fsdp.enable_secondary_shards(model)
+                zcomm.fsdp.compress(model)
             with matrix_dtype.MultiplyAs(dtype):
                 figures = train(model, steps, batch, sequence)
             if rank == 0:

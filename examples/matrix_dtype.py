@@ -20,7 +20,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class MatrixSpeed:
-    """GFLOP/s of one thread, forward and backward."""
+    """Speed of one thread in GFLOP/s, forward and backward."""
 
     bfloat16: float
     float32: float
@@ -37,20 +37,20 @@ class MatrixSpeed:
 
 
 def gflops(dtype: torch.dtype) -> float:
-    """Of one linear layer, forward and backward, by the best of a few runs."""
+    """Measure one linear layer, forward and backward, by the best of a few runs."""
     x = torch.ones(TOKENS, INPUTS, dtype=dtype, requires_grad=True)
     weight = torch.ones(OUTPUTS, INPUTS, dtype=dtype, requires_grad=True)
     upstream = torch.ones(TOKENS, OUTPUTS, dtype=dtype)
     seconds = []
     for _ in range(REPEATS + 1):
-        start = time.thread_time()  # not the clock's, or another program could choose
+        start = time.thread_time()  # unlike the clock, independent of other programs
         F.linear(x, weight).backward(upstream)
         seconds.append(time.thread_time() - start)
     return 3 * 2 * TOKENS * INPUTS * OUTPUTS / min(seconds[1:]) / 1e9
 
 
 def measure() -> MatrixSpeed:
-    """Takes up to two seconds, with one thread, as the ranks of the examples have."""
+    """Measure for up to two seconds with one thread, as the ranks of the examples have."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -60,7 +60,7 @@ def measure() -> MatrixSpeed:
 
 
 class MultiplyAs(TorchFunctionMode):
-    """Inside, products of matrices whose inputs are bfloat16 are made in another dtype; their results are bfloat16."""
+    """Mode that computes matrix products of bfloat16 inputs in another dtype and returns bfloat16."""
 
     PRODUCTS = (F.linear, F.scaled_dot_product_attention, torch.matmul)
 

@@ -38,7 +38,7 @@ VALIDATION_SEQUENCES = 16  # per rank
 
 
 class Linear(nn.Linear):
-    """Without bias. Multiplies as ``multiply_as``, whatever its input and weight are; the result is as the input."""
+    """Linear layer without bias. Multiplies in the dtype ``multiply_as``; the result has the input's dtype."""
 
     def __init__(self, inputs: int, outputs: int, multiply_as: torch.dtype | None) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -50,7 +50,7 @@ class Linear(nn.Linear):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a norm and beside a residual connection."""
+    """Attention and a feed-forward layer, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, multiply_as: torch.dtype | None) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, the loss of predicting the next byte out. Matrices are multiplied as ``multiply_as``, by default as the
-    weights are."""
+    """Model from bytes to the loss of predicting the next byte. Multiplies matrices in the dtype ``multiply_as``, by
+    default that of the weights."""
 
     def __init__(self, width: int, num_layers: int, sequence: int, multiply_as: torch.dtype | None = None) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class GPT(nn.Module):
         self.head = Linear(width, VOCABULARY, multiply_as)
         for name, parameter in self.named_parameters():
             if name in ("bytes.weight", "positions.weight"):
-                # Far larger than what a step changes, or the first steps overshoot and the loss spikes.
+                # Starts far larger than a step's change, or the first steps overshoot and the loss spikes.
                 nn.init.normal_(parameter, std=0.5)
             elif parameter.dim() == 2:
                 # Residual branches start small, so that depth does not grow the activations.
@@ -98,7 +98,7 @@ class GPT(nn.Module):
         return F.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
 
     def logits(self, text: Tensor) -> Tensor:
-        """Of the byte after each."""
+        """Return the logits of the byte after each."""
         x = self.bytes(text) + self.positions.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -107,7 +107,7 @@ class GPT(nn.Module):
 
 
 def load_corpus() -> tuple[Tensor, Tensor]:
-    """The standard library's sources in a fixed order, as bytes to train on and bytes held out."""
+    """Read the standard library's sources in a fixed order, as bytes to train on and bytes held out."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests"}
     paths = [path for path in sorted(root.rglob("*.py")) if not skipped & set(path.relative_to(root).parts)]
@@ -118,14 +118,14 @@ def load_corpus() -> tuple[Tensor, Tensor]:
 
 
 def sample(corpus: Tensor, count: int, sequence: int, seed: int) -> Tensor:
-    """`count` random stretches of text, one byte longer than `sequence` for the last target."""
+    """Draw `count` random pieces of text, one byte longer than `sequence` for the last target."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(corpus) - sequence, (count, 1), generator=generator)
     return corpus[starts + torch.arange(sequence + 1)].long()
 
 
 def shard(model: GPT) -> None:
-    """FSDP2 as its documentation has it: each block a unit of its own, weights in bf16, gradients reduced in fp32."""
+    """Apply FSDP2 as in its documentation: each block is a unit, weights in bf16, gradients reduced in fp32."""
     mesh = init_device_mesh(model.head.weight.device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -134,7 +134,7 @@ def shard(model: GPT) -> None:
 
 
 def local_gradient(model: nn.Module) -> np.ndarray:
-    """This rank's shards of all gradients, end to end."""
+    """Concatenate this rank's shards of all gradients."""
     gradients = []
     for parameter in model.parameters():
         assert isinstance(parameter.grad, DTensor)
@@ -143,7 +143,7 @@ def local_gradient(model: nn.Module) -> np.ndarray:
 
 
 def sent_by_node() -> float:
-    """Bytes that have left this node, by the interface's own counter, told by one rank of the node; NaN if unknown."""
+    """Return the bytes that have left this node, by its interface's counter; NaN if unknown. Local rank 0 counts."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     if interface == "lo":
         return math.nan
@@ -158,18 +158,18 @@ def sent_by_node() -> float:
 
 
 def mean_and_sum(loss: Tensor, count: float) -> tuple[float, int | None]:
-    """The mean of every rank's loss and the sum of every rank's count, None if that is not known."""
+    """Return the mean of every rank's loss, and the sum of every rank's count or None if unknown."""
     values = torch.tensor([loss.item() / dist.get_world_size(), count], dtype=torch.float64)
     dist.all_reduce(values)
     return values[0].item(), None if math.isnan(values[1]) else int(values[1])
 
 
 def bits_per_weight(secondary: Any) -> float | None:
-    """That the last gathers of all modules took to another node as lossless differences; None without any."""
+    """Return the bits per weight of the last lossless gathers of all modules to another node; None without any."""
     modules = [module for module in secondary.stats().values() if module.generation > 0] if secondary else []
     if not modules:
         return None
-    # What a rank keeps of a module is in proportion to its weights.
+    # Weighted by memory, as a module's kept bytes are proportional to its weights.
     kept = sum(module.memory_bytes for module in modules)
     bits: float = sum(module.bits_per_weight * module.memory_bytes for module in modules) / kept
     return bits
@@ -182,7 +182,7 @@ def report(event: str, **values: Any) -> None:
 
 @contextlib.contextmanager
 def limited(step: int, seconds: float | None) -> Iterator[None]:
-    """Ends this process, and says why, if what is inside takes longer."""
+    """End this process with a message if the body takes longer."""
 
     def give_up() -> None:
         print(f"step {step} was not done after {seconds:.0f} s, the limit of --step-limit", file=sys.stderr, flush=True)
@@ -201,7 +201,7 @@ def limited(step: int, seconds: float | None) -> Iterator[None]:
 
 
 def agreed_dtype(multiply_as: str) -> torch.dtype:
-    """The one that is named, or, for "auto", the one that rank 0 multiplies faster in."""
+    """Return the named dtype, or, for "auto", the one that rank 0 multiplies faster in."""
     if multiply_as == "auto":
         names = [matrix_dtype.measure().faster if dist.get_rank() == 0 else ""]
         dist.broadcast_object_list(names)
@@ -211,7 +211,7 @@ def agreed_dtype(multiply_as: str) -> torch.dtype:
 
 
 def backend_options(formats: dict[str, Any]) -> Any:
-    """What the trainer hands to the backend; nothing unless other formats than the defaults are asked for."""
+    """Return options for the backend, or None if only defaults are asked for."""
     if not formats:
         return None
     import zcomm
@@ -236,7 +236,7 @@ def main(
     all_reduce: Annotated[str | None, typer.Option(help='For all-reduce, "exact".')] = None,
     micro_batches: Annotated[int, typer.Option(help="That a step accumulates gradients over.")] = 1,
     secondary_shards: Annotated[bool, typer.Option(help="zcomm's: weights cross nodes once in a step.")] = False,
-    wire: Annotated[str, typer.Option(help='Of secondary shards: "difference" for exact weights.')] = "compressed",
+    lossless: Annotated[bool, typer.Option(help="With secondary shards, weights are exact.")] = False,
     multiply_as: Annotated[str, typer.Option(help='"bfloat16", "float32", or "auto": the faster one.')] = "auto",
     step_limit: Annotated[float | None, typer.Option(help="Seconds; a longer step ends the run.")] = None,
 ) -> None:
@@ -258,9 +258,9 @@ def main(
     if secondary_shards:
         import zcomm
 
-        secondary = zcomm.fsdp.enable_secondary_shards(model, wire=wire)
+        secondary = zcomm.fsdp.compress(model, weights="lossless" if lossless else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
-    # Up, then down to nothing: a run that ends at full speed ends at a point that the last batches chose.
+    # Decays to zero: a run that ends at full speed ends at a point that the last batches chose.
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARMUP_STEPS, 1.0) * (1 - step / steps)
     )
@@ -282,7 +282,7 @@ def main(
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # of the last micro-batch
+            mean_loss, sent = mean_and_sum(loss.detach() * micro_batches, sent_by_node())  # last micro-batch's loss
         seconds, bits = time.perf_counter() - start, bits_per_weight(secondary)
         report("step", step=step, loss=mean_loss, seconds=seconds, inter_node_bytes=sent, bits_per_weight=bits)
 
@@ -291,7 +291,7 @@ def main(
     report("end", validation_loss=mean_and_sum(loss, 0.0)[0])
     dist.destroy_process_group()
     sys.stdout.flush()
-    # Not through the interpreter's end: there threads of torch's own abort about one of fifty, with gloo alone, too.
+    # Skips the interpreter's shutdown, in which torch's threads abort about one run in fifty, also with gloo.
     os._exit(0)
 
 

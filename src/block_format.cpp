@@ -8,7 +8,7 @@
 namespace zcomm {
 namespace {
 
-// What a format is, in the order of ElementKind.
+// Properties of the kinds, in the order of ElementKind.
 constexpr ElementTraits kTraits[] = {
     {"exact", 0, 0.0f, false}, {"bf16", 16, 0.0f, false}, {"int8", 8, 127.0f, true}, {"int6", 6, 31.0f, true},
     {"int4", 4, 7.0f, true},   {"int2", 2, 1.0f, true},   {"fp8", 8, 448.0f, false},
@@ -16,9 +16,8 @@ constexpr ElementTraits kTraits[] = {
 constexpr std::size_t kNumKinds = std::size(kTraits);
 constexpr std::string_view kHadamard = ":hadamard";
 constexpr std::string_view kStochastic = ":stochastic";
-constexpr std::string_view kExactDirect = "exact:direct";
 
-// "exact, bf16, ... or fp8", with `suffix` after those that have scales.
+// Returns "exact, bf16, ... or fp8", with `suffix` after the kinds that have scales.
 std::string all_kinds(std::string_view suffix) {
   std::string text;
   for (std::size_t i = 0; i < kNumKinds; ++i) {
@@ -29,7 +28,7 @@ std::string all_kinds(std::string_view suffix) {
   return text;
 }
 
-// The number that `text` is, written as to_string would write it; -1 if it is anything else.
+// Parses a number written as to_string would write it; returns -1 for any other text.
 int parse_block_size(std::string_view text) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -39,7 +38,7 @@ int parse_block_size(std::string_view text) {
 
 bool is_block_size(int value) { return value >= kMinBlockSize && value <= kMaxBlockSize && value % kMinBlockSize == 0; }
 
-// Takes `ending` off the end of `text`, if it is there.
+// Removes `ending` from the end of `text`; returns whether it was there.
 bool take(std::string_view& text, std::string_view ending) {
   if (!text.ends_with(ending)) return false;
   text.remove_suffix(ending.size());
@@ -55,6 +54,8 @@ const ElementTraits& traits(ElementKind kind) {
   });
   return kTraits[index];
 }
+
+std::span<const ElementTraits> all_traits() { return kTraits; }
 
 bool BlockFormat::is_valid() const {
   const auto index = static_cast<std::size_t>(kind);
@@ -76,7 +77,9 @@ BlockFormat BlockFormat::parse(std::string_view text) {
       if (text == name) return format;
       break;
     }
-    if (rest == name) break;
+    check_argument(rest != name, [&] {
+      return "format: expected a block size, such as " + std::string(name) + ":256, got '" + std::string(text) + "'";
+    });
     const int block_size = parse_block_size(rest.substr(name.size() + 1));
     if (!is_block_size(block_size)) break;
     format.block_size = block_size;
@@ -100,7 +103,6 @@ std::string BlockFormat::to_string() const {
 }
 
 HopFormats HopFormats::parse(std::string_view text) {
-  if (text == kExactDirect) return {{}, {}, true};
   const std::size_t slash = text.find('/');
   const BlockFormat intra_node = BlockFormat::parse(text.substr(0, slash));
   if (slash == std::string_view::npos) return {intra_node, intra_node};
@@ -108,7 +110,7 @@ HopFormats HopFormats::parse(std::string_view text) {
 }
 
 std::string HopFormats::to_string() const {
-  if (direct) return std::string(kExactDirect);
+  if (direct) return "direct";
   return intra_node == inter_node ? intra_node.to_string() : intra_node.to_string() + "/" + inter_node.to_string();
 }
 

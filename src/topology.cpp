@@ -18,7 +18,7 @@ bool are_equal(const std::vector<std::vector<int>>& nodes) {
 Topology::Topology(std::span<const int> node_ids) {
   check_argument(!node_ids.empty(), [] { return std::string("node_ids: expected the node of every rank, got none"); });
   Tables tables;
-  std::map<int, int> number_of;  // given id -> our number
+  std::map<int, int> number_of;  // given id -> consecutive number
   for (int rank = 0; rank < static_cast<int>(node_ids.size()); ++rank) {
     const int id = node_ids[static_cast<std::size_t>(rank)];
     const int node = number_of.try_emplace(id, static_cast<int>(number_of.size())).first->second;
@@ -30,12 +30,6 @@ Topology::Topology(std::span<const int> node_ids) {
   }
   tables.is_hierarchical = tables.ranks.size() > 1 && tables.ranks.front().size() > 1 && are_equal(tables.ranks);
   tables_ = std::make_shared<const Tables>(std::move(tables));
-}
-
-Topology Topology::in_one_hop() const {
-  Topology flat = *this;
-  flat.in_one_hop_ = true;
-  return flat;
 }
 
 std::string Topology::to_string() const {
@@ -71,13 +65,13 @@ std::vector<int> Topology::node_peers(int rank) const {
   return peers;
 }
 
-std::array<Hop, 2> Topology::gather_hops(int rank) const {
+std::array<Hop, 2> Topology::gather_hops(int rank, bool in_one_hop) const {
   std::array<Hop, 2> hops;
   const auto exchange = [&](int peer) {
     hops[0].sends.push_back({peer, rank});
     hops[0].recvs.push_back({peer, peer});
   };
-  if (!is_hierarchical()) {
+  if (in_one_hop || !is_hierarchical()) {
     for (int shift = 1; shift < size(); ++shift) exchange((rank + shift) % size());
     return hops;
   }

@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -82,7 +81,7 @@ def python() -> str:
     return str(VENV / "bin" / "python")
 
 
-def stages(chip: str) -> list[Stage]:
+def stages() -> list[Stage]:
     """In the order of what is missed most if time runs out."""
     parallel = ["-n", "4", "--dist", "loadgroup"] if importlib.util.find_spec("xdist") else []
     pytest = [python(), "-m", "pytest", "-q", "tests/gpu", *parallel, "-m", "slow or not slow"]
@@ -91,26 +90,27 @@ def stages(chip: str) -> list[Stage]:
     collectives = [python(), "bench/collectives.py", "--device", "cuda"]
     training = [python(), "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
     training += ["--nodes", "2x1", "--width", "512", "--layers", "8"]
-    results = f"{RESULTS.relative_to(ROOT)}/{chip}"
+    keep = ["--out", str(RESULTS.relative_to(ROOT))]
     return [
-        Stage("build", 170, [build_command()]),
+        Stage("build", 170, build_commands()),
         Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
-        Stage("codec", 90, [[*codec, "--json", f"{results}-codec.json"]]),
-        Stage("difference", 60, [[*difference, "--json", f"{results}-difference.json"]]),
+        Stage("codec", 90, [[*codec, *keep]]),
+        Stage("difference", 60, [[*difference, *keep]]),
         Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
-        Stage("training", 90, [[*training, "--json", f"{results}-training_step_2x1_1gbit.json"]], ("pyroute2",)),
+        Stage("training", 90, [[*training, *keep]], ("pyroute2",)),
     ]
 
 
-def build_command() -> list[str]:
+def build_commands() -> list[list[str]]:
     settings = (
         "cmake.define.ZCOMM_CUDA=ON",
         "cmake.define.CMAKE_CUDA_ARCHITECTURES=native",
         f"build-dir={BUILD}/cmake",
     )
-    pip = [python(), "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "-v", "-e", str(ROOT)]
-    return pip + [part for setting in settings for part in ("-C", setting)]
+    pip = [python(), "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "-v", "-e"]
+    zcomm = [*pip, str(ROOT), *(part for setting in settings for part in ("-C", setting))]
+    return [zcomm, [*pip, str(ROOT / "bench")]]
 
 
 def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -142,11 +142,12 @@ def missing(environment: Mapping[str, str]) -> list[str]:
     return lacks
 
 
-def load_gpus() -> Any:
-    """zcomm.lab.gpus by itself: zcomm is not built yet."""
-    spec = importlib.util.spec_from_file_location("gpus", ROOT / "zcomm" / "lab" / "gpus.py")
+def load(path: Path) -> Any:
+    """A module by itself: zcomm is not built yet."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -222,9 +223,9 @@ def run_stages(
     return endings
 
 
-def codec_lines(report: Mapping[str, Any]) -> list[str]:
+def codec_lines(measurement: Any) -> list[str]:
     """The largest size of every dtype and operation: the slowest and the fastest block, as parts of a copy."""
-    rows = [row for row in report["results"] if row["codec"] == "zcomm"]
+    rows = [row for row in measurement.records if row["codec"] == "zcomm"]
     lines = [f"{'dtype':9} {'operation':24} {'format':5} {'MiB':>6} {'GB/s':>12} {'of a copy':>12}"]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         largest = max(row["values_bytes"] for row in rows if row["dtype"] == dtype)
@@ -236,12 +237,12 @@ def codec_lines(report: Mapping[str, Any]) -> list[str]:
                 of = f"{min(parts):.2f} to {max(parts):.2f}"
                 gbps = f"{min(speeds):.0f} to {max(speeds):.0f}"
                 lines.append(f"{dtype:9} {operation:24} {kind:5} {largest >> 20:6d} {gbps:>12} {of:>12}")
-    return lines + [f"{name}: absent ({why})" for name, why in report["absent"].items()]
+    return lines + [f"{name}: absent ({why})" for name, why in measurement.facts["absent"].items()]
 
 
-def difference_lines(report: Mapping[str, Any]) -> list[str]:
+def difference_lines(measurement: Any) -> list[str]:
     """The largest piece at every learning rate."""
-    rows = report["results"]
+    rows = measurement.records
     largest = max(row["values_bytes"] for row in rows)
     lines = [f"{'learning rate':13} {'bits':>6} {'operation':9} {'MiB':>6} {'GB/s':>6} {'of a copy':>9}"]
     return lines + [
@@ -252,41 +253,44 @@ def difference_lines(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def collective_lines(name: str, report: Mapping[str, Any]) -> list[str]:
+def collective_lines(measurement: Any) -> list[str]:
     """The largest sizes, with the speed-up over the first backend."""
-    lines = [name] + ([f"  {report['note']}"] if report["note"] else [])
-    sizes = sorted({row["size"] for row in report["results"]})[-3:]
-    for row in report["results"]:
+    lines = [measurement.name]
+    sizes = sorted({row["size"] for row in measurement.records})[-3:]
+    for row in measurement.records:
         if row["size"] in sizes:
             error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
             lines.append(
-                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['busbw']:>8.3f} GB/s "
-                f"{row['speedup']:>6.2f}x  max error {error}"
+                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['speedup']:>6.2f}x  "
+                f"max error {error}"
             )
     return lines
 
 
-def training_lines(report: Mapping[str, Any]) -> list[str]:
+def training_lines(measurement: Any) -> list[str]:
     """Steps by how weights are sent, with the speed-up over the first way."""
-    lines = [f"training step, {report['nodes']} ranks, links of {report['rate']}, {report['parameters']} parameters"]
-    medians = {way: statistics.median(measured["seconds"]) for way, measured in report["ways"].items()}
-    first = next(iter(medians.values()))
-    return lines + [f"  {way:14} {median:8.4f} s {first / median:6.2f}x" for way, median in medians.items()]
+    text = "training step, {nodes} ranks, links of {rate}, {parameters} parameters"
+    seconds = {row["way"]: row["seconds"] for row in measurement.records}
+    first = next(iter(seconds.values()))
+    rows = [f"  {way:14} {own:8.4f} s {first / own:6.2f}x" for way, own in seconds.items()]
+    return [text.format(**measurement.facts), *rows]
 
 
-def lines_of(name: str, report: Mapping[str, Any]) -> list[str]:
-    """What the summary has of a report, by the name of its file."""
-    kinds = {"codec": codec_lines, "difference": difference_lines, "training_step_2x1_1gbit": training_lines}
-    of_kind = kinds.get(name.rpartition("-")[2])
-    return of_kind(report) if of_kind else collective_lines(name, report)
+LINES = {
+    "codec": codec_lines,
+    "difference": difference_lines,
+    "training_step": training_lines,
+    "collectives": collective_lines,
+}
 
 
 def summary(endings: Sequence[Ending], facts: Mapping[str, Any], reports: Sequence[Path]) -> str:
+    read = load(ROOT / "bench" / "results_file.py").read
     lines = [f"{facts['gpu']}, torch {facts['torch']}", ""]
     for path in reports:
         try:
-            report = json.loads(path.read_text())
-            lines += [*lines_of(path.stem, report), ""]
+            for measurement in read(path):
+                lines += [*LINES[path.stem.partition("-")[0]](measurement), ""]
         except (OSError, ValueError, KeyError, TypeError) as error:
             lines += [f"{path.name}: not readable: {type(error).__name__}: {error}", ""]
     lines += [f"{'stage':12} {'seconds':>8}  ending"]
@@ -300,14 +304,13 @@ def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) 
     (out / "summary.txt").write_text(text)
     with tarfile.open(out / "gpu.tar.gz", "w:gz") as archive:
         archive.add(logs, "logs")
-        for path in (*reports, *(path.with_suffix(".png") for path in reports)):
-            if path.exists():
-                archive.add(path, f"results/{path.name}")
+        for path in reports:
+            archive.add(path, f"results/{path.name}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [stage.name for stage in stages("")]
+    names = [stage.name for stage in stages()]
     parser.add_argument("--only", default="", help=f"stages, by commas: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for everything")
     given = parser.parse_args()
@@ -329,11 +332,11 @@ def main() -> int:
     LOGS.mkdir(parents=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     make_venv()
-    chip = load_gpus().chip(facts["gpu"])
-    every = [stage for stage in stages(chip) if stage.name in chosen]
+    chip = load(ROOT / "bench" / "zcomm_bench" / "lab" / "gpus.py").chip(facts["gpu"])
+    every = [stage for stage in stages() if stage.name in chosen]
     begun = time.time()
     endings = run_stages(every, given.seconds - (time.monotonic() - start), environment)
-    reports = [path for path in sorted(RESULTS.glob(f"{chip}-*.json")) if path.stat().st_mtime >= begun]
+    reports = [path for path in sorted(RESULTS.glob(f"*-{chip}.jsonl")) if path.stat().st_mtime >= begun]
     text = summary(endings, facts, reports)
     (LOGS / "summary.txt").write_text(text)
     print(text)

@@ -1,7 +1,7 @@
 """zcomm: compressed collectives for sharded training.
 
-``torch.distributed.init_process_group("zcomm")`` is all that a trainer needs. Formats, defaults and promises are in the
-README; ``zcomm.Options`` and the ``ZCOMM_*`` environment variables change them.
+``torch.distributed.init_process_group("zcomm")`` is all that a trainer needs. docs/options.md has formats and defaults,
+which ``zcomm.Options`` and the ``ZCOMM_*`` environment variables change; docs/promises.md has the promises.
 """
 
 from __future__ import annotations
@@ -11,71 +11,47 @@ from typing import TYPE_CHECKING, Any
 from zcomm._version import __version__
 
 if TYPE_CHECKING:
-    from zcomm import codec, ddp, fsdp, reference, testing
-    from zcomm._core import ArgumentError, CallStats, Error, TimeoutError, TransportError
-    from zcomm.communicator import Communicator, unique_id
-    from zcomm.distributed.exact_group import new_exact_group
+    from zcomm import codec, ddp, errors, fsdp, testing
+    from zcomm._core import Error
+    from zcomm._formats import formats
+    from zcomm.communicator import Communicator
     from zcomm.distributed.flight_recorder import dump_flight_recorder
-    from zcomm.distributed.metrics import metrics, write_prometheus
     from zcomm.distributed.options import Options
-    from zcomm.distributed.overrides import exact, override, set_step
-    from zcomm.distributed.report import Report, report
-    from zcomm.distributed.stats import Stats, stats
-    from zcomm.feedback import ErrorFeedback
+    from zcomm.distributed.overrides import exact, override
+    from zcomm.distributed.report import report
+    from zcomm.distributed.stats import stats
 
 __all__ = [
-    "ArgumentError",
-    "CallStats",
     "Communicator",
     "Error",
-    "ErrorFeedback",
     "Options",
-    "Report",
-    "Stats",
-    "TimeoutError",
-    "TransportError",
     "__version__",
     "codec",
     "ddp",
     "dump_flight_recorder",
+    "errors",
     "exact",
+    "formats",
     "fsdp",
     "install_as_default",
-    "metrics",
-    "new_exact_group",
     "override",
-    "reference",
     "report",
-    "set_step",
     "stats",
     "testing",
-    "unique_id",
-    "write_prometheus",
 ]
 
-# Loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
-_MODULES = ("codec", "ddp", "fsdp", "reference", "testing")
+# Names loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
+_MODULES = ("codec", "ddp", "errors", "fsdp", "testing")
 _HOMES = {
-    "ArgumentError": "zcomm._core",
-    "CallStats": "zcomm._core",
-    "Error": "zcomm._core",
-    "TimeoutError": "zcomm._core",
-    "TransportError": "zcomm._core",
-    "Options": "zcomm.distributed.options",
     "Communicator": "zcomm.communicator",
-    "unique_id": "zcomm.communicator",
-    "ErrorFeedback": "zcomm.feedback",
-    "new_exact_group": "zcomm.distributed.exact_group",
-    "exact": "zcomm.distributed.overrides",
-    "override": "zcomm.distributed.overrides",
-    "set_step": "zcomm.distributed.overrides",
+    "Error": "zcomm._core",
+    "Options": "zcomm.distributed.options",
     "dump_flight_recorder": "zcomm.distributed.flight_recorder",
-    "metrics": "zcomm.distributed.metrics",
-    "write_prometheus": "zcomm.distributed.metrics",
-    "Stats": "zcomm.distributed.stats",
-    "stats": "zcomm.distributed.stats",
-    "Report": "zcomm.distributed.report",
+    "exact": "zcomm.distributed.overrides",
+    "formats": "zcomm._formats",
+    "override": "zcomm.distributed.overrides",
     "report": "zcomm.distributed.report",
+    "stats": "zcomm.distributed.stats",
 }
 
 
@@ -103,7 +79,7 @@ def install_as_default() -> None:
 
 
 def _autoload() -> None:
-    """Registers the backend. An entry point calls it at the end of ``import torch``; importing zcomm does, too."""
+    """Register the backend. An entry point calls it at the end of ``import torch``; importing zcomm does, too."""
     import torch.distributed as dist
 
     if not dist.is_available() or "ZCOMM" in dist.Backend._plugins:

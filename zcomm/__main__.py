@@ -1,19 +1,22 @@
-"""The command line: ``zcomm`` or ``python -m zcomm``."""
+"""The command line: ``zcomm info`` or ``python -m zcomm info``. All other commands are those of ``zcomm_bench``."""
 
-import sys
+import argparse
 
-NEEDED = ("rich", "typer", "yaml")
+from zcomm import info
+from zcomm._version import __version__
 
 
 def main() -> None:
     """Entry point of the ``zcomm`` command."""
+    parser = argparse.ArgumentParser(prog="zcomm", description="Compressed collectives for torch.distributed.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="info")
+    commands.add_parser("info", help="show versions, codecs, and the options that the environment sets")
+    parser.parse_args()
     try:
-        from zcomm.cli import app
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in NEEDED:
-            raise
-        sys.exit(f"zcomm's command line needs {error.name}: pip install zcomm[bench]")
-    app()
+        print(info.text())
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"the environment holds a wrong option: {error}") from None
 
 
 if __name__ == "__main__":

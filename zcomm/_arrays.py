@@ -1,7 +1,7 @@
 """Arrays of any library as the core takes them: an address, a number of elements, a dtype and a device.
 
-NumPy arrays and torch CPU tensors are looked at directly, all others through DLPack (``__dlpack__``) or, where they
-have none, ``__cuda_array_interface__``. No array library is imported here: who hands in an array has imported its own.
+NumPy arrays and torch CPU tensors are read directly, all others through DLPack (``__dlpack__``) or, without that,
+``__cuda_array_interface__``. This module imports no array library but NumPy: callers have imported their array's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from zcomm import _core
 
 HOST = -1
-CURRENT_DEVICE = -2  # of an array that lies on a GPU and does not say on which
+CURRENT_DEVICE = -2  # for an array on a GPU that does not say on which
 VALUE_DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element
 
 _HOST_TYPES = (1, 3)  # DLPack: kDLCPU, kDLCUDAHost
@@ -39,7 +39,7 @@ class View:
 
     @property
     def raw(self) -> tuple[int, int, str]:
-        """What the core takes."""
+        """Arguments for the core."""
         return self.address, self.num_elements, self.dtype
 
     @property
@@ -51,10 +51,10 @@ class View:
 
 
 class Call:
-    """The arrays of one call. They lie on one device, and their work is queued on one stream.
+    """Arrays of one call, which are on one device. Their work is queued on one stream.
 
-    ``arrays`` are asked for the stream if ``stream`` is None. ``device``: where the arrays must be; None: where the
-    first one is. ``hint`` ends the message about an array that is on the CPU and must not be.
+    If ``stream`` is None, ``arrays`` determine it. ``device`` is required of all arrays; by default it is the first
+    array's. ``hint`` ends the message about an array on the CPU that must be on a GPU.
     """
 
     def __init__(self, stream: Any, *arrays: Any, device: int | None = None, hint: str = "") -> None:
@@ -63,17 +63,17 @@ class Call:
         self._is_open = device is None
         self._stream_given = stream is not None
         self._hint = hint
-        self._views: list[View] = []  # until the call is over
+        self._views: list[View] = []  # keeps the arrays until the call is over
 
     def values(self, array: Any, name: str, *, writable: bool = False) -> View:
-        """The view of an array of values; ``name`` is what messages call it."""
+        """Return the view of an array of values; ``name`` is for messages."""
         view = self.any(array, name, writable=writable)
         if view.dtype not in VALUE_DTYPES:
             raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {view.dtype}")
         return view
 
     def any(self, array: Any, name: str, *, writable: bool = False) -> View:
-        """The view of an array of any dtype."""
+        """Return the view of an array of any dtype."""
         view = _view(array, name, writable, self.stream)
         if self._is_open:
             self.device, self._is_open = view.device, False
@@ -93,7 +93,7 @@ class Call:
 
 
 def slots_of(view: View, size: int, name: str) -> list[tuple[int, int, str]]:
-    """An array cut into ``size`` equal slots, as the core takes them."""
+    """Split an array into ``size`` equal slots, as arguments for the core."""
     if view.num_elements % size:
         raise ValueError(f"{name}: expected a multiple of the {size} ranks, got {view.num_elements} elements")
     each = view.num_elements // size
@@ -101,7 +101,7 @@ def slots_of(view: View, size: int, name: str) -> list[tuple[int, int, str]]:
 
 
 def new_bytes(num_bytes: int, call: Call, like: Any, name: str) -> Any:
-    """An array of uint8 beside ``like``, of its own library."""
+    """Return an array of uint8 of the library and on the device of ``like``."""
     if call.device == HOST:
         return np.empty(num_bytes, np.uint8)
     library = _library(like)
@@ -118,9 +118,9 @@ def new_bytes(num_bytes: int, call: Call, like: Any, name: str) -> Any:
 
 
 def stream_handle(stream: Any, *arrays: Any) -> int:
-    """The cudaStream_t of ``stream``: an integer, an object of the ``__cuda_stream__`` protocol, or one with ``ptr``
-    (CuPy), ``cuda_stream`` (torch) or ``handle`` (Numba, PyCUDA). None: the current stream of the library of the first
-    array that is CuPy's or torch's; 0, the legacy default stream, if there is none."""
+    """Return the cudaStream_t of ``stream``: an integer, an object of the ``__cuda_stream__`` protocol, or one with
+    ``ptr`` (CuPy), ``cuda_stream`` (torch) or ``handle`` (Numba, PyCUDA). None means the current stream of the first
+    CuPy or torch array's library, or 0, the legacy default stream, without such an array."""
     if stream is None:
         return next((handle for array in arrays if (handle := _current_stream(array)) is not None), 0)
     if hasattr(stream, "__cuda_stream__"):
@@ -183,10 +183,10 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
             return View(array.data_ptr(), array.numel(), str(array.dtype).removeprefix("torch."), HOST, array)
         if array.device.type != "cuda":
             raise ValueError(f"{name}: expected a tensor on the CPU or a GPU, got one on {array.device}")
-        with torch.cuda.device(array.device):  # it exports tensors of the current device only
+        with torch.cuda.device(array.device):  # torch exports only tensors of the current device
             return _dlpack_view(array.detach(), name, writable, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        if writable and library in _IMMUTABLE:  # which their capsules do not say
+        if writable and library in _IMMUTABLE:  # capsules do not tell
             raise _read_only(name, library)
         with array.device if library == "cupy" else contextlib.nullcontext():
             return _dlpack_view(array, name, writable, stream)

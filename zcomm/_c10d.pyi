@@ -48,6 +48,8 @@ class Decision(TypedDict):
 torch_version: str
 OVERRIDE_KEY: str
 
+def has_high_priority() -> bool: ...  # TORCH_NCCL_HIGH_PRIORITY, by default on
+
 class OptionField:
     """A row of the table of options."""
 
@@ -65,9 +67,31 @@ OPTION_FIELDS: tuple[OptionField, ...]
 class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
     """A property for each option."""
 
+    @property
+    def policy(self) -> str: ...
+    @property
+    def all_gather(self) -> str: ...
+    @property
+    def reduce_scatter(self) -> str: ...
+    @property
+    def all_reduce(self) -> str: ...
+    @property
+    def direct(self) -> str: ...
+    @property
+    def min_bytes(self) -> int: ...
+    @property
+    def forms(self) -> tuple[str, ...]: ...
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def node_size(self) -> int | None: ...
+    @property
+    def chunk_bytes(self) -> int | None: ...
+    @property
+    def sample_errors_every(self) -> int: ...
+    @property
+    def decisions(self) -> str: ...
     def __init__(self, **fields: Any) -> None: ...
-    def __getattr__(self, name: str) -> Any: ...
-    def handshake_text(self) -> str: ...
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -93,126 +117,75 @@ class _testing:  # a submodule
     @staticmethod
     def measure_on_device(original: torch.Tensor, decoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
-class PlannedGather:
-    """Of a collective, held by who makes it again and again. Bytes are those that this rank sends."""
+def hash_of(shard: torch.Tensor) -> int:
+    """Of contiguous float values in host memory: the same on all machines. Raises ValueError for others."""
+
+def capture_of(device: torch.device) -> int:
+    """The CUDA graph that the current stream of ``device`` records, a number of its own; 0 if it runs."""
+
+class ShardMark:
+    """Kernels that find that a shard on a GPU has changed: zcomm/shard_mark.hpp. They run on the current stream."""
+
+    def __init__(self, device: torch.device) -> None: ...
+    def note(self, shard: torch.Tensor) -> None: ...
+    def check(self, shard: torch.Tensor, kept: torch.Tensor) -> None: ...
+    @property
+    def has_changed(self) -> bool: ...
+
+class Residual:
+    """Of one call, in the format that was planned. ``data``: uint8, of the operation's ``residual_bytes``."""
+
+    def __init__(self, data: torch.Tensor, *, decay: float, empty: bool) -> None: ...
+
+class Operation:
+    """A collective that is planned, held by who makes it again and again. Bytes are those that this rank sends; None:
+    the values decide."""
 
     @property
     def description(self) -> str: ...
     @property
     def format(self) -> str: ...
     @property
-    def intra_node_bytes(self) -> int: ...
-    @property
-    def inter_node_bytes(self) -> int: ...
-    @property
     def segments(self) -> list[tuple[int, str]]: ...
     @property
-    def secondary_bytes(self) -> int: ...
+    def intra_node_bytes(self) -> int | None: ...
     @property
-    def largest_secondary_bytes(self) -> int: ...
-    def run(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        *,
-        secondary: torch.Tensor | None = None,
-        reference: torch.Tensor | None = None,
-        site: Site | None = None,
-        async_op: bool = False,
-    ) -> Work: ...
-    def run_from_secondary(
-        self, output: torch.Tensor, secondary: torch.Tensor, *, site: Site | None = None, async_op: bool = False
-    ) -> Work: ...
-
-class HeldShards:
-    """What the gathers of a plan of differences refer to. ``data``: uint8, of the plan's ``kept_bytes``.
-
-    ``generation`` is 0 while a gather is under way, and after one that failed."""
-
-    @property
-    def data(self) -> torch.Tensor: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def sent_bytes(self) -> int: ...  # to each holder by the last gather
-
-class PlannedDifferences:
-    @property
-    def description(self) -> str: ...
+    def inter_node_bytes(self) -> int | None: ...
     @property
     def kept_bytes(self) -> int: ...
     @property
     def largest_kept_bytes(self) -> int: ...
-    def hold(self, data: torch.Tensor) -> HeldShards: ...  # uint8, kept_bytes long
-    def run(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        held: HeldShards,
-        *,
-        site: Site | None = None,
-        async_op: bool = False,
-    ) -> Work: ...
-    def run_from_held(
-        self, output: torch.Tensor, held: HeldShards, *, site: Site | None = None, async_op: bool = False
-    ) -> Work: ...
-
-class Residual:
-    """Of one call, in the format that was planned. ``data``: uint8, of the plan's ``residual_bytes``."""
-
-    def __init__(self, data: torch.Tensor, *, decay: float, empty: bool) -> None: ...
-
-class PlannedReduce:
-    @property
-    def description(self) -> str: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def intra_node_bytes(self) -> int: ...
-    @property
-    def inter_node_bytes(self) -> int: ...
-    @property
-    def segments(self) -> list[tuple[int, str]]: ...
     @property
     def residual_bytes(self) -> int: ...
+    @property
+    def kept(self) -> torch.Tensor | None: ...
+    @property
+    def generation(self) -> int: ...  # of a lossless gather; 0 while one is under way, and after one that failed
+    @property
+    def sent_bytes(self) -> int: ...  # to each holder by the last lossless gather
+    def keeping(self, data: torch.Tensor) -> Operation: ...  # uint8, kept_bytes long
     def run(
         self,
         output: torch.Tensor,
-        input: torch.Tensor,
-        op: Op,
+        input: torch.Tensor | None = None,  # None: a gather once more, from what is kept
+        op: Op | None = None,
         *,
         residual: Residual | None = None,
         site: Site | None = None,
         async_op: bool = False,
     ) -> Work: ...
 
-class PlannedAllReduce:
-    @property
-    def description(self) -> str: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def intra_node_bytes(self) -> int: ...
-    @property
-    def inter_node_bytes(self) -> int: ...
-    @property
-    def residual_bytes(self) -> int: ...
-    def run(
-        self, tensor: torch.Tensor, op: Op, *, residual: Residual | None = None, async_op: bool = False
-    ) -> Work: ...
-
 class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def __init__(
         self,
         exact_cpu: Backend,
-        store: Store,
         options: Options,
         agree: Callable[[], list[int]],
         make_exact_cuda: Callable[[], Backend],
-        make_transport_group: Callable[[], tuple[Backend, int]],
-        meet_for_nccl: Callable[[], str],
+        make_transport_group: Callable[[], tuple[Backend, int, Store]],
+        meet_for_nccl: Callable[[], tuple[str, Store]],
         split: Callable[[Store, list[int], Any], Backend],
-        predict: Callable[[str, str, int, str, bool], tuple[float, float, float]] | None,
+        look_up: Callable[[int, str, str, str, str, bool], tuple[float, ...] | None] | None,
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property
@@ -232,16 +205,13 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         formats: PolicyOverride | None = None,
         parts: Parts = [],
         again: bool = False,
-        kept: PlannedGather | None = None,
-    ) -> PlannedGather | None: ...
+        like: Operation | None = None,
+    ) -> Operation | None: ...
     def plan_differences(
-        self, output: torch.Tensor, input: torch.Tensor, *, kept: PlannedDifferences | None = None
-    ) -> PlannedDifferences: ...
-    def prepare_differences(
-        self,
-        gathers: Sequence[tuple[PlannedDifferences, torch.Tensor, HeldShards, Site | None]],
-        *,
-        async_op: bool = False,
+        self, output: torch.Tensor, input: torch.Tensor, *, like: Operation | None = None
+    ) -> Operation: ...
+    def prepare(
+        self, gathers: Sequence[tuple[Operation, torch.Tensor, Site | None]], *, async_op: bool = False
     ) -> Work: ...
     def plan_reduce(
         self,
@@ -252,8 +222,8 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         formats: PolicyOverride | None = None,
         parts: Parts = [],
         feedback: BlockFormat | None = None,
-        kept: PlannedReduce | None = None,
-    ) -> PlannedReduce | None: ...
+        like: Operation | None = None,
+    ) -> Operation | None: ...
     def plan_all_reduce(
         self,
         tensor: torch.Tensor,
@@ -261,8 +231,8 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         *,
         formats: PolicyOverride | None = None,
         feedback: BlockFormat | None = None,
-        kept: PlannedAllReduce | None = None,
-    ) -> PlannedAllReduce | None: ...
+        like: Operation | None = None,
+    ) -> Operation | None: ...
     @property
     def plans_made(self) -> int: ...
     def set_step(self, step: int) -> None: ...

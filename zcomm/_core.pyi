@@ -29,6 +29,8 @@ class HopFormats:
     inter_node: BlockFormat
     def __init__(self, text: str) -> None: ...
 
+ELEMENT_KINDS: tuple[tuple[str, bool], ...]  # name, whether blocks have scales
+
 class WireLayout:
     num_blocks: int
     codes_offset: int
@@ -101,7 +103,6 @@ class Topology:
     num_nodes: int
     is_hierarchical: bool
     def __init__(self, node_ids: Sequence[int]) -> None: ...
-    def in_one_hop(self) -> Topology: ...
     def same_node(self, a: int, b: int) -> bool: ...
     def holder(self, node: int, slot: int) -> int: ...
     def gather_hops(self, rank: int) -> tuple[Hop, Hop]: ...
@@ -134,6 +135,7 @@ class GatherPlan:
         lengths: Sequence[int],
         dtype: str,
         segments: Segments,
+        in_one_hop: bool = False,
         chunk_bytes: int = ...,
     ) -> None: ...
 
@@ -183,10 +185,16 @@ class DifferencePlan:
     ) -> None: ...
     def bytes(self, body_bytes: int) -> LinkBytes: ...
 
-class KeptShards:
+class Kept:
     generation: int
     sent_bytes: int
     def __init__(self, address: int, num_bytes: int) -> None: ...
+
+class Operation:
+    description: str
+    kept_bytes: int
+    residual_bytes: int
+    def keeping(self, kept: Kept) -> Operation: ...
 
 class CallStats:
     """Bytes that one call sent from this rank."""
@@ -197,10 +205,6 @@ class CallStats:
     def inter_node_bytes(self) -> int: ...
     @property
     def wire_bytes(self) -> int: ...
-    @property
-    def inside_bytes(self) -> int: ...
-    @property
-    def between_bytes(self) -> int: ...
 
 class Communicator:
     rank: int
@@ -208,44 +212,24 @@ class Communicator:
     num_nodes: int
     @property
     def is_closed(self) -> bool: ...
-    def all_gather(
+    def make_all_gather(self, slots: Sequence[Values], segments: Segments) -> Operation: ...
+    def make_lossless_gather(self, slots: Sequence[Values]) -> Operation: ...
+    def make_reduce_scatter(
+        self, slots: Sequence[Values], segments: Segments, feedback: str | None = None
+    ) -> Operation: ...
+    def make_all_reduce(self, tensor: Values, formats: str) -> Operation: ...
+    def run(
         self,
-        shard: Values,
-        slots: Sequence[Values],
-        segments: Segments,
-        timeout: timedelta,
-        stream: int = 0,
-        reference: int = 0,
-    ) -> CallStats: ...
-    def reduce_scatter(
-        self,
-        slots: Sequence[Values],
-        output: Values,
-        segments: Segments,
-        factor: float,
-        timeout: timedelta,
-        stream: int = 0,
-    ) -> CallStats: ...
-    def plan_reduce_scatter(self, slots: Sequence[Values], segments: Segments, feedback: str) -> ReducePlan: ...
-    def run_reduce_scatter(
-        self,
-        plan: ReducePlan,
-        slots: Sequence[Values],
-        output: Values,
-        factor: float,
+        operation: Operation,
+        inputs: Sequence[Values],
+        outputs: Sequence[Values],
         timeout: timedelta,
         stream: int = 0,
         *,
-        feedback: tuple[int, str, float, bool],  # address, format, decay, whether it is empty
-    ) -> CallStats: ...
-    def plan_differences(self, slots: Sequence[Values]) -> DifferencePlan: ...
-    def all_gather_differences(
-        self, plan: DifferencePlan, shard: Values, slots: Sequence[Values], kept: KeptShards, timeout: timedelta
+        factor: float = 1.0,
+        feedback: tuple[int, str, float, bool] | None = None,  # address, format, decay, whether it is empty
     ) -> CallStats: ...
     def set_seed(self, seed: int) -> None: ...
-    def all_reduce(
-        self, tensor: Values, formats: str, factor: float, timeout: timedelta, stream: int = 0
-    ) -> CallStats: ...
     def abort(self, reason: str) -> None: ...
     def close(self) -> None: ...
 
@@ -259,6 +243,5 @@ def connect(
     device: int,
     timeout: timedelta,
     chunk_bytes: int,
-    max_ctas: int,
 ) -> Communicator: ...
 def make_local_communicators(node_ids: Sequence[int], chunk_bytes: int) -> list[Communicator]: ...

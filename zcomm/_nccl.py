@@ -1,4 +1,4 @@
-"""Where NCCL is."""
+"""Location of the NCCL library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def wheel_path() -> str:
-    """The library of an installed ``nvidia-nccl-cu12`` or ``nvidia-nccl-cu13``; empty if there is none."""
+    """Return the library of an installed ``nvidia-nccl-cu12`` or ``nvidia-nccl-cu13``, or an empty string."""
     try:
         package = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
@@ -20,8 +20,8 @@ def wheel_path() -> str:
 
 
 def load() -> tuple[str, str]:
-    """The path and version of the NCCL of this process, opened at the first call. Raises RuntimeError that says what
-    was tried, or that this build has no CUDA."""
+    """Return the path and version of this process's NCCL, which the first call opens. Raises RuntimeError that lists
+    what was tried, or says that this build has no CUDA."""
     from zcomm import _core
 
     path, version = _core.load_nccl(wheel_path())

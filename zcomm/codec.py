@@ -1,24 +1,42 @@
-"""Encode and decode arrays, without ranks: what a collective does to your numbers, for you to look at.
+"""Encode and decode arrays, without ranks, to see what a collective does to your numbers.
 
-Arrays are those of NumPy, torch and any library that speaks DLPack or ``__cuda_array_interface__``, on the CPU or on a
-GPU, of float32, float16 or bfloat16 (in NumPy: that of ml_dtypes); any shape, contiguous. Formats are "exact", "bf16",
-and "KIND:B", KIND one of int8, int6, int4, int2 and fp8 and B a multiple of 32 from 32 to 4096, which ":hadamard" and
-":stochastic" may follow; docs/wire_format.md says what they are. The arrays of one call lie on one device; on every
-device the bits are the same.
+Arrays come from NumPy, torch or any library with DLPack or ``__cuda_array_interface__``. They are contiguous, of any
+shape, of float32, float16 or bfloat16 (in NumPy: ml_dtypes), on the CPU or a GPU. All arrays of one call are on one
+device; results have the same bits on every device.
 
-On a GPU calls are queued on ``stream`` and return at once: keep the arrays until the stream has passed the call.
-``stream`` is a handle as an integer or a stream of CuPy, torch, Numba or ``__cuda_stream__``; None is the current
-stream of CuPy or torch if an array is theirs, else the legacy default stream. ``isa`` is for the CPU: one of
-cpu_isas(), the fastest by default.
+Formats are "exact", "bf16", and "KIND:B". KIND is int8, int6, int4, int2 or fp8; B is a multiple of 32 from 32 to 4096.
+":hadamard" and ":stochastic" may follow. docs/wire_format.md specifies them.
+
+On a GPU, calls queue their work on ``stream`` and return at once: keep the arrays until the stream has passed the call.
+``stream`` is a handle as an integer, or a stream of CuPy, torch, Numba or ``__cuda_stream__``. None is the current
+stream of CuPy or torch if an array is theirs, else the legacy default stream. ``isa`` selects the CPU kernels: one of
+cpu_isas(), by default the fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from zcomm import _core
 from zcomm._arrays import HOST, VALUE_DTYPES, Call, new_bytes
+from zcomm.feedback import ErrorFeedback
+
+__all__ = [
+    "ErrorFeedback",
+    "cpu_isas",
+    "decode",
+    "decode_difference",
+    "decode_sum",
+    "decode_sum_encode",
+    "encode",
+    "encode_difference",
+    "set_step",
+    "wire_bytes",
+]
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Array: TypeAlias = Any
 Wire: TypeAlias = Any  # an array of uint8
@@ -27,7 +45,7 @@ ArrayT = TypeVar("ArrayT")
 
 
 def wire_bytes(format: str, dtype: str, num_elements: int) -> int:
-    """Bytes of the wire of ``num_elements`` values of ``dtype`` ("float32", "bfloat16" or "float16")."""
+    """Return the bytes of the wire of ``num_elements`` values of ``dtype`` ("float32", "bfloat16" or "float16")."""
     return int(_core.WireLayout(format, dtype, num_elements).num_bytes)
 
 
@@ -41,8 +59,8 @@ def encode(
     out: Wire | None = None,
     stream: Any = None,
 ) -> Wire:
-    """The wire of ``array``, in ``out`` if that is given, else in a new array: NumPy's on the CPU, on a GPU that of the
-    library of ``array``, if it is CuPy or torch.
+    """Encode ``array`` and return its wire: ``out`` if given, else a new array. A new array is NumPy's on the CPU; on a
+    GPU it belongs to the library of ``array``, which must be CuPy or torch.
 
     ``seed`` (0 to 2^64 - 1) and ``first_element`` choose the random bits of stochastic formats. If ``array`` is a piece
     of a message, ``first_element`` is the index of its first element there, a multiple of 32: pieces then have the
@@ -51,14 +69,15 @@ def encode(
 
 
 def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
-    """Fills ``out`` with the values of ``wire``, and returns it. Finite values never become infinite."""
+    """Decode ``wire`` into ``out`` and return it. Finite values never become infinite."""
     return decode_in(Call(stream, out, wire), wire, format, out, isa)
 
 
 def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: str = "", stream: Any = None) -> ArrayT:
-    """Fills ``out`` with factor * (wires[0] + wires[1] + ...), added in float32 and rounded once, and returns it: first
-    the wires that are rotated, in the order given, then the others. ``wires``: a wire, its format and, if it is not 1,
-    a factor of its own; beside "exact" an array of values may stand, too, even ``out``."""
+    """Fill ``out`` with factor * (wires[0] + wires[1] + ...), added in float32 and rounded once, and return it.
+
+    ``wires`` are tuples (wire, format[, factor]). With "exact", a wire may be an array of values, including ``out``.
+    Rotated wires are added first, in the order given; then the others."""
     call = Call(stream, out, *(wire for wire, *_ in wires))
     values = call.values(out, "out", writable=True).raw
     _core.decode_sum(_terms_of(call, wires, values), factor, values, *_place(call, isa))
@@ -77,9 +96,9 @@ def decode_sum_encode(
     out: Wire | None = None,
     stream: Any = None,
 ) -> Wire:
-    """The wire of wires[0] + wires[1] + ..., added as in decode_sum; ``dtype``: of the values in exact wires that are
-    bytes. ``out``: as in encode, or one of the wires that has the same format. ``seed``, ``first_element``: as in
-    encode."""
+    """Encode wires[0] + wires[1] + ..., added as in decode_sum, and return the wire. ``dtype`` is the type of the
+    values in exact wires given as bytes. ``out`` is as in encode, or one of the wires if it has the same format.
+    ``seed`` and ``first_element`` are as in encode."""
     call = Call(stream, out, *(wire for wire, *_ in wires))
     terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
@@ -89,8 +108,8 @@ def decode_sum_encode(
 
 
 def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wire, int]:
-    """The lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU, as a new NumPy array of uint8,
-    and the hash of ``values``. Writes ``values`` to ``base``, too: the next difference is to these."""
+    """Encode the lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU. Return it as a new
+    NumPy array of uint8, and the hash of ``values``. Copies ``values`` to ``base``, for the next difference."""
     new, old = view_of(values, "values"), view_of(base, "base", writable=True)
     call = Call(None, device=HOST)
     body, address = _target(call, None, _core.max_difference_bytes(new[1]), None)
@@ -99,8 +118,8 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
 
 
 def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[ArrayT, int]:
-    """Adds a difference to ``base``, and returns it and its hash: that of encode_difference, if ``base`` was the same.
-    Raises RuntimeError if no encoder wrote ``body``."""
+    """Add a difference to ``base``; return ``base`` and its hash. The hash equals encode_difference's if ``base`` was
+    the same. Raises RuntimeError if no encoder wrote ``body``."""
     wire = Call(None, device=HOST).any(body, "body")
     if wire.dtype != "uint8":
         raise TypeError(f"body: expected dtype uint8, got {wire.dtype}")
@@ -109,19 +128,31 @@ def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[Array
 
 
 def cpu_isas() -> list[str]:
-    """Instruction sets to choose from on this machine, slowest first."""
+    """Return the instruction sets that this machine supports, slowest first."""
     return list(_core.cpu_isas())
 
 
+def set_step(step: int, group: ProcessGroup | None = None) -> None:
+    """Formats with ``:stochastic`` draw their random bits anew from here: bits that depend on ``step``, any number, on
+    the compressed calls since, and on the rank. Called at the start of every training step, with its number, it makes a
+    run that is resumed draw what it would have drawn. A CUDA graph repeats the bits of its capture.
+
+    Raises ValueError if ``group`` (default: all groups of this process) has no zcomm backend."""
+    from zcomm.distributed.groups import backend_of, living_backends
+
+    for backend in [backend_of(group)] if group is not None else living_backends():
+        backend.set_step(step % 2**64)
+
+
 def view_of(array: Any, name: str, *, writable: bool = False) -> tuple[int, int, str]:
-    """(address, number of elements, dtype) of an array of values on the CPU; ``name`` is what messages call it."""
+    """Return (address, number of elements, dtype) of an array of values on the CPU; ``name`` is for messages."""
     return Call(None, device=HOST).values(array, name, writable=writable).raw
 
 
 def encode_in(
     call: Call, array: Array, format: str, isa: str, out: Wire | None, seed: int = 0, first_element: int = 0
 ) -> Wire:
-    """encode() within ``call``."""
+    """Encode as encode(), within ``call``."""
     values = call.values(array, "array")
     target, address = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
     _core.encode(values.raw, format, address, *_place(call, isa), seed, first_element)
@@ -129,7 +160,7 @@ def encode_in(
 
 
 def decode_in(call: Call, wire: Wire, format: str, out: ArrayT, isa: str) -> ArrayT:
-    """decode() within ``call``."""
+    """Decode as decode(), within ``call``."""
     values = call.values(out, "out", writable=True).raw
     _core.decode(_wire_of(call, wire, format, "wire", values), values, *_place(call, isa))
     return out
@@ -142,7 +173,7 @@ def _place(call: Call, isa: str) -> tuple[str, int, int]:
 
 
 def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
-    """An array for a wire, and its address."""
+    """Return an array for a wire, and its address."""
     target = new_bytes(num_bytes, call, like, "out") if out is None else out
     view = call.any(target, "out", writable=True)
     if view.dtype != "uint8":
@@ -153,7 +184,7 @@ def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
 
 
 def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -> list[tuple[int, str, str, float]]:
-    """(address, format, dtype of the values, factor) of wires of as many values as ``values`` has."""
+    """Return (address, format, dtype of the values, factor) per wire; each has as many values as ``values``."""
     terms = []
     for i, (wire, format, *factor) in enumerate(wires):
         terms.append((*_wire_of(call, wire, format, f"wires[{i}]", values), *(factor or (1.0,))))
@@ -161,7 +192,7 @@ def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -
 
 
 def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[int, str, str]:
-    """(address, format, dtype of the values) of a wire of as many values as ``values`` has."""
+    """Return (address, format, dtype of the values) of a wire with as many values as ``values``."""
     _, num_elements, dtype = values
     view = call.any(wire, name)
     if format == "exact" and view.dtype in VALUE_DTYPES:

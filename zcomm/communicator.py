@@ -1,10 +1,10 @@
-"""The collectives for arrays on GPUs, over NCCL, without torch: one Communicator per rank.
+"""Collectives for arrays on GPUs, over NCCL, without torch: one Communicator per rank.
 
     comm = zcomm.Communicator(rank, size, unique_id, node_size=8)
     comm.all_gather(shard, weights)          # CuPy arrays, or those of any library that speaks DLPack
     comm.reduce_scatter(gradients, shard)
 
-docs/communicator.md says what arrays and streams may be.
+docs/communicator.md lists the supported arrays and streams.
 """
 
 from __future__ import annotations
@@ -28,15 +28,9 @@ _HINT = (
 )
 
 
-def unique_id() -> bytes:
-    """128 bytes that name a new group: made by one rank, handed over to the others by you."""
-    _nccl.load()
-    return bytes(_core.make_unique_id())
-
-
 class Communicator:
-    """One rank of a group of ``size`` ranks, on one GPU. All of them make it at the same time, with the same
-    ``unique_id``, nodes and ``chunk_bytes``, and then make the same calls in the same order.
+    """One rank of a group of ``size`` ranks, on one GPU. All ranks construct it together, with the same ``unique_id``,
+    nodes and ``chunk_bytes``, and then make the same calls in the same order.
 
     Calls check their arguments, queue their work on ``stream`` and return. Keep the arrays until the stream has done
     this work. A call returns the bytes that this rank sends: ``intra_node_bytes``, ``inter_node_bytes``, and
@@ -46,15 +40,13 @@ class Communicator:
     Args:
         rank: this rank's number, from 0.
         size: the number of ranks.
-        unique_id: what zcomm.unique_id() gave to one of the ranks.
-        node_size: ranks per node, in rank order; or
-        node_ids: the node of every rank. Neither: all ranks are in one node.
+        unique_id: the result of Communicator.unique_id() on one rank.
+        node_size: ranks per node, in rank order.
+        node_ids: the node of every rank, instead of ``node_size``. Without both, all ranks are in one node.
         device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
-        timeout: for a peer to come or to answer, in seconds or as a timedelta.
+        timeout: for a peer to connect or to answer, in seconds or as a timedelta.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; by default 128 MiB over ``size``.
-        seed: of formats with ``:stochastic``.
-        max_ctas: at most so many of the GPU's multiprocessors for transfers, and memory for as many channels to each
-            peer; 0: what NCCL takes.
+        seed: seed of formats with ``:stochastic``.
     """
 
     def __init__(
@@ -69,79 +61,80 @@ class Communicator:
         timeout: datetime.timedelta | float = 600.0,
         chunk_bytes: int | None = None,
         seed: int = 0,
-        max_ctas: int = 0,
     ) -> None:
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank: expected 0 to size - 1, got {rank} of size {size}")
         if not isinstance(unique_id, bytes) or len(unique_id) != 128:
             given = f"{len(unique_id)} bytes" if isinstance(unique_id, bytes) else type(unique_id).__name__
-            raise ValueError(f"unique_id: expected the 128 bytes of zcomm.unique_id(), got {given}")
+            raise ValueError(f"unique_id: expected the 128 bytes of Communicator.unique_id(), got {given}")
         if chunk_bytes is None:
             chunk_bytes = _core.default_gpu_chunk_bytes(size)
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
-        if max_ctas < 0:
-            raise ValueError(f"max_ctas: expected at least 0, got {max_ctas}")
         self._timeout = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
         self.device = _device(rank, device)
-        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes, max_ctas)
+        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
         if seed:
             self._core.set_seed(seed)
         self.rank = rank
         self.size = size
         self.num_nodes: int = self._core.num_nodes
 
+    @staticmethod
+    def unique_id() -> bytes:
+        """Return 128 bytes that identify a new group. Call it on one rank and send the result to the others."""
+        _nccl.load()
+        return bytes(_core.make_unique_id())
+
     def all_gather(self, shard: Any, out: Any, *, format: str = "int8:256", stream: Any = None) -> CallStats:
-        """Fills ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.
-        ``shard`` may be the own slot of ``out``."""
+        """Fill ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.
+        ``shard`` may be this rank's slot of ``out``."""
         call = self._call(stream, shard, out)
         source, target = call.values(shard, "shard"), call.values(out, "out", writable=True)
         self._check_slots(source, "shard", target, "out")
         slots = slots_of(target, self.size, "out")
-        return self._core.all_gather(source.raw, slots, [(source.num_elements, format)], self._timeout, call.stream)
+        operation = self._core.make_all_gather(slots, [(source.num_elements, format)])
+        return self._core.run(operation, [source.raw], slots, self._timeout, call.stream)
 
     def reduce_scatter(
         self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
     ) -> CallStats:
-        """Fills ``out`` with the sum or mean over ranks of their slot ``rank`` of ``array``, size times the elements of
-        ``out``. ``out`` may be this rank's slot of ``array``. Raises ValueError for ``"exact:direct"``, which is for
-        host memory."""
-        # NCCL is connected to the peers of the hops. A message to another rank would block the host until both connect.
-        if formats == "exact:direct":
-            raise ValueError("formats: expected 'exact' or others, got 'exact:direct': it is for host memory")
+        """Fill ``out`` with the sum or mean, over all ranks, of slot ``rank`` of ``array``. ``array`` has size times
+        the elements of ``out``, and ``out`` may be this rank's slot of it."""
         factor = self._factor(op)
         call = self._call(stream, out, array)
         source, target = call.values(array, "array"), call.values(out, "out", writable=True)
         self._check_slots(target, "out", source, "array")
         slots = slots_of(source, self.size, "array")
-        segments = [(target.num_elements, formats)]
-        return self._core.reduce_scatter(slots, target.raw, segments, factor, self._timeout, call.stream)
+        operation = self._core.make_reduce_scatter(slots, [(target.num_elements, formats)])
+        return self._core.run(operation, slots, [target.raw], self._timeout, call.stream, factor=factor)
 
     def all_reduce(
         self, array: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
     ) -> CallStats:
-        """Replaces ``array`` by its sum or mean over ranks: the same bits on every rank."""
+        """Replace ``array`` by its sum or mean over ranks: the same bits on every rank."""
         factor = self._factor(op)
         call = self._call(stream, array)
         values = call.values(array, "array", writable=True)
-        return self._core.all_reduce(values.raw, formats, factor, self._timeout, call.stream)
+        operation = self._core.make_all_reduce(values.raw, formats)
+        return self._core.run(operation, [], [values.raw], self._timeout, call.stream, factor=factor)
 
     def encode(self, array: Any, format: str, *, out: Any = None, stream: Any = None) -> Any:
-        """As zcomm.codec.encode, on this rank's GPU."""
+        """Encode as zcomm.codec.encode, on this rank's GPU."""
         return codec.encode_in(self._call(stream, array, out), array, format, "", out)
 
     def decode(self, wire: Any, format: str, out: ArrayT, *, stream: Any = None) -> ArrayT:
-        """As zcomm.codec.decode, on this rank's GPU."""
+        """Decode as zcomm.codec.decode, on this rank's GPU."""
         return codec.decode_in(self._call(stream, out, wire), wire, format, out, "")
 
     def abort(self, reason: str) -> None:
-        """Makes what is under way end, and every later call raise. Any thread may call it."""
+        """Abort the calls in progress and make every later call raise. Thread-safe."""
         self._core.abort(reason)
 
     def close(self) -> None:
-        """Ends the connections and frees the scratch; later calls raise. Any number of times."""
+        """Close the connections and free scratch memory; later calls raise. May be called again."""
         self._core.close()
 
     def __enter__(self) -> Communicator:

@@ -3,14 +3,14 @@
     model = DistributedDataParallel(model)
     model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
 
-Buckets of other models, and every other all-reduce of the group, stay as the group's options have them.
+The group's options still apply to buckets of other models and to all other all-reduces of the group.
 """
 
 import array
 import itertools
 import weakref
 import zlib
-from dataclasses import dataclass, field  # without postponed annotations: DDP looks at the hook's own
+from dataclasses import dataclass, field  # no postponed annotations here: DDP inspects those of the hook
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,15 @@ from zcomm.feedback import ErrorFeedback
 
 
 class _Buckets:
-    """Those that were seen, each by its parameters in their order. Parameters are numbered as they are first seen,
-    which is the same in every run of a program."""
+    """Buckets seen so far, identified by their parameters in order. Parameters are numbered when they are first seen,
+    which gives the same numbers in every run of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, formats: _c10d.PolicyOverride) -> None:
+        self.formats = formats
         self._numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = itertools.count()
         self._seen: set[str] = set()
-        self.formats: _c10d.PolicyOverride | None = None  # of the state, read once
-        self.plans: dict[int, _c10d.PlannedAllReduce] = {}  # of the last all-reduce of each bucket
+        self.plans: dict[int, _c10d.Operation] = {}  # by bucket, of its last all-reduce
 
     def name_of(self, bucket: GradBucket) -> str:
         numbers = array.array("Q")
@@ -51,42 +51,51 @@ class _Buckets:
 
 @dataclass(frozen=True)
 class CompressState:
-    """What :func:`compress_hook` is registered with.
+    """State to register with :func:`compress_hook`.
 
     Args:
-        formats: intra-node, then inter-node, ``"int8:128/int4:128"``, or one format for both. The mean is gathered in
-            the intra-node format.
-        process_group: that of the model; default: the world. It must have been made with the backend "zcomm".
-        error_feedback: what a bucket's reduction drops is added to its next one, from the second time on that a bucket
-            has the same parameters in the same order: DDP makes other buckets after the first backward pass. So a run
-            that is resumed goes on with its residuals from its second step on.
+        formats: intra-node and inter-node format, ``"int8:128/int4:128"``, or one format for both. The mean is gathered
+            in the intra-node format.
+        process_group: the model's group, made with the backend "zcomm"; by default the world.
+        error_feedback: adds the error of a bucket's reduction to the bucket's next reduction. DDP rebuilds its buckets
+            after the first backward pass, so feedback starts the second time a bucket is seen with the same parameters
+            in the same order, also after a resume.
+
+    Raises ValueError or TypeError if ``formats`` cannot be parsed.
     """
 
     formats: str = "int8:128/int4:128"
     process_group: dist.ProcessGroup | None = None
     error_feedback: ErrorFeedback | None = None
-    _buckets: _Buckets = field(init=False, repr=False, compare=False, default_factory=_Buckets)
+    _buckets: _Buckets = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            formats = _c10d.PolicyOverride(all_reduce=self.formats)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"formats: {str(error).removeprefix('all_reduce: ')}") from None
+        object.__setattr__(self, "_buckets", _Buckets(formats))  # the class is frozen
 
 
 def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DistributedDataParallel: the mean of each bucket by a compressed all-reduce.
+    """Communication hook of DistributedDataParallel: computes each bucket's mean by a compressed all-reduce.
 
-    Several buckets are under way at once. Buckets below the group's ``min_bytes`` stay exact, as do those of other
-    dtypes than float32, bfloat16 and float16, and all inside ``zcomm.exact()``. Raises ValueError if the group is not
-    zcomm's or a format is wrong.
+    Several buckets are reduced at the same time. Buckets below the group's ``min_bytes`` stay exact, as do buckets of
+    dtypes other than float32, bfloat16 and float16, and all buckets inside ``zcomm.exact()``. Raises ValueError if the
+    group is not zcomm's, and TypeError if the hook was registered with another state.
     """
+    if not isinstance(state, CompressState):
+        raise TypeError(f"state: expected a zcomm.ddp.CompressState, got {state!r}")
     backend = backend_of(state.process_group)
     gradients = bucket.buffer()
     buckets, feedback = state._buckets, state.error_feedback
-    if buckets.formats is None:
-        buckets.formats = _c10d.PolicyOverride(all_reduce=state.formats)
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
     plan = backend.plan_all_reduce(
         gradients,
         dist.ReduceOp.AVG,
         formats=buckets.formats,
         feedback=feedback.block_format if feedback is not None and key is not None else None,
-        kept=buckets.plans.get(bucket.index()),
+        like=buckets.plans.get(bucket.index()),
     )
     if plan is None:
         with override(all_reduce="exact"):
@@ -102,7 +111,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
                 lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
             )
             residual = _c10d.Residual(data, decay=feedback.decay, empty=empty)
-        work = plan.run(gradients, dist.ReduceOp.AVG, residual=residual, async_op=True)
+        work = plan.run(gradients, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
     return future
 
@@ -110,7 +119,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
 def _residual_key(
     buckets: _Buckets, feedback: ErrorFeedback, backend: _c10d.ProcessGroup, bucket: GradBucket
 ) -> str | None:
-    """None the first time that this bucket is seen."""
+    """Return the bucket's key, or None the first time that the bucket is seen."""
     name = buckets.name_of(bucket)
     key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {backend.rank()}"
     return None if buckets.is_new(name) and not feedback.has(key) else key

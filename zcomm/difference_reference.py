@@ -1,7 +1,7 @@
-"""Lossless differences of 16-bit floats as an executable specification: plain NumPy, for reading and for tests.
+"""Executable specification of lossless differences of 16-bit floats: plain NumPy, for reading and for tests.
 
-Every codec gives these bytes; ``docs/wire_format.md`` is the same in words. Values are their bit patterns: arrays of
-uint16, one-dimensional, of "bfloat16" or "float16".
+Every codec gives these bytes; ``docs/wire_format.md`` specifies the same in words. Values are bit patterns:
+one-dimensional arrays of uint16, of dtype "bfloat16" or "float16".
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Patterns = NDArray[np.uint16]
 Bytes = NDArray[np.uint8]
 Bits = NDArray[np.bool_]
 
-TILE = 2048  # values that are coded on their own
+TILE = 2048  # values that are coded together
 BLOCK = 64
 PLANES = 6
-PADDING = 0x7F80  # what a short tile is filled up with
-LANES = 4  # of the hash
+PADDING = 0x7F80  # fills up a short tile
+LANES = 4  # per hash
 GOLDEN = 0x9E3779B97F4A7C15
-EXPONENTS = {"bfloat16": (7, 0xFF), "float16": (10, 0x1F)}  # the place of its lowest bit, its bits
+EXPONENTS = {"bfloat16": (7, 0xFF), "float16": (10, 0x1F)}  # lowest bit of the exponent, its mask
 
 
 def encode(values: Patterns, base: Patterns, dtype: str) -> Bytes:
-    """The difference of ``values`` to ``base``, both (n,)."""
+    """Encode the difference of ``values`` to ``base``, both (n,)."""
     tiles = [_encode_tile(*pair, dtype) for pair in zip(_tiles(values), _tiles(base), strict=True)]
     table = np.zeros((len(tiles) + 1) // 2 * 2, "<u2")
     table[: len(tiles)] = [tile.size // 4 for tile in tiles]
@@ -33,7 +33,7 @@ def encode(values: Patterns, base: Patterns, dtype: str) -> Bytes:
 
 
 def decode(body: Bytes, base: Patterns, dtype: str) -> Patterns:
-    """The values of a difference to ``base``. Raises ValueError if no encoder wrote these bytes."""
+    """Decode a difference to ``base``. Raises ValueError if no encoder wrote these bytes."""
     num_tiles = -(-base.size // TILE)
     begin = (num_tiles + 1) // 2 * 4
     if body.size < begin:
@@ -48,7 +48,7 @@ def decode(body: Bytes, base: Patterns, dtype: str) -> Patterns:
 
 
 def hash_of(values: Patterns) -> int:
-    """NH (Black et al., UMAC, CRYPTO 1999) of each tile in four lanes, finished as splitmix64 finishes its numbers."""
+    """Hash each tile by NH (Black et al., UMAC, CRYPTO 1999) in four lanes, with the finalizer of splitmix64."""
     keys = np.array([_mix((i + 1) * GOLDEN) >> 32 for i in range(TILE // 2)], np.uint32)
     total = 0
     for number, tile in enumerate(_tiles(values)):
@@ -125,12 +125,12 @@ def _choose_c(z: NDArray[Any], exponents: NDArray[Any]) -> int:
 
 
 def _expected(exponents: NDArray[Any], c: int) -> tuple[NDArray[Any], Bits]:
-    """k of each value, and which of them are unlikely to differ."""
+    """Return k of each value, and which values are unlikely to differ."""
     return np.clip(c - exponents, 0, 7), exponents > min(c + 1, 255)
 
 
 def _groups(plane: Bits, unlikely: Bits, set_in_block: Bits) -> tuple[Bytes, Bytes]:
-    """Sections F and G."""
+    """Return sections F and G."""
     flags, groups = [], []
     for block in np.flatnonzero(set_in_block):
         of_block = slice(block * BLOCK, (block + 1) * BLOCK)
@@ -153,7 +153,7 @@ def _read_groups(reader: _Reader, plane: Bits, unlikely: Bits, set_in_block: Bit
 
 
 def _low_bits(z: NDArray[Any], k: NDArray[Any]) -> Bits:
-    """(n, 8): the bits of z, lowest first."""
+    """Return the bits of z (n, 8), lowest first."""
     return (z[:, None] >> np.arange(8) & 1).astype(np.bool_)
 
 
@@ -162,7 +162,7 @@ def _low_bits_that_travel(k: NDArray[Any]) -> Bits:
 
 
 class _Reader:
-    """Sections begin at whole bytes."""
+    """Reader of sections, which begin at whole bytes."""
 
     def __init__(self, wire: Bytes) -> None:
         self.begin = 0
@@ -203,7 +203,7 @@ def _padded(data: Bytes, alignment: int) -> Bytes:
 
 
 def _mix(x: int) -> int:
-    """The finalizer of splitmix64 (Steele et al., OOPSLA 2014)."""
+    """Finalizer of splitmix64 (Steele et al., OOPSLA 2014)."""
     x %= 2**64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64

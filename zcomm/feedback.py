@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy reduction drops is added to the next one of the same tensor."""
+"""Error feedback: the error of a lossy reduction is added to the next reduction of the same tensor."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from zcomm import _core
 @dataclass
 class _Residual:
     data: Any  # an array of uint8
-    layout: str  # of the reduction that it belongs to
+    layout: str  # layout of its reduction
     calls: int = 0  # since it was last empty
 
 
 class ErrorFeedback:
-    """The residuals of one model on this rank.
+    """Residuals of one model on this rank, for :func:`zcomm.fsdp.compress` and :class:`zcomm.ddp.CompressState`.
 
-    For :func:`zcomm.fsdp.compress` and :class:`zcomm.ddp.CompressState`. A residual covers what this rank encodes for
-    other nodes: with several ranks per node its sums over the node, an L-th of the gradients; else its own gradients.
-    In a single node it covers what the rank sends. Parts that are sent exactly have none. (Karimireddy et al.,
-    https://arxiv.org/abs/1901.09847; with compressed residuals LoCo, https://arxiv.org/abs/2407.04480.)
+    A residual covers the values that this rank encodes for other nodes. With L ranks per node these are its sums over
+    the node, an L-th of the gradients; otherwise its own gradients. In a single node it covers all values that the rank
+    sends. Exact parts have no residual. (Karimireddy et al., https://arxiv.org/abs/1901.09847; with compressed
+    residuals LoCo, https://arxiv.org/abs/2407.04480.)
 
-    A residual belongs to gradients of one scale: after a change of a gradient scaler's factor or of the learning rate's
-    order of magnitude, ``reset()``. A block that was not finite starts over.
+    A residual fits gradients of one scale. Call ``reset()`` after a change of a gradient scaler's factor or of the
+    learning rate's order of magnitude. A block that was not finite starts over.
 
     Args:
-        format: of the residuals, ``"int8:B"`` or another lossy one, or ``"bf16"``.
-        decay: the residual is multiplied by it in each call, 0 to 1.
-        reset_every: calls after which a residual starts over; None: never.
+        format: format of the residuals: ``"int8:B"``, another lossy one, or ``"bf16"``.
+        decay: factor of the residual in each call, 0 to 1.
+        reset_every: number of calls after which a residual starts over; None: never.
     """
 
     def __init__(self, format: str = "int8:128", *, decay: float = 1.0, reset_every: int | None = None) -> None:
@@ -51,11 +51,11 @@ class ErrorFeedback:
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def memory_bytes(self) -> int:
-        """Of all residuals on this rank."""
+        """Return the bytes of all residuals on this rank."""
         return sum(self.residual_bytes().values())
 
     def residual_bytes(self) -> dict[str, int]:
-        """Of each module or bucket."""
+        """Return the bytes of each module's or bucket's residual."""
         return {key: residual.data.nbytes for key, residual in self._residuals.items()}
 
     def reset(self) -> None:
@@ -64,7 +64,7 @@ class ErrorFeedback:
         self._loaded.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals: with them a run of FSDP2 goes on bit for bit on the same ranks and nodes."""
+        """Return this rank's residuals. With them a run of FSDP2 resumes bit for bit on the same ranks and nodes."""
         residuals = {**self._loaded, **self._residuals}
         return {
             "format": self.format,
@@ -75,10 +75,10 @@ class ErrorFeedback:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What ``state_dict`` of the same rank gave.
+        """Load the ``state_dict`` of the same rank.
 
-        Raises ValueError for another format; and, at the reduction, if that is of another layout: other ranks or nodes,
-        another model, other formats.
+        Raises ValueError if the format differs. The next reduction raises ValueError if its layout differs: other ranks
+        or nodes, another model, other formats.
         """
         if state["format"] != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
@@ -88,18 +88,18 @@ class ErrorFeedback:
         }
 
     def claim(self, owner: object, name: str) -> str:
-        """A key for the residuals of ``owner``: its name, numbered where another owner has that already."""
+        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same."""
         key, number = name, 2
         while self._owners.setdefault(key, owner) is not owner:
             key, number = f"{name}#{number}", number + 1
         return key
 
     def has(self, key: str) -> bool:
-        """Whether there is a residual, in use or loaded."""
+        """Tell whether there is a residual, in use or loaded."""
         return key in self._residuals or key in self._loaded
 
     def use(self, key: str, layout: str, num_bytes: int, allocate: Callable[[int], Any]) -> tuple[Any, bool]:
-        """For one reduction: the residual, and whether it is empty. ``allocate(num_bytes)`` makes a new one."""
+        """Return the residual for one reduction, and whether it is empty. ``allocate(num_bytes)`` makes a new one."""
         if (loaded := self._loaded.pop(key, None)) is not None:
             if loaded.layout != layout or loaded.data.nbytes != num_bytes:
                 raise ValueError(
@@ -107,7 +107,7 @@ class ErrorFeedback:
                     f"{layout}: reset() starts over"
                 )
             fresh = allocate(num_bytes)
-            fresh[:] = loaded.data  # where the gradients are
+            fresh[:] = loaded.data  # moves it to the gradients' device
             self._residuals[key] = _Residual(fresh, layout, loaded.calls)
         residual = self._residuals.get(key)
         if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:

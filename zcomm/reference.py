@@ -1,8 +1,7 @@
-"""The wire format as an executable specification: plain NumPy, for reading and for tests, not for speed.
+"""Executable specification of the wire format: plain NumPy, for reading and for tests, not for speed.
 
-Every codec gives these bits. Arrays are one-dimensional. Their dtype says what they hold: float32, float16, or uint16
-for the bit patterns of bfloat16 (NumPy has no bfloat16). A wire is a uint8 array. ``docs/wire_format.md`` is the same
-in words.
+Every codec gives these bits. Arrays are one-dimensional: float32, float16, or uint16 for the bit patterns of bfloat16
+(NumPy has no bfloat16). A wire is a uint8 array. ``docs/wire_format.md`` specifies the same in words.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LARGEST_FINITE = {
 
 @dataclass(frozen=True)
 class Kind:
-    """bits: of an element's code; max_code: the largest, 0 where there are no scales."""
+    """Element kind. bits: per code; max_code: the largest code, 0 for kinds without scales."""
 
     bits: int
     max_code: int = 0
@@ -56,8 +55,8 @@ NAN_SCALE = 0x7FC0  # bfloat16 bits
 
 @dataclass(frozen=True)
 class Format:
-    """kind: a key of KINDS; block_size: elements that share a scale, 0 if there are none; hadamard: groups of 32
-    elements are rotated; stochastic: codes are rounded up or down at random."""
+    """Parsed format. kind: a key of KINDS; block_size: elements that share a scale, 0 without scales; hadamard: rotates
+    groups of 32 elements; stochastic: rounds codes up or down at random."""
 
     kind: str
     block_size: int = 0
@@ -66,8 +65,8 @@ class Format:
 
 
 def parse_format(text: str) -> Format:
-    """The format that "exact", "bf16" or "KIND:B" names; B is a multiple of 32 from 32 to 4096, and ":hadamard" and
-    then ":stochastic" may follow it."""
+    """Parse "exact", "bf16" or "KIND:B"; B is a multiple of 32 from 32 to 4096, and ":hadamard" and then ":stochastic"
+    may follow it."""
     if (kind := KINDS.get(text)) and not kind.max_code:
         return Format(text)
     match = re.fullmatch(r"(\w+):([1-9][0-9]*)(:hadamard)?(:stochastic)?", text, re.ASCII)
@@ -95,7 +94,7 @@ class Layout:
 
 
 def wire_layout(format: str, dtype: str, num_elements: int) -> Layout:
-    """Where the parts of a wire of ``num_elements`` values of ``dtype`` lie, in bytes."""
+    """Return the offsets and sizes, in bytes, of the parts of a wire of ``num_elements`` values of ``dtype``."""
     kind, block_size = (parsed := parse_format(format)).kind, parsed.block_size
     num_blocks = -(-num_elements // block_size) if block_size else 0
     bits = KINDS[kind].bits or 8 * DTYPES[dtype].itemsize
@@ -144,8 +143,8 @@ def decode_sum(
     factor: float = 1.0,
     wire_dtype: str = "float32",
 ) -> Values:
-    """factor * (wires[0] + wires[1] + ...) (num_elements,) of ``dtype``. wires: a wire, its format and, if it is not 1,
-    its own factor; ``wire_dtype``: the type that the exact ones hold."""
+    """factor * (wires[0] + wires[1] + ...) (num_elements,) of ``dtype``. ``wires`` are tuples (wire, format[, factor]);
+    ``wire_dtype`` is the type that exact ones hold."""
     with np.errstate(all="ignore"):
         return narrow(_sum(wires, num_elements, wire_dtype) * np.float32(factor), dtype)
 
@@ -159,7 +158,7 @@ def decode_sum_encode(
     first_element: int = 0,
     wire_dtype: str = "float32",
 ) -> Bytes:
-    """The wire of the float32 sum of ``wires``, as in decode_sum."""
+    """Return the wire of the float32 sum of ``wires``, as in decode_sum."""
     total = narrow(_sum(wires, num_elements, wire_dtype), "float32")
     return encode(total, format, seed=seed, first_element=first_element)
 
@@ -199,8 +198,8 @@ def _hadamard(groups: Floats) -> Floats:
 
 
 def random_offsets(seed: int, first_element: int, num_elements: int) -> Floats:
-    """What is added to scaled values before they are rounded to nearest (num_elements,): (k + 1/2) / 2^16, k a random
-    integer of 16 bits with a sign, so between -1/2 and 1/2. ``first_element``: a multiple of 32."""
+    """Return the offsets (num_elements,) that are added to scaled values before rounding to nearest: (k + 1/2) / 2^16
+    for a random signed 16-bit integer k, so between -1/2 and 1/2. ``first_element`` is a multiple of 32."""
     groups = np.arange(first_element // 8, -(-(first_element + num_elements) // 8), dtype=np.uint64)
     zeros = np.zeros_like(groups)
     counter = np.stack([groups & np.uint64(0xFFFFFFFF), groups >> np.uint64(32), zeros, zeros], axis=1)
@@ -211,8 +210,8 @@ def random_offsets(seed: int, first_element: int, num_elements: int) -> Floats:
 
 
 def philox(counter: NDArray[np.uint32], seed: int) -> NDArray[np.uint32]:
-    """counter (m, 4) -> Philox4x32-10 (m, 4), the key the low and the high half of ``seed`` (Salmon, Moraes, Dror and
-    Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11)."""
+    """counter (m, 4) -> Philox4x32-10 (m, 4); the key is the low and the high half of ``seed`` (Salmon, Moraes, Dror
+    and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11)."""
     low = np.uint64(0xFFFFFFFF)
     c0, c1, c2, c3 = counter.astype(np.uint64).T
     key0, key1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
@@ -232,7 +231,7 @@ def widen(values: Values) -> Floats:
 
 
 def narrow(values: Floats, dtype: str) -> Values:
-    """float32 (n,) -> nearest (ties to even) of ``dtype`` (n,), beyond the largest infinity; any NaN is the positive
+    """float32 (n,) -> nearest (ties to even) of ``dtype`` (n,). Overflow becomes infinity; any NaN becomes the positive
     quiet one: float32 0x7fc00000, bfloat16 0x7fc0, float16 0x7e00."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
@@ -250,7 +249,7 @@ def _quantize(values: Floats, format: Format, offsets: Floats | None) -> tuple[N
     num_blocks = -(-values.size // format.block_size)
     blocks = np.zeros((num_blocks, format.block_size), np.float32)
     blocks.reshape(-1)[: values.size] = values
-    # The largest magnitude, as bit patterns: infinities and NaNs are the largest of all.
+    # Compares magnitudes as bit patterns, because infinities and NaNs then exceed all numbers.
     absmax = (blocks.view(np.uint32) & 0x7FFFFFFF).max(axis=1, initial=0).view(np.float32)
     finite = np.isfinite(absmax)
     quotient = np.where(finite, absmax, np.float32(0)) / np.float32(kind.max_code)
@@ -274,10 +273,10 @@ def _quantize(values: Floats, format: Format, offsets: Floats | None) -> tuple[N
 
 def _to_e4m3(values: Floats) -> NDArray[np.uint8]:
     """values (n,) of magnitudes that round to 448 or less -> the nearest e4m3 (n,), ties to even."""
-    magnitude = np.abs(values).astype(np.float64)  # in which all below is exact but the rounding
+    magnitude = np.abs(values).astype(np.float64)  # makes all steps but the rounding exact
 
     def exponents(magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.floor(np.log2(np.maximum(magnitudes, 2.0**-6)))  # subnormals have that of the smallest normal number
+        return np.floor(np.log2(np.maximum(magnitudes, 2.0**-6)))  # subnormals: as the smallest normal number
 
     unit = 2.0 ** (exponents(magnitude) - 3)
     nearest = np.rint(magnitude / unit) * unit
@@ -295,20 +294,20 @@ def _from_e4m3(codes: NDArray[np.uint8]) -> Floats:
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> Bytes:
-    """The low ``bits`` of codes (n,), one after the other from the lowest bit of byte 0 on, (ceil(n * bits / 8),)."""
+    """codes (n,) -> their low ``bits``, packed from the lowest bit of byte 0 on, (ceil(n * bits / 8),)."""
     of_codes = np.unpackbits(codes, bitorder="little").reshape(-1, 8)[:, :bits]
     return np.packbits(of_codes.reshape(-1), bitorder="little")
 
 
 def _unpack(packed: Bytes, bits: int, num_elements: int) -> NDArray[np.uint8]:
-    """The inverse, with the sign in all upper bits."""
+    """Invert _pack, with the sign in all upper bits."""
     of_codes = np.unpackbits(packed, bitorder="little")[: num_elements * bits].reshape(-1, bits)
     signs = np.repeat(of_codes[:, -1:], 8 - bits, axis=1)
     return np.packbits(np.hstack([of_codes, signs]).reshape(-1), bitorder="little")
 
 
 def _terms(wire: Bytes, format: str, dtype: str, num_elements: int, factor: float = 1.0) -> Floats:
-    """The float32 values (num_elements,), rotated if the format is, that a wire adds to a sum."""
+    """Return the float32 values (num_elements,) that a wire adds to a sum, rotated if the format is."""
     parsed, layout = parse_format(format), wire_layout(format, dtype, num_elements)
     packed = wire[layout.codes_offset :][: layout.codes_bytes]
     limit = np.float32(LARGEST_FINITE["float32"])
@@ -327,7 +326,7 @@ def _terms(wire: Bytes, format: str, dtype: str, num_elements: int, factor: floa
 
 
 def _sum(wires: Sequence[WireAndFormat], num_elements: int, wire_dtype: str) -> Floats:
-    """The rotated wires, in order, rotated back; then the others, in order. Codes are added to 0."""
+    """Sum the rotated wires, in order, and rotate back; then add the others, in order. Codes are added to 0."""
 
     def is_rotated(wire: WireAndFormat) -> bool:
         return parse_format(wire[1]).hadamard

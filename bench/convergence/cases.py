@@ -29,14 +29,13 @@ class Configuration:
     gradients: str = "exact"  # inside a node / between nodes
     case: str = "usual"  # one of CASES
     flat: bool = False  # blocks run across parameters, and norms are not exempt
-    difference: bool = False  # weights: what they differ by from those gathered last travels
-    feedback: bool = False  # gradients: zcomm.ErrorFeedback(), what an encoding loses is added to the next one
+    feedback: bool = False  # gradients: zcomm.codec.ErrorFeedback(), what an encoding loses is added to the next one
     lossless: bool = False  # exact weights of 16 bits: lossless differences to those gathered last cross nodes
 
     @property
     def words(self) -> str:
         """What is in none of the formats."""
-        return " ".join(word for word in ("flat", "difference", "feedback", "lossless") if getattr(self, word))
+        return " ".join(word for word in ("flat", "feedback", "lossless") if getattr(self, word))
 
     def __str__(self) -> str:
         return " ".join(part for part in (f"{self.case}:", self.weights, self.gradients, self.words) if part)
@@ -75,7 +74,6 @@ CONFIGURATIONS = (
     Configuration(weights="int6:256"),
     Configuration(weights="int4:256"),
     Configuration(weights="int4:256:hadamard"),
-    Configuration(weights="int4:256", difference=True),
     Configuration(weights="int8:256", flat=True),
     # Both: with zcomm.fsdp.compress, and what init_process_group("zcomm") alone does.
     Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS),

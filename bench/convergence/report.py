@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,8 @@ TRIED_ELSEWHERE = {"exact", "bf16", "int8", "int4"}
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
 
-# Of two runs that are the same, on CPUs that compute alike.
-BITS = ("losses", "validation_loss", "gathered_validation_loss", "shards_sha256")
-
-# Decibels, along training and per parameter; None where nothing is lost.
-SNR = Sequence[Sequence[float | None]]
+# Decibels; None where nothing is lost.
+SNR = Sequence[float | None]
 
 
 @dataclass
@@ -33,14 +31,16 @@ class Row:
     case: str
     weights: str
     gradients: str
-    words: str  # what is in neither: "flat", "difference", "feedback", "lossless"
+    words: str  # what is in neither: "flat", "feedback", "lossless"
     intra_node_bytes: int  # per rank and step
     inter_node_bytes: int
     losses: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # to the exact run of the same seed
     gathered_gaps: list[float] = field(default_factory=list)  # the same for the weights that the ranks see
-    gradient_snr: list[SNR] = field(default_factory=list)  # per seed
+    gradient_snr: list[SNR] = field(default_factory=list)  # per seed, of every parameter
     weight_snr: list[SNR] = field(default_factory=list)
+    gradient_snr_along: list[SNR] = field(default_factory=list)  # per seed, step by step
+    origins: list[str] = field(default_factory=list)  # per seed: the commit and the machine of the run
     same_bits: list[bool] = field(default_factory=list)  # of lossless: whether the run is that with exact weights
     is_choice: bool = False
 
@@ -95,12 +95,14 @@ def summarize(records: Sequence[Record]) -> list[Row]:
         row = rows.setdefault(key(record), Row(*key(record), record["intra_node_bytes"], record["inter_node_bytes"]))
         twin = runs.get(((case, weights, gradients, ""), record["seed"]))
         if words == "lossless" and twin is not None and twin["cpu"] == record["cpu"]:
-            row.same_bits.append(all(record[name] == twin[name] for name in BITS))
+            row.same_bits.append(record["bits"] == twin["bits"])
+        row.origins.append(f"Commit `{record['commit']}`, {record['cpu']}.")
         row.losses.append(record["validation_loss"])
         row.gaps.append(100 * (record["validation_loss"] / reference - 1))
         row.gathered_gaps.append(100 * (record["gathered_validation_loss"] / reference - 1))
         row.gradient_snr.append(record["gradient_snr_db"])
         row.weight_snr.append(record["weight_snr_db"])
+        row.gradient_snr_along.append(record["gradient_snr_along_db"])
     choose(list(rows.values()))
     return list(rows.values())
 
@@ -117,8 +119,8 @@ def choose(rows: Sequence[Row]) -> None:
 
 
 def median_and_worst(runs: Sequence[SNR]) -> tuple[float, float] | None:
-    """Of the parameters that lose something, each by its median over training and seeds."""
-    of_parameters = zip(*(step for run in runs for step in run), strict=True)
+    """Of the parameters that lose something, each by its median over seeds."""
+    of_parameters = zip(*runs, strict=True)
     lossy = [[value for value in values if value is not None] for values in of_parameters]
     medians = [statistics.median(values) for values in lossy if values]
     return (statistics.median(medians), min(medians)) if medians else None
@@ -142,21 +144,10 @@ def noise(rows: Sequence[Row]) -> str:
 
 
 HEADERS = (
-    *(
-        "weights",
-        "gradients",
-        "",
-        "KB between",
-        "KB inside",
-        "seeds",
-        "loss",
-        "spread",
-        "gap %",
-        "95 % interval",
-        "as gathered %",
-    ),
-    *("gradient SNR dB", "weight SNR dB", "verdict"),
+    *("weights", "gradients", "", "KB between", "KB inside", "seeds", "loss", "spread", "gap %", "95 % interval"),
+    *("as gathered %", "gradient SNR dB", "weight SNR dB", "verdict"),
 )
+ONLY_PRINTED = {"KB inside", "seeds", "loss", "spread", "as gathered %"}  # not in the page
 
 
 def cells(row: Row) -> list[str]:
@@ -208,11 +199,13 @@ def write_markdown(rows: Sequence[Row], page: Path) -> None:
     if BEGIN not in text or END not in text:
         raise ValueError(f"{page}: expected the lines '{BEGIN}' and '{END}'")
     lines = []
+    kept = [header not in ONLY_PRINTED for header in HEADERS]
     for case, of_case in _cases(rows).items():
         lines += [f'Case "{case}":', ""]
-        lines += [f"| {' | '.join(HEADERS)} |", "|" + "---|" * len(HEADERS)]
-        lines += [f"| {' | '.join(cells(row))} |" for row in of_case]
-        lines += ["", *([text_of_noise, ""] if (text_of_noise := noise(of_case)) else [])]
+        lines += [f"| {' | '.join(compress(HEADERS, kept))} |", "|" + "---|" * sum(kept)]
+        lines += [f"| {' | '.join(compress(cells(row), kept))} |" for row in of_case]
+        origins = dict.fromkeys(origin for row in of_case for origin in row.origins)
+        lines += ["", " ".join((*origins, noise(of_case))).strip(), ""]
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text("\n".join([before + BEGIN, *lines, END + after]))
 
@@ -250,8 +243,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         gaps.set(xlabel="validation loss over that of the exact run (%), 95 % interval", title=case)
         gaps.legend(fontsize=8)
         for number, row in enumerate(row for row in compressed if row.weights == "exact" and row.gradients != "exact"):
-            along = [median_and_worst([[step] for step in steps]) for steps in zip(*row.gradient_snr, strict=True)]
-            points = [(i / max(1, len(along) - 1), point[0]) for i, point in enumerate(along) if point]
+            along = [[snr for snr in step if snr is not None] for step in zip(*row.gradient_snr_along, strict=True)]
+            points = [(i / max(1, len(along) - 1), statistics.median(step)) for i, step in enumerate(along) if step]
             label = f"{row.gradients} {row.words}"
             snrs.plot(
                 *zip(*points, strict=True), label=label, linestyle=("-", "--", ":")[number // 10 % 3], linewidth=1.3

@@ -1,8 +1,9 @@
 """What compression costs in loss: the same small GPT, trained with exact and with compressed collectives, seed by seed.
 
-python -m bench.convergence.run         every run that is not in the results yet, then the table and the plots
+python -m bench.convergence.run         every run that is not in the results yet, then the table
 python -m bench.convergence.run --only hadamard   the configurations whose names contain "hadamard", and the exact ones
-python -m bench.convergence.run --report              no runs: the table and the plots of the results that are there
+python -m bench.convergence.run --report              no runs: the table of the results that are there
+python -m bench.convergence.run --picture out/study.png     draws them as well
 python -m bench.convergence.run --docs docs/numerics.md     writes the table into that page as well
 python -m bench.convergence.run --steps 21 --seeds 1 --results out/noise.jsonl   the signal-to-noise ratios at the start
 python -m bench.convergence.run --quick --results out/quick.jsonl      two steps per run, for a look
@@ -13,12 +14,11 @@ gradient is scattered to the shards, and AdamW steps them. Both collectives are 
 real codecs and the real steps, with threads for ranks. The gradients are computed one rank after another, in float32
 and in one thread, so that a run is deterministic and a pair of runs differs by its formats alone.
 
-A finished run is one line of JSON in the results; what is there is not run again.
+A finished run is one line in the results; what is there is not run again.
 """
 
 import functools
 import hashlib
-import json
 import math
 import multiprocessing
 import platform
@@ -37,16 +37,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from train_gpt import GPT, load_corpus, sample
 
+from bench import results_file
+from bench.convergence import kept
 from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
 from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
-from zcomm import ErrorFeedback, _core
+from zcomm import _core
+from zcomm.codec import ErrorFeedback
 from zcomm.testing import HeldShards, LocalRank, LocalWorld
 
 NUM_NODES, NODE_SIZE = 2, 4
 WORLD_SIZE = NUM_NODES * NODE_SIZE
 VALIDATION_BATCH = 64
 SNR_EVERY = 10  # steps
-RESULTS = Path(__file__).parents[1] / "results" / "study.jsonl"
 
 corpus = functools.cache(load_corpus)
 
@@ -88,7 +90,6 @@ class Collectives:
     ) -> None:
         self.weight_segments = segments(configuration.weights, parameters, configuration.flat)
         self.gradient_segments = segments(configuration.gradients, parameters, configuration.flat)
-        self._difference = configuration.difference
         self._world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
         self._feedback = [ErrorFeedback() if configuration.feedback else None for _ in range(WORLD_SIZE)]
         shard_elements = sum(parameter.numel() for parameter in parameters) // WORLD_SIZE
@@ -96,7 +97,6 @@ class Collectives:
         # One replica per rank.
         self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements, dtype=self._gathered_as)
         self._means = torch.empty(WORLD_SIZE, shard_elements)
-        self._references: Tensor | None = None  # every rank's own slot of what was gathered last
         self._held = [HeldShards() for _ in range(WORLD_SIZE)] if configuration.lossless else []
         self.difference_bytes: list[int] = []  # that a rank has sent to the other node, gather by gather
 
@@ -104,18 +104,13 @@ class Collectives:
         """The gathered weights, (ranks, elements of a shard), of ``shards``, the same shape, as the dtype that is
         gathered. Valid until the next call."""
         shards = shards.to(self._gathered_as)
-        if self._difference and self._references is None:  # nothing to refer to: as they are
-            self._received[:] = shards
-            self._references = shards.clone()
-            return self._received[0]
 
         def body(rank: LocalRank) -> None:
             own = rank.rank
             if self._held:
                 rank.all_gather_differences(shards[own], self._received[own], self._held[own])
-                return
-            reference = None if self._references is None else self._references[own]
-            rank.all_gather(shards[own], self._received[own], self.weight_segments, reference=reference)
+            else:
+                rank.all_gather(shards[own], self._received[own], self.weight_segments)
 
         self._world.run(body)
         if self._held:
@@ -185,7 +180,7 @@ def learning_rate(setting: Setting, step: int) -> float:
 
 
 def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, Any]:
-    """One run, and its line in the results."""
+    """One run; ``kept.measurement`` makes a line of the results of what it returns."""
     start, cpu_start = time.perf_counter(), time.process_time()
     text, held_out = corpus()
     model = new_model(setting, seed)
@@ -241,35 +236,20 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     }
 
 
-Key = tuple[Configuration, Setting, int]
-
-
-def read(path: Path) -> dict[Key, dict[str, Any]]:
-    """The results that hold for this Python, by what was run."""
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {
-        (Configuration(**record["configuration"]), Setting(**record["setting"]), record["seed"]): record
-        for record in records
-        if record["python"] == platform.python_version()
-    }
-
-
 def use_one_thread() -> None:
     torch.set_num_threads(1)
     _core.set_num_threads(1)
 
 
-def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Console) -> None:
+def run_missing(keys: Sequence[kept.Key], path: Path, processes: int, console: Console) -> None:
     """Runs what is not in ``path`` and appends it there, as each run ends."""
-    done = read(path)
+    done, commit = kept.read(path, platform.python_version()), results_file.commit()
     missing = [key for key in keys if key not in done]
-    path.parent.mkdir(parents=True, exist_ok=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with (
         Progress(*columns, console=console) as progress,
         ProcessPoolExecutor(processes, spawn, initializer=use_one_thread) as pool,
-        path.open("a") as file,
     ):
         task = progress.add_task("", total=len(keys), completed=len(keys) - len(missing))
         runs = [pool.submit(train, *key) for key in missing]
@@ -283,8 +263,7 @@ def run_missing(keys: Sequence[Key], path: Path, processes: int, console: Consol
                     other.cancel()
                 continue
             record = run.result()
-            file.write(json.dumps(record) + "\n")
-            file.flush()
+            results_file.append(path, kept.measurement(record, commit))
             names = f"{Configuration(**record['configuration'])}, seed {record['seed']}"
             text = f"{names}: {record['validation_loss']:.4f} in {record['cpu_seconds']:.0f} s of CPU time"
             progress.update(task, advance=1, description=text)
@@ -304,7 +283,8 @@ def main(
     ] = Setting.steps,
     quick: Annotated[bool, typer.Option(help="Two steps per run.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing.")] = False,
-    results: Annotated[Path, typer.Option(help="One JSON object per run.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="A line per run.")] = kept.PATH,
+    picture: Annotated[Path | None, typer.Option(help="A file for the plots.")] = None,
     docs: Annotated[Path | None, typer.Option(help="A page whose table of the study is replaced.")] = None,
 ) -> None:
     console = Console(highlight=False)
@@ -318,13 +298,12 @@ def main(
     keys = [(configuration, settings[configuration.case], seed) for seed in range(seeds) for configuration in chosen]
     if not report:
         run_missing(keys, results, processes, console)
-    done = read(results)
-    by_seed = sorted(done, key=lambda key: key[2])  # all that are there, asked for or not
-    rows = summarize([done[key] for one in chosen for key in by_seed if key[:2] == (one, settings[one.case])])
+    done = kept.read(results, platform.python_version())  # all that are there, asked for or not
+    rows = summarize(kept.in_order(done, chosen, settings))
     show(rows, console)
-    picture = results.with_suffix(".png")
-    plot(rows, picture)
-    console.print(f"wrote {picture}")
+    if picture is not None:
+        plot(rows, picture)
+        console.print(f"wrote {picture}")
     if docs is not None:
         write_markdown(rows, docs)
         console.print(f"wrote {docs}")

@@ -1,4 +1,4 @@
-// The machines and sizes of the table in docs/performance.md.
+// The machines and sizes of the table that `make gpu-model` prints.
 #pragma once
 
 #include <array>

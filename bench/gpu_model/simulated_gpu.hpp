@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "calls.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -36,7 +37,7 @@ struct Assumptions {
   // What kernels reach of an H100: 70 % of 3.35 TB/s, 60 % of 132 x 4 warps x 1.755 GHz.
   double memory_rate = 0.7 * 3.35e12;
   double instruction_rate = 0.6 * 132 * 4 * 32 * 1.755e9;
-  // Instructions per element: docs/performance.md, "What the kernels are compiled to". Those of a
+  // Instructions per element: what bench/kernel_listing.py counts. Those of a
   // sum are a constant and a part for each wire.
   double encode_instructions = 7.8;
   double decode_instructions = 4.5;
@@ -253,8 +254,8 @@ inline Clock simulate(const Machine& machine, Kind kind, std::size_t num_bytes, 
   const auto slots = split(TensorView{data, shard * machine.size(), DType::bfloat16}, machine.size(), shard);
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
   const HopFormats formats = HopFormats::parse("int8:128/int4:128");
-  const auto gather = [&](BlockFormat format) { communicator.all_gather(slots[0], slots, format, kTimeout); };
-  const auto scatter = [&] { communicator.reduce_scatter(inputs, slots[0], formats, 1, kTimeout); };
+  const auto gather = [&](BlockFormat format) { test::all_gather(communicator, slots[0], slots, format, kTimeout); };
+  const auto scatter = [&] { test::reduce_scatter(communicator, inputs, slots[0], formats, 1, kTimeout); };
   switch (kind) {
     case Kind::all_gather:
       gather(BlockFormat::parse("int8:256"));
@@ -263,7 +264,7 @@ inline Clock simulate(const Machine& machine, Kind kind, std::size_t num_bytes, 
       scatter();
       break;
     case Kind::all_reduce:
-      communicator.all_reduce({data, shard * machine.size(), DType::bfloat16}, formats, 1, kTimeout);
+      test::all_reduce(communicator, {data, shard * machine.size(), DType::bfloat16}, formats, 1, kTimeout);
       break;
     case Kind::all_reduce_in_turn:
       scatter();

@@ -1,4 +1,4 @@
-// Floats in the memory of a rank: of its GPU in a build with CUDA that finds one, else of the host.
+// Buffer of floats of a rank: on its GPU in a build with CUDA that finds one, else on the host.
 #pragma once
 
 #include <algorithm>

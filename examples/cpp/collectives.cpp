@@ -1,9 +1,8 @@
-// zcomm from C++, without torch or Python: gathers weights and sums gradients, and shows what travels and what it
-// costs.
+// zcomm from C++, without torch or Python: gathers weights and sums gradients, and shows the bytes sent and the errors.
 //
 //   zcomm_collectives [ranks] [elements of a shard]
 //
-// Ranks are threads. With GPUs each has one of its own, over NCCL; without they share the host.
+// Ranks are threads. Each has a GPU, over NCCL, if there are GPUs; otherwise they share the host.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +20,7 @@ constexpr std::chrono::seconds kTimeout{60};
 
 struct Result {
   std::size_t wire_bytes = 0;
-  double error = 0;  // the largest of an element
+  double error = 0;  // largest of any element
   Floats values;
 };
 
@@ -29,7 +28,7 @@ struct Rank {
   Result all_gather, reduce_scatter;
 };
 
-// The same numbers wherever they are asked for.
+// Returns the weights of a rank: the same numbers in every call.
 Floats weights(int rank, std::size_t count) {
   std::mt19937 random(static_cast<unsigned>(rank));
   std::normal_distribution<float> normal;
@@ -55,7 +54,12 @@ Rank run_rank(zcomm::Communicator& communicator, std::size_t count) {
   Buffer shard(Floats(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(count)));
   Buffer gathered(Floats(count * shards));
   const auto slots = zcomm::split(gathered.view(), size, static_cast<std::int64_t>(count));
-  auto stats = communicator.all_gather(shard.view(), slots, zcomm::BlockFormat::parse("int8:256"), kTimeout);
+  const zcomm::Segment<zcomm::BlockFormat> weights_as{static_cast<std::int64_t>(count),
+                                                      zcomm::BlockFormat::parse("int8:256")};
+  const zcomm::OperationPtr gather = zcomm::make_all_gather(std::make_shared<const zcomm::GatherPlan>(
+      communicator.world(), zcomm::shape_of(slots), zcomm::GatherSegments(&weights_as, 1)));
+  const zcomm::ConstTensorView sent = shard.view();
+  auto stats = communicator.run(*gather, {{&sent, 1}, slots}, kTimeout);
   result.all_gather = {stats.wire_bytes(), 0, gathered.read()};
   result.all_gather.error =
       largest_error(result.all_gather.values, [&](std::size_t i) { return all[i / count][i % count]; });
@@ -63,8 +67,12 @@ Rank run_rank(zcomm::Communicator& communicator, std::size_t count) {
   Buffer gradients(own);
   Buffer mean(Floats(count, 0.0f));
   const auto parts = zcomm::split(zcomm::ConstTensorView(gradients.view()), size, static_cast<std::int64_t>(count));
-  stats = communicator.reduce_scatter(parts, mean.view(), zcomm::HopFormats::parse("int8:128/int4:128"),
-                                      1.0f / static_cast<float>(size), kTimeout);
+  const zcomm::Segment<zcomm::HopFormats> gradients_as{static_cast<std::int64_t>(count),
+                                                       zcomm::HopFormats::parse("int8:128/int4:128")};
+  const zcomm::OperationPtr reduce = zcomm::make_reduce_scatter(
+      {communicator.world(), zcomm::shape_of(parts), zcomm::ReduceSegments(&gradients_as, 1)});
+  const zcomm::TensorView sum = mean.view();
+  stats = communicator.run(*reduce, {parts, {&sum, 1}, 1.0f / static_cast<float>(size)}, kTimeout);
   result.reduce_scatter = {stats.wire_bytes(), 0, mean.read()};
   const std::size_t begin = count * static_cast<std::size_t>(communicator.rank());
   result.reduce_scatter.error = largest_error(result.reduce_scatter.values, [&](std::size_t i) {
@@ -75,7 +83,7 @@ Rank run_rank(zcomm::Communicator& communicator, std::size_t count) {
   return result;
 }
 
-// body(rank) in a thread per rank. Throws the first error of a rank.
+// Calls body(rank) in a thread per rank. Throws the first rank's error.
 void in_threads(int size, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

@@ -1,7 +1,8 @@
-// How values are sent: the element kind and how many elements share a scale.
+// Formats: the element kind of sent values and the number of elements that share a scale.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -9,7 +10,7 @@
 
 namespace zcomm {
 
-// In the order of the table in block_format.cpp. `traits` gives a row of it.
+// Element kinds, in the order of the table in block_format.cpp. `traits` returns a row of it.
 enum class ElementKind : std::uint8_t {
   exact,  // the bytes of the values
   bf16,   // a cast to bfloat16, for float32 values
@@ -22,50 +23,53 @@ enum class ElementKind : std::uint8_t {
 
 struct ElementTraits {
   std::string_view name;
-  int code_bits;    // of an element in a wire; 0: as many as its type has
-  float max_code;   // the largest code; 0 where there are no scales
+  int code_bits;    // of an element in a wire; 0: the size of its type
+  float max_code;   // the largest code; 0 for kinds without scales
   bool stochastic;  // whether codes can be rounded stochastically
 };
 
 // Throws ArgumentError on a value that is not in the enumeration.
 const ElementTraits& traits(ElementKind kind);
+std::span<const ElementTraits> all_traits();
 
 inline constexpr int kMinBlockSize = 32;
 inline constexpr int kMaxBlockSize = 4096;
 
 struct BlockFormat {
   ElementKind kind = ElementKind::exact;
-  int block_size = 0;       // elements that share a scale; 0 where there are no scales
-  bool hadamard = false;    // groups of 32 elements are rotated before they are encoded
-  bool stochastic = false;  // codes are rounded up or down at random, so that their mean is right
+  int block_size = 0;       // elements that share a scale; 0 for kinds without scales
+  bool hadamard = false;    // rotates groups of 32 elements before encoding
+  bool stochastic = false;  // rounds codes up or down at random; their mean is right
 
-  // "exact", "bf16" or KIND:B, KIND one of the others and B a multiple of 32 from 32 to 4096, which ":hadamard" and
-  // then ":stochastic" (not for fp8) may follow. Throws ArgumentError on anything else.
+  // Parses "exact", "bf16" or KIND:B, with KIND one of the others and B a multiple of 32 from 32 to 4096. After KIND:B,
+  // ":hadamard" and then ":stochastic" (not for fp8) may follow. Throws ArgumentError on any other text.
   static BlockFormat parse(std::string_view text);
   std::string to_string() const;
 
-  // Whether parse() gives it: fields that were set one by one may go together with no format.
+  // Tells whether parse() can return this value; fields that were set one by one may not fit together.
   bool is_valid() const;
 
   bool has_scales() const { return block_size != 0; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 
-// The formats of the two hops of a hierarchical collective.
+// Formats of the two hops of a hierarchical collective.
 struct HopFormats {
   BlockFormat intra_node;  // between ranks of one node
   BlockFormat inter_node;  // between nodes
-  // A reduce-scatter in one hop, whatever the topology: every contribution goes to its owner as it is. Both formats are
-  // exact then.
+  // Selects a reduce-scatter in one hop for every topology: contributions go to their owner unencoded. Both formats are
+  // then exact.
   bool direct = false;
 
-  // "INTRA_NODE/INTER_NODE", one format for both hops, or "exact:direct". Throws ArgumentError on anything else.
+  // Parses "INTRA_NODE/INTER_NODE", or one format for both hops. Throws ArgumentError on anything else.
   static HopFormats parse(std::string_view text);
-  std::string to_string() const;
+  std::string to_string() const;  // "direct" where that is set, which parse() does not take
 
   const BlockFormat& on(Link link) const { return link == Link::intra_node ? intra_node : inter_node; }
   bool is_exact() const { return intra_node.kind == ElementKind::exact && inter_node.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
 };
+
+inline constexpr HopFormats kDirect{{}, {}, true};
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// How ranks notice that they called different things: they compare their calls in words.
+// Detection of ranks that called different things, by comparing descriptions of their calls.
 #pragma once
 
 #include <array>
@@ -14,23 +14,23 @@ namespace zcomm {
 
 inline constexpr std::size_t kMaxCallChars = 192;
 
-// `call`, whose end a hash of it takes the place of if it is longer than kMaxCallChars.
+// Returns `call`; beyond kMaxCallChars, a hash replaces its end.
 std::string call_words(const std::string& call);
-// A number that differs between different calls, and is the same on all machines.
+// Returns a hash of `call`, the same on all machines.
 std::uint64_t call_fingerprint(const std::string& call);
-// What a TransportError says of two calls in words.
+// Returns the text of a TransportError about two different calls.
 std::string describe_difference(const std::string& own, int peer, const std::string& theirs);
 
-// Compares by messages of one size, which go before those of the call.
+// Compares calls by messages of a fixed size, sent before those of the call.
 class CallCheck {
  public:
   CallCheck(const std::string& call, std::span<const int> peers);
 
-  // The messages to start before the call's own. They borrow from this object.
+  // Returns the messages to start before the call's own. They borrow from this object.
   std::vector<Send> sends() const;
   std::vector<Recv> recvs();
 
-  // Once they have arrived: throws TransportError that quotes both calls if a peer's differs.
+  // Compares the received calls. Throws TransportError that quotes both calls if a peer's differs.
   void verify() const;
 
  private:

@@ -1,4 +1,4 @@
-// Slots cut into chunks of whole blocks.
+// Chunks: slots cut into runs of whole blocks.
 #pragma once
 
 #include <algorithm>
@@ -12,32 +12,32 @@
 
 namespace zcomm {
 
-// A chunk of all ranks' slots is at most this many bytes of values, so that scratch does not grow with the world.
+// Upper bound of a chunk, in bytes of values over all ranks' slots, so that scratch does not grow with the world.
 inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{128} << 20;
 
-// Elements [begin, begin + count) of every slot, which are sent in one format: one wire.
+// Elements [begin, begin + count) of every slot, sent in one format as one wire.
 template <class Format>
 struct Piece {
   std::int64_t begin;
   std::int64_t count;
   Format format;
-  std::size_t segment;      // that it is of,
-  std::int64_t in_segment;  // from this element on
+  std::size_t segment;      // index of its segment
+  std::int64_t in_segment;  // its first element in the segment
 };
 
-// Elements that whole blocks of all formats are a multiple of.
+// Returns a number of elements that whole blocks of all formats divide.
 inline std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
 inline std::int64_t granule_of(HopFormats formats) {
   return std::lcm(granule_of(formats.intra_node), granule_of(formats.inter_node));
 }
 
-// Each chunk is a run of pieces; blocks never straddle pieces, so chunking does not change a bit. A chunk of a slot
-// is sent as the wires of its pieces, back to back.
+// Cuts slots into chunks, each a run of pieces. Blocks never straddle pieces, so chunking does not change a bit. A
+// chunk of a slot is sent as the wires of its pieces, back to back.
 template <class Format>
 class Chunks {
  public:
-  // `segments` have the elements of the longest slot, so that all ranks have the same chunks. Pieces that do not end
-  // their segment are a multiple of `granule` elements long.
+  // Cuts `segments`, which cover the longest slot, so that all ranks have the same chunks. Pieces that do not end their
+  // segment have a multiple of `granule` elements.
   Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype,
          std::int64_t granule = 1) {
     std::int64_t total = 0;
@@ -46,7 +46,7 @@ class Chunks {
     chunk_bytes = std::min(chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(num_slots));
     const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
     const std::int64_t wanted_count = (total + wanted - 1) / wanted;
-    const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // chunks of about the same size
+    const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // makes chunks of about the same size
     std::int64_t filled = enough;
     std::int64_t begin = 0;
     for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -80,7 +80,7 @@ class Chunks {
 
  private:
   std::vector<Piece<Format>> pieces_;
-  std::vector<std::size_t> first_pieces_;  // of each chunk
+  std::vector<std::size_t> first_pieces_;  // by chunk
 };
 
 }  // namespace zcomm

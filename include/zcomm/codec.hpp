@@ -1,5 +1,5 @@
-// Values <-> wire bytes, on one device. A codec knows nothing of ranks. The format is written down in
-// docs/wire_format.md and executable in zcomm/reference.py; every implementation gives the same bits.
+// Codecs: values <-> wire bytes, on one device. A codec knows nothing of ranks. docs/wire_format.md specifies the
+// format and zcomm/reference.py executes it; every implementation gives the same bits.
 #pragma once
 
 #include <cstddef>
@@ -19,19 +19,19 @@ namespace zcomm {
 class DeviceDifferences;
 class DifferenceCodec;
 
-// Encoded values, borrowed. Their number is that of the job that reads them. With ElementKind::exact these are plain
-// values of type `dtype`, at any address that is aligned to an element: a rank's own contribution to a sum needs no
-// encoding. All other wires are aligned to kWireAlignment.
+// Encoded values, borrowed; the job that reads them knows their number. With ElementKind::exact these are plain values
+// of type `dtype`, aligned to an element: a rank's own contribution to a sum needs no encoding. All other wires are
+// aligned to kWireAlignment.
 struct Wire {
   const std::byte* data = nullptr;
   BlockFormat format;
   DType dtype = DType::float32;
-  float factor = 1.0f;       // of the values, finite; in a Decode 1
-  bool nan_is_zero = false;  // a value that is NaN counts as 0; in a Decode false
+  float factor = 1.0f;       // multiplies the values; finite, 1 in a Decode
+  bool nan_is_zero = false;  // counts NaN values as 0; false in a Decode
 };
 
-// The random bits of formats with `stochastic`; others do not look at it. They depend on the seed and on an element's
-// index in the whole message alone: pieces of a message that are encoded one by one give the codes of the whole.
+// Random stream of formats with `stochastic`; other formats ignore it. Random bits depend only on the seed and on an
+// element's index in the whole message. So pieces that are encoded one by one give the codes of the whole.
 struct Rounding {
   std::uint64_t seed = 0;
   std::int64_t first_element = 0;  // index of the job's first element, a multiple of 32
@@ -49,18 +49,18 @@ struct Decode {
   TensorView values;
 };
 
-// values = factor * (wires[0] + wires[1] + ...), each wire times its own factor. First the wires that are rotated, in
-// the order given; their sum is rotated back; then the others, in the order given. Added in float32, multiplied in
-// float32 and rounded to nearest even once. `values` may be one of the wires if that is exact and of the same dtype.
+// Computes values = factor * (wires[0] + wires[1] + ...), each wire times its own factor. Rotated wires are added
+// first, in the order given, and their sum is rotated back; then the others are added in the order given. Sums and the
+// product are float32, rounded to nearest even once. `values` may be an exact wire of the same dtype.
 struct DecodeSum {
   std::span<const Wire> wires;  // at least one
   float factor = 1.0f;
   TensorView values;
-  bool read_late = false;  // nobody reads `values` soon: a CPU writes them past its caches
+  bool read_late = false;  // `values` is not read soon: a CPU writes it past its caches
 };
 
-// wire = encode(wires[0] + wires[1] + ...) with the float32 sum, as in DecodeSum, never written to memory. `wire` may
-// be one of the wires if that has the same format: a residual is updated in place.
+// Computes wire = encode(wires[0] + wires[1] + ...). The sum is float32, as in DecodeSum, and is never written to
+// memory. `wire` may be one of the wires if that has the same format: a residual is updated in place.
 struct DecodeSumEncode {
   std::span<const Wire> wires;  // at least one
   std::int64_t num_elements = 0;
@@ -69,14 +69,14 @@ struct DecodeSumEncode {
   Rounding rounding = {};
 };
 
-// Each call takes a batch of independent jobs: one kernel launch on a GPU, one parallel loop on a CPU. On a CPU the
-// call returns when the work is done, on a GPU when it is queued on `stream`. The jobs themselves, and the spans that
-// they hold, are read before the call returns.
+// Codec for one kind of memory. Each call takes a batch of independent jobs: one kernel launch on a GPU, one parallel
+// loop on a CPU. On a CPU the call returns when the work is done, on a GPU when it is queued on `stream`. The jobs and
+// the spans in them are read before the call returns. Throws ArgumentError on an invalid job, before any job begins.
 //
-// Numbers. A block's scale is max(|x|) / max_code rounded up to bfloat16, at least 2^-126; a code is x * (1 / scale)
-// rounded to nearest even, or up or down at random; a decoded value is code * scale in float32. A NaN or infinity
+// Arithmetic: a block's scale is max(|x|) / max_code rounded up to bfloat16, at least 2^-126. A code is x * (1 /
+// scale), rounded to nearest even or stochastically. A decoded value is code * scale in float32. A NaN or infinity
 // anywhere in a block makes the whole block NaN. A block of finite values never decodes to infinity: `decode` saturates
-// at the largest finite value of its output type, and the terms of a sum saturate at the largest finite float32.
+// at the largest finite value of its output type, terms of a sum at the largest finite float32.
 class [[gnu::visibility("default")]] Codec {
  public:
   virtual ~Codec() = default;
@@ -84,20 +84,20 @@ class [[gnu::visibility("default")]] Codec {
   virtual void decode(std::span<const Decode> jobs, StreamView stream) const = 0;
   virtual void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const = 0;
   virtual void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const = 0;
-  // Of lossless differences in host memory, with the same kernels; null where there is none.
+  // Returns the codec of lossless differences in host memory, with the same kernels; null if there is none.
   virtual const DifferenceCodec* differences() const { return nullptr; }
-  // Of lossless differences in the memory of a GPU; null where there is none.
+  // Returns the codec of lossless differences in GPU memory; null if there is none.
   virtual const DeviceDifferences* device_differences() const { return nullptr; }
 };
 
-// Instruction sets that this build has kernels for and this machine can run, slowest first; never empty.
+// Lists the instruction sets that this build has kernels for and this machine runs, slowest first; never empty.
 std::vector<std::string> cpu_isas();
 
-// The codec for host memory. `isa` is one of cpu_isas(); empty means ZCOMM_ISA if that is set, else the fastest.
-// Throws ArgumentError if the named one is not there.
+// Makes the codec for host memory. `isa` is one of cpu_isas(); empty means ZCOMM_ISA if it is set, else the fastest.
+// Throws ArgumentError if this machine does not run the named one.
 std::unique_ptr<Codec> make_cpu_codec(std::string_view isa = {});
 
-// Threads that host codecs share, the caller's included; at least 1. Process-wide; 1 until set.
+// Sets the number of threads that host codecs share, the caller's included; at least 1. Process-wide, initially 1.
 void set_num_threads(int num_threads);
 int num_threads();
 

@@ -1,7 +1,8 @@
-// NVIDIA GPUs. A build without CUDA has all of this, too; there everything but cuda_build() and cuda_device_count()
-// throws Error that says so. CUDA's own failures are Error with the runtime's message.
+// Support of NVIDIA GPUs. In a build without CUDA, all functions but cuda_build() and cuda_device_count() throw Error
+// that says so. Failures of CUDA throw Error with the runtime's message.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -13,11 +14,11 @@ namespace zcomm {
 
 struct CudaBuild {
   std::string toolkit;  // "13.0"; empty in a build without CUDA
-  std::string targets;  // what the kernels are compiled for, "80-real 90-real 100-real 120"
+  std::string targets;  // architectures of the kernels, "80-real 90-real 100-real 120"
 };
 CudaBuild cuda_build();
 
-// 0 without a driver.
+// Returns 0 without a driver.
 int cuda_device_count();
 
 // Makes `device` this thread's current one for as long as the guard lives.
@@ -32,8 +33,9 @@ class CudaDeviceGuard {
   int previous_;
 };
 
-// True while `stream` records a CUDA graph instead of running.
-bool is_capturing(StreamView stream);
+// Identifies the CUDA graph that `stream` is capturing by a unique number; 0 if it captures none.
+std::uint64_t capture_of(StreamView stream);
+inline bool is_capturing(StreamView stream) { return capture_of(stream) != 0; }
 
 // Makes `stream` wait for the work that is on `earlier` now; does not block the host.
 void wait_for(StreamView stream, StreamView earlier);
@@ -41,15 +43,15 @@ void wait_for(StreamView stream, StreamView earlier);
 // Blocks the host until all work on `stream` is done.
 void synchronize(StreamView stream);
 
-// The codec for memory of the device that is current at each call; `stream` must be of that device. Calls only queue:
-// no allocation, no synchronization; they can be captured in a graph. `workspace` must outlive the codec; it is asked
-// for memory only where a sum has more wires than fit a launch, and by differences: 16 bytes for each job and 8 for
-// each 128 Ki values. Bits are those of make_cpu_codec().
+// Makes the codec for memory of the device that is current at each call; `stream` must belong to it. Calls only queue
+// work, without allocation or synchronization, and can be captured in a graph. `workspace` must outlive the codec. It
+// is used by sums with more wires than fit a launch, and by lossless differences: 16 bytes per job and 8 per 128 Ki
+// values. Results have the bits of make_cpu_codec().
 std::unique_ptr<Codec> make_cuda_codec(Workspace& workspace);
 
-// Device memory for callers without an allocator of their own: pieces are kept and handed out again, to the stream that
-// released them. Allocates with cudaMalloc at first use; not while a graph is captured. Freed with the workspace, or
-// with the last graph that captured their use.
+// Makes a pool of device memory for callers without an allocator: pieces are reused by the stream that released them.
+// Allocates with cudaMalloc at first use, but not during graph capture. Frees memory when the workspace and the last
+// graph that captured its use are destroyed.
 std::unique_ptr<Workspace> make_cuda_workspace();
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// Value types that a codec reads and writes.
+// Value types that codecs read and write.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@ namespace zcomm {
 
 enum class DType : std::uint8_t { float32, bfloat16, float16 };
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr std::size_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
-// "float32", "bfloat16", "float16".
+// Returns "float32", "bfloat16" or "float16".
 std::string_view to_string(DType dtype);
 
-// The inverse of to_string. Throws ArgumentError on any other name.
+// Parses a name that to_string returns. Throws ArgumentError on any other.
 DType parse_dtype(std::string_view name);
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// The two kinds of links between ranks.
+// Kinds of links between ranks.
 #pragma once
 
 #include <cstdint>

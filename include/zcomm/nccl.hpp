@@ -1,4 +1,4 @@
-// NCCL as a transport. It is opened at run time, never linked; in a build without CUDA all of this throws Error that
+// NCCL as a transport. It is opened at run time, never linked. In a build without CUDA, all functions throw Error that
 // says so.
 #pragma once
 
@@ -19,54 +19,52 @@ struct NcclLibrary {
   int version = 0;  // as ncclGetVersion: 22809 is 2.28.9
 };
 
-// Older releases hang or crash where communicators do not block and are aborted.
+// Oldest supported version: earlier releases hang or crash when non-blocking communicators are aborted.
 inline constexpr int kMinNcclVersion = 22703;  // 2.27.3
 
-// Opens NCCL once per process, in this order: the file that ZCOMM_NCCL_LIB names, the copy that the process already
-// has, `wheel_path` if it is not empty (nvidia/nccl/lib/libnccl.so.2 of the installed wheel), the soname libnccl.so.2.
-// A second copy is never mapped beside one that is there. Later calls return the first one's result. Throws
-// TransportError that lists what was tried, names the missing symbol and the file, or the version that is too old.
+// Opens NCCL once per process and returns that library from later calls. Tries in order: the file in ZCOMM_NCCL_LIB,
+// the copy mapped in the process, `wheel_path` if it is not empty (nvidia/nccl/lib/libnccl.so.2 of the installed
+// wheel), the soname libnccl.so.2. Never maps a second copy next to a mapped one. Throws TransportError that lists what
+// was tried, or names the file and its missing symbol or too old version.
 const NcclLibrary& load_nccl(const std::string& wheel_path = {});
 
 using NcclUniqueId = std::array<std::byte, 128>;
 
-// Names a group of ranks: made by one of them, handed to the others by the caller.
+// Identifies a group of ranks: one rank makes it, and the caller distributes it to the others.
 NcclUniqueId make_nccl_unique_id();
 
 struct NcclOptions {
   NcclUniqueId unique_id{};
   int rank = 0;
   int size = 1;
-  // Ranks that this one exchanges bytes with; the same pairs on both sides. Empty: all of them.
+  // Ranks that this one exchanges bytes with; both sides must name each other. Empty: all ranks.
   std::vector<int> peers;
-  // At most so many of the GPU's multiprocessors for a transfer, and memory for as many channels to each peer. 0: what
-  // NCCL takes.
-  int max_ctas = 0;
   std::chrono::milliseconds connect_timeout{600'000};
-  // Called once, by any thread, with what went wrong, while the communicator is being aborted. May be empty. Neither
-  // this nor `peer_failure` holds up an abort: if they take long, they go on on a thread of their own, also after the
-  // transport has gone, so they must own what they use.
+  // Called once, by any thread, with the reason of a failure, during the abort of the communicator. May be empty.
+  // Neither it nor `peer_failure` delays an abort: they run on a separate thread, perhaps beyond the transport's
+  // lifetime, so they must own what they use.
   std::function<void(const std::string& reason)> on_failure;
-  // Called by the watchdog, after `on_failure`, if it was the one to find a failure: calls that have returned already
-  // gave their callers undefined bytes. May end the process. May be empty.
+  // Called by the watchdog after `on_failure`, if the watchdog found the failure: calls that had returned before may
+  // have produced undefined bytes. May end the process. May be empty.
   std::function<void(const std::string& reason)> on_undefined_bytes;
-  // Asked now and then by the watchdog while transfers are under way: what a peer says went wrong there, or nothing.
-  // May be empty.
+  // Called regularly by the watchdog during transfers. Returns a peer's reason of failure, or an empty string. May be
+  // empty.
   std::function<std::string()> peer_failure;
 };
 
-// Connects this rank, on the current CUDA device, with the other size-1, and all pairs of peers; all ranks call it.
-// Throws TransportError or TimeoutError, also while a graph is captured. Later calls wait for no peer on the host.
+// Connects this rank, on the current CUDA device, with all others and with all pairs of `peers`. Called by all ranks.
+// Throws TransportError or TimeoutError, also during graph capture. Later calls never wait for a peer on the host.
 //
-// Transfers run on one communicator and one stream of the transport's own, behind the work queued on the caller's: all
-// that a group holds (see begin_group) is one NCCL group, that is, one kernel. begin() compares nothing (that would
-// cost a message and a synchronization): ranks that call different things run into the timeout, whose message says what
-// this rank called. A watchdog thread polls NCCL for errors and transfers for their deadline; on either it aborts the
-// communicator and calls `on_failure`, so that streams go on (with undefined bytes) and every later call throws.
-// Transfers that a CUDA graph captured have no deadline; errors of NCCL and of peers end them, too.
+// Transfers run on one communicator and one stream of the transport, behind the work queued on the caller's stream. A
+// group (see begin_group) is one NCCL group, that is, one kernel. begin() compares no calls, which would cost a message
+// and a synchronization: ranks that call different things time out, and the message names this rank's call.
 //
-// NCCL's abort returns when no graph that captured a transfer is left. It runs on a thread of its own; whoever destroys
-// the transport waits 10 s for it at most, and leaves the communicator to that thread then.
+// A watchdog thread polls NCCL for errors and transfers for their deadline. On either it aborts the communicator and
+// calls `on_failure`: streams go on, with undefined bytes, and every later call throws. Transfers captured in a CUDA
+// graph have no deadline; errors of NCCL and of peers end them, too.
+//
+// NCCL's abort returns only when no graph with a captured transfer is left. It runs on a separate thread. The
+// transport's destructor waits for it for at most 10 s, then leaves the communicator to that thread.
 std::unique_ptr<Transport> make_nccl_transport(const NcclOptions& options);
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// How shards are sent whose parts have different formats.
+// Segments: a shard whose parts are sent in different formats.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace zcomm {
 
-// So many elements of every slot, in this format. Segments cut a slot from its first element on and together have the
-// elements of the longest slot; blocks begin anew with each, so that no scale is shared across them. All segments of a
-// slot are sent in the same messages. A weight's neighbours in a flat buffer may be a norm or a bias: a few elements to
-// which a model is far more sensitive, and which cost next to nothing as they are.
+// Describes `num_elements` consecutive elements of every slot, sent in `format`. Segments partition the longest slot
+// from its first element on; shorter slots end earlier. Each segment starts a new block, so that no scale spans two.
+// All segments of a slot share the same messages. They exist because norms and biases lie next to weights in flat
+// buffers: models are far more sensitive to these few elements, and sending them exactly costs almost nothing.
 template <class Format>
 struct Segment {
   std::int64_t num_elements = 0;
   Format format;
 };
 
-// As they are named outside of C++: pairs of a number of elements and a format's name.
+// Segments as named outside of C++: pairs of a number of elements and a format's name.
 using NamedSegments = std::vector<std::pair<std::int64_t, std::string>>;
 
-// Throws ArgumentError on a format that is not there.
+// Parses named segments. Throws ArgumentError on an unknown format.
 template <class Format>
 std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
   std::vector<Segment<Format>> segments;

@@ -1,4 +1,4 @@
-// A borrowed, contiguous, one-dimensional run of values.
+// Views of contiguous, one-dimensional values.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace zcomm {
 
-// `data` needs no more alignment than its elements have.
+// Borrows `num_elements` values. `data` is aligned to an element.
 template <class Byte>
 struct BasicTensorView {
   Byte* data = nullptr;
@@ -19,7 +19,7 @@ struct BasicTensorView {
 
   std::size_t num_bytes() const { return static_cast<std::size_t>(num_elements) * element_size(dtype); }
 
-  // Elements [begin, begin + count), cut off at the end of the view: a range past the end is empty.
+  // Returns elements [begin, begin + count), cut off at the end of the view: a range past the end is empty.
   BasicTensorView slice(std::int64_t begin, std::int64_t count) const {
     begin = begin < num_elements ? begin : num_elements;
     count = count < num_elements - begin ? count : num_elements - begin;
@@ -32,7 +32,7 @@ struct BasicTensorView {
 using TensorView = BasicTensorView<std::byte>;
 using ConstTensorView = BasicTensorView<const std::byte>;
 
-// Cuts a tensor into `size` shards of `shard_elements` each; the last ones are short or empty.
+// Splits a tensor into `size` shards of `shard_elements` each; the last ones are short or empty.
 template <class Byte>
 std::vector<BasicTensorView<Byte>> split(BasicTensorView<Byte> tensor, int size, std::int64_t shard_elements) {
   std::vector<BasicTensorView<Byte>> shards(static_cast<std::size_t>(size));

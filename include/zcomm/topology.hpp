@@ -1,4 +1,4 @@
-// Which ranks share a node, that is, a fast link; and with that, who sends what to whom.
+// Topology: the ranks of each node, which share a fast link, and the messages that collectives route between ranks.
 #pragma once
 
 #include <array>
@@ -11,29 +11,29 @@
 
 namespace zcomm {
 
-// One wire on its way. `slot` is the rank whose slot it is: who gathers from it, or whose sum it is a part of.
+// One wire in a message. `slot` is the rank that owns the slot: a gather sends its values, a reduction a part of its
+// sum.
 struct Move {
-  int peer;  // where it goes, or comes from
+  int peer;  // destination or source
   int slot;
   friend bool operator==(const Move&, const Move&) = default;
 };
 
-// What one rank sends and receives at a time, in the order in which it does. Moves between the same two ranks have the
-// same order on both.
+// Sends and receives of one rank in one hop, in order. Moves between two ranks have the same order on both.
 struct Hop {
   std::vector<Move> sends;
   std::vector<Move> recvs;
 };
 
-// Copies share what they hold, and are cheap.
+// Nodes and routes of a group. Copies are cheap: they share their tables.
 class Topology {
  public:
-  // node_ids[r] names the node of rank r: any integers, in any order. Throws ArgumentError if empty.
+  // Takes the node of each rank: any integers, in any order. Throws ArgumentError if empty.
   explicit Topology(std::span<const int> node_ids);
 
   int size() const { return static_cast<int>(tables_->node_of.size()); }
   int num_nodes() const { return static_cast<int>(tables_->ranks.size()); }
-  // Nodes are numbered by their lowest rank, local ranks ascend with the rank.
+  // Nodes are numbered by their lowest rank; local ranks ascend with the rank.
   int node(int rank) const { return tables_->node_of[static_cast<std::size_t>(rank)]; }
   int local_rank(int rank) const { return tables_->local_rank[static_cast<std::size_t>(rank)]; }
   std::span<const int> ranks(int node) const { return tables_->ranks[static_cast<std::size_t>(node)]; }
@@ -41,43 +41,43 @@ class Topology {
   bool same_node(int a, int b) const { return node(a) == node(b); }
   Link link(int a, int b) const { return same_node(a, b) ? Link::intra_node : Link::inter_node; }
 
-  // Several nodes of the same size, more than one rank in each: the case that two hops serve. All others are flat.
-  bool is_hierarchical() const { return tables_->is_hierarchical && !in_one_hop_; }
-  // The same ranks and nodes, and equal to this one, but flat.
-  Topology in_one_hop() const;
-  bool is_made_flat() const { return tables_->is_hierarchical && in_one_hop_; }
+  // Tells whether two hops serve the topology: several nodes of the same size, more than one rank in each. All others
+  // are flat.
+  bool is_hierarchical() const { return tables_->is_hierarchical; }
 
-  // Ranks per node in node order, for messages: "2x4", or "3+1" if uneven.
+  // Returns the ranks per node in node order, for messages: "2x4", or "3+1" if uneven.
   std::string to_string() const;
 
-  // --- Routing. Flat: one hop, straight between any two ranks; the second hop is empty.
+  // --- Routing. A flat topology has one hop, from any rank to any other; the second hop is empty.
 
-  // The ranks that `rank` exchanges bytes with in some collective that is not direct, ascending, and those of them in
-  // its node; and all ranks but `rank`.
+  // Returns, ascending, the ranks that `rank` exchanges bytes with in any collective but direct ones; those of them in
+  // its node; all ranks but `rank`.
   std::vector<int> peers(int rank) const;
   std::vector<int> node_peers(int rank) const;
   std::vector<int> others(int rank) const;
 
-  // all_gather. Hierarchical: own slots go to the ranks of equal local rank in other nodes and to those of the own
-  // node, then slots of other nodes go to the ranks of the own node.
-  std::array<Hop, 2> gather_hops(int rank) const;
+  // Returns the hops of an all_gather. Hierarchical: own slots go to the ranks of equal local rank in other nodes and
+  // to the other ranks of the node, then slots of other nodes go to the other ranks of the node. `in_one_hop`: as if
+  // flat.
+  std::array<Hop, 2> gather_hops(int rank, bool in_one_hop = false) const;
 
-  // reduce_scatter: `slot` is whom the values are summed for. Hierarchical: inside the node to the local rank of their
-  // owners, one slot of each node, in node order, to each; then the sums to their owners in other nodes.
+  // Returns the hops of a reduce_scatter; `slot` is the owner of the sum. Hierarchical: slots go to the local rank of
+  // their owner within the node, one slot per node, in node order; then the sums go to their owners in other nodes.
   std::array<Hop, 2> reduce_hops(int rank) const;
-  // Straight to the owners, whatever the nodes.
+  // Returns the hop of a direct reduce_scatter: straight to the owners, in any topology.
   Hop direct_hop(int rank) const;
 
-  // Which rank of a node keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209): the one
-  // with the local rank of the slot's owner, modulo the ranks of the node.
+  // Returns the rank of `node` that keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209).
+  // Its local rank is that of the slot's owner, modulo the ranks of the node.
   int holder(int node, int slot) const;
-  // gather_secondary: inside the node, from the holders.
+  // Returns the hop of a gather from secondary shards: within the node, from the holders.
   Hop secondary_hop(int rank) const;
-  // all_gather by differences: the own slot to its holders in other nodes. Then comes secondary_hop().
+  // Returns the first hop of a lossless gather: the own slot goes to its holders in other nodes. secondary_hop()
+  // follows.
   Hop holder_hop(int rank) const;
 
-  // Whose slots error feedback has a residual of, ascending: what `rank` encodes for other nodes, or, in a single node,
-  // encodes at all.
+  // Returns, ascending, the owners of the slots that error feedback has a residual of: all slots that `rank` encodes
+  // for other nodes or, in a single node, encodes at all.
   std::vector<int> residual_owners(int rank) const;
 
   friend bool operator==(const Topology& a, const Topology& b) {
@@ -92,7 +92,6 @@ class Topology {
     bool is_hierarchical = false;
   };
   std::shared_ptr<const Tables> tables_;
-  bool in_one_hop_ = false;
 };
 
 }  // namespace zcomm

@@ -9,16 +9,16 @@
 
 namespace zcomm {
 
-// Gives out scratch that is aligned to 64 bytes at least. Thread-safe.
+// Allocator of scratch memory, aligned to at least 64 bytes. Thread-safe.
 class [[gnu::visibility("default")]] Workspace {
  public:
   virtual ~Workspace() = default;
-  // At least num_bytes, contents undefined. May be reused by later work on `stream` once it is released.
+  // Returns at least num_bytes, contents undefined. After release, later work on `stream` may reuse the memory.
   virtual std::byte* acquire(std::size_t num_bytes, StreamView stream) = 0;
   virtual void release(std::byte* data, StreamView stream) noexcept = 0;
 };
 
-// Host memory that is kept and handed out again: touching fresh pages costs ten times a codec pass.
+// Makes a pool of host memory: touching fresh pages costs ten times a codec pass.
 std::unique_ptr<Workspace> make_host_workspace();
 
 // Owns one piece of scratch.

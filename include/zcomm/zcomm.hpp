@@ -1,4 +1,4 @@
-// Everything.
+// All public headers.
 #pragma once
 
 #include "zcomm/block_format.hpp"
@@ -11,10 +11,13 @@
 #include "zcomm/error.hpp"
 #include "zcomm/link.hpp"
 #include "zcomm/nccl.hpp"
+#include "zcomm/operation.hpp"
 #include "zcomm/plan.hpp"
+#include "zcomm/shard_mark.hpp"
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
 #include "zcomm/wire_layout.hpp"
 #include "zcomm/workspace.hpp"
+#include "zcomm/world.hpp"

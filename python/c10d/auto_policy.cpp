@@ -30,7 +30,7 @@ at::Device device_of(const Call& call) {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-// Until a GPU has done what the caller's stream holds. On a CPU a work that was waited for is done.
+// Waits until a GPU has done the work on the caller's stream. On a CPU, works that were waited for are done.
 void finish(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
 }
@@ -51,7 +51,8 @@ bool AutoPolicy::gains(const Policy& policy, const Call& call) {
   const CallClass kind = class_of(policy, call);
   if (const std::optional<Round> decided = known(kind)) return decided->gains();
   const WithoutGil no_gil;
-  const Decision decision = hooks_.predict ? predict(kind, call) : rehearse(kind, policy, call);
+  const std::optional<Round> found = look_up(kind, call);
+  const Decision decision = found ? Decision{kind, *found, 0} : rehearse(kind, policy, call);
   const std::lock_guard lock(mutex_);
   decisions_.push_back(decision);
   return decision.times.gains();
@@ -70,22 +71,26 @@ std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
   return decisions_;
 }
 
-// A reduction in one hop has other bits, a gather that fills secondary shards needs two. Over NCCL ranks are connected
-// to those alone that two hops join them to.
+// Excludes reductions, whose bits would differ in one hop, and gathers that fill secondary shards, which need two hops.
+// Over NCCL a rank is connected only to its peers in two hops.
 bool AutoPolicy::may_take_one_hop(const Call& call) const {
   return call.collective == Collective::all_gather && call.on_host && !call.again &&
          calls_.topology().is_hierarchical();
 }
 
-AutoPolicy::Decision AutoPolicy::predict(const CallClass& kind, const Call& call) {
+std::optional<Round> AutoPolicy::look_up(const CallClass& kind, const Call& call) {
+  if (!hooks_.look_up) return std::nullopt;
   check_same_call(kind, call);
-  const auto [exact, compressed, one_hop] = call_python<std::tuple<double, double, double>>([&] {
-    return hooks_.predict(std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)), call.num_bytes,
-                          kind.formats.to_string(), kind.again);
+  const auto found = call_python<std::optional<PythonHooks::Seconds>>([&] {
+    return hooks_.look_up(call.num_bytes, kind.on_host ? "cpu" : "cuda", std::string(to_string(kind.collective)),
+                          std::string(to_string(kind.dtype)), kind.formats.to_string(), kind.again);
   });
-  // Ranks may have read different files.
-  const auto agreed = largest({std::llround(exact * 1e9), std::llround(compressed * 1e9), std::llround(one_hop * 1e9)});
-  return {kind, {agreed[0], agreed[1], may_take_one_hop(call) ? agreed[2] : 0}, 0};
+  const auto [exact, compressed, one_hop] = found.value_or(PythonHooks::Seconds{});
+  // Takes the maximum over ranks, which may have read different files.
+  const auto agreed =
+      largest({found ? 0 : 1, std::llround(exact * 1e9), std::llround(compressed * 1e9), std::llround(one_hop * 1e9)});
+  if (agreed[0] != 0) return std::nullopt;
+  return Round{agreed[1], agreed[2], may_take_one_hop(call) ? agreed[3] : 0};
 }
 
 AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
@@ -95,7 +100,7 @@ AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& p
   const Ways all = ways(policy, call);
   Contest contest;
   while (!contest.is_over()) {
-    // One all-reduce for each, so that all begin alike: behind an all-reduce and a barrier.
+    // Times each way behind an all-reduce and a barrier, so that all ways begin alike.
     Round round;
     round.exact = largest({time(all.exact, call)})[0];
     round.compressed = largest({time(all.compressed, call)})[0];
@@ -105,18 +110,18 @@ AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& p
   return {kind, contest.medians(), contest.num_counted()};
 }
 
-// Both wait for the GPU, or for works, which comes too late then.
+// Rejects captured and coalesced calls: a rehearsal waits for the GPU, or for works that have not begun.
 void AutoPolicy::check_can_rehearse(const Call& call) const {
   if (call.on_host) return;
   const bool captured = is_capturing({current_stream(device_of(call)).native_handle()});
   if (!captured && !inner_.is_coalescing()) return;
   throw Error("policy: expected for 'auto' a call of each kind " +
               std::string(captured ? "before the capture of a CUDA graph" : "that is not coalesced") +
-              ", which is timed, or calibration=FILE of 'python -m zcomm measure', got the first " + text_of(call));
+              ", which is timed, or decisions=FILE of 'python -m zcomm_bench measure', got the first " + text_of(call));
 }
 
-// On tensors of their own: a call may change its input, and a caller may hold its output. On a GPU no time depends on
-// their values, and nothing fills them.
+// Makes tensors for the rehearsal: a call may change its input, and a caller may hold its output. They stay unfilled,
+// because times on a GPU do not depend on values.
 AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
   const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
@@ -132,15 +137,18 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
       at::Tensor shard = at::empty({shard_elements}, whole.options());
       return {[=, &inner]() mutable { return inner._reduce_scatter_base(shard, whole); },
               [=, this] {
-                return calls_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, shard, slots_of(whole, size_),
-                                             {whole}, ::c10d::ReduceOp::SUM, settings);
+                JobPtr job = calls_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {whole}, shard,
+                                              ::c10d::ReduceOp::SUM, settings);
+                return calls_.launch(std::move(job), settings);
               }};
     }
     case Collective::all_reduce: {
       std::vector<at::Tensor> tensors{whole};
-      return {
-          [=, &inner]() mutable { return inner.allreduce(tensors); },
-          [=, this] { return calls_.all_reduce(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings); }};
+      return {[=, &inner]() mutable { return inner.allreduce(tensors); },
+              [=, this] {
+                return calls_.launch(
+                    calls_.all_reduction(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings), settings);
+              }};
     }
   }
   throw ArgumentError("collective: unknown value");
@@ -155,34 +163,35 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
     at::Tensor input = shard;
     return inner._allgather_base(output, input);
   };
-  const auto compressed = [=, this](const GatherCall& gather) {
-    return calls_.all_gather(::c10d::OpType::_ALLGATHER_BASE, shard, slots_of(whole, size_), {whole}, settings, gather);
-  };
   const auto planned = [=, this](bool one_hop) {
-    GatherCall gather;
-    gather.plan = calls_.plan_gather(whole.device().type(), shape_of(slots_of(whole, size_)),
-                                     {{shard_elements, settings.policy.all_gather}}, one_hop);
-    return gather;
+    const Segment<BlockFormat> all{shard_elements, settings.policy.all_gather};
+    return calls_.counted(make_all_gather(std::make_shared<const GatherPlan>(
+        calls_.world(whole.device().type()), shape_of(slots_of(whole, size_)), GatherSegments(&all, 1), one_hop)));
+  };
+  const auto compressed = [=, this](const at::Tensor& input, OperationPtr gather) {
+    JobPtr job = calls_.gather(::c10d::OpType::_ALLGATHER_BASE, input, {whole}, settings, std::move(gather));
+    return calls_.launch(std::move(job), settings);
   };
   if (!call.again) {
-    Ways ways{exact, [=] { return compressed(planned(false)); }};
-    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed(planned(true)); };
+    Ways ways{exact, [=] { return compressed(shard, planned(false)); }};
+    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed(shard, planned(true)); };
     return ways;
   }
-  GatherCall kept = planned(false);
-  kept.secondary =
-      at::empty({static_cast<std::int64_t>(kept.plan->secondary_bytes())}, whole.options().dtype(at::kByte));
+  OperationPtr gather = planned(false);
+  const auto kept = std::make_shared<TensorKept>();
+  kept->hold(at::empty({static_cast<std::int64_t>(gather->kept_bytes())}, whole.options().dtype(at::kByte)));
+  gather = gather->keeping(kept);
   return {[=] {
             exact()->wait();
             return exact();
           },
-          [=, this] {
-            compressed(kept)->wait();
-            return calls_.gather_secondary(kept.secondary, slots_of(whole, size_), whole, settings, {kept.plan});
+          [=] {
+            compressed(shard, gather)->wait();
+            return compressed({}, gather);
           }};
 }
 
-// Nothing else of this group is under way meanwhile, and all ranks start at once.
+// Times a call that all ranks start together, with no other call of this group in progress.
 std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call& call) {
   calls_.drain(kNoLimit);
   finish(device_of(call));
@@ -195,7 +204,7 @@ std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call&
   return std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 
-// Of all ranks, number by number.
+// Returns the element-wise maximum over all ranks.
 std::vector<std::int64_t> AutoPolicy::largest(std::vector<std::int64_t> numbers) {
   std::vector<at::Tensor> tensors{at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong)};
   auto* agreed = static_cast<std::int64_t*>(tensors[0].data_ptr());

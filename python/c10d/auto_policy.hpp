@@ -1,7 +1,7 @@
-// policy="auto": whether calls of a class gain by compression. The first call of a class decides for all later ones, by
-// the calibration of the options, or by a rehearsal: the group makes calls of that size on scratch, both ways, and
-// times them until they are done, on a GPU by waiting for the caller's stream. What counts is the slowest rank of each
-// call, by an all-reduce, so that all ranks have the same numbers, and decide alike at the same call.
+// policy="auto": decides per class of calls whether compression pays. The first call of a class decides for all later
+// ones, by the table of the option "decisions" or by a rehearsal. A rehearsal makes calls of that size on scratch
+// tensors, both ways, and times them until they are done; on a GPU it waits for the caller's stream. An all-reduce
+// takes the slowest rank of each call, so that all ranks decide alike.
 #pragma once
 
 #include <functional>
@@ -20,48 +20,50 @@ struct CallSettings;
 
 class AutoPolicy {
  public:
-  // What is decided at once, in one group.
+  // Class of calls in one group that share a decision.
   struct CallClass {
     Collective collective;
     DType dtype;
     int log2_bytes;      // of the gathered, scattered or reduced tensor, rounded down
-    HopFormats formats;  // both the same, of an all-gather
+    HopFormats formats;  // twice the same for an all-gather
     bool on_host;
-    bool again;  // all_gather: of two calls, the second of which secondary shards serve
+    bool again;  // all_gather: of two calls, the second one from secondary shards
 
     friend bool operator==(const CallClass&, const CallClass&) = default;
   };
   struct Decision {
     CallClass kind;
     Round times;
-    int rounds;  // that were counted; 0: by the calibration
+    int rounds;  // counted ones; 0: decided by the table
   };
 
-  // All outlive this. Of a group of `size` ranks.
+  // Borrows all arguments, for a group of `size` ranks.
   AutoPolicy(CompressedCalls& calls, InnerGroups& inner, const PythonHooks& hooks, int rank, int size,
              c10::intrusive_ptr<ZcommOptions> options)
       : calls_(calls), inner_(inner), hooks_(hooks), rank_(rank), size_(size), options_(std::move(options)) {}
 
-  // Of a call that `policy` would compress; all ranks ask in the same order. Blocks until all have come, the first time
-  // that a class is asked for. Throws Error if ranks come with different calls, and of a rehearsal on a GPU that a
-  // graph would capture, or that is asked for while calls are coalesced.
+  // Decides whether compressing `call` pays, for a call that `policy` would compress. Called in the same order on all
+  // ranks; the first call of each class blocks until all ranks reach it. Throws Error if ranks pass different calls,
+  // and for a rehearsal on a GPU during graph capture or while calls are coalesced.
   bool gains(const Policy& policy, const Call& call);
-  // Of an all-gather that gains(): it is faster in one hop than in two, by as much. The bits are the same.
+  // For an all-gather for which gains() is true: whether one hop is at least as much faster than two hops. The bits are
+  // the same.
   bool is_one_hop(const Policy& policy, const Call& call) const;
 
-  // In the order in which they were made.
+  // Returns the decisions in the order in which they were made.
   std::vector<Decision> decisions() const;
 
  private:
   struct Ways {
     std::function<WorkPtr()> exact;
     std::function<WorkPtr()> compressed;
-    std::function<WorkPtr()> one_hop = {};  // empty: it is not another way
+    std::function<WorkPtr()> one_hop = {};  // empty if it is not another way
   };
 
   static CallClass class_of(const Policy& policy, const Call& call);
   std::optional<Round> known(const CallClass& kind) const;
-  Decision predict(const CallClass& kind, const Call& call);
+  // Looks the class up; returns nothing if any rank's table lacks calls of this kind.
+  std::optional<Round> look_up(const CallClass& kind, const Call& call);
   Decision rehearse(const CallClass& kind, const Policy& policy, const Call& call);
   Ways ways(const Policy& policy, const Call& call);
   Ways gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call, ::c10d::Backend& inner);
@@ -77,7 +79,7 @@ class AutoPolicy {
   const int rank_;
   const int size_;
   const c10::intrusive_ptr<ZcommOptions> options_;
-  mutable std::mutex mutex_;  // of the decisions; not held while one is made
+  mutable std::mutex mutex_;  // guards the decisions; not held while one is made
   std::vector<Decision> decisions_;
 };
 

@@ -1,4 +1,4 @@
-// One function per concept of the Python module.
+// Bindings of zcomm._c10d: one function per concept.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,7 +9,8 @@ namespace py = pybind11;
 
 void bind_options(py::module_& module);
 void bind_stats(py::module_& module);
-void bind_planned_calls(py::module_& module);
+void bind_operations(py::module_& module);
+void bind_shard_mark(py::module_& module);
 void bind_process_group(py::module_& module);
 
 }  // namespace zcomm::c10d_binding

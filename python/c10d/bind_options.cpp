@@ -1,10 +1,12 @@
-// Options and PolicyOverride, whose fields are checked as they are set.
+// Python bindings of Options and PolicyOverride, whose fields are checked when they are set.
 #include <pybind11/stl.h>
 
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "bind.hpp"
+#include "nccl_variables.hpp"
 #include "options.hpp"
 #include "zcomm/error.hpp"
 
@@ -20,10 +22,8 @@ std::string refusal(const OptionField& field, const std::string& expected, const
 }
 
 template <class Format>
-void set_format(const OptionField& field, const py::handle& value, Format& target) {
-  if (!py::isinstance<py::str>(value)) {
-    refuse(field, value, "a format such as 'int8:256', 'int8:128/int4:128' or 'exact'");
-  }
+void set_format(const OptionField& field, const py::handle& value, Format& target, const std::string& examples) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "a format such as " + examples);
   try {
     target = Format::parse(value.cast<std::string>());
   } catch (const ArgumentError& error) {
@@ -31,33 +31,64 @@ void set_format(const OptionField& field, const py::handle& value, Format& targe
   }
 }
 
-void set(const OptionField& field, const py::handle& value, BlockFormat& target) { set_format(field, value, target); }
-void set(const OptionField& field, const py::handle& value, HopFormats& target) {
-  HopFormats formats;
-  set_format(field, value, formats);
-  if ((field.exact_only && !formats.is_exact()) || (formats.direct && !field.direct)) {
-    throw py::value_error(std::string(field.name) + ": expected " +
-                          (field.exact_only ? "'exact' or 'exact:direct'" : "a format that is not direct") + ", got '" +
-                          formats.to_string() + "'");
+void set(const OptionField& field, const py::handle& value, BlockFormat& target) {
+  if (py::isinstance<py::str>(value) && value.cast<std::string>().find('/') != std::string::npos) {
+    throw py::value_error(refusal(field, "one format", value) + ": reduce_scatter and all_reduce take two");
   }
-  target = formats;
+  set_format(field, value, target, "'int8:256' or 'exact'");
+}
+void set(const OptionField& field, const py::handle& value, HopFormats& target) {
+  set_format(field, value, target, "'int8:256', 'int8:128/int4:128' or 'exact'");
 }
 
-void set(const OptionField& field, const py::handle& value, Choice& target) {
-  if (!py::isinstance<py::str>(value)) refuse(field, value, "'always' or 'auto'");
+// `parse` throws ArgumentError.
+template <class Value, class Parse>
+void set_parsed(const OptionField& field, Value& target, Parse&& parse) {
   try {
-    target = parse_choice(value.cast<std::string>());
+    target = parse();
   } catch (const ArgumentError& error) {
     throw py::value_error(std::string(field.name) + ": " + error.what());
   }
 }
+void set(const OptionField& field, const py::handle& value, Choice& target) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "'always' or 'auto'");
+  set_parsed(field, target, [&] { return parse_choice(value.cast<std::string>()); });
+}
+void set(const OptionField& field, const py::handle& value, Direct& target) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "'never', 'small' or 'always'");
+  set_parsed(field, target, [&] { return parse_direct(value.cast<std::string>()); });
+}
 
-// The name of a file: quotes and backslashes would have to be escaped wherever options are shown.
+// A sequence of names, or one text with commas.
+void set(const OptionField& field, const py::handle& value, Forms& target) {
+  std::vector<std::string> names;
+  const auto add = [&](std::string name) {
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
+    names.push_back(std::move(name));
+  };
+  if (py::isinstance<py::str>(value)) {
+    std::istringstream text(value.cast<std::string>());
+    for (std::string name; std::getline(text, name, ',');) add(std::move(name));
+  } else {
+    if (!py::isinstance<py::sequence>(value) && !py::isinstance<py::anyset>(value)) {
+      refuse(field, value, "names of forms");
+    }
+    for (const py::handle item : value) {
+      if (!py::isinstance<py::str>(item)) refuse(field, value, "names of forms");
+      add(item.cast<std::string>());
+    }
+  }
+  set_parsed(field, target, [&] { return Forms::parse(names); });
+}
+
+// Rejects quotes and backslashes, which would need escapes wherever options are shown.
 void set(const OptionField& field, const py::handle& value, std::string& target) {
-  if (!py::isinstance<py::str>(value)) refuse(field, value, "the name of a file");
+  if (!py::isinstance<py::str>(value)) refuse(field, value, field.holds);
   target = value.cast<std::string>();
   if (target.find_first_of("'\\\n") != std::string::npos) {
-    throw py::value_error(refusal(field, "a name without quotes, backslashes and line ends", value));
+    throw py::value_error(
+        refusal(field, std::string(field.holds) + " without quotes, backslashes and line ends", value));
   }
 }
 
@@ -86,11 +117,13 @@ void set(const OptionField& field, const py::handle& value, std::optional<int>& 
   if (!value.is_none()) set(field, value, target.emplace());
 }
 
-// What text in an environment variable is read as.
+// Names the type that an environment variable's text is parsed as.
 const char* kind_of(const bool&) { return "flag"; }
 const char* kind_of(const BlockFormat&) { return "text"; }
 const char* kind_of(const HopFormats&) { return "text"; }
 const char* kind_of(const Choice&) { return "text"; }
+const char* kind_of(const Direct&) { return "text"; }
+const char* kind_of(const Forms&) { return "text"; }
 const char* kind_of(const std::string&) { return "text"; }
 template <class Integer>
 const char* kind_of(const Integer&) {
@@ -100,20 +133,14 @@ const char* kind_of(const Integer&) {
 py::object to_python(const BlockFormat& format) { return py::str(format.to_string()); }
 py::object to_python(const HopFormats& formats) { return py::str(formats.to_string()); }
 py::object to_python(Choice choice) { return py::str(std::string(to_string(choice))); }
+py::object to_python(Direct direct) { return py::str(std::string(to_string(direct))); }
+py::object to_python(const Forms& forms) { return py::tuple(py::cast(forms.names())); }
 template <class Value>
 py::object to_python(const Value& value) {
   return py::cast(value);
 }
 
-std::string names_of(bool overridable) {
-  std::string names;
-  for_each_field([&](const OptionField& field, auto member) {
-    if (is_overridable(member) == overridable) names += (names.empty() ? "" : ", ") + std::string(field.name);
-  });
-  return names;
-}
-
-// Sets the field of that name; returns its place in the table.
+// Sets the field `name`; returns its index in the table.
 std::size_t set_field(OptionValues& values, const std::string& name, const py::handle& value, bool overriding) {
   std::optional<std::size_t> place;
   std::size_t row = 0;
@@ -124,10 +151,7 @@ std::size_t set_field(OptionValues& values, const std::string& name, const py::h
     }
     ++row;
   });
-  if (!place) {
-    throw py::type_error("unknown option '" + name + "'; accepted are " + names_of(true) + " (and, for Options, " +
-                         names_of(false) + ")");
-  }
+  if (!place) throw py::type_error(name + ": expected an option, got none of that name");
   return *place;
 }
 
@@ -140,12 +164,19 @@ c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
 std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
   auto result = std::make_unique<PolicyOverride>();
   for (const auto& [key, value] : fields) {
-    result->named.set(set_field(result->values, key.cast<std::string>(), value, true));
+    const auto name = key.cast<std::string>();
+    if (name == "_adds_in_place") {
+      result->adds_in_place = value.cast<bool>();
+    } else if (name == "_drops_traced") {
+      result->drops_traced = value.cast<bool>();
+    } else {
+      result->named.set(set_field(result->values, name, value, true));
+    }
   }
   return result;
 }
 
-// A row of the table as Python has it.
+// Row of the table in Python.
 struct NamedField {
   OptionField field;
   const char* kind;
@@ -169,7 +200,6 @@ void bind_options(py::module_& module) {
   });
   module.attr("OPTION_FIELDS") = py::tuple(rows);
   options.def(py::init(&make_options))
-      .def("handshake_text", [](const ZcommOptions& o) { return handshake_text(o); })
       .def(
           "__eq__",
           [](const ZcommOptions& a, const ZcommOptions& b) {
@@ -181,6 +211,7 @@ void bind_options(py::module_& module) {
 
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
+  module.def("has_high_priority", &has_high_priority);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -12,53 +12,45 @@ namespace {
 using GroupClass = py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>, ::c10d::Backend>;
 
 void bind_plans(GroupClass& group_class) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
   group_class
       .def(
           "plan_gather",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
-             const Parts& parts, bool again, const std::shared_ptr<PlannedGather>& kept) {
-            return group.planned().plan_gather(output, input, formats, parts, again, kept);
+             const Parts& parts, bool again, const PlannedPtr& like) {
+            return group.operations().plan_gather(output, input, formats, parts, again, like);
           },
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("kept") = py::none(),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("like") = py::none(), NoGil())
       .def(
           "plan_differences",
-          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
-             const std::shared_ptr<PlannedDifferences>& kept) {
-            return group.planned().plan_differences(output, input, kept);
+          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
+            return group.operations().plan_differences(output, input, like);
           },
-          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("kept") = py::none(),
-          py::call_guard<py::gil_scoped_release>())
-      .def(
-          "prepare_differences",
-          [](ProcessGroup& group,
-             const std::vector<std::tuple<std::shared_ptr<PlannedDifferences>, at::Tensor, HeldShardsPtr, SitePtr>>&
-                 gathers,
-             bool async) {
-            std::vector<PlannedCalls::ToPrepare> all;
-            for (const auto& [planned, input, held, site] : gathers) all.push_back({planned, input, held, site});
-            return group.planned().prepare_differences(all, async);
-          },
-          py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, py::call_guard<py::gil_scoped_release>())
+          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("like") = py::none(), NoGil())
       .def(
           "plan_reduce",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
              const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
-             const std::shared_ptr<PlannedReduce>& kept) {
-            return group.planned().plan_reduce(output, input, op, formats, parts, feedback, kept);
+             const PlannedPtr& like) {
+            return group.operations().plan_reduce(output, input, op, formats, parts, feedback, like);
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("feedback") = py::none(), py::arg("kept") = py::none(),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("parts") = Parts{}, py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
       .def(
           "plan_all_reduce",
           [](ProcessGroup& group, const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
-             const std::optional<BlockFormat>& feedback, const std::shared_ptr<PlannedAllReduce>& kept) {
-            return group.planned().plan_all_reduce(tensor, op, formats, feedback, kept);
+             const std::optional<BlockFormat>& feedback, const PlannedPtr& like) {
+            return group.operations().plan_all_reduce(tensor, op, formats, feedback, like);
           },
           py::arg("tensor"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("feedback") = py::none(), py::arg("kept") = py::none(), py::call_guard<py::gil_scoped_release>());
+          py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
+      .def(
+          "prepare",
+          [](ProcessGroup& group, const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async) {
+            return group.operations().prepare(gathers, async);
+          },
+          py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil());
 }
 
 }  // namespace
@@ -67,34 +59,34 @@ void bind_process_group(py::module_& module) {
   GroupClass group_class(module, "ProcessGroup");
   bind_plans(group_class);
   group_class
-      .def(py::init([](BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
+      .def(py::init([](BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options,
                        std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
                        decltype(PythonHooks::make_transport_group) make_transport_group,
-                       std::function<std::string()> meet_for_nccl, decltype(PythonHooks::split) split,
-                       decltype(PythonHooks::predict) predict, std::function<void()> at_shutdown) {
+                       decltype(PythonHooks::meet_for_nccl) meet_for_nccl, decltype(PythonHooks::split) split,
+                       decltype(PythonHooks::look_up) look_up, std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
-                 std::move(exact_cpu), std::move(store), std::move(options),
+                 std::move(exact_cpu), std::move(options),
                  PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
-                             std::move(meet_for_nccl), std::move(split), std::move(predict), std::move(at_shutdown)});
+                             std::move(meet_for_nccl), std::move(split), std::move(look_up), std::move(at_shutdown)});
            }),
-           py::arg("exact_cpu"), py::arg("store"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
-           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("predict"),
+           py::arg("exact_cpu"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
+           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("look_up"),
            py::arg("at_shutdown"))
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
       .def_property_readonly("is_strict", &ProcessGroup::is_strict)
-      // torch calls it on ranks that are not in a new group; children have connections of their own, so there is
-      // nothing that these ranks take part in.
+      // torch calls this on ranks outside of a new group. They have nothing to do, because children connect by
+      // themselves.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
-      // Plans of compressed calls that were made; a call that its caller has planned before makes none.
+      // Number of plans made for compressed calls; a call with a plan of its caller makes none.
       .def_property_readonly("plans_made", [](ProcessGroup& group) { return group.compressed().stats().plans.load(); })
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))
       .def("stats", [](ProcessGroup& group) { return stats_of(group.compressed().stats()); })
-      // Of policy="auto", in the order in which they were made.
+      // Decisions of policy="auto", in order.
       .def("decisions", [](ProcessGroup& group) { return decisions_of(group.compressed().auto_policy()); })
       .def("losses", [](ProcessGroup& group) { return losses_of(group.compressed().telemetry()); });
 }

@@ -1,4 +1,4 @@
-// What a group has counted and measured.
+// Python bindings of a group's counters and measurements.
 #include "bind_stats.hpp"
 
 #include <pybind11/stl.h>
@@ -11,7 +11,7 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Up to the last one that has sent anything.
+// Lists hops up to the last one that has sent anything.
 py::list hops_of(const Stats::Compressed& cost) {
   std::size_t count = kMaxHops;
   const auto is_idle = [](const Stats::OfHop& hop) { return hop.intra_node_bytes + hop.inter_node_bytes == 0; };
@@ -107,7 +107,7 @@ void bind_stats(py::module_& module) {
 
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 
-  // What samples on a GPU go through: it runs on CPU tensors as well.
+  // Exposes the GPU path of samples to tests, which run it on CPU tensors.
   module.def_submodule("_testing").def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {
     const Measured measured = measure_on_device(original, decoded);
     return py::make_tuple(measured.totals, measured.largest);

@@ -1,4 +1,4 @@
-// Statistics and samples as Python has them.
+// Conversion of statistics and samples to Python.
 #pragma once
 
 #include "auto_policy.hpp"

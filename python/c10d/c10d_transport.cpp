@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "host/aside.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/error.hpp"
 
@@ -11,6 +12,20 @@ namespace {
 
 constexpr const char* kFailureKey = "failure";
 constexpr int kTags = 0x20000000;
+constexpr std::chrono::seconds kStorePatience{2};
+
+// Returns the result of `request`, or nothing if the store throws or does not answer: its rank has ended or hangs. The
+// request may outlive the caller, so it must own all that it uses.
+template <class Request>
+auto ask(Request request) noexcept -> std::optional<decltype(request())> {
+  try {
+    auto answer = run_aside(std::move(request));
+    if (answer.wait_for(kStorePatience) == std::future_status::ready) return answer.get();
+  } catch (const std::exception&) {
+    // The store failed or did not answer.
+  }
+  return std::nullopt;
+}
 
 class C10dTransfer final : public Transfer {
  public:
@@ -108,13 +123,7 @@ void C10dTransport::fail(int peer, const std::exception& error) {
     if (!difference_.empty()) throw TransportError(difference_);
   }
   // A peer that has found a difference first has closed the connections.
-  std::optional<std::string> difference;
-  try {
-    difference = watch_.difference_to(peer);
-  } catch (const std::exception&) {
-    // The store went with the rank that served it.
-  }
-  if (difference) throw TransportError(*difference);
+  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError(**answer);
   if (std::chrono::steady_clock::now() >= deadline_) {
     throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " + std::to_string(timeout_.count()) +
                        " ms: it is stuck, or its call went another way (are zcomm.exact() and zcomm.override() "
@@ -123,14 +132,13 @@ void C10dTransport::fail(int peer, const std::exception& error) {
   throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
 }
 
-std::string C10dTransport::failure_of_peers() noexcept {
-  try {
-    if (!store_->check({kFailureKey})) return {};
-    const std::vector<std::uint8_t> text = store_->get(kFailureKey);
+std::string C10dTransport::failure_of_peers() {
+  const auto answer = ask([store = store_]() -> std::string {
+    if (!store->check({kFailureKey})) return {};
+    const std::vector<std::uint8_t> text = store->get(kFailureKey);
     return ": " + std::string(text.begin(), text.end());
-  } catch (const std::exception&) {
-    return {};  // the store went with the rank that served it
-  }
+  });
+  return answer.value_or("");
 }
 
 void C10dTransport::abort(const std::string& reason) noexcept {
@@ -147,19 +155,17 @@ void C10dTransport::abort(const std::string& reason) noexcept {
   }
 }
 
-void C10dTransport::give_up(const std::string& reason) noexcept {
-  try {
-    // Before the connections close, so that a peer that sees them close finds the reason. The first one stays.
-    store_->compareSet(kFailureKey, "", "rank " + std::to_string(rank()) + " gave up " + reason);
-  } catch (const std::exception&) {
-    // The store went with the rank that served it.
-  }
+void C10dTransport::give_up(const std::string& reason) {
+  // Stores the reason before the connections close, so that peers find it. The first reason stays.
+  ask([store = store_, text = "rank " + std::to_string(rank()) + " gave up " + reason] {
+    return store->compareSet(kFailureKey, "", text);
+  });
   close_connections();
 }
 
 void C10dTransport::close_connections() noexcept {
-  // When a wait for a peer times out, Gloo closes that connection and those to other ranks whose tags are alike. It
-  // offers no other way. A peer that has gone ends the wait before, and leaves the others open.
+  // Times out a wait for each tag, which is the only way to close Gloo's connections. It also closes those to other
+  // ranks with equal tags. A peer that has gone ends the wait earlier and leaves the others open.
   for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections_; --tag) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
@@ -167,7 +173,7 @@ void C10dTransport::close_connections() noexcept {
         std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
         group_->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
-        // As intended.
+        // Expected.
       }
     }
   }

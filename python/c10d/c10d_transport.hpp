@@ -1,4 +1,4 @@
-// Bytes <-> ranks over the send and recv of a c10d process group: Gloo's, on a CPU.
+// Transport over send and recv of a c10d process group: Gloo's, on a CPU.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@ namespace zcomm::c10d_binding {
 
 class C10dTransport final : public Transport {
  public:
-  // `group` is this transport's own, so that its messages never meet others. Its tags choose one of `num_connections`
-  // between two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers.
+  // Takes a `group` of its own, so that its messages never match others. Tags select one of `num_connections` between
+  // two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers.
   C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
                 c10::intrusive_ptr<::c10d::Store> store);
 
@@ -29,23 +29,23 @@ class C10dTransport final : public Transport {
     c10::intrusive_ptr<::c10d::Work> work;
     int peer;
   };
-  // Blocks until all are done.
+  // Blocks until all transfers are done.
   void wait(std::vector<Pending>& pending);
 
  private:
   std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs);
   [[noreturn]] void fail(int peer, const std::exception& error);
-  void give_up(const std::string& reason) noexcept;
+  void give_up(const std::string& reason);
   void close_connections() noexcept;
-  std::string failure_of_peers() noexcept;
+  std::string failure_of_peers();
 
   c10::intrusive_ptr<::c10d::Backend> group_;
   c10::intrusive_ptr<::c10d::Store> store_;
   const int num_connections_;
-  // Messages between two ranks match in order, so both ends count them. The tag joins the count and the call: Gloo ends
-  // the process where two messages of different size meet, so those of different calls must not meet. Such ranks wait
-  // until the watch finds it. The lowest bit keeps directions apart: while one thread sends on a connection, Gloo's own
-  // spins if bytes arrive on it.
+  // Computes a tag from the number of the message between two ranks, which both count, and from the call. Gloo ends the
+  // process if messages of different sizes match, so messages of different calls must not match. Ranks that call
+  // different things wait until the watch finds it. The lowest bit separates directions: while one thread sends on a
+  // connection, Gloo's own thread spins if bytes arrive on it.
   int tag_of(int count, int sender, int receiver) const {
     return (call_tag_ ^ count) * 2 + (sender < receiver ? 1 : 0);
   }
@@ -55,10 +55,10 @@ class C10dTransport final : public Transport {
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::milliseconds timeout_{0};
 
-  std::mutex mutex_;  // of the two below
+  std::mutex mutex_;  // guards the next two
   std::optional<std::string> aborted_;
-  std::string difference_;  // that the watch has found
-  CallWatch watch_;         // last: its thread uses all of the above
+  std::string difference_;  // found by the watch
+  CallWatch watch_;         // last: its thread uses all fields above
 };
 
 }  // namespace zcomm::c10d_binding

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <sstream>
 
+#include "host/aside.hpp"
 #include "zcomm/call_check.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
 
-// A wait as long as this is compared, and again after twice as long: it may be that a peer comes later, which costs the
-// store few requests.
+// Length of a wait after which calls are compared, then again after twice as long each time. Doubling keeps requests to
+// the store few, if a peer is only late.
 constexpr std::chrono::milliseconds kPatience{500};
 constexpr std::chrono::milliseconds kMostPatience{8000};
 constexpr std::size_t kNumKept = 2;
+
+std::string calls_key(int rank) { return "calls/" + std::to_string(rank); }
 
 }  // namespace
 
@@ -43,28 +46,28 @@ void CallWatch::wait_for(int peer) {
   since_ = Clock::now();
 }
 
-std::optional<std::string> CallWatch::difference_to(int peer) {
-  std::deque<Call> own;
-  {
-    const std::lock_guard lock(mutex_);
-    own = calls_;
-  }
-  std::string text;  // of each call a line of its words and one of pairs of numbers
+std::function<std::optional<std::string>()> CallWatch::difference_to(int peer) {
+  const std::lock_guard lock(mutex_);
+  return [store = store_, own = calls_, rank = rank_, peer] { return compare(*store, own, rank, peer); };
+}
+
+std::optional<std::string> CallWatch::compare(::c10d::Store& store, const std::deque<Call>& own, int rank, int peer) {
+  std::string text;  // for each call a line of its words and one of pairs of numbers
   for (const auto& [words, numbers] : own) {
     text += words + "\n";
     for (const auto& [other, number] : numbers) text += std::to_string(other) + " " + std::to_string(number) + " ";
     text += "\n";
   }
-  store_->set(key_of(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
-  if (!store_->check({key_of(peer)})) return std::nullopt;
-  const std::vector<std::uint8_t> answer = store_->get(key_of(peer));
+  store.set(calls_key(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
+  if (!store.check({calls_key(peer)})) return std::nullopt;
+  const std::vector<std::uint8_t> answer = store.get(calls_key(peer));
   std::istringstream lines(std::string(answer.begin(), answer.end()));
   for (std::string words, pairs; std::getline(lines, words) && std::getline(lines, pairs);) {
     std::istringstream numbers(pairs);
     int other = -1;
     std::uint64_t number = 0;
-    while (numbers >> other >> number && other != rank_) continue;
-    if (other != rank_) continue;  // a call without this rank
+    while (numbers >> other >> number && other != rank) continue;
+    if (other != rank) continue;  // a call without this rank
     for (const Call& call : own) {
       const auto mine = call.numbers.find(peer);
       if (mine == call.numbers.end() || mine->second != number || call.words == words) continue;
@@ -77,7 +80,8 @@ std::optional<std::string> CallWatch::difference_to(int peer) {
 void CallWatch::watch() {
   std::unique_lock lock(mutex_);
   std::chrono::milliseconds pause = kPatience;
-  Clock::time_point watched{};  // the start of the wait that `pause` is for
+  Clock::time_point watched{};                     // start of the wait that `pause` belongs to
+  std::future<std::optional<std::string>> answer;  // of a request to the store in progress
   while (!stop_requested_.wait_for(lock, pause, [this] { return stopped_; })) {
     if (watched != since_) pause = kPatience;
     watched = since_;
@@ -85,12 +89,15 @@ void CallWatch::watch() {
     const int peer = peer_;
     lock.unlock();
     try {
-      if (const auto difference = difference_to(peer)) {
-        on_difference_(*difference);
-        return;
+      if (!answer.valid()) answer = run_aside(difference_to(peer));
+      if (answer.wait_for(kPatience) == std::future_status::ready) {
+        if (const auto difference = answer.get()) {
+          on_difference_(*difference);
+          return;
+        }
       }
     } catch (const std::exception&) {
-      // The store went with the rank that served it: that is for the wait itself to find.
+      // The store ended with the rank that served it; the wait itself will notice.
     }
     pause = std::min(2 * pause, kMostPatience);
     lock.lock();

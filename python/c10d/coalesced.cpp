@@ -1,5 +1,5 @@
-// The calls that hold several collectives. Each tensor is compressed or not for itself; what stays exact goes out in
-// one exact coalesced call. All are checked before the first moves a byte.
+// Calls that hold several collectives. Each tensor is compressed or not by itself; exact ones go out in one exact
+// coalesced call. All are checked before the first moves a byte.
 #include "combined_work.hpp"
 #include "process_group.hpp"
 #include "reduce_op.hpp"
@@ -19,7 +19,7 @@ std::vector<at::Tensor> pick(const std::vector<at::Tensor>& tensors, const std::
   return picked;
 }
 
-// One work for all of them, as the caller sees it.
+// Joins works into one, for the caller.
 WorkPtr combine(int rank, std::vector<WorkPtr> works) {
   if (works.size() == 1) return works[0];
   return c10::make_intrusive<CombinedWork>(rank, std::move(works));
@@ -34,14 +34,15 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   std::vector<Call> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(describe(Collective::all_gather, Form::coalesced, inputs[i], {&outputs[i], 1}));
+    calls.back().traced = inputs.size() == 1 && is_traced(settings.policy);
   }
   const CompressedCalls::Parts parts = compressed_.partition(settings.policy, calls, [&](std::size_t i) {
     check_shapes(outputs[i], inputs[i], getSize(), "output", "input");
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    works.push_back(inner_.track(compressed_.all_gather(::c10d::OpType::COALESCED, inputs[i],
-                                                        slots_of(outputs[i], getSize()), {outputs[i]}, settings)));
+    JobPtr job = compressed_.gather(::c10d::OpType::COALESCED, inputs[i], {outputs[i]}, settings);
+    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
@@ -62,14 +63,15 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
   std::vector<Call> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     calls.push_back(describe(Collective::reduce_scatter, Form::coalesced, outputs[i], {&inputs[i], 1}, opts.reduceOp));
+    calls.back().traced = inputs.size() == 1 && is_traced(settings.policy);
   }
   const CompressedCalls::Parts parts = compressed_.partition(settings.policy, calls, [&](std::size_t i) {
     check_shapes(inputs[i], outputs[i], getSize(), "input", "output");
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    works.push_back(inner_.track(compressed_.reduce_scatter(
-        ::c10d::OpType::COALESCED, outputs[i], slots_of(inputs[i], getSize()), {inputs[i]}, opts.reduceOp, settings)));
+    JobPtr job = compressed_.reduction(::c10d::OpType::COALESCED, {inputs[i]}, outputs[i], opts.reduceOp, settings);
+    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
@@ -95,8 +97,8 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   const CompressedCalls::Parts parts = compressed_.partition(settings.policy, calls, [](std::size_t) {});
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    works.push_back(
-        inner_.track(compressed_.all_reduce(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings)));
+    JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings);
+    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_tensors = pick(tensors, parts.exact);

@@ -7,7 +7,7 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Gloo's futures hold lists of tensors, or lists of these.
+// Flattens values of Gloo's futures: lists of tensors, or lists of these.
 void append(c10::List<at::Tensor>& tensors, const c10::IValue& value) {
   if (value.isTensor()) {
     tensors.push_back(value.toTensor());
@@ -63,7 +63,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
   const auto type = c10::FutureType::create(c10::AnyType::get());
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(type);
   for (const auto& work : works_) futures.push_back(work->getFuture());
-  // Their tensors as one list, as the future of a single call has it.
+  // Joins their tensors into one list, as in the future of a single call.
   return c10::collectAll(futures)->then(
       [futures](c10::ivalue::Future&) {
         c10::List<at::Tensor> tensors;

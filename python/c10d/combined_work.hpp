@@ -1,4 +1,4 @@
-// Several works that the caller sees as one.
+// Several works, seen as one by the caller.
 #pragma once
 
 #include <vector>

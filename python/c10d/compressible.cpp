@@ -1,4 +1,4 @@
-// The calls that may be compressed.
+// Calls that may be compressed.
 #include "process_group.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -10,18 +10,13 @@ at::DeviceType first_device(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::kCPU : tensors[0].device().type();
 }
 
-ReduceCall reduce_call(Route route) {
-  ReduceCall call;
-  call.direct = route == Route::direct;
-  return call;
-}
-
 }  // namespace
 
 WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) {
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
   call.in_place = is_own_slot(output, input, getRank());
+  call.traced = is_traced(settings.policy);
   const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
   if (compressed_.route(settings.policy, call, check) == Route::inner) {
     const RecordedCall recorded = recorded_call("_all_gather_base", input, output, settings.timeout);
@@ -29,7 +24,7 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return inner_.track(
-      compressed_.all_gather(::c10d::OpType::_ALLGATHER_BASE, input, slots_of(output, getSize()), {output}, settings));
+      compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input, {output}, settings), settings));
 }
 
 WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -37,7 +32,7 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   if (outputs.size() != 1 || inputs.size() != 1) {
     return inner_.forward(first_device(inputs), [&](::c10d::Backend& inner) {
       return inner.allgather(outputs, inputs, opts);
-    });  // which refuses it
+    });  // it refuses the call
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
@@ -48,7 +43,7 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return inner_.track(
-      compressed_.all_gather(::c10d::OpType::ALLGATHER, inputs[0], views_of(outputs[0]), outputs[0], settings));
+      compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, inputs[0], outputs[0], settings), settings));
 }
 
 WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -67,9 +62,9 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
       return inner._reduce_scatter_base(output, product, as_sum(opts));
     });
   }
-  return inner_.track(compressed_.reduce_scatter(::c10d::OpType::_REDUCE_SCATTER_BASE, output,
-                                                 slots_of(input, getSize()), {input}, opts.reduceOp, settings,
-                                                 reduce_call(route)));
+  JobPtr job =
+      compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings, route);
+  return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
 WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -77,6 +72,10 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   if (outputs.size() != 1 || inputs.size() != 1) {
     return inner_.forward(first_device(outputs),
                           [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+  }
+  if (getSize() > 1) {
+    check_in_order(outputs, "output");
+    check_in_order(inputs[0], "input_list");
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
@@ -92,14 +91,16 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
       return inner.reduce_scatter(outputs, products, as_sum(opts));
     });
   }
-  return inner_.track(compressed_.reduce_scatter(::c10d::OpType::REDUCE_SCATTER, outputs[0], views_of(inputs[0]),
-                                                 inputs[0], opts.reduceOp, settings, reduce_call(route)));
+  JobPtr job =
+      compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings, route);
+  return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
 WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
   if (tensors.size() != 1)
     return inner_.forward(first_device(tensors),
                           [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+  if (getSize() > 1) check_no_gaps(tensors[0]);
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
   if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
@@ -111,7 +112,8 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
     return inner_.forward(recorded, tensors[0],
                           [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
   }
-  return inner_.track(compressed_.all_reduce(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings));
+  JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings);
+  return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
 }  // namespace zcomm::c10d_binding

@@ -1,5 +1,5 @@
-// Which way to carry out calls of one kind is the fastest: the rule of policy="auto". Ranks that put in the same
-// numbers decide alike: it counts in integers. Torch-free: it builds alone for its test.
+// Choice of the fastest way to carry out calls of one kind: the rule of policy="auto". It counts in integers, so that
+// ranks with equal numbers decide alike. Torch-free: it builds alone for its test.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,24 @@ namespace zcomm {
 
 inline constexpr int kLeastGainPercent = 3;  // of the faster time; below it calls stay exact, or in two hops
 
-// A call each way, in nanoseconds: of the slowest rank.
+// Times of one call each way, in nanoseconds, of the slowest rank.
 struct Round {
   std::int64_t exact = 0;
-  std::int64_t compressed = 0;  // in two hops, where the topology has them
-  std::int64_t one_hop = 0;     // compressed as well; 0: it is not another way
+  std::int64_t compressed = 0;  // in two hops, if the topology has them
+  std::int64_t one_hop = 0;     // also compressed; 0: not another way
 
-  bool gains() const;       // the faster compressed way does, over the exact one
-  bool is_one_hop() const;  // that way is the one in one hop
+  bool gains() const;       // the faster compressed way beats the exact one
+  bool is_one_hop() const;  // one hop beats two
 };
 
-// Rounds until they suffice. The first one is not counted: it connects ranks and touches fresh memory.
+// Collects rounds until they suffice. The first one, which connects ranks and touches fresh memory, is not counted.
 class Contest {
  public:
   void add(Round round);
 
-  // 50 rounds were counted, or 3 that took 0.3 s, or any that took 2 s.
+  // Returns true after 50 counted rounds, after 3 that took 0.3 s, or after 2 s.
   bool is_over() const;
-  // Of the counted rounds, each way for itself.
+  // Returns the median of the counted rounds, for each way.
   Round medians() const;
   int num_counted() const { return static_cast<int>(counted_.size()); }
 

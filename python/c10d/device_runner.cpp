@@ -27,7 +27,7 @@ void DeviceRunner::connect(at::Device device) {
   if (!abort_reason_.empty()) communicator_->abort(abort_reason_);
 }
 
-// Tensors whose jobs are done although nobody has waited for them.
+// Releases the tensors of finished jobs that nobody has waited for.
 void DeviceRunner::release_finished() {
   while (!held_.empty() && (held_.front()->is_clear() || held_.front()->end.query())) {
     held_.front()->clear();
@@ -39,11 +39,11 @@ void DeviceRunner::run(Job& job, c10::Stream stream) {
   try {
     job.run(*communicator_, view_of(stream));
   } catch (const std::exception& caught) {
-    std::rethrow_exception(errors_.record(caught));
+    std::rethrow_exception(errors_.record(caught, job.place()));
   }
 }
 
-WorkPtr DeviceRunner::launch(std::unique_ptr<Job> job) {
+WorkPtr DeviceRunner::launch(JobPtr job) {
   const std::lock_guard lock(launch_mutex_);
   const at::Device device = job->outputs[0].device();
   TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
@@ -71,13 +71,13 @@ WorkPtr DeviceRunner::launch(std::unique_ptr<Job> job) {
   }
   start_event_->record(current);
   start_event_->block(*stream_);
-  const c10::StreamGuard on_stream(*stream_);  // scratch is the stream's, too
+  const c10::StreamGuard on_stream(*stream_);  // scratch belongs to the stream, too
   run(*job, *stream_);
   auto held = std::make_shared<HeldTensors>(device.type());
   held->end.record(*stream_);
   held->tensors = job->inputs;
   held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
-  if (!capturing) held_.push_back(held);  // an event of a graph cannot be asked, and its memory is the graph's
+  if (!capturing) held_.push_back(held);  // events of a graph cannot be queried, and the graph owns its memory
   return c10::make_intrusive<DeviceWork>(*job, *stream_, std::move(held), failure_, blocking_wait_);
 }
 

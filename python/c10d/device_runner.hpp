@@ -1,5 +1,5 @@
-// GPU tensors, with the stream semantics of ProcessGroupNCCL: a synchronous job is queued on the caller's current
-// stream; an asynchronous one on a stream of the group's own, behind what the caller had queued, and wait() makes the
+// Runner for GPU tensors, with the stream semantics of ProcessGroupNCCL. A synchronous job is queued on the caller's
+// current stream. An asynchronous one is queued on the group's stream, behind the caller's work, and wait() makes the
 // current stream wait for it. The host never waits.
 //
 // Streams and events are c10's device-generic ones, so that one binding serves torch builds with and without CUDA.
@@ -17,16 +17,15 @@ namespace zcomm::c10d_binding {
 
 class DeviceRunner final : public Runner {
  public:
-  // `connect` makes the communicator at the first job, on its device, and arranges for failures of its watchdog to be
-  // set in the Failure.
+  // Makes the communicator at the first job, on its device; failures of its watchdog are set in the Failure.
   using Connect = std::function<std::unique_ptr<Communicator>(at::Device, std::shared_ptr<Failure>)>;
-  // `high_priority`: of the group's stream. `blocking_wait`: wait() blocks the host until the job is done.
+  // Takes the priority of the group's stream. With `blocking_wait`, wait() blocks the host until the job is done.
   DeviceRunner(Connect connect, GroupErrors& errors, bool high_priority, bool blocking_wait)
       : connect_(std::move(connect)), errors_(errors), high_priority_(high_priority), blocking_wait_(blocking_wait) {}
   ~DeviceRunner() override;
 
-  WorkPtr launch(std::unique_ptr<Job> job) override;
-  // Throws if transfers have failed after their calls returned: whatever came of them is undefined.
+  WorkPtr launch(JobPtr job) override;
+  // Throws if transfers have failed after their calls returned, with undefined results.
   void check() const { failure_->check(); }
   bool drain(std::chrono::milliseconds limit) override;
   void abort(const std::string& reason) noexcept override;
@@ -46,10 +45,10 @@ class DeviceRunner final : public Runner {
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;              // of asynchronous jobs
-  std::optional<c10::Event> start_event_;          // a wait holds on to the record that it saw, so one is enough
-  std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in their order
+  std::optional<c10::Event> start_event_;          // a wait refers to the record that it saw, so one event is enough
+  std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in order
 
-  std::mutex mutex_;  // of the three below, for abort()
+  std::mutex mutex_;  // guards the next three, for abort()
   std::unique_ptr<Communicator> communicator_;
   std::string abort_reason_;
   bool stopped_ = false;

@@ -23,7 +23,7 @@ void Failure::check() const {
 }
 
 void HeldTensors::clear() {
-  std::vector<at::Tensor> freed;  // outside of the lock
+  std::vector<at::Tensor> freed;  // freed after the lock is released
   const std::lock_guard lock(mutex);
   freed.swap(tensors);
 }
@@ -42,7 +42,7 @@ DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldT
       failure_(std::move(failure)),
       blocking_wait_(blocking_wait),
       sequence_number_(job.sequence_number) {
-  if (held_) getFuture();  // while nothing else is behind the job on its stream
+  if (held_) getFuture();  // while nothing else follows the job on its stream
 }
 
 bool DeviceWork::isCompleted() { return !held_ || exception() || held_->end.query(); }
@@ -78,7 +78,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   if (!future_) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                        std::vector<at::Device>{stream_.device()});
-    const c10::StreamGuard on_stream(stream_);  // which the future's callbacks and waiters come after
+    const c10::StreamGuard on_stream(stream_);  // orders the future's callbacks and waiters
     future_->markCompleted(c10::IValue(outputs_));
   }
   return future_;

@@ -1,4 +1,4 @@
-// A compressed collective on GPU tensors, as its caller sees it.
+// Work of a compressed collective on GPU tensors.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,13 +11,13 @@
 
 namespace zcomm::c10d_binding {
 
-// What went wrong with a group's transfers after they were queued: set once, by the transport's watchdog.
+// Failure of a group's transfers after they were queued: set once, by the transport's watchdog.
 class Failure {
  public:
   void set(std::exception_ptr error);
-  // Null while all is well.
+  // Returns null if there is no failure.
   std::exception_ptr get() const;
-  // Throws it.
+  // Throws the failure, if any.
   void check() const;
 
  private:
@@ -25,7 +25,7 @@ class Failure {
   std::exception_ptr error_;
 };
 
-// Tensors of an asynchronous job: they must outlive it, even if its caller drops the work without waiting.
+// Tensors of an asynchronous job, which must outlive it even if the caller drops the work without waiting.
 struct HeldTensors {
   explicit HeldTensors(at::DeviceType type) : end(type) {}
 
@@ -37,21 +37,21 @@ struct HeldTensors {
   bool is_clear();
 };
 
-// Made when the job is queued, with the job's stream current. A synchronous job holds no tensors: it is on the caller's
-// own stream, and there is nothing to wait for.
+// Made when the job is queued, with the job's stream current. A synchronous job holds no tensors: it runs on the
+// caller's stream and needs no wait.
 class DeviceWork final : public ::c10d::Work {
  public:
   DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held, std::shared_ptr<Failure> failure,
              bool blocking_wait);
 
-  // True once the device has done it; a synchronous job counts as done when it is queued.
+  // Returns true once the device has done the job; for a synchronous job, once it is queued.
   bool isCompleted() override;
   bool isSuccess() const override { return !exception(); }
   std::exception_ptr exception() const override { return failure_->get(); }
   // Makes the current stream wait. Throws if the group has failed meanwhile.
   void synchronize() override;
-  // The same; with a timeout, also blocks the host until the device is done. Throws if the group has failed meanwhile,
-  // and on a timeout.
+  // Waits as synchronize(); with a timeout, also blocks the host until the device is done. Throws if the group has
+  // failed meanwhile, and on a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -67,7 +67,7 @@ class DeviceWork final : public ::c10d::Work {
   bool blocking_wait_;
   std::uint64_t sequence_number_;
   std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // of a synchronous job made when it is asked for
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // of a synchronous job: made on demand
 };
 
 }  // namespace zcomm::c10d_binding

@@ -1,14 +1,15 @@
-// The calls that are never compressed, and the life of a group.
+// Calls that are never compressed, and the lifetime of a group.
 #include "c10d_transport.hpp"
 #include "gil.hpp"
 #include "process_group.hpp"
+#include "tensors.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 
-// Gloo ends the process if there is no such rank.
+// Checks the rank, because Gloo ends the process for an invalid one.
 void check_peer(int peer, int size) {
   TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
 }
@@ -23,8 +24,7 @@ RecordedCall recorded_message(const char* name, at::TensorList tensors, int peer
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options,
-                           PythonHooks hooks)
+ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks)
     : Backend(exact_cpu->getRank(), exact_cpu->getSize()),
       options_(std::move(options)),
       hooks_(std::move(hooks)),
@@ -32,15 +32,15 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_
       recorder_(*this, options_->global_ranks_in_group),
       inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
       handshake_(hooks_.agree, errors_),
-      nccl_(*this, store, hooks_.meet_for_nccl, options_, errors_),
+      nccl_(*this, hooks_.meet_for_nccl, options_, errors_),
       compressed_(*this, options_,
-                  {[this, store] {
-                     auto [group, num_connections] = call_python(hooks_.make_transport_group);
-                     return std::make_unique<C10dTransport>(std::move(group), num_connections, store);
+                  {[this] {
+                     auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
+                     return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store));
                    },
                    [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
                   inner_, recorder_, handshake_, hooks_, errors_),
-      planned_(*this, options_, inner_, compressed_) {
+      operations_(*this, options_, inner_, compressed_) {
   init();
 }
 
@@ -52,6 +52,7 @@ void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
 }
 
 WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
+  if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
   const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, timeout_of(opts));
   return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
@@ -65,6 +66,7 @@ WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const :
 }
 
 WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) {
+  if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
   const RecordedCall recorded = recorded_call("reduce", tensors, tensors, timeout_of(opts));
   return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
@@ -89,6 +91,8 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
 
 WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                               const ::c10d::ScatterOptions& opts) {
+  if (getSize() > 1) check_in_order(outputs, "tensor");
+  if (getSize() > 1 && !inputs.empty()) check_in_order(inputs[0], "scatter_list");
   begin_exact(outputs);
   const RecordedCall recorded = recorded_call("scatter", outputs, outputs, timeout_of(opts));
   return inner_.forward(recorded, outputs[0],
@@ -97,6 +101,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
 
 WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                     std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
+  if (getSize() > 1) check_in_order(output, "output");
   begin_exact({&input, 1});
   const RecordedCall recorded = recorded_call("all_to_all", input, output, timeout_of(opts));
   return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
@@ -112,7 +117,7 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
                         [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
 }
 
-// Two ranks may talk before the others have said anything: no agreement here.
+// Skips the handshake: two ranks may exchange messages before the others have called anything.
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
   check_peer(peer, getSize());
   compressed_.count_other(tensors);
@@ -127,7 +132,7 @@ WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) 
   return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.recv(tensors, peer, tag); });
 }
 
-// Who sends is not known, so it is not recorded.
+// Leaves the call out of the record, because its sender is unknown.
 WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
   compressed_.count_other(tensors);
   return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
@@ -135,7 +140,7 @@ WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
 
 WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
   begin_exact({});
-  compressed_.drain_host();  // a barrier comes after all that was called before it
+  compressed_.drain_host();  // a barrier follows all earlier calls
   const bool on_gpu = opts.device ? opts.device->is_cuda() : !opts.device_ids.empty();
   const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
   const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
@@ -154,14 +159,12 @@ WorkPtr ProcessGroup::endCoalescing() { return inner_.end_coalescing(); }
 
 BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ranks,
                                const c10::intrusive_ptr<::c10d::Backend::Options>& opts) {
-  // torch asks once for each device type and means the same child. A child that has ended had a name that is free
-  // again.
-  const auto* last = dynamic_cast<const ProcessGroup*>(last_split_.get());
-  if (last != nullptr && !last->has_ended() && opts && opts->group_name == last_split_name_) return last_split_;
-  BackendPtr child = hooks_.split(store, ranks, opts);
-  last_split_ = child;
-  last_split_name_ = opts ? opts->group_name : "";
-  return child;
+  // Returns the same child for each device type: torch asks once per type, with the same store.
+  if (!last_split_ || store != last_split_store_) {
+    last_split_ = hooks_.split(store, ranks, opts);
+    last_split_store_ = store;
+  }
+  return last_split_;
 }
 
 void ProcessGroup::eagerConnectSingleDevice(at::Device device) {
@@ -191,6 +194,10 @@ std::shared_ptr<c10::Allocator> ProcessGroup::getMemAllocator() {
   return inner_.cuda().getMemAllocator();  // Gloo has none
 }
 
+c10::intrusive_ptr<::c10d::Backend::Options> ProcessGroup::getBackendOptions() {
+  return c10::make_intrusive<ZcommOptions>(*options_);
+}
+
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   inner_.for_each([&](::c10d::Backend& inner) { inner.setTimeout(timeout); });
@@ -208,11 +215,10 @@ void ProcessGroup::abort_compressed() {
 }
 
 void ProcessGroup::shutdown() {
-  // Calls that no peer answers must not keep a process that is about to end.
+  // Aborts calls that no peer answers, so that they do not hold up the end of the process.
   if (!aborted_ && !compressed_.drain(kShutdownLimit)) abort_compressed();
   compressed_.stop();
   last_split_.reset();
-  ended_ = true;
   std::call_once(shutdown_once_, [this] {
     if (hooks_.at_shutdown) hooks_.at_shutdown();
     const WithoutGil no_gil;

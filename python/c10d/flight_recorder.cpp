@@ -55,7 +55,7 @@ c10::IValue pair_of(const std::string& first, const std::string& second) {
   return c10::ivalue::Tuple::create({first, second});
 }
 
-// For Python's pickle: no tags of torch's.
+// Pickles a value for Python, without torch's tags.
 std::string pickle(const c10::IValue& value) {
   std::string bytes;
   torch::jit::Pickler pickler([&](const char* data, std::size_t size) { bytes.append(data, size); }, nullptr, nullptr,
@@ -78,7 +78,7 @@ std::vector<std::uint64_t> ranks_of_world(int size) {
   return ranks;
 }
 
-// Ends a call when the caller has waited for it.
+// Work that ends its record when the caller has waited for it.
 class WatchedWork final : public ::c10d::Work {
  public:
   WatchedWork(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work)
@@ -123,7 +123,7 @@ RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorLi
 }
 
 FlightRecorder& FlightRecorder::of_process() {
-  static auto* recorder = new FlightRecorder;  // never destroyed: Gloo's threads may end calls to the last
+  static auto* recorder = new FlightRecorder;  // never destroyed: Gloo's threads may end calls until the process ends
   return *recorder;
 }
 
@@ -152,8 +152,13 @@ void FlightRecorder::end(std::uint64_t id, bool failed) noexcept {
     entry.failed = failed;
     if (failed && Clock::now() - entry.begun >= entry.call.timeout / 2) write_once(*entry.group);
   } catch (const std::exception&) {
-    // The failure of the call itself is what its caller has to hear of.
+    // The caller receives the failure of the call itself.
   }
+}
+
+void FlightRecorder::forget(std::uint64_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (id + capacity_ >= num_begun_ && capacity_ > 0) entries_[id % capacity_].forgotten = true;
 }
 
 void FlightRecorder::write_on_failure() noexcept {
@@ -161,7 +166,7 @@ void FlightRecorder::write_on_failure() noexcept {
     const std::lock_guard lock(mutex_);
     if (!entries_.empty()) write_once(*entries_.front().group);
   } catch (const std::exception&) {
-    // As above.
+    // The caller receives the failure of the call itself.
   }
 }
 
@@ -187,7 +192,8 @@ std::string FlightRecorder::pickled() const {
   List calls = new_list();
   Dict groups = new_dict();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[(num_begun_ + i) % entries_.size()];  // the oldest one first
+    const Entry& entry = entries_[(num_begun_ + i) % entries_.size()];  // oldest first
+    if (entry.forgotten) continue;
     calls.push_back(entry_of(entry));
     Dict group = new_dict();
     group.insert("name", entry.group->name);
@@ -229,7 +235,7 @@ c10::IValue FlightRecorder::entry_of(const Entry& entry) {
   return fields;
 }
 
-// The prefix is the one that all versions of the analyzer know.
+// Uses the prefix that all versions of the analyzer know.
 std::string FlightRecorder::title_of(const Entry& entry) {
   const std::string title = std::string("nccl:") + entry.call.name;
   if (!entry.call.is_point_to_point()) return title;
@@ -245,17 +251,33 @@ std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
     names_ = std::make_shared<FlightRecorder::Group>(
         FlightRecorder::Group{group_.getGroupUid(), group_.getGroupDesc(), ranks_, group_.getRank()});
   });
-  if (call.is_point_to_point()) return begin_point_to_point(call);
-  return FlightRecorder::of_process().begin(names_, ++num_calls_, call);
+  if (!call.is_point_to_point()) return FlightRecorder::of_process().begin(names_, ++num_calls_, call);
+  const std::lock_guard lock(mutex_);
+  Channel& channel = channel_of(call);
+  return FlightRecorder::of_process().begin(channel.names, ++channel.num_calls, call);
 }
 
-std::uint64_t GroupRecorder::begin_point_to_point(const RecordedCall& call) {
+void GroupRecorder::take_back(std::uint64_t id, const RecordedCall& call) {
+  FlightRecorder::of_process().end(id, true);
+  FlightRecorder::of_process().forget(id);
+  if (!call.is_point_to_point()) {
+    --num_calls_;
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  --channel_of(call).num_calls;
+}
+
+GroupRecorder::Channel& GroupRecorder::channel_of(const RecordedCall& call) {
   const std::uint64_t own = names_->ranks.at(static_cast<std::size_t>(names_->rank));
   const std::uint64_t other = names_->ranks.at(static_cast<std::size_t>(call.peer));
   const auto [from, to] = call.name == kSend ? std::pair(own, other) : std::pair(other, own);
   std::string text = " " + std::to_string(from) + "->" + std::to_string(to);
   if (call.tag != 0) text += " tag " + std::to_string(call.tag);
-  const std::lock_guard lock(mutex_);
+  // Prunes channels without entries: a program may use a new tag for each message.
+  if (channels_.size() > 2 * FlightRecorder::of_process().capacity()) {
+    std::erase_if(channels_, [](const auto& channel) { return channel.second.names.use_count() == 1; });
+  }
   Channel& channel = channels_[text];
   if (!channel.names) {
     channel.names =
@@ -264,14 +286,14 @@ std::uint64_t GroupRecorder::begin_point_to_point(const RecordedCall& call) {
                                                                       {std::min(own, other), std::max(own, other)},
                                                                       own < other ? 0 : 1});
   }
-  return FlightRecorder::of_process().begin(channel.names, ++channel.num_calls, call);
+  return channel;
 }
 
 c10::intrusive_ptr<::c10d::Work> GroupRecorder::follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work) {
   c10::intrusive_ptr<c10::ivalue::Future> end;
   try {
     end = work->getFuture();
-  } catch (const std::exception&) {  // of reduce-scatters and point-to-point calls: there is none
+  } catch (const std::exception&) {  // reduce-scatters and point-to-point calls have none
     return c10::make_intrusive<WatchedWork>(id, std::move(work));
   }
   end->addCallback([id](c10::ivalue::Future& future) { FlightRecorder::of_process().end(id, future.hasError()); });

@@ -1,5 +1,5 @@
-// The last collectives of this process, in the format that torch's analyzer reads (torchfrtrace): which rank did not
-// come. torch's own recorder exports no function to record with.
+// Flight recorder: the last collectives of this process in the format of torch's analyzer (torchfrtrace), which finds
+// the missing rank. torch's own recorder exports no function to record with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +18,9 @@
 
 namespace zcomm::c10d_binding {
 
-// A call, as the analyzer compares it between ranks.
+// Call, as the analyzer compares it between ranks.
 struct RecordedCall {
-  const char* name = "";  // one that the analyzer knows
+  const char* name = "";  // a name that the analyzer knows
   std::int64_t in_elements = 0;
   std::int64_t out_elements = 0;
   at::ScalarType dtype = at::kByte;
@@ -34,8 +34,8 @@ struct RecordedCall {
 RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
                            std::chrono::milliseconds timeout);
 
-// The last calls of all groups: TORCH_FR_BUFFER_SIZE of them (or TORCH_NCCL_TRACE_BUFFER_SIZE), 2000 by default; 0:
-// none.
+// Ring of the last calls of all groups: TORCH_FR_BUFFER_SIZE (or TORCH_NCCL_TRACE_BUFFER_SIZE) calls, 2000 by default;
+// 0 disables it.
 class FlightRecorder {
  public:
   using Clock = std::chrono::system_clock;
@@ -48,17 +48,21 @@ class FlightRecorder {
 
   static FlightRecorder& of_process();
 
-  // Returns what end() wants; `number`: of this call among those of the group.
+  // Records a call; `number` counts the group's calls. Returns an id for end().
   std::uint64_t begin(std::shared_ptr<const Group> group, std::uint64_t number, const RecordedCall& call);
-  // Of a call that failed after half of its timeout or more: writes the dump, once, to the file that begins with
-  // ZCOMM_FLIGHT_RECORDER, if that is set, and ends with this process's rank in the world. Never throws.
+  // Ends a call. If it failed after half of its timeout or more, writes the dump once, to the file named by
+  // ZCOMM_FLIGHT_RECORDER, if set, plus this process's world rank. Never throws.
   void end(std::uint64_t id, bool failed) noexcept;
+  // Removes a call that was not made after all.
+  void forget(std::uint64_t id) noexcept;
 
-  // The same, whatever failed.
+  // Writes the dump as end() does, for any failure.
   void write_on_failure() noexcept;
 
-  // A pickle: a dictionary of "version", "pg_config", "pg_status" and "entries".
+  // Returns a pickled dictionary of "version", "pg_config", "pg_status" and "entries".
   std::string dump();
+
+  std::size_t capacity() const { return capacity_; }
 
  private:
   struct Entry {
@@ -67,50 +71,55 @@ class FlightRecorder {
     std::uint64_t number = 0;
     RecordedCall call;
     Clock::time_point begun;
-    Clock::time_point ended;  // zero: not yet
+    Clock::time_point ended;  // zero: in progress
     bool failed = false;
+    bool forgotten = false;
   };
   FlightRecorder();
   static c10::IValue entry_of(const Entry& entry);
   static std::string title_of(const Entry& entry);
-  // With the lock held.
+  // Requires the lock.
   std::string pickled() const;
   void write_once(const Group& group);
 
   const std::size_t capacity_;
-  std::mutex mutex_;            // of what follows
+  std::mutex mutex_;            // guards all fields below
   std::vector<Entry> entries_;  // a ring
   std::uint64_t num_begun_ = 0;
   bool is_written_ = false;
 };
 
-// The calls of one group.
+// Recorder of one group's calls.
 class GroupRecorder {
  public:
-  // `ranks`: of the group, in the world; empty: it is the world. `group` outlives this.
+  // Borrows `group`. `ranks` are the group's, in the world; empty if it is the world.
   GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks);
 
   std::uint64_t begin(const RecordedCall& call);
-  // Returns what the caller gets in place of `work`, of torch's on a CPU, so that the call ends when that is done. Some
-  // of Gloo's tell it only to who waits for them.
+  // Takes back the last call of its kind, which raised before it was made: the next one gets its number, as on ranks
+  // that did not make it. Writes its failure first if it took long.
+  void take_back(std::uint64_t id, const RecordedCall& call);
+  // Returns a replacement for one of torch's works on a CPU, which ends the record with the call. Some of Gloo's works
+  // report their end only to those who wait.
   static c10::intrusive_ptr<::c10d::Work> follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work);
 
  private:
-  // The messages of one rank to another, with one tag. To the analyzer, which expects all ranks of a group in each of
-  // its calls, they are a group of the two.
+  // Messages from one rank to another with one tag. The analyzer expects all ranks of a group in each call, so to it
+  // they are a group of two.
   struct Channel {
     std::shared_ptr<const FlightRecorder::Group> names;
     std::uint64_t num_calls = 0;
   };
-  std::uint64_t begin_point_to_point(const RecordedCall& call);
+  // Requires the lock.
+  Channel& channel_of(const RecordedCall& call);
 
   const ::c10d::Backend& group_;
   std::vector<std::uint64_t> ranks_;
-  std::once_flag named_;  // at the first call: torch names a group after it has made it
+  std::once_flag named_;  // at the first call: torch names a group after it was made
   std::shared_ptr<const FlightRecorder::Group> names_;
-  std::atomic<std::uint64_t> num_calls_{0};  // collectives
+  std::atomic<std::uint64_t> num_calls_{0};  // of collectives
   std::mutex mutex_;
-  std::map<std::string, Channel> channels_;  // by what their names end with
+  std::map<std::string, Channel> channels_;  // by the end of their names; those of recorded calls, and some others
 };
 
 }  // namespace zcomm::c10d_binding

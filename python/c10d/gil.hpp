@@ -1,4 +1,4 @@
-// Python's lock.
+// Python's global interpreter lock.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -7,7 +7,7 @@
 
 namespace zcomm::c10d_binding {
 
-// While it lives this thread does not hold Python's lock: around all that waits for another thread, which may need it.
+// Releases the lock for its lifetime: used around all waits for other threads, which may need the lock.
 class WithoutGil {
  public:
   WithoutGil() {

@@ -1,19 +1,21 @@
-// How the errors of a group read, and the kind of the last one.
+// Texts of a group's errors, and the kind of the last one.
 #pragma once
 
 #include <atomic>
 #include <exception>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace zcomm::c10d_binding {
 
 class GroupErrors {
  public:
-  // Of `group`, which outlives this.
+  // Borrows `group`.
   explicit GroupErrors(const ::c10d::Backend& group) : group_(group) {}
 
-  // What the caller of a collective gets for `error`: torch's exception, with the rank and the group. Any thread.
-  std::exception_ptr record(const std::exception& error);
+  // Converts `error` for the caller of a collective: torch's exception, with the rank, the group, and the place in the
+  // program if known. A Python exception that is being handled stays as it is. Thread-safe.
+  std::exception_ptr record(const std::exception& error, const std::string& place = {});
   ::c10d::ErrorType last() const { return last_; }
 
  private:

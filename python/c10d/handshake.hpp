@@ -1,4 +1,4 @@
-// What all ranks of a group compare before its first collective.
+// Handshake: all ranks compare their options before a group's first collective.
 #pragma once
 
 #include <atomic>
@@ -14,11 +14,11 @@ namespace zcomm::c10d_binding {
 
 class Handshake {
  public:
-  // `compare` waits for all ranks, and returns the node of each; `errors` outlives this.
+  // Takes `compare`, which returns the node of each rank; borrows `errors`.
   Handshake(std::function<std::vector<int>()> compare, GroupErrors& errors)
       : compare_(std::move(compare)), errors_(errors) {}
 
-  // Compares, the first time; throws what differs. Any thread.
+  // Compares at the first call; throws the difference. Thread-safe.
   const Topology& topology();
 
  private:

@@ -11,23 +11,23 @@ namespace zcomm::c10d_binding {
 
 class HostRunner::Task final : public WorkQueue::Task {
  public:
-  Task(HostRunner& runner, std::unique_ptr<Job> job)
+  Task(HostRunner& runner, JobPtr job)
       : runner_(runner),
         owner_(runner.keep_alive_()),
         job_(std::move(job)),
-        profilers_(current_profilers()),
-        work_(c10::make_intrusive<HostWork>(*job_)) {}
+        profilers_(job_->async ? std::nullopt : current_profilers()),
+        work_(c10::make_intrusive<HostWork>(*job_, runner.queue_.id())) {}
 
   void run() override {
     const WithProfilers callers(profilers_);
     try {
       job_->run(runner_.communicator(), {});
     } catch (const std::exception& caught) {
-      error_ = runner_.errors_.record(caught);
+      error_ = runner_.errors_.record(caught, job_->place());
     }
     FlightRecorder::of_process().end(job_->record, error_ != nullptr);
     job_.reset();
-    owner_.reset();  // may be the last one, and end the runner
+    owner_.reset();  // may be the last reference, and destroy the runner
   }
   void tell() override { work_->complete(error_); }
 
@@ -35,9 +35,9 @@ class HostRunner::Task final : public WorkQueue::Task {
 
  private:
   HostRunner& runner_;
-  c10::intrusive_ptr<c10::intrusive_ptr_target> owner_;  // so that no reference that a user drops ends it in the middle
-  std::unique_ptr<Job> job_;
-  const std::optional<Profilers> profilers_;  // of the caller, who may be another thread
+  c10::intrusive_ptr<c10::intrusive_ptr_target> owner_;  // keeps the owner alive if users drop their references
+  JobPtr job_;
+  const std::optional<Profilers> profilers_;  // of the caller, if it waits, perhaps on another thread
   c10::intrusive_ptr<HostWork> work_;
   std::exception_ptr error_;
 };
@@ -58,7 +58,7 @@ Communicator& HostRunner::communicator() {
   return *communicator_;
 }
 
-WorkPtr HostRunner::launch(std::unique_ptr<Job> job) {
+WorkPtr HostRunner::launch(JobPtr job) {
   const bool here = !job->async;
   set_num_threads(at::get_num_threads());
   auto task = std::make_unique<Task>(*this, std::move(job));

@@ -1,4 +1,4 @@
-// CPU tensors: one job at a time, in order, on the caller's thread or one of its own.
+// Runner for CPU tensors: one job at a time, in order, on the caller's thread or its own.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,13 @@ namespace zcomm::c10d_binding {
 
 class HostRunner final : public Runner {
  public:
-  // `connect` makes the communicator at the first job. `keep_alive` is held by jobs under way: their owner must not go.
+  // Makes the communicator at the first job. Jobs in progress hold `keep_alive`, their owner.
   HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
              std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
       : connect_(std::move(connect)), errors_(errors), keep_alive_(std::move(keep_alive)) {}
   ~HostRunner() override;
 
-  WorkPtr launch(std::unique_ptr<Job> job) override;
+  WorkPtr launch(JobPtr job) override;
   bool drain(std::chrono::milliseconds limit) override { return queue_.drain(limit); }
   void abort(const std::string& reason) noexcept override;
   void stop() override { queue_.stop(); }
@@ -30,10 +30,10 @@ class HostRunner final : public Runner {
   std::function<std::unique_ptr<Communicator>()> connect_;
   GroupErrors& errors_;
   std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive_;
-  std::mutex mutex_;  // of the two below, for abort()
+  std::mutex mutex_;  // guards the next two, for abort()
   std::unique_ptr<Communicator> communicator_;
   std::string abort_reason_;
-  WorkQueue queue_;  // last: its thread uses all of the above
+  WorkQueue queue_;  // last: its thread uses all fields above
 };
 
 }  // namespace zcomm::c10d_binding

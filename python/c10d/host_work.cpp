@@ -2,18 +2,28 @@
 
 #include <ATen/core/ivalue_inl.h>
 
+#include "work_queue.hpp"
+
 namespace zcomm::c10d_binding {
 
-HostWork::HostWork(const Job& job)
-    : Work(-1, job.type, job.title, job.inputs),
+// Records no range for an asynchronous job: it would end after the profiler may have stopped and freed its memory.
+HostWork::HostWork(const Job& job, const void* queue)
+    : Work(-1, job.type, job.async ? nullptr : job.title, job.inputs),
+      queue_(queue),
       inputs_(job.inputs),
       outputs_(job.outputs),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
       sequence_number_(job.sequence_number) {}
 
+bool HostWork::wait(std::chrono::milliseconds timeout) {
+  while (!isCompleted() && WorkQueue::advance_inside_callback(queue_)) {
+  }
+  return Work::wait(timeout);
+}
+
 void HostWork::complete(std::exception_ptr error) {
   inputs_.clear();
-  finish(error);  // first: callbacks of the future may look at this work
+  finish(error);  // first: callbacks of the future may query this work
   if (error) {
     future_->setError(error);
   } else {

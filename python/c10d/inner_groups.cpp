@@ -8,7 +8,7 @@
 namespace zcomm::c10d_binding {
 
 InnerGroups::~InnerGroups() {
-  // Gloo joins its threads, which may be about to let go of a tensor of Python's.
+  // Releases the GIL: Gloo joins its threads, which may be about to free a tensor of Python's.
   const WithoutGil no_gil;
   coalesced_.clear();
   cuda_.reset();

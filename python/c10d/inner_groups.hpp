@@ -1,4 +1,4 @@
-// torch's own groups, which carry the calls that stay exact: Gloo, and NCCL for tensors on a GPU.
+// Inner groups: torch's own groups, Gloo and for GPU tensors NCCL, which carry the exact calls.
 #pragma once
 
 #include <mutex>
@@ -10,18 +10,17 @@ namespace zcomm::c10d_binding {
 
 class InnerGroups {
  public:
-  // `make_cuda` is called once, at the first exact call on "cuda" tensors.
-  // `recorder` outlives this.
+  // Takes `make_cuda`, which is called once, at the first exact call on "cuda" tensors. Borrows `recorder`.
   InnerGroups(BackendPtr cpu, std::function<BackendPtr()> make_cuda, GroupRecorder& recorder)
       : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)), recorder_(recorder) {}
   ~InnerGroups();
 
   ::c10d::Backend& cpu() { return *cpu_; }
   ::c10d::Backend& cuda();
-  // That for tensors of a type. While calls are coalesced it is told so.
+  // Returns the group for tensors of a type. Tells it about coalescing if calls are being coalesced.
   ::c10d::Backend& for_device(at::DeviceType type);
 
-  // call(inner group), tracked: a work of calls that NCCL coalesces comes at their end.
+  // Calls call(inner group) and tracks its work: works of calls that NCCL coalesces come at their end.
   template <class InnerCall>
   WorkPtr forward(at::DeviceType type, InnerCall&& call) {
     WorkPtr work = call(for_device(type));
@@ -32,21 +31,26 @@ class InnerGroups {
     return forward(tensor.device().type(), std::forward<InnerCall>(call));
   }
 
-  // The same, recorded. On a GPU its end is not.
+  // Calls call(inner group) and records it, unless the inner group refuses it. The end of a GPU call is not recorded.
   template <class InnerCall>
   WorkPtr forward(const RecordedCall& recorded, at::DeviceType type, InnerCall&& call) {
     const std::uint64_t record = recorder_.begin(recorded);
-    return forward(type, [&](::c10d::Backend& inner) {
-      WorkPtr work = call(inner);
-      return type == at::kCPU ? GroupRecorder::follow(record, std::move(work)) : work;
-    });
+    try {
+      return forward(type, [&](::c10d::Backend& inner) {
+        WorkPtr work = call(inner);
+        return type == at::kCPU ? GroupRecorder::follow(record, std::move(work)) : work;
+      });
+    } catch (const std::exception&) {
+      recorder_.take_back(record, recorded);
+      throw;
+    }
   }
   template <class InnerCall>
   WorkPtr forward(const RecordedCall& recorded, const at::Tensor& tensor, InnerCall&& call) {
     return forward(recorded, tensor.device().type(), std::forward<InnerCall>(call));
   }
 
-  // Applies `visit` to the groups that are there.
+  // Calls `visit` with each existing group.
   template <class Visit>
   void for_each(Visit&& visit) {
     visit(*cpu_);
@@ -54,12 +58,12 @@ class InnerGroups {
   }
   void set_group_uid(const std::string& uid);
 
-  // NCCL's calls become one; Gloo has no groups of calls, and compressed ones start at once. The caller gets one work
-  // for all of them.
+  // Begins coalescing: NCCL's calls become one; Gloo has no groups of calls, and compressed ones start at once. The
+  // caller gets one work for all.
   void start_coalescing();
   WorkPtr end_coalescing();
   bool is_coalescing() const { return coalescing_; }
-  // Remembers `work` for the end of the coalesced calls, if there are any.
+  // Keeps an unfinished `work` for the end of coalesced calls, if any.
   WorkPtr track(WorkPtr work);
 
  private:
@@ -68,7 +72,7 @@ class InnerGroups {
   BackendPtr cpu_;
   std::function<BackendPtr()> make_cuda_;
   GroupRecorder& recorder_;
-  std::mutex cuda_mutex_;  // of the two below
+  std::mutex cuda_mutex_;  // guards the next two
   BackendPtr cuda_;
   std::string uid_;
   bool coalescing_ = false;

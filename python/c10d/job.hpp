@@ -1,30 +1,83 @@
-// One compressed collective, ready to run.
+// Job: one call of a compressed collective, an operation with the tensors of the call.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
+#include "site.hpp"
+#include "telemetry.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
+
+// Summary of a call in the terms of torch's traces.
+struct CallSummary {
+  const char* name;              // torch's own name for the collective
+  std::int64_t in_elements = 0;  // of this rank's tensors
+  std::int64_t out_elements = 0;
+};
+
+// Kept values in a tensor.
+struct TensorKept : Kept {
+  void hold(at::Tensor tensor) {
+    memory = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+    data = std::move(tensor);
+  }
+
+  at::Tensor data;  // uint8 [kept_bytes of the operation], on the device of the calls
+};
 
 struct Job {
   Job() = default;
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-  virtual ~Job() = default;
 
-  // Carries it out. On a CPU it is done on return, on a GPU all of it is queued on `stream`. Called once; throws Error.
-  virtual void run(Communicator& communicator, StreamView stream) = 0;
+  // Runs the job: on a CPU until it is done, on a GPU until all work is queued on `stream`. Called once; throws Error.
+  void run(Communicator& communicator, StreamView stream) {
+    communicator.set_seed(seed);
+    if (telemetry->is_on()) sample(communicator, stream);
+    count(communicator.run(*operation, arguments(), timeout, stream));
+  }
 
-  ::c10d::OpType type{};
-  const char* title = "";           // as profilers show it
-  std::vector<at::Tensor> inputs;   // held until it is done, as are the outputs
+  Arguments arguments() const {
+    return {{read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr};
+  }
+  CallSummary summary() const;
+  // Returns the caller's place in the program, if known.
+  const std::string& place() const;
+
+  Collective collective{};
+  OperationPtr operation;
+  c10::SmallVector<ConstTensorView, 8> read;  // of the tensors below, like the next ones
+  c10::SmallVector<TensorView, 8> written;
+  float factor = 1.0f;
+  std::optional<Feedback> feedback;
+  std::vector<at::Tensor> inputs;   // held until the job is done, like the outputs
   std::vector<at::Tensor> outputs;  // at least one
+  ::c10d::OpType type{};
+  const char* title = "";  // for profilers
+  SitePtr site;
+  std::vector<std::pair<SitePtr, std::int64_t>> shares;  // other sites, and their shares of the bytes between nodes
+  std::chrono::milliseconds timeout{0};
+  std::uint64_t seed = 0;  // of stochastic rounding
   std::uint64_t sequence_number = 0;
   std::uint64_t record = 0;  // of the flight recorder
   bool async = false;        // the call returns before it is complete
+  Telemetry* telemetry = nullptr;
+  Stats::Compressed* cost = nullptr;  // of all calls of this collective
+
+ private:
+  void sample(Communicator& communicator, StreamView stream) const;
+  void count(const CallStats& stats) const;
 };
+
+using JobPtr = std::unique_ptr<Job>;
 
 }  // namespace zcomm::c10d_binding

@@ -48,7 +48,7 @@ Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded
   const at::Tensor x = original.to(at::kDouble);
   const at::Tensor error = decoded.to(at::kDouble).sub_(x).abs_();
   const at::Tensor size = x.abs().amax(1);
-  const at::Tensor finite = size < std::numeric_limits<double>::infinity();  // not so for a NaN
+  const at::Tensor finite = size < std::numeric_limits<double>::infinity();  // false for NaN
   const at::Tensor nonzero = x != 0;
   const at::Tensor block_errors = error.amax(1).div_(size.clamp_min(std::numeric_limits<double>::min()));
   const at::Tensor by_block = at::stack({at::ones_like(size), nonzero.sum(1, false, at::kDouble),

@@ -1,4 +1,4 @@
-// zcomm._c10d: the torch.distributed side in Python.
+// zcomm._c10d: Python bindings of the torch.distributed backend.
 #include "bind.hpp"
 
 namespace zcomm::c10d_binding {
@@ -6,10 +6,11 @@ namespace zcomm::c10d_binding {
 PYBIND11_MODULE(_c10d, module) {
   py::module_::import("torch.distributed");
   module.attr("torch_version") = ZCOMM_TORCH_VERSION;
-  py::module_::import("zcomm._core");  // formats are its
+  py::module_::import("zcomm._core");  // registers formats
   bind_options(module);
   bind_stats(module);
-  bind_planned_calls(module);
+  bind_operations(module);
+  bind_shard_mark(module);
   bind_process_group(module);
 }
 

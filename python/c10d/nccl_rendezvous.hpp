@@ -1,4 +1,4 @@
-// How the ranks of a group come to an NCCL transport, and tell one another when it fails.
+// Rendezvous of a group's ranks for an NCCL transport, and reports of its failure.
 #pragma once
 
 #include <memory>
@@ -13,23 +13,18 @@ namespace zcomm::c10d_binding {
 
 class NcclRendezvous {
  public:
-  // The keys "nccl/..." of `store` are used. `meet` is PythonHooks::meet_for_nccl; `group` and `errors` outlive this.
-  NcclRendezvous(const ::c10d::Backend& group, StorePtr store, std::function<std::string()> meet,
+  // Takes PythonHooks::meet_for_nccl as `meet`; borrows `group` and `errors`.
+  NcclRendezvous(const ::c10d::Backend& group, decltype(PythonHooks::meet_for_nccl) meet,
                  c10::intrusive_ptr<ZcommOptions> options, GroupErrors& errors)
-      : group_(group),
-        store_(std::move(store)),
-        meet_(std::move(meet)),
-        options_(std::move(options)),
-        errors_(errors) {}
+      : group_(group), meet_(std::move(meet)), options_(std::move(options)), errors_(errors) {}
 
-  // Connects this rank with all others. What goes wrong later is set in `failure`, and the peers find it in the store.
-  // The transport must end before this does.
+  // Connects this rank with all others. Sets later failures in `failure` and reports them to the peers in the store.
+  // The transport must be destroyed before this object.
   std::unique_ptr<Transport> connect(const std::shared_ptr<Failure>& failure);
 
  private:
   const ::c10d::Backend& group_;
-  StorePtr store_;
-  std::function<std::string()> meet_;
+  decltype(PythonHooks::meet_for_nccl) meet_;
   c10::intrusive_ptr<ZcommOptions> options_;
   GroupErrors& errors_;
 };

@@ -11,6 +11,12 @@ namespace {
 std::string text_of(const BlockFormat& format) { return "'" + format.to_string() + "'"; }
 std::string text_of(const HopFormats& formats) { return "'" + formats.to_string() + "'"; }
 std::string text_of(Choice choice) { return "'" + std::string(to_string(choice)) + "'"; }
+std::string text_of(Direct direct) { return "'" + std::string(to_string(direct)) + "'"; }
+std::string text_of(const Forms& forms) {
+  std::string text;
+  for (const std::string& name : forms.names()) text += (text.empty() ? "" : ",") + name;
+  return "'" + text + "'";
+}
 std::string text_of(const std::string& text) { return "'" + text + "'"; }
 std::string text_of(bool on) { return on ? "True" : "False"; }
 std::string text_of(const std::optional<int>& number) { return number ? std::to_string(*number) : "None"; }
@@ -20,19 +26,15 @@ std::string text_of(Integer number) {
   return std::to_string(number);
 }
 
-std::string text_of_fields(const OptionValues& values, bool compared_only) {
+}  // namespace
+
+std::string to_string(const OptionValues& values) {
   std::string text;
   for_each_field([&](const OptionField& field, auto member) {
-    if (compared_only && !field.compared) return;
     text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" + text_of(member_of(values, member));
   });
   return text;
 }
-
-}  // namespace
-
-std::string to_string(const OptionValues& values) { return text_of_fields(values, false); }
-std::string handshake_text(const OptionValues& values) { return text_of_fields(values, true); }
 
 Policy PolicyOverride::apply(Policy policy) const {
   std::size_t row = 0;
@@ -42,6 +44,8 @@ Policy PolicyOverride::apply(Policy policy) const {
     }
     ++row;
   });
+  if (adds_in_place) policy.forms.in_place = true;
+  if (drops_traced) policy.forms.traced.clear();
   return policy;
 }
 

@@ -1,5 +1,9 @@
 #include "policy.hpp"
 
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+
 #include "zcomm/error.hpp"
 
 namespace zcomm {
@@ -36,6 +40,8 @@ std::string_view to_string(Verdict verdict) {
       return "form";
     case Verdict::out_of_place:
       return "out_of_place";
+    case Verdict::in_place:
+      return "in_place";
     case Verdict::min_bytes:
       return "min_bytes";
     case Verdict::no_gain:
@@ -44,19 +50,80 @@ std::string_view to_string(Verdict verdict) {
   throw ArgumentError("verdict: unknown value");
 }
 
-std::string_view to_string(Choice choice) { return choice == Choice::always ? "always" : "auto"; }
+namespace {
 
-Choice parse_choice(std::string_view name) {
-  for (const Choice choice : {Choice::always, Choice::automatic}) {
-    if (name == to_string(choice)) return choice;
+template <class Enum>
+Enum parse_name(std::initializer_list<Enum> values, std::string_view name) {
+  std::string known;
+  for (const Enum value : values) {
+    if (name == to_string(value)) return value;
+    known += (known.empty() ? "'" : " or '") + std::string(to_string(value)) + "'";
   }
-  throw ArgumentError("expected 'always' or 'auto', got '" + std::string(name) + "'");
+  throw ArgumentError("expected " + known + ", got '" + std::string(name) + "'");
+}
+
+}  // namespace
+
+std::string_view to_string(Choice choice) { return choice == Choice::always ? "always" : "auto"; }
+Choice parse_choice(std::string_view name) { return parse_name({Choice::always, Choice::automatic}, name); }
+
+std::string_view to_string(Direct direct) {
+  return direct == Direct::never ? "never" : direct == Direct::small ? "small" : "always";
+}
+Direct parse_direct(std::string_view name) { return parse_name({Direct::never, Direct::small, Direct::always}, name); }
+
+namespace {
+
+struct NamedForm {
+  const char* name;
+  bool Forms::* member;
+};
+constexpr NamedForm kForms[] = {{"in_place", &Forms::in_place},
+                                {"out_of_place", &Forms::out_of_place},
+                                {"list", &Forms::list},
+                                {"coalesced", &Forms::coalesced}};
+constexpr std::string_view kTraced = "traced:";
+
+}  // namespace
+
+Forms Forms::parse(std::span<const std::string> names) {
+  Forms forms;
+  for (const std::string& name : names) {
+    const auto* known = std::ranges::find(kForms, name, &NamedForm::name);
+    if (known != std::end(kForms)) {
+      forms.*known->member = true;
+    } else {
+      // Quotes and backslashes would have to be escaped wherever options are shown.
+      check_argument(name.starts_with(kTraced) && name.size() > kTraced.size() &&
+                         name.find_first_of("'\\\n, ") == std::string::npos,
+                     [&] {
+                       std::string known;
+                       for (const NamedForm& form : kForms) known += std::string(form.name) + ", ";
+                       return "expected " + known + "or traced:DIM, DIM a mesh dimension's name or world, got '" +
+                              name + "'";
+                     });
+      forms.traced.push_back(name.substr(kTraced.size()));
+    }
+  }
+  std::ranges::sort(forms.traced);
+  const auto repeated = std::ranges::unique(forms.traced);
+  forms.traced.erase(repeated.begin(), repeated.end());
+  return forms;
+}
+
+std::vector<std::string> Forms::names() const {
+  std::vector<std::string> all;
+  for (const NamedForm& form : kForms) {
+    if (this->*form.member) all.emplace_back(form.name);
+  }
+  for (const std::string& dimension : traced) all.push_back(std::string(kTraced) + dimension);
+  return all;
 }
 
 namespace {
 
 bool is_exact(const Policy& policy, const Call& call) {
-  // A bf16 wire holds no less than 16-bit values do: for them it is the exact path.
+  // Treats bf16 as exact for 16-bit values, which would take as many bytes.
   const auto keeps_all = [&](const BlockFormat& format) {
     return format.kind == ElementKind::exact ||
            (format.kind == ElementKind::bf16 && call.dtype && *call.dtype != DType::float32);
@@ -79,6 +146,14 @@ HopFormats Policy::formats_of(Collective collective) const {
   throw ArgumentError("collective: unknown value");
 }
 
+bool names_group(std::span<const std::string> dimensions, std::string_view description) {
+  constexpr std::string_view kOfMesh = "mesh_";
+  const std::string_view dimension = description == "default_pg"        ? "world"
+                                     : description.starts_with(kOfMesh) ? description.substr(kOfMesh.size())
+                                                                        : std::string_view();
+  return !dimension.empty() && std::ranges::find(dimensions, dimension) != dimensions.end();
+}
+
 Verdict decide(const Policy& policy, const Call& call, int size) {
   if (size == 1) return Verdict::single_rank;
   if (is_exact(policy, call)) return Verdict::format_exact;
@@ -86,11 +161,13 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   if (!call.dtype) return Verdict::dtype;
   if (!call.linear) return Verdict::operation;
   if (!call.contiguous) return Verdict::layout;
-  if (call.form == Form::list && !policy.lists) return Verdict::form;
-  if (call.form == Form::coalesced && !policy.coalesced) return Verdict::form;
-  if (call.form == Form::single && call.collective == Collective::all_gather && !call.in_place &&
-      !policy.out_of_place) {
-    return Verdict::out_of_place;
+  if (call.form == Form::list && !policy.forms.list) return Verdict::form;
+  if (call.form == Form::coalesced && !policy.forms.coalesced && !call.traced) return Verdict::form;
+  if (call.form == Form::single && call.collective == Collective::all_gather) {
+    if (!call.in_place && !policy.forms.out_of_place) return Verdict::out_of_place;
+    // Excludes in-place gathers: a rank also decodes its own slot, and an optimizer that steps rounded weights loses
+    // updates.
+    if (call.in_place && !policy.forms.in_place && !call.traced) return Verdict::in_place;
   }
   if (call.num_bytes < policy.min_bytes || call.num_bytes == 0) return Verdict::min_bytes;
   return Verdict::compressed;
@@ -98,8 +175,9 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
 
 Route route_of(const Policy& policy, const Call& call, Verdict verdict) {
   if (verdict == Verdict::compressed) return Route::compressed;
-  const bool is_wanted = (verdict == Verdict::format_exact && policy.reduce_scatter.direct) ||
-                         (verdict == Verdict::min_bytes && policy.small_reduce_scatter.direct);
+  const bool is_wanted =
+      verdict != Verdict::single_rank &&
+      (policy.direct == Direct::always || (policy.direct == Direct::small && call.num_bytes < policy.min_bytes));
   const bool is_possible = call.collective == Collective::reduce_scatter && call.form != Form::coalesced &&
                            call.on_host && call.dtype && call.linear && call.contiguous && call.num_bytes > 0;
   return is_wanted && is_possible ? Route::direct : Route::inner;
@@ -119,11 +197,17 @@ void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {
       remedy = "only contiguous dense tensors are compressed";
       break;
     case Verdict::form:
-      remedy =
-          call.form == Form::list ? "lists=True compresses list forms" : "coalesced=True compresses coalesced forms";
+      remedy = call.form == Form::list ? "forms='list' compresses list forms"
+                                       : "forms='coalesced' compresses coalesced forms, 'traced:DIM' those that "
+                                         "compiled graphs call in the group of a mesh's dimension";
       break;
     case Verdict::out_of_place:
-      remedy = "out_of_place=True compresses all-gathers whose input is not its own slot of the output";
+      remedy = "forms='out_of_place' compresses all-gathers whose input is not its own slot of the output";
+      break;
+    case Verdict::in_place:
+      remedy =
+          "forms='in_place' compresses all-gathers in place, and rounds the sender's own values, too; 'traced:DIM' "
+          "those in the group of a mesh's dimension";
       break;
     default:
       return;

@@ -1,11 +1,12 @@
-// Decides which calls are compressed. Nothing else is.
-// Torch-free: it builds alone for its test.
+// Policy: decides which calls are compressed. Torch-free: it builds alone for its test.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zcomm/block_format.hpp"
 #include "zcomm/dtype.hpp"
@@ -15,29 +16,30 @@ namespace zcomm {
 enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 std::string_view to_string(Collective collective);
 
-// How the caller hands over its tensors.
+// Form of a call's tensors.
 enum class Form : std::uint8_t {
-  single,     // one input tensor, one output tensor: what FSDP2 calls
+  single,     // one input tensor, one output tensor: as FSDP2 calls
   list,       // a list of tensors, one per rank
-  coalesced,  // several collectives in one call: DTensor, full state dicts, functional collectives
+  coalesced,  // several collectives in one call, or one: DTensor, full state dicts, functional collectives
 };
 
-// What a collective asks for. Plain values, so that an all-gather of 1 TB costs no more to decide than one of 1 byte.
+// Properties of a call, as plain values: deciding costs the same for tensors of any size.
 struct Call {
   Collective collective = Collective::all_gather;
   Form form = Form::single;
-  std::optional<DType> dtype;  // empty: not one of the value types of a codec
+  std::optional<DType> dtype;  // empty: no codec takes the type
   bool floating_point = true;  // of the tensors, whatever their type
   std::int64_t num_bytes = 0;  // of the gathered, scattered or reduced tensor, the same on all ranks
   bool in_place = false;       // all_gather: the input is its own slot of the output
-  bool again = false;          // all_gather: the same values are gathered once more, from secondary shards
+  bool traced = false;         // as a compiled graph calls it, in a group that Forms::traced names
+  bool again = false;          // all_gather: the values are gathered again, from secondary shards
   bool linear = true;          // reductions: SUM, AVG or PREMUL_SUM
   bool contiguous = true;      // all tensors, and none of them sparse
   bool on_host = true;
   int device = -1;  // the GPU, otherwise
 };
 
-// Why a call goes out exact, or that it does not.
+// Result of decide(): compressed, or the reason why a call stays exact.
 enum class Verdict : std::uint8_t {
   compressed,
   single_rank,   // nothing moves
@@ -48,46 +50,70 @@ enum class Verdict : std::uint8_t {
   layout,        // not contiguous, or sparse
   form,          // list or coalesced, not opted in
   out_of_place,  // an all-gather whose input is not its own slot, not opted in
+  in_place,      // an all-gather that would round the caller's own slot, not opted in
   min_bytes,     // smaller than Policy::min_bytes
   no_gain,       // it could be compressed, but Choice::automatic found that this takes no less time
 };
-inline constexpr int kNumVerdicts = 11;
+inline constexpr int kNumVerdicts = 12;
 std::string_view to_string(Verdict verdict);
 
-// Which of the calls that decide() would have compressed are.
+// Rule about the calls that decide() would compress.
 enum class Choice : std::uint8_t {
-  always,     // all
-  automatic,  // those that gain by it: see AutoPolicy
+  always,     // compresses all
+  automatic,  // compresses those that gain by it: see AutoPolicy
 };
-// "always", "auto".
+// Returns "always" or "auto".
 std::string_view to_string(Choice choice);
-// The inverse. Throws ArgumentError on any other name.
+// Parses a name that to_string returns. Throws ArgumentError on any other.
 Choice parse_choice(std::string_view name);
+
+// Which exact reduce-scatters zcomm makes itself, each contribution straight to its owner. The others are torch's.
+enum class Direct : std::uint8_t { never, small, always };  // small: those below Policy::min_bytes
+// "never", "small", "always".
+std::string_view to_string(Direct direct);
+// The inverse. Throws ArgumentError on any other name.
+Direct parse_direct(std::string_view name);
+
+// Forms of calls to compress in addition to FSDP2's own.
+struct Forms {
+  bool in_place = false;      // all-gathers in place, which rounds the sender's own values, too
+  bool out_of_place = false;  // single-tensor all-gathers that are not in place
+  bool list = false;
+  bool coalesced = false;
+  std::vector<std::string> traced;  // what compiled graphs call in the groups of these mesh dimensions, sorted
+
+  // Names as names() has them, in any order. Throws ArgumentError that lists the known ones.
+  static Forms parse(std::span<const std::string> names);
+  // "in_place", "out_of_place", "list", "coalesced", "traced:DIMENSION".
+  std::vector<std::string> names() const;
+  friend bool operator==(const Forms&, const Forms&) = default;
+};
 
 struct Policy {
   Choice choice = Choice::always;
   BlockFormat all_gather{ElementKind::int8, 256};
   HopFormats reduce_scatter{{ElementKind::int8, 128}, {ElementKind::int4, 128}};
-  HopFormats all_reduce;            // exact
-  HopFormats small_reduce_scatter;  // of those below min_bytes: exact, or direct
+  HopFormats all_reduce;  // exact
+  Direct direct = Direct::never;
   std::int64_t min_bytes = 64 * 1024;
-  bool out_of_place = false;  // compress single-tensor all-gathers that are not in place, too
-  bool lists = false;         // compress list forms, too
-  bool coalesced = false;     // compress coalesced forms, too
-  // Raise where a floating-point collective of at least min_bytes, for which a format other than exact is set, would go
-  // out exact.
+  Forms forms;
+  // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
   bool strict = false;
 
-  // Of an all-gather twice the same.
+  // Returns the formats of a collective; for an all-gather twice the same.
   HopFormats formats_of(Collective collective) const;
 
   friend bool operator==(const Policy&, const Policy&) = default;
 };
 
-// The first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks. Never no_gain.
+// Whether one of `dimensions` names the group that torch describes so: that of a mesh's dimension is
+// "mesh_<dimension>". "world" names the default group, which is also that of each dimension with all ranks.
+bool names_group(std::span<const std::string> dimensions, std::string_view description);
+
+// Returns the first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks. Never no_gain.
 Verdict decide(const Policy& policy, const Call& call, int size);
 
-// Who carries out a call.
+// Component that carries out a call.
 enum class Route : std::uint8_t {
   inner,   // torch's own group, exactly
   direct,  // zcomm, exactly: a reduce-scatter in one hop
@@ -95,8 +121,8 @@ enum class Route : std::uint8_t {
 };
 Route route_of(const Policy& policy, const Call& call, Verdict verdict);
 
-// Throws Error if `policy.strict` forbids `verdict` for `call`, naming the call, the reason and the option that opts
-// in.
+// Throws Error if `policy.strict` forbids `verdict` for `call`; the text names the call, the reason and the option that
+// opts in.
 void enforce_strict(const Policy& policy, const Call& call, Verdict verdict);
 
 }  // namespace zcomm

@@ -1,32 +1,31 @@
-// The torch.distributed backend "zcomm".
+// Backend "zcomm" of torch.distributed.
 #pragma once
 
 #include "compressed_calls.hpp"
 #include "inner_groups.hpp"
 #include "nccl_rendezvous.hpp"
-#include "planned_calls.hpp"
+#include "operations.hpp"
 
 namespace zcomm::c10d_binding {
 
-// Compresses the calls that its policy names, in order; hands every other call to an inner process group: `exact_cpu`,
-// Gloo, or one of NCCL for tensors on a GPU.
+// Compresses the calls that its policy names, in order. Forwards all others to an inner process group: `exact_cpu`,
+// which is Gloo, or NCCL for GPU tensors.
 class ProcessGroup final : public ::c10d::Backend {
  public:
-  // `store` is the group's own; the keys "failure", "nccl/..." and those of `hooks` are used.
-  ProcessGroup(BackendPtr exact_cpu, StorePtr store, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks);
+  ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks);
 
   const std::string getBackendName() const override { return "zcomm"; }
-  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override { return options_; }
+  // Returns a copy, into which torch writes the options of a split.
+  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
-  // For callers that know what their tensors hold.
-  PlannedCalls& planned() { return planned_; }
+  // Returns the interface for callers that hold plans.
+  Operations& operations() { return operations_; }
   bool is_aborted() const { return aborted_; }
-  bool has_ended() const { return ended_; }
-  // By the options, or the override in force.
+  // Returns the options' value, or the override's in force.
   bool is_strict() const;
 
-  // Compressed where the policy says so. See compressible.cpp and coalesced.cpp.
+  // Calls that the policy may compress: see compressible.cpp and coalesced.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                     const ::c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) override;
@@ -41,7 +40,7 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
 
-  // Exact, always. See exact.cpp.
+  // Calls that are always exact: see exact.cpp.
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) override;
@@ -90,7 +89,9 @@ class ProcessGroup final : public ::c10d::Backend {
   CallSettings settings_of(const CallOptions& opts) const {
     return {effective_policy(options_->policy), timeout_of(opts), opts.asyncOp || inner_.is_coalescing()};
   }
-  // Before an exact collective outside of the policy: counts it.
+  // Tells whether `policy` names this group as one in which compiled graphs gather weights and reduce gradients.
+  bool is_traced(const Policy& policy) const { return names_group(policy.forms.traced, getGroupDesc()); }
+  // Counts an exact collective outside of the policy, before it begins.
   void begin_exact(std::span<const at::Tensor> tensors);
   void abort_compressed();
 
@@ -103,12 +104,11 @@ class ProcessGroup final : public ::c10d::Backend {
   NcclRendezvous nccl_;
 
   std::atomic<bool> aborted_{false};
-  std::atomic<bool> ended_{false};
   std::once_flag shutdown_once_;
   BackendPtr last_split_;
-  std::string last_split_name_;
-  CompressedCalls compressed_;  // its threads use all of the above
-  PlannedCalls planned_;
+  StorePtr last_split_store_;
+  CompressedCalls compressed_;  // its threads use all fields above
+  Operations operations_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -11,7 +11,7 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// The ranks of a group as a first one and a stride, as torch's events have them. No stride: -1.
+// Returns a group's ranks as a first one and a stride, as in torch's events; -1 if there is no stride.
 std::pair<int, int> start_and_stride(const std::vector<std::uint64_t>& ranks) {
   if (ranks.empty()) return {0, 1};
   const auto at = [&](std::size_t i) { return static_cast<int>(ranks[i]); };
@@ -22,7 +22,7 @@ std::pair<int, int> start_and_stride(const std::vector<std::uint64_t>& ranks) {
   return {at(0), stride};
 }
 
-// From torch 2.13 on it also takes the number of the call, and whether the call is asynchronous.
+// Passes on the number of the call and whether it is asynchronous, which torch takes from 2.13 on.
 template <class Info = torch::ParamCommsDebugInfo, class... Args>
 std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
   std::shared_ptr<Info> info;
@@ -37,10 +37,10 @@ std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
   return info;
 }
 
-std::unordered_map<std::string, c10::IValue> own_fields(const CompressedJob& job) {
+std::unordered_map<std::string, c10::IValue> own_fields(const Job& job) {
   const std::string call = std::string(job.title).substr(std::string_view("zcomm:").size());
-  std::unordered_map<std::string, c10::IValue> fields{{"zcomm plan", call + " " + job.plan_text()}};
-  if (const std::optional<LinkBytes> wire = job.wire_bytes()) {
+  std::unordered_map<std::string, c10::IValue> fields{{"zcomm plan", call + " " + job.operation->description()}};
+  if (const std::optional<LinkBytes> wire = job.operation->bytes(job.arguments())) {
     fields["Wire bytes intra-node"] = static_cast<std::int64_t>(wire->intra_node);
     fields["Wire bytes inter-node"] = static_cast<std::int64_t>(wire->inter_node);
   }
@@ -97,7 +97,7 @@ class RangedTransfer final : public Transfer {
   std::unique_ptr<Transfer> transfer_;
 };
 
-// As it is while no profiler is on: a transfer is made for every chunk.
+// Returns the transfer itself while no profiler is on: there is one per chunk.
 std::unique_ptr<Transfer> with_range(std::unique_ptr<Transfer> transfer) {
   if (!at::hasCallbacks()) return transfer;
   return std::make_unique<RangedTransfer>(std::move(transfer));
@@ -138,13 +138,13 @@ class RangedTransport final : public Transport {
 
 }  // namespace
 
-CallEvent::CallEvent(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+CallEvent::CallEvent(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
                      const std::vector<std::uint64_t>& ranks)
     : event_(at::RecordScope::FUNCTION) {
   if (event_.isActive()) begin(job, call, group, ranks);
 }
 
-void CallEvent::begin(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+void CallEvent::begin(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
                       const std::vector<std::uint64_t>& ranks) {
   const std::tuple<std::string, std::string> name(group.getGroupUid(), group.getGroupDesc());
   const auto [start, stride] = start_and_stride(ranks);
@@ -152,7 +152,7 @@ void CallEvent::begin(const CompressedJob& job, const CallSummary& call, const :
   debug_info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
                       make_info(job, name, group.getRank(), std::string(call.name), call.in_elements, call.out_elements,
                                 job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group.getSize()));
-  // In the order of torch's own RECORD_PARAM_COMMS_DATA, which readers of execution traces count on.
+  // Follows the order of torch's own RECORD_PARAM_COMMS_DATA, which readers of execution traces rely on.
   inputs_ = {job.inputs,
              std::make_tuple(static_cast<std::int64_t>(job.sequence_number), false),
              name,

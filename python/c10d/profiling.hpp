@@ -1,5 +1,5 @@
-// What torch's profilers see of compressed calls: an event for each call, and ranges inside of it. While no profiler is
-// on, an event or a range costs a look at the thread's callbacks.
+// Events of compressed calls for torch's profilers: one per call, with ranges inside of it. While no profiler is on, an
+// event or a range only checks the thread's callbacks.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -10,43 +10,42 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "compressed_jobs.hpp"
+#include "job.hpp"
 
 namespace zcomm::c10d_binding {
 
-// The launch of a call, from here to the end of the scope, as torch's own backends record theirs: Kineto, HTA and
-// Chakra read the event `record_param_comms`. Beside its usual arguments it has "zcomm plan" and, where they are known
-// before the call, "Wire bytes intra-node" and "Wire bytes inter-node" of this rank.
+// Launch of a call, until the end of the scope, as torch's own backends record it: Kineto, HTA and Chakra read the
+// event `record_param_comms`. It has "zcomm plan" in addition to the usual arguments and, if known before the call,
+// this rank's "Wire bytes intra-node" and "Wire bytes inter-node".
 class CallEvent {
  public:
-  // `ranks`: of the group, in the world; empty: it is the world.
-  CallEvent(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+  // Takes the group's `ranks` in the world; empty if it is the world.
+  CallEvent(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
             const std::vector<std::uint64_t>& ranks);
 
  private:
-  void begin(const CompressedJob& job, const CallSummary& call, const ::c10d::Backend& group,
+  void begin(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
              const std::vector<std::uint64_t>& ranks);
 
   std::vector<c10::IValue> inputs_;
   std::optional<c10::DebugInfoGuard> debug_info_;
-  at::RecordFunction event_;  // last: it ends while the others are there
+  at::RecordFunction event_;  // last: it ends before the fields above
 };
 
-// The same codec and transport, with ranges: "zcomm::encode", "zcomm::decode", "zcomm::decode_sum",
-// "zcomm::decode_sum_encode", "zcomm::start_transfer" and "zcomm::wait_for_transfer". On a GPU they are the time to
-// launch.
+// Wraps a codec or a transport to record ranges: "zcomm::encode", "zcomm::decode", "zcomm::decode_sum",
+// "zcomm::decode_sum_encode", "zcomm::start_transfer" and "zcomm::wait_for_transfer". On a GPU they are launch times.
 std::unique_ptr<Codec> with_ranges(std::unique_ptr<Codec> codec);
 std::unique_ptr<Transport> with_ranges(std::unique_ptr<Transport> transport);
 
-// The profilers that are on in a thread. They do not see what other threads do for it, unless those take them on.
+// Profilers that are on in a thread. They do not see other threads that work for it, unless those adopt them.
 struct Profilers {
   std::shared_ptr<c10::ThreadLocalDebugInfo> state;
   at::RecordFunctionTLS callbacks;
 };
-// Of this thread; nothing if there are none.
+// Returns the profilers of this thread, if any.
 std::optional<Profilers> current_profilers();
 
-// Takes them on for a scope.
+// Adopts them for a scope.
 class WithProfilers {
  public:
   explicit WithProfilers(const std::optional<Profilers>& profilers);

@@ -11,6 +11,7 @@ void rethrow_from_python() {
     throw;
   } catch (pybind11::error_already_set& error) {
     const pybind11::gil_scoped_acquire gil;
+    if (!error.matches(PyExc_Exception)) throw;          // Ctrl-C or exit
     throw TransportError(pybind11::str(error.value()));  // what() would append a traceback
   }
 }

@@ -1,4 +1,4 @@
-// What the backend asks of reduce operations.
+// Properties of reduce operations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace zcomm::c10d_binding {
 
-// True if the operation is factor * sum over ranks.
+// Returns true if the operation is factor * sum over ranks.
 bool is_linear(const ::c10d::ReduceOp& op);
-// The factor of a linear operation. One that PREMUL_SUM keeps on a GPU is fetched, which blocks.
+// Returns the factor of a linear operation. PREMUL_SUM's on a GPU is copied to the host, which blocks.
 double factor_of(const ::c10d::ReduceOp& op, int size);
 
 inline bool is_premul(const ::c10d::ReduceOp& op) { return op.op_ == ::c10d::ReduceOp::PREMUL_SUM; }
@@ -23,7 +23,7 @@ CallOptions as_sum(CallOptions opts) {
   return opts;
 }
 
-// Gloo has no PREMUL_SUM: on CPU tensors its exact path scales, then sums.
+// Tells whether the exact path must scale before it sums: Gloo has no PREMUL_SUM.
 inline bool needs_premul_emulation(const ::c10d::ReduceOp& op, const at::Tensor& tensor) {
   return is_premul(op) && tensor.device().is_cpu();
 }

@@ -1,4 +1,4 @@
-// Carries out compressed collectives on the tensors of one device type.
+// Runner of compressed collectives on the tensors of one device type.
 #pragma once
 
 #include <chrono>
@@ -15,13 +15,13 @@ inline constexpr std::chrono::hours kNoLimit{24 * 365};
 class Runner {
  public:
   virtual ~Runner() = default;
-  virtual WorkPtr launch(std::unique_ptr<Job> job) = 0;
+  virtual WorkPtr launch(JobPtr job) = 0;
 
-  // Blocks until all jobs so far are done, or `limit` has passed: then false.
+  // Blocks until all jobs so far are done; returns false after `limit`.
   virtual bool drain(std::chrono::milliseconds limit) = 0;
-  // Makes jobs under way and later ones fail, on the peers as well. Any thread.
+  // Makes jobs in progress and later ones fail, on the peers as well. Thread-safe.
   virtual void abort(const std::string& reason) noexcept = 0;
-  // No job is launched any more. Idempotent.
+  // Stops launching jobs. Idempotent.
   virtual void stop() = 0;
 };
 

@@ -1,4 +1,4 @@
-// Where in a program collectives are called from: counted by themselves.
+// Site: a place in a program that calls collectives, with counters of its own.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ struct Site {
   Site(std::string site_name, std::vector<std::string> lossy_parts)
       : name(std::move(site_name)), parts(std::move(lossy_parts)) {}
 
-  // In the telemetry: of the `index`-th of `count` segments that are not sent exactly.
+  // Returns the telemetry's name of the `index`-th of `count` segments that are not exact.
   std::string name_of_part(std::size_t index, std::size_t count) const {
     return parts.size() == count ? name + "." + parts[index] : name;
   }
@@ -30,6 +30,6 @@ struct Site {
   Stats::Compressed cost;
 };
 
-using SitePtr = std::shared_ptr<Site>;  // none: of no known place
+using SitePtr = std::shared_ptr<Site>;  // null: unknown place
 
 }  // namespace zcomm::c10d_binding

@@ -1,4 +1,4 @@
-// What a group has done, counted as it happens.
+// Counters of a group's calls.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace zcomm::c10d_binding {
 struct Stats {
   using Counter = std::atomic<std::uint64_t>;
 
-  // Bytes are of the gathered, scattered or reduced tensor.
+  // Number of calls and their bytes, of the gathered, scattered or reduced tensor.
   struct Calls {
     Counter calls{0};
     Counter bytes{0};
@@ -52,7 +52,7 @@ struct Stats {
   Calls& calls(Collective collective, Verdict verdict) {
     return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
   }
-  // Calls that by_verdict does not count as compressed, and what they have cost.
+  // Calls that by_verdict does not count as compressed, and their cost.
   struct Apart {
     Calls calls;
     Compressed cost;
@@ -62,9 +62,9 @@ struct Stats {
 
   std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
   std::array<Compressed, 3> by_collective;
-  Apart direct_reduce_scatter;  // of zcomm's, but not compressed
+  Apart direct_reduce_scatter;  // carried out by zcomm, uncompressed
   Apart rehearsals;             // of policy="auto", on scratch
-  Counter plans{0};             // of compressed calls that were made
+  Counter plans{0};             // made for compressed calls
   Calls others;                 // broadcast, send, all-to-all, ...: never compressed
 };
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kSampleElements = 16384;
 constexpr std::int64_t kBlockWithoutScales = 256;
+constexpr std::size_t kMaxSites = 1000;  // bounds programs whose tensors differ in every step
 
 std::int64_t block_of(BlockFormat format) { return format.has_scales() ? format.block_size : kBlockWithoutScales; }
 
@@ -36,7 +37,7 @@ struct Encoded {
   std::vector<ConstTensorView> slots;  // of this rank, in rank order
 };
 
-// What this rank encodes, for which links.
+// Lists the slots that this rank encodes, by link.
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
                                 std::span<const ConstTensorView> slots, HopFormats formats) {
   if (collective == Collective::all_gather) return {{"all", formats.intra_node, {slots[0]}}};
@@ -51,14 +52,14 @@ std::vector<Encoded> encoded_by(const Communicator& communicator, Collective col
   const auto views = [&](std::vector<int>& of) {
     std::sort(of.begin(), of.end());
     std::vector<ConstTensorView> found;
-    // The whole tensor of an all-reduce is one view: its shards are made of whole blocks.
+    // Returns the whole tensor of an all-reduce as one view: its shards have whole blocks.
     for (const int slot : of) found.push_back(slots.size() == 1 ? slots[0] : slots[static_cast<std::size_t>(slot)]);
     return found;
   };
   return {{"intra_node", formats.intra_node, views(intra_node)}, {"inter_node", formats.inter_node, views(inter_node)}};
 }
 
-// The `number`-th sample of `slots`: in turn the first piece of each, the second of each, ...
+// Returns sample `number` of `slots`: in turn the first piece of each, the second of each, ...
 ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_t number, std::int64_t block) {
   const ConstTensorView& slot = slots[number % slots.size()];
   const std::int64_t length = kSampleElements / block * block;
@@ -70,11 +71,15 @@ ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_
 
 void Telemetry::count(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
                       Communicator& communicator, StreamView stream) {
-  // A replay would add to the sums, and to nothing else.
+  // Skips calls in a graph, because a replay would only add to the sums.
   if (!site.device.is_cpu() && is_capturing(stream)) return;
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  Calls& calls = sites_[{site.collective, name_of(site, slots, communicator.size())}];
+  Key key{site.collective, name_of(site, slots, communicator.size())};
+  if (site.name.empty() && sites_.size() >= kMaxSites && !sites_.contains(key)) {
+    key.second = std::string(to_string(site.collective)) + " of other sizes";
+  }
+  Calls& calls = sites_[key];
   if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
   for (const Encoded& encoded : encoded_by(communicator, site.collective, slots, formats)) {
     if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
@@ -121,7 +126,7 @@ std::vector<Loss> Telemetry::read() {
       loss.elements = row.elements;
       loss.blocks = row.blocks;
       for (const auto& [stream, sums] : row.by_stream) {
-        // The copy below is on the current stream, which need not be the one of the sums.
+        // Waits for the stream of the sums: the copy below runs on the current stream.
         if (!sums.device.is_cpu()) {
           c10::impl::VirtualGuardImpl(sums.device.type()).synchronizeDevice(sums.device.index());
         }

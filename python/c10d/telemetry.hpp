@@ -1,8 +1,8 @@
-// What compression loses, per call site, measured on samples of what this rank is about to send.
+// Telemetry: compression errors per call site, measured on samples of the values that this rank sends.
 //
-// A sample is up to 16384 consecutive elements, whole blocks; the next sample of a site takes the next ones. They go
-// through the communicator's own codec and back, and both sides are compared in double, by operations of torch on the
-// device and the stream of the call: the host does not wait, and no result of a collective changes.
+// A sample is up to 16384 consecutive elements, in whole blocks; the next sample of a site takes the following ones.
+// They pass through the communicator's codec and back, and are compared in double by operations of torch on the device
+// and stream of the call. The host does not wait, and no result of a collective changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,15 +20,16 @@
 
 namespace zcomm::c10d_binding {
 
-// A compressed call, before it runs.
+// Compressed call, before it runs.
 struct SampledCall {
   Collective collective;
-  const std::string& name;  // the caller's; empty: "<collective> of <elements> <dtype>" of the whole tensor
+  const std::string& name;  // the caller's; empty: "<collective> of <elements> <dtype>" of the whole tensor, and from
+                            // Name of the site; "<collective> of other sizes" from the 1000th site on.
   at::Device device;
 };
 
-// What the samples of one site, in one format, add up to. A block without scales counts as 256 elements. A block that
-// holds a NaN or an infinity is counted, and adds to nothing else.
+// Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
+// infinity are counted, but not added to the other sums.
 struct Loss {
   Collective collective;
   std::string site;
@@ -40,34 +41,34 @@ struct Loss {
   double blocks = 0;
   double finite_blocks = 0;
   double nonzero = 0;              // elements
-  double zeroed = 0;               // of them, those that are decoded as 0
+  double zeroed = 0;               // nonzero elements decoded as 0
   double signal = 0;               // sum of x^2
   double noise = 0;                // sum of (decode(encode(x)) - x)^2
   double block_errors = 0;         // sum over blocks of max |decode(encode(x)) - x| / max |x|; 0 for a block of zeros
-  double largest_block_error = 0;  // of these
+  double largest_block_error = 0;  // largest of these
 };
 
 class Telemetry {
  public:
-  // Every `every`-th call of a site is sampled, its first one included; 0: none.
+  // Samples every `every`-th call of a site, beginning with the first; 0: none.
   explicit Telemetry(std::int64_t every) : every_(every) {}
 
   bool is_on() const { return every_ != 0; }
 
-  // Counts the call, and samples it if it is its turn. `slots`: an all-gather's shard, the values that a reduce-scatter
-  // sends to each rank, the tensor of an all-reduce. In a group of nodes of several ranks what is sent between nodes
-  // are sums, which nobody has before the call: this rank's terms stand for them. On a GPU the stream must be torch's
-  // current one; calls that a graph captures are left out. Any thread.
+  // Counts the call, and samples it if it is its turn. `slots` is an all-gather's shard, the values that a
+  // reduce-scatter sends to each rank, or the tensor of an all-reduce. Between nodes of several ranks sums are sent,
+  // which do not exist before the call: this rank's terms stand for them. On a GPU the stream must be torch's current
+  // one; calls captured in a graph are not sampled. Thread-safe.
   void before(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
               Communicator& communicator, StreamView stream) {
     if (is_on()) count(site, slots, formats, communicator, stream);
   }
 
-  // All samples so far, by site. Blocks the host until the devices are done with them. Any thread.
+  // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
   std::vector<Loss> read();
 
  private:
-  // What the samples on one stream add up to, on its device: two streams never write the same tensor.
+  // Sums of the samples on one stream, on its device: two streams never write the same tensor.
   struct Sums {
     at::Device device;
     at::Tensor totals;   // of Measured
@@ -79,6 +80,7 @@ class Telemetry {
     double blocks = 0;
     std::map<std::pair<at::DeviceType, void*>, Sums> by_stream;  // calls on CPU tensors have a null stream, too
   };
+  using Key = std::pair<Collective, std::string>;  // collective, name of a site
   struct Calls {
     std::uint64_t calls = 0;
     std::map<std::pair<std::string, std::string>, Row> rows;  // by hop and format
@@ -91,7 +93,7 @@ class Telemetry {
 
   const std::int64_t every_;
   std::mutex mutex_;
-  std::map<std::pair<Collective, std::string>, Calls> sites_;
+  std::map<Key, Calls> sites_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -47,6 +47,13 @@ std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
 
 namespace {
 
+// Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2, and
+// views of inference tensors have no other mark.
+bool may_be_complex(const at::Tensor& tensor) {
+  if (tensor.is_inference()) return tensor.dim() > 0 && tensor.size(-1) == 2;
+  return tensor.is_view() && tensor._base().is_complex();
+}
+
 bool is_dense_on(const at::Tensor& tensor, at::Device device) {
   return tensor.layout() == at::kStrided && tensor.device() == device && tensor.is_contiguous();
 }
@@ -59,8 +66,7 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   call.form = form;
   call.dtype = dtype_of(shard);
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
-  // torch hands over complex tensors as their real views.
-  if (shard.is_view() && shard._base().is_complex()) call.dtype.reset();
+  if (may_be_complex(shard)) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());
   call.on_host = shard.device().is_cpu();
   call.device = shard.device().index();
@@ -94,6 +100,25 @@ void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, in
     TORCH_CHECK_VALUE(tensor.scalar_type() == shard.scalar_type() && tensor.numel() == shard.numel(),
                       "zcomm: ", list_name, ": expected tensors of ", shard.numel(), " ", shard.scalar_type(),
                       " as in ", shard_name, ", got one of ", tensor.numel(), " ", tensor.scalar_type());
+  }
+}
+
+void check_contiguous(const at::Tensor& tensor, const char* name, at::Device device) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.device() == device, "zcomm: ", name,
+                    ": expected a contiguous tensor on ", device, ", got strides ", tensor.strides(), " on ",
+                    tensor.device());
+}
+
+void check_no_gaps(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided) return;
+  TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(),
+                    "zcomm: tensor: expected values without gaps in memory, which Gloo would take for values, got ",
+                    "strides ", tensor.strides(), " of sizes ", tensor.sizes(), ": pass tensor.contiguous()");
+}
+
+void check_in_order(at::TensorList tensors, const char* name) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_cpu()) check_contiguous(tensor, name, tensor.device());
   }
 }
 

@@ -1,4 +1,4 @@
-// What the backend asks of tensors.
+// Properties and views of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,29 +13,34 @@
 
 namespace zcomm::c10d_binding {
 
-// Empty if it is not one of a codec's value types.
+// Returns the codec's value type, or nothing for other types.
 std::optional<DType> dtype_of(const at::Tensor& tensor);
 at::ScalarType scalar_type_of(DType dtype);
 
-// The values of a contiguous tensor of such a type; borrows them.
+// Borrows the values of a contiguous tensor of such a type.
 TensorView view_of(const at::Tensor& tensor);
 std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors);
 
-// The slots of a tensor that is gathered or scattered whole.
+// Returns the slots of a tensor that is gathered or scattered whole.
 std::vector<TensorView> slots_of(const at::Tensor& whole, int size);
 
-// What the policy asks about: `whole` is the gathered, scattered or reduced tensor, given as its parts.
+// Describes a call for the policy; `whole` is the gathered, scattered or reduced tensor, in parts.
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole);
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
               const ::c10d::ReduceOp& op);
 
-// True if an all-gather's input is where its output will have it.
+// Returns true if an all-gather's input is its own slot of the output.
 bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank);
 
-// Throw ValueError that names the argument, what was given and what is needed.
+// Throws ValueError that names the argument, what was given and what is needed.
 void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, const char* whole_name,
                   const char* shard_name);
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name);
+void check_contiguous(const at::Tensor& tensor, const char* name, at::Device device);
+// Throws ValueError for CPU tensors with strides that Gloo ignores: it takes a tensor's memory from the first value on
+// as its values, and in some calls in that order.
+void check_no_gaps(const at::Tensor& tensor);
+void check_in_order(at::TensorList tensors, const char* name);
 
 }  // namespace zcomm::c10d_binding

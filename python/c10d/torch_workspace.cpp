@@ -22,7 +22,7 @@ class TorchWorkspace final : public Workspace {
   }
 
   void release(std::byte* data, StreamView) noexcept override {
-    c10::DataPtr piece;  // freed outside of the lock
+    c10::DataPtr piece;  // freed after the lock is released
     const std::lock_guard lock(mutex_);
     const auto found = pieces_.find(data);
     piece = std::move(found->second);

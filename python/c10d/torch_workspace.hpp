@@ -1,4 +1,4 @@
-// Scratch from torch's own allocator.
+// Workspace over torch's own allocator.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,8 +9,8 @@
 
 namespace zcomm::c10d_binding {
 
-// For `type`'s memory. A piece belongs to the stream that is torch's current one when it is acquired, which must be the
-// one that acquire() is given; under graph capture it comes from the graph's pool.
+// Makes a workspace for memory of `type`. A piece belongs to torch's current stream at acquire(), which must be the one
+// passed to it; during graph capture it comes from the graph's pool.
 std::unique_ptr<Workspace> make_torch_workspace(c10::DeviceType type);
 
 }  // namespace zcomm::c10d_binding

@@ -1,4 +1,4 @@
-// zcomm._core, the part of the library that Python uses without torch, one function per source.
+// Bindings of zcomm._core, the torch-free module: one function per source.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// The codecs, in Python. Memory comes as addresses: zcomm/_arrays.py has looked at the arrays.
+// Python bindings of the codecs. Memory comes as addresses: zcomm/_arrays.py has checked the arrays.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -25,7 +25,7 @@ std::vector<Wire> wires_of(const std::vector<TermTuple>& tuples) {
   return wires;
 }
 
-// Calls body(codec, stream) with the codec for the memory of `device`: a GPU's index, kHost or kCurrentDevice.
+// Calls body(codec, stream) with the codec for `device`: a GPU's index, kHost or kCurrentDevice.
 template <class Body>
 void on_device(int device, std::uintptr_t stream, const std::string& isa, Body&& body) {
   if (device == kHost) return body(*make_cpu_codec(isa), StreamView{});

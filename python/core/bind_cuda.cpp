@@ -1,4 +1,4 @@
-// What this build and this machine have of GPUs, in Python.
+// Python bindings of what this build and this machine support of CUDA and NCCL.
 #include "bind.hpp"
 #include "views.hpp"
 #include "zcomm/cuda.hpp"

@@ -1,4 +1,4 @@
-// The codec of differences, in Python. Memory comes as addresses.
+// Python bindings of the lossless difference codec. Memory comes as addresses.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -26,7 +26,7 @@ std::uint64_t hash_of_values(const ArrayTuple& values, const std::string& isa) {
   return DifferenceCodec(isa).hash(view_of(values));
 }
 
-// --- In the memory of a GPU: jobs as difference.hpp has them
+// --- Jobs in GPU memory, as in difference.hpp
 
 using EncodeTuple = std::tuple<ArrayTuple, ArrayTuple, std::uint64_t, std::uintptr_t, std::uintptr_t, std::uintptr_t>;
 using DecodeTuple = std::tuple<std::uintptr_t, std::size_t, ArrayTuple, std::uint64_t, std::uintptr_t, std::uintptr_t>;
@@ -55,7 +55,7 @@ DecodeDifference job_of(const DecodeTuple& tuple) {
 
 CheckHash job_of(const CheckTuple& tuple) {
   const auto& [values, hash, status] = tuple;
-  return {view_of(values), pointer<const std::uint64_t>(hash), pointer<std::uint32_t>(status)};
+  return {view_of(values), view_of(values), pointer<const std::uint64_t>(hash), pointer<std::uint32_t>(status)};
 }
 
 // Queues `operation` of DeviceDifferences for a list of tuples.

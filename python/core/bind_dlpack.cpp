@@ -1,4 +1,4 @@
-// DLPack capsules, read in place: the capsule keeps the array and is not consumed.
+// Readers of DLPack capsules. They borrow: the capsule keeps the array and is not consumed.
 #include "bind.hpp"
 #include "dlpack.hpp"
 #include "zcomm/error.hpp"
@@ -19,7 +19,7 @@ struct DlpackArray {
   bool copied = false;
 };
 
-// As NumPy calls it. What no codec takes is named all the same: it goes into messages.
+// Returns NumPy's name of a type, also of types that no codec takes: error messages need it.
 std::string name_of(dlpack::DataType dtype) {
   static constexpr const char* kNames[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
   std::string name = dtype.code < std::size(kNames) ? kNames[dtype.code] : "DLPack type " + std::to_string(dtype.code);

@@ -1,4 +1,4 @@
-// Formats and the layout of a wire, in Python.
+// Python bindings of formats and wire layouts.
 #include "bind.hpp"
 #include "zcomm/block_format.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -27,6 +27,10 @@ void bind_format(py::module_& module) {
   bind_text<HopFormats>(module, "HopFormats")
       .def_readonly("intra_node", &HopFormats::intra_node)
       .def_readonly("inter_node", &HopFormats::inter_node);
+
+  py::list kinds;  // name, whether blocks have scales
+  for (const ElementTraits& kind : all_traits()) kinds.append(py::make_tuple(kind.name, kind.max_code != 0));
+  module.attr("ELEMENT_KINDS") = py::tuple(kinds);
 
   py::class_<WireLayout>(module, "WireLayout", "Where the parts of a wire lie, in bytes.")
       .def(py::init([](const std::string& format, const std::string& dtype, std::int64_t num_elements) {

@@ -1,4 +1,4 @@
-// Ranks as threads of one process, in Python.
+// Python bindings of communicators whose ranks are threads of one process.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"

@@ -1,4 +1,4 @@
-// Plans of collectives, in Python.
+// Python bindings of the plans of collectives.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -30,16 +30,16 @@ void bind_costs(py::module_& module) {
       .def_readonly("decoded", &CodecPasses::decoded, "Read out of wires.");
 }
 
-// `lengths`: elements of each rank's slot.
+// Binds GatherPlan; `lengths` are the elements of each rank's slot.
 void bind_gather(py::module_& module) {
   py::class_<GatherPlan>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
-                       const NamedSegments& segments, std::size_t chunk_bytes) {
-             return GatherPlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)},
-                               parse_segments<BlockFormat>(segments));
+                       const NamedSegments& segments, bool in_one_hop, std::size_t chunk_bytes) {
+             return GatherPlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
+                               parse_segments<BlockFormat>(segments), in_one_hop);
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
-           py::arg("chunk_bytes") = kDefaultChunkBytes)
+           py::arg("in_one_hop") = false, py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &GatherPlan::description)
       .def_property_readonly("num_chunks", &GatherPlan::num_chunks)
       .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
@@ -56,7 +56,7 @@ void bind_difference_gather(py::module_& module) {
                              "What one rank does in an all_gather by lossless differences. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
                        std::size_t chunk_bytes) {
-             return DifferencePlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)});
+             return DifferencePlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)});
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
@@ -73,7 +73,7 @@ void bind_reduce(py::module_& module) {
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
                        const NamedSegments& segments, const std::optional<std::string>& feedback,
                        std::size_t chunk_bytes) {
-             return ReducePlan(topology, rank, chunk_bytes, {std::move(lengths), parse_dtype(dtype)},
+             return ReducePlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
                                parse_segments<HopFormats>(segments), format_of(feedback));
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
@@ -91,7 +91,7 @@ void bind_all_reduce(py::module_& module) {
       .def(
           py::init([](const Topology& topology, int rank, std::int64_t num_elements, const std::string& dtype,
                       const std::string& formats, const std::optional<std::string>& feedback, std::size_t chunk_bytes) {
-            return AllReducePlan(topology, rank, chunk_bytes, num_elements, parse_dtype(dtype),
+            return AllReducePlan({topology, rank, chunk_bytes}, num_elements, parse_dtype(dtype),
                                  HopFormats::parse(formats), format_of(feedback));
           }),
           py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),

@@ -1,4 +1,4 @@
-// Nodes, and who sends what to whom, in Python.
+// Python bindings of topologies and their hops.
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
@@ -17,7 +17,7 @@ Pairs pairs_of(const std::vector<Move>& moves) {
   return pairs;
 }
 
-// The sends and the receives.
+// Returns the sends and the receives.
 std::pair<Pairs, Pairs> named(const Hop& hop) { return {pairs_of(hop.sends), pairs_of(hop.recvs)}; }
 
 }  // namespace
@@ -28,7 +28,6 @@ void bind_topology(py::module_& module) {
       .def_property_readonly("size", &Topology::size)
       .def_property_readonly("num_nodes", &Topology::num_nodes)
       .def_property_readonly("is_hierarchical", &Topology::is_hierarchical)
-      .def("in_one_hop", &Topology::in_one_hop, "The same ranks and nodes, but flat.")
       .def("__str__", &Topology::to_string)
       .def("same_node", &Topology::same_node, py::arg("a"), py::arg("b"))
       .def("holder", &Topology::holder, py::arg("node"), py::arg("slot"))

@@ -1,4 +1,4 @@
-// A communicator as Python holds it.
+// Owner of a communicator in Python.
 #pragma once
 
 #include <memory>
@@ -14,16 +14,12 @@
 
 namespace zcomm {
 
-// One call at a time, with its GPU current if it has one, until it is closed. Methods are called without the GIL.
+// Communicator for one call at a time, with its GPU current, until it is closed. Methods run without the GIL.
 class BoundCommunicator {
  public:
-  // `device`: a GPU's index or kHost.
+  // Takes a GPU's index or kHost as `device`.
   BoundCommunicator(std::unique_ptr<Communicator> communicator, int device)
-      : rank(communicator->rank()),
-        size(communicator->size()),
-        num_nodes(communicator->topology().num_nodes()),
-        device_(device),
-        communicator_(std::move(communicator)) {}
+      : world(communicator->world()), device_(device), communicator_(std::move(communicator)) {}
 
   ~BoundCommunicator() {
     try {
@@ -45,7 +41,7 @@ class BoundCommunicator {
     if (const auto communicator = living()) communicator->abort(reason);
   }
 
-  // A call that is under way in another thread ends first.
+  // Closes after any call that is in progress in another thread.
   void close() {
     std::shared_ptr<Communicator> last;
     {
@@ -60,9 +56,7 @@ class BoundCommunicator {
 
   bool is_closed() const { return living() == nullptr; }
 
-  const int rank;
-  const int size;
-  const int num_nodes;
+  const World world;
 
  private:
   struct Guard {
@@ -79,7 +73,7 @@ class BoundCommunicator {
 
   const int device_;
   std::mutex calls_;
-  mutable std::mutex mutex_;  // of the pointer
+  mutable std::mutex mutex_;  // guards the pointer
   std::shared_ptr<Communicator> communicator_;
 };
 

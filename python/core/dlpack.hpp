@@ -1,4 +1,4 @@
-// The part of DLPack's ABI that a reader of capsules needs: https://dmlc.github.io/dlpack/latest/c_api.html
+// DLPack's ABI, the part that a reader of capsules needs: https://dmlc.github.io/dlpack/latest/c_api.html
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
-// What a capsule "dltensor" points to.
+// Content of a capsule "dltensor".
 struct ManagedTensor {
   Tensor tensor;
   void* manager;
   void (*deleter)(ManagedTensor*);
 };
 
-// What a capsule "dltensor_versioned" points to. Readers of major version 1 understand all of its minor versions.
+// Content of a capsule "dltensor_versioned". Readers of major version 1 understand all of its minor versions.
 struct ManagedTensorVersioned {
   std::uint32_t major;
   std::uint32_t minor;

@@ -1,4 +1,4 @@
-// The codec for GPUs, which the bindings of codecs share.
+// GPU codec, shared by the bindings of codecs.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace zcomm {
 
-// For the device that is current. It lives as long as the process: CUDA may be gone before static objects are.
+// Returns the codec for the current device. It lives as long as the process: CUDA may shut down before static objects.
 inline const Codec& cuda_codec() {
   static auto& workspace = *make_cuda_workspace().release();
   static auto& codec = *make_cuda_codec(workspace).release();

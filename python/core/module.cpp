@@ -1,13 +1,12 @@
-// zcomm._core: formats, codecs and communicators, without torch. See zcomm/codec.py and zcomm/communicator.py for its
-// use.
+// zcomm._core: formats, codecs and communicators, without torch. zcomm/codec.py and zcomm/communicator.py show its use.
 #include "bind.hpp"
 #include "zcomm/error.hpp"
 
 namespace py = pybind11;
 
 PYBIND11_MODULE(_core, module) {
-  // The last registered is asked first: base classes come before derived ones. Python code also catches them as what
-  // its own functions would raise.
+  // Registers base classes first: pybind11 tries the last registered translator first. Each exception also derives from
+  // the Python exception that Python's own functions would raise.
   const auto bases = [&](const char* own, PyObject* of_python) {
     return py::make_tuple(module.attr(own), py::handle(of_python));
   };

@@ -1,4 +1,4 @@
-// Arrays as they come from zcomm/_arrays.py: tuples of an address and what lies there.
+// Conversion of arrays from zcomm/_arrays.py: tuples of an address and its contents' shape and type.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ std::vector<View> views_of(const std::vector<ArrayTuple>& arrays) {
 
 inline StreamView stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
 
-// Where arrays are, as zcomm/_arrays.py numbers it: a GPU's index, the host, or the GPU that is current.
+// Device numbers, as in zcomm/_arrays.py: a GPU's index, the host, or the current GPU.
 inline constexpr int kHost = -1;
 inline constexpr int kCurrentDevice = -2;
 

@@ -1,4 +1,4 @@
-// What every codec checks before it runs a job of a batch, and how it reads a format.
+// Argument checks that every codec makes before it runs a batch of jobs, and helpers that read a format.
 #pragma once
 
 #include <cmath>
@@ -31,7 +31,7 @@ inline void check_aligned(const char* argument, const void* data, std::size_t al
 
 inline void check_format(BlockFormat format) {
   check_argument(format.is_valid(), [&] {
-    const BlockFormat parsed = BlockFormat::parse(format.to_string());  // which says what is wrong with most
+    const BlockFormat parsed = BlockFormat::parse(format.to_string());  // its error names most mistakes
     return "format: expected a block size of 0 with " + parsed.to_string() + ", got " +
            std::to_string(format.block_size);
   });
@@ -97,7 +97,7 @@ inline void check(const DecodeSumEncode& job) {
   check_rounding(job.rounding);
 }
 
-// Of a kind that has scales.
+// Converts a kind that has scales.
 constexpr CodeKind code_kind(ElementKind kind) {
   return static_cast<CodeKind>(static_cast<int>(kind) - static_cast<int>(ElementKind::int8));
 }
@@ -105,7 +105,7 @@ static_assert(code_kind(ElementKind::int8) == CodeKind::int8 && code_kind(Elemen
               code_kind(ElementKind::int4) == CodeKind::int4 && code_kind(ElementKind::int2) == CodeKind::int2 &&
               code_kind(ElementKind::fp8) == CodeKind::fp8 && static_cast<int>(CodeKind::fp8) + 1 == kNumCodes);
 
-// The type of the values that a wire without scales holds.
+// Returns the element type of a wire without scales.
 inline DType value_dtype(const Wire& wire) {
   return wire.format.kind == ElementKind::bf16 ? DType::bfloat16 : wire.dtype;
 }

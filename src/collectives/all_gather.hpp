@@ -1,15 +1,36 @@
-// The stages of an all_gather.
+// Stages of gathers, and helpers of their operations.
 #pragma once
 
 #include <memory>
 #include <span>
 
+#include "operation_checks.hpp"
 #include "pipeline.hpp"
 
 namespace zcomm {
 
-// As all_gather(), which runs them. What they refer to must outlive them; at least one chunk.
+// Makes the stages of make_all_gather(); fills the memory `secondary` unless it is null. The arguments must outlive the
+// stages; there is at least one chunk.
 std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
-                                          std::span<const TensorView> slots, GatherExtras extras = {});
+                                          std::span<const TensorView> slots, std::byte* secondary = nullptr);
+// Makes the stages of a gather from the wires that all ranks of the node have kept.
+std::unique_ptr<Stages> secondary_stages(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
+                                         std::span<const TensorView> slots);
+
+// Tells whether a call repeats a gather from kept values.
+inline bool is_again(const Arguments& arguments) { return arguments.inputs.empty(); }
+
+// Ends a description that ranks compare. Ranks that differ in it have changed their weights differently.
+inline constexpr const char* kUnchanged = ", of weights that have not changed";
+
+inline void check_gathered(const Resources& r, const Arguments& arguments) {
+  if (!is_again(arguments)) {
+    const ConstTensorView& shard = only(arguments.inputs, "inputs");
+    return check_slots(r, arguments.outputs, shard.num_elements, shard.dtype, "shard");
+  }
+  const bool is_complete = arguments.outputs.size() == static_cast<std::size_t>(r.world.topology.size());
+  const TensorView own = is_complete ? arguments.outputs[static_cast<std::size_t>(r.world.rank)] : TensorView{};
+  check_slots(r, arguments.outputs, own.num_elements, own.dtype, "slots");
+}
 
 }  // namespace zcomm

@@ -2,27 +2,60 @@
 #include "reduce_scatter.hpp"
 
 namespace zcomm {
+namespace {
 
-std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats) {
-  const std::int64_t granule = granule_of(formats);
-  const std::int64_t even = (tensor.num_elements + size - 1) / size;
-  return split(tensor, size, (even + granule - 1) / granule * granule);
-}
+// Data that the stages of one call refer to.
+struct Parts {
+  std::vector<TensorView> slots;
+  std::vector<ConstTensorView> inputs;
+  Resources gathering;
+};
 
-void all_reduce(const Resources& resources, const AllReducePlan& plan, TensorView tensor, float factor,
-                const Feedback* feedback) {
-  if (plan.gather().num_chunks() == 0) return;
-  const std::vector<TensorView> slots =
-      split(tensor, resources.transport.size(), plan.gather().slots().lengths.front());
-  const TensorView own = slots[static_cast<std::size_t>(resources.transport.rank())];
-  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  const Reduction reduction{plan.reduce(), inputs, own, factor, feedback};
-  const std::unique_ptr<Stages> reduce = reduce_scatter_stages(resources, reduction);
-  Resources gathering = resources;
-  gathering.first_hop = 2;
-  const std::unique_ptr<Stages> gather = all_gather_stages(gathering, plan.gather(), own, slots);
-  // In place: when a chunk is gathered, all that the sums need of it has been read.
-  run_pipeline(resources, *reduce, *gather);
-}
+class AllReduceOperation final : public Operation {
+ public:
+  explicit AllReduceOperation(AllReducePlan plan) : plan_(std::move(plan)) {}
+
+  const World& world() const override { return plan_.reduce().world(); }
+  const std::string& description() const override { return plan_.description(); }
+  std::int64_t num_chunks() const override { return plan_.gather().num_chunks(); }
+  // Returns the whole tensor as one segment: its shards have whole blocks.
+  std::vector<Segment<HopFormats>> segments() const override {
+    return {{plan_.num_elements(), plan_.reduce().segments().front().format}};
+  }
+  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+  std::size_t residual_bytes() const override { return plan_.residual_bytes(); }
+
+  void check(const Resources& r, const Arguments& arguments) const override {
+    const TensorView& tensor = only(arguments.outputs, "outputs");
+    check_argument(plan_.num_elements() == tensor.num_elements, [&] {
+      return "plan: expected one of the tensor's " + std::to_string(tensor.num_elements) + " elements, got " +
+             std::to_string(plan_.num_elements());
+    });
+    check_plan(r, plan_.reduce(), {plan_.reduce().slots().lengths, tensor.dtype});
+    check_feedback(arguments.feedback, plan_.reduce().feedback());
+  }
+  std::string words(const Arguments& arguments) const override {
+    return "all_reduce " + plan_.description() + words_of_sum(arguments);
+  }
+  Pipeline stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.gather().num_chunks() == 0) return {};
+    auto parts = std::make_shared<Parts>(Parts{
+        split(arguments.outputs.front(), world().topology.size(), plan_.gather().slots().lengths.front()), {}, r});
+    parts->inputs.assign(parts->slots.begin(), parts->slots.end());
+    parts->gathering.first_hop = 2;
+    const TensorView own = parts->slots[static_cast<std::size_t>(world().rank)];
+    // Works in place: a chunk is gathered after the sums have read all of it.
+    auto reduce = reduce_scatter_stages(r, {plan_.reduce(), parts->inputs, own, arguments.factor, arguments.feedback});
+    auto gather = all_gather_stages(parts->gathering, plan_.gather(), own, parts->slots);
+    return {std::move(parts), std::move(reduce), std::move(gather)};
+  }
+
+ private:
+  const AllReducePlan plan_;
+};
+
+}  // namespace
+
+OperationPtr make_all_reduce(AllReducePlan plan) { return std::make_shared<AllReduceOperation>(std::move(plan)); }
 
 }  // namespace zcomm

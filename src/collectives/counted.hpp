@@ -1,4 +1,4 @@
-// Codec and transport calls that are counted and timed.
+// Codec and transport calls with counters and timers.
 #pragma once
 
 #include <chrono>
@@ -22,12 +22,12 @@ class Timed {
   std::chrono::steady_clock::time_point start_;
 };
 
-// `hop`: 0 is the first one of the collective.
+// Returns the statistics of a hop; 0 is the collective's first.
 inline HopStats& stats_of_hop(const Resources& r, std::size_t hop) { return r.stats.hops[r.first_hop + hop]; }
 
 inline void count_sent(const Resources& r, int peer, std::size_t num_bytes, std::size_t hop = 0) {
   HopStats& of_hop = stats_of_hop(r, hop);
-  const bool is_intra_node = r.topology.link(r.transport.rank(), peer) == Link::intra_node;
+  const bool is_intra_node = r.world.topology.link(r.world.rank, peer) == Link::intra_node;
   (is_intra_node ? r.stats.intra_node_bytes : r.stats.inter_node_bytes) += num_bytes;
   (is_intra_node ? of_hop.intra_node_bytes : of_hop.inter_node_bytes) += num_bytes;
 }
@@ -39,7 +39,7 @@ inline std::unique_ptr<Transfer> start_transfer(const Resources& r, std::span<co
   return r.transport.start(sends, recvs, r.stream);
 }
 
-// The transport's own all_gather, of slots that are equal and lie side by side.
+// Starts the transport's own all_gather of equal slots that lie side by side.
 inline std::unique_ptr<Transfer> start_all_gather(const Resources& r, std::byte* slots, std::size_t slot_bytes) {
   for (int peer = 0; peer < r.transport.size(); ++peer) {
     if (peer != r.transport.rank()) count_sent(r, peer, slot_bytes);
@@ -48,7 +48,7 @@ inline std::unique_ptr<Transfer> start_all_gather(const Resources& r, std::byte*
   return r.transport.all_gather(slots, slot_bytes, r.stream);
 }
 
-// Sends out what was started since begin_group().
+// Launches the transfers started since begin_group().
 inline void end_group(const Resources& r) {
   const Timed timed(r.stats.transfer_time);
   r.transport.end_group(r.stream);

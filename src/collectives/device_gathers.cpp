@@ -1,6 +1,7 @@
 #include "device_gathers.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "device_preparation.hpp"
 #include "message.hpp"
@@ -9,28 +10,37 @@
 namespace zcomm {
 namespace {
 
-// From the owners of slots to their holders in other nodes, then inside the nodes.
+void end_use(const Resources& r, const Kept& kept) {
+  kept.device->end_use(r.stream);
+  r.transport.watch([device = kept.device] { return device->finding(); });
+}
+
+// Gathers from the owners of slots to their holders in other nodes, then within the nodes.
 class DeviceGather final : public Stages {
  public:
-  DeviceGather(const Resources& r, const DifferencePlan& plan, std::span<const TensorView> slots,
-               const KeptShards& kept, const PreparedGather& prepared)
+  // Takes the prepared gather in `taken`, a list of one.
+  DeviceGather(const Resources& r, const DifferencePlan& plan, std::span<const TensorView> slots, Kept& kept,
+               std::list<PreparedGather> taken)
       : r_(r),
         plan_(plan),
+        kept_(kept),
         device_(*kept.device),
-        prepared_(prepared),
+        taken_(std::move(taken)),
+        prepared_(taken_.front()),
         node_gather_(r, plan, kept, slots),
-        offsets_(aligned_offsets(prepared.sent)),
-        received_(r, static_cast<int>(owners().size()), largest_message(prepared), kDepth) {}
+        offsets_(aligned_offsets(prepared_.sent)),
+        received_(r, static_cast<int>(owners().size()), largest_message(prepared_), kDepth) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return 2; }
   void first_hop(std::int64_t chunk) override;
-  // Decodes, and hands on.
+  // Decodes values and passes them on.
   void second_hop(std::int64_t chunk) override;
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
+  void end() override;
 
  private:
-  static constexpr int kDepth = 2;  // chunks whose messages are there
+  static constexpr int kDepth = 2;  // chunks whose messages have arrived
 
   static std::size_t largest_message(const PreparedGather& prepared) {
     std::size_t largest = 0;
@@ -44,7 +54,9 @@ class DeviceGather final : public Stages {
 
   const Resources& r_;
   const DifferencePlan& plan_;
+  Kept& kept_;
   const DeviceKept& device_;
+  const std::list<PreparedGather> taken_;
   const PreparedGather& prepared_;
   NodeGather node_gather_;
   const std::vector<std::size_t> offsets_;
@@ -91,22 +103,30 @@ void DeviceGather::second_hop(std::int64_t chunk) {
   node_gather_.start(chunk);
 }
 
-// Inside a node, of what is kept.
+void DeviceGather::end() {
+  end_use(r_, kept_);
+  if (prepared_.stream.handle != r_.stream.handle) device_.make_wait(prepared_.stream);
+  kept_.sent_bytes = 0;
+  for (const std::size_t size : prepared_.sent) kept_.sent_bytes += kDifferenceHeaderBytes + size;
+  kept_.generation = prepared_.base + 1;
+}
+
+// Gathers kept values again, within the node.
 class DeviceGatherAgain final : public Stages {
  public:
-  DeviceGatherAgain(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
-                    std::span<const TensorView> slots)
-      : r_(r), plan_(plan), device_(*kept.device), node_gather_(r, plan, kept, slots) {}
+  DeviceGatherAgain(const Resources& r, const DifferencePlan& plan, const Kept& kept, std::span<const TensorView> slots)
+      : r_(r), plan_(plan), kept_(kept), device_(*kept.device), node_gather_(r, plan, kept, slots) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
-  // Checks, and hands on.
+  // Checks values and passes them on.
   void first_hop(std::int64_t chunk) override {
     jobs_.clear();
-    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
       if (plan_.place(slot) < 0) continue;
       const std::size_t number = node_gather_.hash_number(slot, chunk);
-      jobs_.push_back({node_gather_.kept(slot, chunk), device_.hash(number), device_.status(number)});
+      const TensorView values = node_gather_.kept(slot, chunk);
+      jobs_.push_back({values, values, device_.hash(number), device_.status(number)});
     }
     {
       const Timed timed(r_.stats.codec_time);
@@ -115,10 +135,12 @@ class DeviceGatherAgain final : public Stages {
     node_gather_.start(chunk);
   }
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
+  void end() override { end_use(r_, kept_); }
 
  private:
   const Resources& r_;
   const DifferencePlan& plan_;
+  const Kept& kept_;
   const DeviceKept& device_;
   NodeGather node_gather_;
   std::vector<CheckHash> jobs_;
@@ -135,36 +157,28 @@ class Gathers final : public DeviceGathers {
     prepared_.splice(prepared_.end(), prepare_gathers(r, shards, describe(shards), readback_));
   }
 
-  bool is_prepared(const KeptShards& kept) const override { return find(kept) != prepared_.end(); }
+  bool is_prepared(const Kept& kept) const override { return find(kept) != prepared_.end(); }
 
-  void all_gather(const Resources& r, const ShardDifference& shard, std::span<const TensorView> slots) override {
+  std::unique_ptr<Stages> difference_stages(const Resources& r, const ShardDifference& shard,
+                                            std::span<const TensorView> slots) override {
     auto& [plan, values, kept] = shard;
     if (!is_prepared(kept)) prepare(r, {&shard, 1});
-    const std::list<PreparedGather> taken = take(kept);
-    const PreparedGather& prepared = taken.front();
+    std::list<PreparedGather> taken = take(kept);
     kept.device->check();
     kept.generation = 0;
-    kept.device->begin_gather(prepared.base);
+    kept.device->begin_gather(taken.front().base);
     kept.device->make_wait(r.stream);
-    DeviceGather gather(r, plan, slots, kept, prepared);
-    run_pipeline(r, gather);
-    finish(r, kept);
-    if (prepared.stream.handle != r.stream.handle) kept.device->make_wait(prepared.stream);
-    kept.sent_bytes = 0;
-    for (const std::size_t size : prepared.sent) kept.sent_bytes += kDifferenceHeaderBytes + size;
-    kept.generation = prepared.base + 1;
+    return std::make_unique<DeviceGather>(r, plan, slots, kept, std::move(taken));
   }
 
-  void gather_secondary(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
-                        std::span<const TensorView> slots) override {
+  std::unique_ptr<Stages> kept_stages(const Resources& r, const DifferencePlan& plan, const Kept& kept,
+                                      std::span<const TensorView> slots) override {
     kept.device->make_wait(r.stream);
-    DeviceGatherAgain gather(r, plan, kept, slots);
-    run_pipeline(r, gather);
-    finish(r, kept);
+    return std::make_unique<DeviceGatherAgain>(r, plan, kept, slots);
   }
 
  private:
-  // What ranks compare.
+  // Describes a batch in words that ranks compare.
   static std::string describe(std::span<const ShardDifference> shards) {
     std::string text = "prepare";
     for (const ShardDifference& shard : shards) {
@@ -172,20 +186,16 @@ class Gathers final : public DeviceGathers {
     }
     return text;
   }
-  std::list<PreparedGather>::const_iterator find(const KeptShards& kept) const {
+  std::list<PreparedGather>::const_iterator find(const Kept& kept) const {
     return std::find_if(prepared_.begin(), prepared_.end(), [&](const PreparedGather& prepared) {
       return kept.device != nullptr && prepared.kept.lock() == kept.device;
     });
   }
-  // It, or nothing.
-  std::list<PreparedGather> take(const KeptShards& kept) {
+  // Returns and removes the prepared gather, if any.
+  std::list<PreparedGather> take(const Kept& kept) {
     std::list<PreparedGather> taken;
     if (const auto found = find(kept); found != prepared_.end()) taken.splice(taken.end(), prepared_, found);
     return taken;
-  }
-  static void finish(const Resources& r, const KeptShards& kept) {
-    kept.device->end_use(r.stream);
-    r.transport.watch([device = kept.device] { return device->finding(); });
   }
 
   std::list<PreparedGather> prepared_;

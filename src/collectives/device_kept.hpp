@@ -1,4 +1,4 @@
-// What a gather by differences keeps in GPU memory with the values: their hashes, and errors.
+// GPU state of the values that a gather by differences keeps: their hashes, and errors.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace zcomm {
 
-// Hashes, and the errors that kernels find. On the device that is current when it is made.
+// Hashes, and errors found by kernels, on the device that is current at construction.
 class DeviceKept {
  public:
   explicit DeviceKept(const DifferencePlan& plan)
@@ -43,18 +43,18 @@ class DeviceKept {
   DeviceKept(const DeviceKept&) = delete;
   DeviceKept& operator=(const DeviceKept&) = delete;
 
-  // Of one chunk of a slot that is held: NodeGather::hash_number().
+  // Returns the place of one chunk of a held slot: see NodeGather::hash_number().
   std::uint64_t* hash(std::size_t number) const { return reinterpret_cast<std::uint64_t*>(hashes_->data()) + number; }
   std::uint32_t* status(std::size_t number) const { return reinterpret_cast<std::uint32_t*>(status_->data()) + number; }
 
-  // Calls may be on different streams: each begins with the first, and ends with the second.
+  // Orders calls on different streams: each begins with make_wait() and ends with end_use().
   void make_wait(StreamView stream) const { used_->make_wait(stream); }
   void end_use(StreamView stream) { used_->record(stream); }
 
-  // From here on calls find errors in a gather from generation `base`, or in what it leaves.
+  // Attributes errors of later calls to a gather from generation `base`, or to the values that it leaves.
   void begin_gather(std::uint64_t base) { base_ = base; }
 
-  // What all calls so far have found: see Finding. Any thread.
+  // Returns the errors found so far: see Finding. Thread-safe.
   std::optional<std::string> finding() const {
     for (std::size_t i = 0; i < slots_.size() * num_chunks_; ++i) {
       const std::uint32_t errors = std::atomic_ref(*status(i)).load();
@@ -63,7 +63,7 @@ class DeviceKept {
     if (used_->is_over()) return "";
     return std::nullopt;
   }
-  // Throws TransportError if one has found something by now.
+  // Throws TransportError if an error was found by now.
   void check() const {
     const std::optional<std::string> wrong = finding();
     if (wrong && !wrong->empty()) throw TransportError(*wrong);
@@ -79,12 +79,12 @@ class DeviceKept {
 
   const int rank_;
   const std::size_t num_chunks_;
-  std::vector<int> slots_;  // that are held
+  std::vector<int> slots_;  // held slots
   std::atomic<std::uint64_t> base_ = 0;
   int device_ = 0;
   std::unique_ptr<DeviceBytes> hashes_;
   std::unique_ptr<PinnedBytes> status_;
-  std::unique_ptr<Event> used_;  // by the last call
+  std::unique_ptr<Event> used_;  // after the last call
 };
 
 }  // namespace zcomm

@@ -19,7 +19,7 @@ class Preparation {
   Preparation(const Resources& r, std::span<const ShardDifference> shards, const std::string& call, Readback& readback)
       : r_(r),
         hop_(shards.front().plan.inter_node_hop()),
-        call_check_(call, r.topology.peers(r.transport.rank())),
+        call_check_(call, r.world.topology.peers(r.world.rank)),
         readback_(readback) {
     for (const ShardDifference& shard : shards) add(shard);
   }
@@ -44,12 +44,12 @@ class Preparation {
   struct Item {
     const ShardDifference& shard;
     PreparedGather prepared;
-    std::vector<std::size_t> offsets;   // of messages in
+    std::vector<std::size_t> offsets;   // of the messages
     std::unique_ptr<Scratch> messages;  // with room for the longest ones
   };
 
   bool moves_bytes() const { return !hop_.sends.empty() && num_headers_ > 0; }
-  // What the host gets: the sizes of own messages, as they are written; a row of headers of each owner; then calls.
+  // Layout of the memory that the host reads: sizes of own messages, one row of headers per owner, then calls.
   std::uint64_t* sizes() const { return reinterpret_cast<std::uint64_t*>(readback_.memory->data()); }
   std::size_t row_bytes() const { return num_headers_ * kDifferenceHeaderBytes; }
   std::size_t num_row_bytes() const { return hop_.recvs.size() * row_bytes(); }
@@ -90,7 +90,7 @@ void Preparation::encode() {
   const Timed timed(r_.stats.codec_time);
   if (moves_bytes()) readback_.reserve(num_headers_ * sizeof(std::uint64_t) + num_row_bytes() + num_words_bytes());
   for (Item& item : items_) {
-    item.shard.kept.generation = 0;  // until all is prepared
+    item.shard.kept.generation = 0;  // until all are prepared
     item.shard.kept.device->make_wait(r_.stream);
     if (moves_bytes()) {
       item.messages = std::make_unique<Scratch>(r_.workspace, item.offsets.back(), r_.stream);
@@ -137,7 +137,7 @@ void Preparation::exchange_headers() {
   exchange_with_calls(std::move(sends), std::move(recvs));
 }
 
-// Also what each rank has called: NCCL takes a message of the right length for the right one. The only wait.
+// Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
 void Preparation::exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
   const Timed timed(r_.stats.transfer_time);
   const std::vector<Recv> calls = call_check_.recvs();
@@ -154,7 +154,7 @@ void Preparation::exchange_with_calls(std::vector<Send> sends, std::vector<Recv>
   readback_.arrived->record(r_.stream);
   readback_.arrived->wait();
   ++r_.stats.host_waits;
-  r_.transport.check();  // or the stream has gone on without them
+  r_.transport.check();  // throws if the transfer failed
   for (std::size_t i = 0; i < calls.size(); ++i) {
     std::memcpy(calls[i].data, words() + (1 + i) * kMaxCallChars, kMaxCallChars);
   }
@@ -184,7 +184,7 @@ void Preparation::read_headers(Item& item) {
   prepared.headers = headers_;
 }
 
-// Bodies without the room that their messages had for longer ones.
+// Copies the bodies out of the messages, whose buffers have room for longer ones.
 void Preparation::pack() {
   std::vector<Decode> copies;
   for (Item& item : items_) {

@@ -1,5 +1,4 @@
-// What gathers by differences on a GPU have done before they begin: their differences are encoded, and both hosts know
-// the sizes of these.
+// Preparation of lossless gathers on a GPU: encodes the differences and exchanges their sizes with the peers.
 #pragma once
 
 #include <list>
@@ -10,11 +9,12 @@
 
 #include "counted.hpp"
 #include "device_kept.hpp"
+#include "difference_gather.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 
-// The headers of all chunks of a batch: a row for this rank, then one for each owner of a slot that it holds.
+// Headers of all chunks of a batch: a row of this rank, then one per owner of a held slot.
 struct HeaderRows {
   HeaderRows(Workspace& workspace, std::size_t row_length, std::size_t num_rows, StreamView stream)
       : length(row_length),
@@ -28,7 +28,7 @@ struct HeaderRows {
   Scratch memory;
 };
 
-// Its memory is of `stream`. Without other nodes there are no headers and no bodies.
+// Prepared gather; its memory belongs to `stream`. Without other nodes it has no headers and no bodies.
 struct PreparedGather {
   std::weak_ptr<DeviceKept> kept;
   std::uint64_t base;  // the generation that its differences refer to
@@ -40,28 +40,28 @@ struct PreparedGather {
   std::unique_ptr<Scratch> bodies = {};    // at aligned_offsets(sent)
 };
 
-// Where pieces of these sizes lie, and their end.
+// Returns the offsets of pieces of these sizes, and their end.
 inline std::vector<std::size_t> aligned_offsets(const std::vector<std::size_t>& sizes) {
   std::vector<std::size_t> offsets{0};
   for (const std::size_t size : sizes) offsets.push_back(offsets.back() + align_wire(size));
   return offsets;
 }
 
-// For Codec::decode, which makes many copies in one launch.
+// Makes a copy job for Codec::decode, which makes many copies in one launch.
 inline Decode copy_of(const std::byte* from, std::byte* to, std::size_t num_bytes) {
   constexpr DType kTwoBytes = DType::bfloat16;
   return {{from, {}, kTwoBytes}, {to, static_cast<std::int64_t>(num_bytes / element_size(kTwoBytes)), kTwoBytes}};
 }
 
-// Memory through which the host learns sizes: kept from batch to batch.
+// Pinned memory from which the host reads sizes, reused by all batches.
 struct Readback {
   void reserve(std::size_t num_bytes);
   std::unique_ptr<PinnedBytes> memory;
   std::unique_ptr<Event> arrived;
 };
 
-// In the order of `shards`, at least one, whose KeptShards::device is there. Waits for the GPU once. `call`: what this
-// rank has called in words; throws TransportError if a peer's are others.
+// Prepares at least one shard, in order; each Kept::device must exist. Blocks on the GPU once. `call` describes this
+// rank's call; throws TransportError if a peer's differs.
 std::list<PreparedGather> prepare_gathers(const Resources& resources, std::span<const ShardDifference> shards,
                                           const std::string& call, Readback& readback);
 

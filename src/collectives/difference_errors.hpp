@@ -1,4 +1,4 @@
-// What gathers by differences say of messages and kept values that are wrong, on a CPU and on a GPU.
+// Error texts of gathers by differences, on CPU and GPU.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline std::string in_slot(int slot, const std::string& what) {
   return "differences of slot " + std::to_string(slot) + ": " + what;
 }
 
-// The owner of a slot is the rank of that number. `base`: the generation that this rank holds.
+// Describes a message with another base. The owner of a slot has the slot's number; `base` is this rank's generation.
 inline std::string other_base(int slot, std::uint64_t base) {
   return in_slot(slot, "generation " + std::to_string(base) + " of this rank and of rank " + std::to_string(slot) +
                            " are not the same");
@@ -28,8 +28,8 @@ inline std::string written_to(int slot, std::uint64_t generation, int rank) {
                            " since it was gathered");
 }
 
-// Of a message for `values` of `slot`. Throws TransportError unless it goes with generation `base`, or, with 0, has
-// whole values. Does not look at hashes.
+// Reads the header of a message for `values` of `slot`. Throws TransportError unless it refers to generation `base` or,
+// if that is 0, has whole values. Does not check hashes.
 inline DifferenceHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values) {
   DifferenceHeader header;
   try {

@@ -1,4 +1,6 @@
-// On a CPU. device_gathers.cpp is for GPUs.
+// Gathers by lossless differences in host memory; device_gathers.cpp has those on GPUs.
+#include "difference_gather.hpp"
+
 #include "difference_errors.hpp"
 #include "message.hpp"
 #include "node_gather.hpp"
@@ -6,12 +8,12 @@
 namespace zcomm {
 namespace {
 
-// From the owners of slots to their holders in other nodes, then inside the nodes. A message is a header and a body.
-// Its receiver does not know its size, and has room for the longest one.
+// Gathers from the owners of slots to their holders in other nodes, then within the nodes. A message is a header and a
+// body. The receiver does not know its size and has room for the longest one.
 class DifferenceGather final : public Stages {
  public:
   DifferenceGather(const Resources& r, const DifferencePlan& plan, ConstTensorView shard,
-                   std::span<const TensorView> slots, KeptShards& kept)
+                   std::span<const TensorView> slots, Kept& kept)
       : r_(r),
         plan_(plan),
         codec_(*r.codec.differences()),
@@ -20,23 +22,18 @@ class DifferenceGather final : public Stages {
         base_(kept.generation),
         node_gather_(r, plan, kept, slots, shard.data),
         sent_(r, holders().empty() ? 0 : 1, most_bytes(plan.longest_chunk()), kDepth),
-        received_(r, static_cast<int>(owners().size()), most_bytes(plan.longest_chunk()), kDepth) {}
-
-  void run() {
+        received_(r, static_cast<int>(owners().size()), most_bytes(plan.longest_chunk()), kDepth) {
     kept_.generation = 0;
     kept_.hashes.resize(static_cast<std::size_t>(plan_.num_held() * plan_.num_chunks()));
-    run_pipeline(r_, *this);
-    kept_.sent_bytes = sent_bytes_;
-    kept_.generation = base_ + 1;
   }
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return 2; }
 
  private:
-  static constexpr int kDepth = 2;  // chunks whose messages are there
+  static constexpr int kDepth = 2;  // chunks whose messages have arrived
 
-  // Of a message. Whole values take no more than their longest difference.
+  // Returns the longest message. Whole values take no more than their longest difference.
   static std::size_t most_bytes(std::int64_t num_elements) {
     return kDifferenceHeaderBytes + max_difference_bytes(num_elements);
   }
@@ -44,22 +41,26 @@ class DifferenceGather final : public Stages {
   const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
   std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[node_gather_.hash_number(slot, chunk)]; }
 
-  // Encodes this rank's values, sends them to other nodes and, unencoded, to the ranks of its node.
+  // Encodes this rank's values for other nodes, and sends plain values to the ranks of its node.
   void first_hop(std::int64_t chunk) override;
-  // Decodes what came from other nodes, and sends the values to the ranks of its node.
+  // Decodes messages of other nodes, and sends the values to the ranks of its node.
   void second_hop(std::int64_t chunk) override;
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
-  // Also keeps this rank's values. Returns the bytes of the message; 0 if no other node holds this slot.
+  void end() override {
+    kept_.sent_bytes = sent_bytes_;
+    kept_.generation = base_ + 1;
+  }
+  // Encodes and keeps this rank's values. Returns the bytes of the message; 0 if no other node holds this slot.
   std::size_t encode(std::int64_t chunk);
   void copy(ConstTensorView values, TensorView target) const;
-  // Brings what is kept up to date, and checks that it is what its owner has.
+  // Updates the kept values from a message, and checks that they equal their owner's.
   void update(int slot, std::int64_t chunk, const std::byte* message);
 
   const Resources& r_;
   const DifferencePlan& plan_;
   const DifferenceCodec& codec_;
   const ConstTensorView shard_;
-  KeptShards& kept_;
+  Kept& kept_;
   const std::uint64_t base_;  // the generation that differences refer to; 0: whole values are sent
   NodeGather node_gather_;
   const MessageBuffers sent_;
@@ -148,19 +149,18 @@ void DifferenceGather::update(int slot, std::int64_t chunk, const std::byte* mes
   known_hash = result;
 }
 
-// Inside a node, of what is kept.
+// Gathers kept values again, within the node.
 class NodeGatherAgain final : public Stages {
  public:
-  NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const KeptShards& kept,
-                  std::span<const TensorView> slots)
+  NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const Kept& kept, std::span<const TensorView> slots)
       : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), node_gather_(r, plan, kept, slots) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
-  // Checks, and hands on.
+  // Checks values and passes them on.
   void first_hop(std::int64_t chunk) override {
-    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
       if (plan_.place(slot) < 0) continue;
       const Timed timed(r_.stats.codec_time);
       if (codec_.hash(node_gather_.kept(slot, chunk)) != kept_.hashes[node_gather_.hash_number(slot, chunk)]) {
@@ -174,21 +174,20 @@ class NodeGatherAgain final : public Stages {
   const Resources& r_;
   const DifferencePlan& plan_;
   const DifferenceCodec& codec_;
-  const KeptShards& kept_;
+  const Kept& kept_;
   NodeGather node_gather_;
 };
 
 }  // namespace
 
-void all_gather(const Resources& resources, const DifferencePlan& plan, ConstTensorView shard,
-                std::span<const TensorView> slots, KeptShards& kept) {
-  DifferenceGather(resources, plan, shard, slots, kept).run();
+std::unique_ptr<Stages> difference_stages(const Resources& resources, const ShardDifference& shard,
+                                          std::span<const TensorView> slots) {
+  return std::make_unique<DifferenceGather>(resources, shard.plan, shard.shard, slots, shard.kept);
 }
 
-void gather_secondary(const Resources& resources, const DifferencePlan& plan, const KeptShards& kept,
-                      std::span<const TensorView> slots) {
-  NodeGatherAgain gather(resources, plan, kept, slots);
-  run_pipeline(resources, gather);
+std::unique_ptr<Stages> kept_stages(const Resources& resources, const DifferencePlan& plan, const Kept& kept,
+                                    std::span<const TensorView> slots) {
+  return std::make_unique<NodeGatherAgain>(resources, plan, kept, slots);
 }
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// The wires of a gather: in scratch while their chunk is under way, or in a secondary shard.
+// Wires of a gather: in scratch memory during their chunk, or in a secondary shard.
 #pragma once
 
 #include <span>
@@ -10,12 +10,12 @@
 
 namespace zcomm {
 
-// The wires of the chunks that are under way: one slot per rank, side by side, as the transport's own all_gather wants
-// them. Those that a secondary shard has, if there is one, are there instead.
+// Wires of the chunks in progress: one slot per rank, side by side, as the transport's all_gather needs them. Wires
+// that a secondary shard holds, if there is one, are there instead.
 class GatheredWires {
  public:
-  // `held`: the secondary shard, if there is one; `filled`: the same, if it is to be written. `depth`: chunks that are
-  // under way at a time.
+  // Takes the secondary shard, if any: `held` for reading, and `filled` if it is to be written. `depth` is the number
+  // of chunks in progress.
   GatheredWires(const Resources& r, const GatherPlan& plan, const std::byte* held, std::byte* filled, int depth)
       : plan_(plan),
         held_(held),
@@ -24,7 +24,7 @@ class GatheredWires {
         slots_bytes_(largest(plan)),
         scratch_(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream) {}
 
-  // Where the wires of a chunk of `slot` are, and where they are to be written: by this rank or by a receive.
+  // Returns the address of the wires of a chunk of `slot`; the second function, for writing by this rank or a receive.
   const std::byte* data(int slot, std::int64_t chunk) const {
     return held_ != nullptr && plan_.holds(slot) ? held_ + plan_.secondary_offset(slot, chunk) : room(slot, chunk);
   }
@@ -34,7 +34,7 @@ class GatheredWires {
            static_cast<std::size_t>(slot) * plan_.slot_bytes(chunk);
   }
 
-  // The messages of a hop.
+  // Lists the messages of a hop.
   void list(const Hop& hop, std::int64_t chunk, std::vector<Send>& sends, std::vector<Recv>& recvs) const {
     sends.clear();
     recvs.clear();
@@ -58,7 +58,7 @@ class GatheredWires {
     }
   }
 
-  // Fills all slots with the values of a chunk. `jobs` is scratch, kept from chunk to chunk.
+  // Decodes a chunk into all slots. `jobs` is a buffer reused by all chunks.
   void decode(const Resources& r, std::span<const TensorView> slots, std::int64_t chunk,
               std::vector<Decode>& jobs) const {
     jobs.clear();
@@ -82,7 +82,7 @@ class GatheredWires {
   const std::byte* held_;
   std::byte* filled_;
   int depth_;
-  std::size_t slots_bytes_;  // of a chunk of all slots
+  std::size_t slots_bytes_;  // per chunk, of all slots
   Scratch scratch_;
 };
 

@@ -1,4 +1,4 @@
-// Messages: the wires of a chunk's pieces, back to back; and the terms of the sums that are made of them.
+// Messages, which hold the wires of a chunk's pieces back to back, and the terms of sums.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace zcomm {
 
-// Hands out the places of wires in a message that this rank fills.
+// Allocates the wires of a message that this rank fills.
 class MessageWriter {
  public:
-  // `dtype`: of the values that are encoded.
+  // Takes the `dtype` of the encoded values.
   MessageWriter(std::byte* message, DType dtype) : message_(message), dtype_(dtype) {}
 
-  // Where the next num_elements values go in `format`.
+  // Returns the place of the next num_elements values in `format`.
   std::byte* next(BlockFormat format, std::int64_t num_elements) {
     std::byte* const wire = message_ + num_bytes_;
     num_bytes_ += wire_bytes(format, dtype_, num_elements);
@@ -36,7 +36,7 @@ class MessageWriter {
   std::size_t num_bytes_ = 0;
 };
 
-// Hands out the wires of a message that has arrived, in the order in which its sender asked for their places.
+// Reads the wires of a received message, in the order in which its sender wrote them.
 class MessageReader {
  public:
   MessageReader(const std::byte* message, DType dtype) : message_(message), dtype_(dtype) {}
@@ -52,7 +52,7 @@ class MessageReader {
   DType dtype_;
 };
 
-// Buffers for `num_peers` messages of each chunk that is under way.
+// Buffers for `num_peers` messages of each chunk in progress.
 class MessageBuffers {
  public:
   MessageBuffers(const Resources& r, int num_peers, std::size_t message_bytes, int depth)
@@ -74,8 +74,8 @@ class MessageBuffers {
   Scratch scratch_;
 };
 
-// The terms of sums, one sum after another. What sum() gives stays as it is until clear(), so that jobs can hold it
-// while terms are added. Memory is kept from chunk to chunk.
+// Terms of sums, one sum after another. Spans from sum() stay valid until clear(), so that jobs can hold them while
+// terms are added. Chunks reuse the memory.
 class TermList {
  public:
   TermList() { blocks_.emplace_back().reserve(64); }
@@ -89,11 +89,11 @@ class TermList {
     if (blocks_[current_].size() == blocks_[current_].capacity()) move_on();
     blocks_[current_].push_back(term);
   }
-  // All terms since begin_sum().
+  // Returns all terms since begin_sum().
   std::span<const Wire> sum() const { return std::span(blocks_[current_]).subspan(first_); }
 
  private:
-  // The sum that is being made goes on in a larger block; spans of its copy here stay valid.
+  // Continues the current sum in a larger block; spans of its copy here stay valid.
   void move_on() {
     const std::size_t size = 2 * blocks_[current_].capacity();
     if (current_ + 1 == blocks_.size()) blocks_.emplace_back().reserve(size);
@@ -103,9 +103,9 @@ class TermList {
     blocks_[current_].assign(terms.begin(), terms.end());
   }
 
-  std::vector<std::vector<Wire>> blocks_;  // each twice as large as the one before, none ever grows
+  std::vector<std::vector<Wire>> blocks_;  // each twice as large as the one before; none is reallocated
   std::size_t current_ = 0;
-  std::size_t first_ = 0;  // of the sum, in the current block
+  std::size_t first_ = 0;  // start of the sum in the current block
 };
 
 }  // namespace zcomm

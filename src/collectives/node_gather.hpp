@@ -1,4 +1,4 @@
-// The second hop of gathers by differences: inside a node, of what its ranks keep.
+// Second hop of gathers by differences: sends kept values within a node.
 #pragma once
 
 #include <memory>
@@ -11,32 +11,32 @@
 
 namespace zcomm {
 
-// What holders keep, and how they hand it on inside a node: straight into the slots of their peers.
+// Kept values of holders, sent within a node straight into the slots of their peers.
 class NodeGather {
  public:
-  // `shard`: of this rank, if what is kept has the same values. If it lies in its slot, that is not written to.
-  NodeGather(const Resources& r, const DifferencePlan& plan, const KeptShards& kept, std::span<const TensorView> slots,
+  // Takes this rank's `shard` if the kept values are the same. If it lies in its slot, that is not written to.
+  NodeGather(const Resources& r, const DifferencePlan& plan, const Kept& kept, std::span<const TensorView> slots,
              const std::byte* shard = nullptr)
       : r_(r), plan_(plan), kept_(kept), slots_(slots), shard_(shard) {}
 
   TensorView kept(int slot, std::int64_t chunk) const {
-    const TensorView whole{kept_.values.data() + plan_.kept_offset(slot),
+    const TensorView whole{kept_.memory.data() + plan_.kept_offset(slot),
                            plan_.slots().lengths[static_cast<std::size_t>(slot)], plan_.slots().dtype};
     return whole.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
   }
-  // Its place in KeptShards::hashes.
+  // Returns the index in Kept::hashes.
   std::size_t hash_number(int slot, std::int64_t chunk) const {
     return static_cast<std::size_t>(plan_.place(slot) * plan_.num_chunks() + chunk);
   }
 
-  // Hands on all slots; or first each rank's own one, then those of other nodes.
+  // Sends all slots; or first each rank's own one, then those of other nodes.
   void start(std::int64_t chunk) { others_[chunk] = exchange(chunk, Part::all); }
   void start_own(std::int64_t chunk) { own_[chunk] = exchange(chunk, Part::own); }
   void start_others(std::int64_t chunk) { others_[chunk] = exchange(chunk, Part::others); }
 
   void finish(std::int64_t chunk) {
     copies_.clear();
-    for (int slot = 0; slot < r_.topology.size(); ++slot) {
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
       if (plan_.place(slot) < 0 || (slot == plan_.rank() && is_there(slot))) continue;
       const ConstTensorView values = kept(slot, chunk);
       copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
@@ -77,7 +77,7 @@ class NodeGather {
 
   const Resources& r_;
   const DifferencePlan& plan_;
-  const KeptShards& kept_;
+  const Kept& kept_;
   const std::span<const TensorView> slots_;
   const std::byte* shard_;
   Ring<std::unique_ptr<Transfer>, 3> own_;

@@ -11,7 +11,7 @@ void run(Stages& stages, Stage stage, std::int64_t chunk) {
   if (chunk >= 0 && chunk < stages.num_chunks()) (stages.*stage)(chunk);
 }
 
-// Before the group of a step goes out, and after.
+// Calls before and after the group of a step is launched.
 void start(Stages& stages, std::int64_t step) {
   run(stages, &Stages::first_hop, step);
   if (stages.num_hops() == 2) run(stages, &Stages::second_hop, step - 1);
@@ -26,25 +26,21 @@ std::int64_t num_steps(const Stages& stages) { return stages.num_chunks() + stag
 
 }  // namespace
 
-void run_pipeline(const Resources& r, Stages& stages) {
-  for (std::int64_t step = 0; step < num_steps(stages); ++step) {
-    r.transport.begin_group();
-    start(stages, step);
-    end_group(r);
-    finish(stages, step);
-  }
-}
-
-void run_pipeline(const Resources& r, Stages& first, Stages& second) {
-  const std::int64_t delay = first.num_hops() + 1;  // steps that a chunk takes in the first one
-  for (std::int64_t step = 0; step < num_steps(second) + delay; ++step) {
+void run_pipeline(const Resources& r, const Pipeline& pipeline) {
+  if (pipeline.first == nullptr) return;
+  Stages& first = *pipeline.first;
+  Stages* const second = pipeline.second.get();
+  const std::int64_t delay = second == nullptr ? 0 : first.num_hops() + 1;  // steps per chunk in the first one
+  const std::int64_t count = delay + num_steps(second == nullptr ? first : *second);
+  for (std::int64_t step = 0; step < count; ++step) {
     r.transport.begin_group();
     start(first, step);
-    start(second, step - delay);
+    if (second != nullptr) start(*second, step - delay);
     end_group(r);
     finish(first, step);
-    finish(second, step - delay);
+    if (second != nullptr) finish(*second, step - delay);
   }
+  first.end();
 }
 
 }  // namespace zcomm

@@ -1,15 +1,16 @@
-// Stages of a collective, one chunk behind the other.
+// Pipeline of a collective's stages, over its chunks.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "zcomm/collectives.hpp"
 
 namespace zcomm {
 
-// What a collective does with a chunk.
+// Stages of a collective, called for each chunk.
 class Stages {
  public:
   Stages() = default;
@@ -20,22 +21,29 @@ class Stages {
   virtual std::int64_t num_chunks() const = 0;
   virtual int num_hops() const { return 1; }       // or 2
   virtual void first_hop(std::int64_t chunk) = 0;  // starts transfers
-  virtual void second_hop(std::int64_t) {}         // waits for those of the first hop and starts others
-  virtual void meanwhile(std::int64_t) {}          // what need not be done before the last transfers start
+  virtual void second_hop(std::int64_t) {}         // waits for the first hop and starts other transfers
+  virtual void meanwhile(std::int64_t) {}          // work that can wait until the last transfers start
   virtual void finish(std::int64_t chunk) = 0;     // waits for the last transfers
+  virtual void end() {}                            // after the last chunk
 };
 
-// Runs each stage of chunk k beside the one before of chunk k+1: when a stage waits for bytes of chunk k, those of
-// chunk k+1 are already under way. The transfers of a step, of both hops, are one group of the transport's: there is
-// one group for each chunk, and one more if there are two hops.
-void run_pipeline(const Resources& r, Stages& stages);
+// Stages of a call: none, of one collective, or of two with the same chunks.
+struct Pipeline {
+  std::shared_ptr<const void> held = {};  // owner of data that the stages refer to
+  std::unique_ptr<Stages> first = {};
+  std::unique_ptr<Stages> second = {};
+};
 
-// Two collectives that have the same chunks. The second one starts a chunk when the first one has finished it, while
-// later chunks of the first are still under way. Their transfers share groups. n chunks take n + 2 groups, or n + 4 if
-// both have two hops, and never more than the two calls in turn.
-void run_pipeline(const Resources& r, Stages& first, Stages& second);
+// Runs each stage of chunk k together with the previous stage of chunk k+1: while a stage waits for bytes of chunk k,
+// those of chunk k+1 are in flight. All transfers of a step form one group of the transport: one group per chunk, and
+// one more with two hops.
+//
+// The second collective starts a chunk when the first has finished it, while later chunks of the first are in progress.
+// Their transfers share groups: n chunks take n + 2 groups, or n + 4 if both have two hops, and never more than two
+// separate calls.
+void run_pipeline(const Resources& r, const Pipeline& pipeline);
 
-// One value per chunk that is under way; chunks that are `Depth` apart share a place.
+// Value per chunk in progress; chunks that are `Depth` apart share a place.
 template <class T, int Depth>
 class Ring {
  public:

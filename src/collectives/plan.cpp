@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "hash.hpp"
-#include "zcomm/collectives.hpp"
 #include "zcomm/difference.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -14,7 +13,7 @@
 namespace zcomm {
 namespace {
 
-// "int8:256", or the number of the segments and a hash of them. Ranks compare it: other words are another protocol.
+// Returns "int8:256", or the number of segments and a hash of them. Ranks compare it: a change breaks the protocol.
 template <class Format>
 std::string describe(std::span<const Segment<Format>> segments) {
   if (segments.size() == 1) return segments[0].format.to_string();
@@ -27,12 +26,12 @@ std::string describe(std::span<const Segment<Format>> segments) {
 
 // Returns `slots`.
 template <class Format>
-SlotShape checked(SlotShape slots, const Topology& topology, int rank, std::size_t chunk_bytes,
-                  std::span<const Segment<Format>> segments) {
-  check_argument(rank >= 0 && rank < topology.size(), [&] {
-    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(rank);
+SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
+  const Topology& topology = world.topology;
+  check_argument(world.rank >= 0 && world.rank < topology.size(), [&] {
+    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(world.rank);
   });
-  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
   check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
     return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
            std::to_string(slots.lengths.size());
@@ -55,7 +54,7 @@ SlotShape checked(SlotShape slots, const Topology& topology, int rank, std::size
   return slots;
 }
 
-// Bytes of the pieces of a slot of `length` elements, each in the format that `format_of` picks.
+// Returns the bytes of the pieces of a slot of `length` elements, each in the format that `format_of` picks.
 template <class Format, class FormatOf>
 std::size_t message_bytes(std::span<const Piece<Format>> pieces, std::int64_t length, DType dtype,
                           FormatOf&& format_of) {
@@ -96,17 +95,17 @@ int num_held(const Topology& topology, int rank) {
   return count;
 }
 
-// By the rank that holds most.
+// Returns the most slots that any rank holds.
 int most_held(const Topology& topology) {
   int most = 0;
   for (int node = 0; node < topology.num_nodes(); ++node) {
-    // The ranks of a node take turns with the slots, the first one first.
+    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
     most = std::max(most, num_held(topology, topology.ranks(node).front()));
   }
   return most;
 }
 
-// Of each rank's slot among those that `rank` holds, -1 if it does not hold it.
+// Returns the place of each rank's slot among those that `rank` holds, -1 if it does not hold it.
 std::vector<int> places_of(const Topology& topology, int rank) {
   std::vector<int> places;
   int num_held = 0;
@@ -125,7 +124,7 @@ bool SlotShape::is_even() const {
   return std::all_of(lengths.begin(), lengths.end(), [this](std::int64_t length) { return length == lengths.front(); });
 }
 
-// Ranks compare it: other words are another protocol.
+// Ranks compare the text: a change breaks the protocol.
 std::string SlotShape::to_string() const {
   std::string text(zcomm::to_string(dtype));
   if (is_even()) return text + "[" + std::to_string(lengths.size()) + " x " + std::to_string(lengths.front()) + "]";
@@ -137,20 +136,18 @@ std::string SlotShape::to_string() const {
 
 // --- GatherPlan
 
-GatherPlan::GatherPlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, GatherSegments segments,
-                       std::int64_t granule)
-    : topology_(std::move(topology)),
-      rank_(rank),
-      chunk_bytes_(chunk_bytes),
-      slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
+GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop, std::int64_t granule)
+    : world_(std::move(world)),
+      slots_(checked(std::move(slots), world_, segments)),
       segments_(segments.begin(), segments.end()),
-      description_(slots_.to_string() + " " + describe(segments) + (topology_.is_made_flat() ? " in one hop" : "")),
-      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, granule),
+      is_in_one_hop_(in_one_hop && topology().is_hierarchical()),
+      description_(slots_.to_string() + " " + describe(segments) + (is_in_one_hop_ ? " in one hop" : "")),
+      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule),
       longest_(slots_.longest()),
-      hops_(topology_.gather_hops(rank)),
-      secondary_hop_(topology_.secondary_hop(rank)),
-      places_(places_of(topology_, rank)),
-      num_held_(zcomm::num_held(topology_, rank)) {
+      hops_(topology().gather_hops(rank(), in_one_hop)),
+      secondary_hop_(topology().secondary_hop(rank())),
+      places_(places_of(topology(), rank())),
+      num_held_(zcomm::num_held(topology(), rank())) {
   wire_offsets_.push_back(0);
   for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
     wire_offsets_.push_back(wire_offsets_.back() +
@@ -164,7 +161,7 @@ std::size_t GatherPlan::num_bytes(int slot, std::int64_t chunk) const {
 }
 
 std::size_t GatherPlan::largest_secondary_bytes() const {
-  return static_cast<std::size_t>(most_held(topology_)) * wire_offsets_.back();
+  return static_cast<std::size_t>(most_held(topology())) * wire_offsets_.back();
 }
 
 LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
@@ -172,13 +169,13 @@ LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   for (const Move& move : hop.sends) {
     std::size_t sent = 0;
     for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) sent += num_bytes(move.slot, chunk);
-    add(total, topology_.link(rank_, move.peer), sent);
+    add(total, topology().link(rank(), move.peer), sent);
   }
   return total;
 }
 
 CodecPasses GatherPlan::passes() const {
-  CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank_)], 0};
+  CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank())], 0};
   for (const std::int64_t length : slots_.lengths) passes.decoded += length;
   return passes;
 }
@@ -193,18 +190,16 @@ std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
 
 }  // namespace
 
-DifferencePlan::DifferencePlan(Topology topology, int rank, std::size_t chunk_bytes, const SlotShape& slots)
-    : topology_(std::move(topology)),
-      rank_(rank),
-      chunk_bytes_(chunk_bytes),
-      slots_(checked<BlockFormat>(slots, topology_, rank, chunk_bytes, whole_slot(slots))),
+DifferencePlan::DifferencePlan(World world, const SlotShape& slots)
+    : world_(std::move(world)),
+      slots_(checked<BlockFormat>(slots, world_, whole_slot(slots))),
       description_(slots_.to_string() + " by differences"),
-      chunks_(chunk_bytes, topology_.size(), whole_slot(slots_), slots_.dtype, kDifferenceTile),
-      inter_node_hop_(topology_.holder_hop(rank)),
-      intra_node_hop_(topology_.secondary_hop(rank)),
+      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kDifferenceTile),
+      inter_node_hop_(topology().holder_hop(rank())),
+      intra_node_hop_(topology().secondary_hop(rank())),
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
-      places_(places_of(topology_, rank)),
-      num_held_(zcomm::num_held(topology_, rank)) {
+      places_(places_of(topology(), rank())),
+      num_held_(zcomm::num_held(topology(), rank())) {
   check_argument(slots_.dtype != DType::float32, [] {
     return std::string("slots: expected bfloat16 or float16, of which differences are made, got float32");
   });
@@ -220,7 +215,7 @@ LinkBytes DifferencePlan::bytes(std::size_t body_bytes) const {
 
 CodecPasses DifferencePlan::passes() const {
   CodecPasses passes;
-  if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank_)];
+  if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank())];
   for (const Move& move : inter_node_hop_.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
   return passes;
 }
@@ -235,33 +230,30 @@ LinkBytes DifferencePlan::bytes_from_secondary() const {
 }
 
 std::size_t DifferencePlan::largest_kept_bytes() const {
-  return static_cast<std::size_t>(most_held(topology_)) * slot_bytes_;
+  return static_cast<std::size_t>(most_held(topology())) * slot_bytes_;
 }
 
 // --- ReducePlan
 
-ReducePlan::ReducePlan(Topology topology, int rank, std::size_t chunk_bytes, SlotShape slots, ReduceSegments segments,
-                       std::optional<BlockFormat> feedback)
-    : topology_(std::move(topology)),
-      rank_(rank),
-      chunk_bytes_(chunk_bytes),
-      slots_(checked(std::move(slots), topology_, rank, chunk_bytes, segments)),
+ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback)
+    : world_(std::move(world)),
+      slots_(checked(std::move(slots), world_, segments)),
       segments_(segments.begin(), segments.end()),
       feedback_(feedback),
       description_(slots_.to_string() + " " + describe(segments)),
-      // No block of a residual straddles two pieces.
-      chunks_(chunk_bytes, topology_.size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
-      hops_(is_direct() ? std::array{topology_.direct_hop(rank), Hop{}} : topology_.reduce_hops(rank)) {
+      // Aligns chunks so that no block of a residual straddles two pieces.
+      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
+      hops_(is_direct() ? std::array{topology().direct_hop(rank()), Hop{}} : topology().reduce_hops(rank())) {
   check_argument(std::all_of(segments_.begin(), segments_.end(),
                              [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
-                 [] { return std::string("segments: expected exact:direct in each or in none, got it in some"); });
+                 [] { return std::string("segments: expected direct formats in each or in none, got them in some"); });
   if (feedback) lay_out_residual(*feedback);
 }
 
 void ReducePlan::lay_out_residual(BlockFormat feedback) {
-  const Link link = topology_.num_nodes() == 1 ? Link::intra_node : Link::inter_node;
+  const Link link = topology().num_nodes() == 1 ? Link::intra_node : Link::inter_node;
   first_residual_.assign(slots_.lengths.size(), -1);
-  for (const int owner : topology_.residual_owners(rank_)) {
+  for (const int owner : topology().residual_owners(rank())) {
     const auto slot = static_cast<std::size_t>(owner);
     first_residual_[slot] = static_cast<std::ptrdiff_t>(residual_offsets_.size());
     for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
@@ -299,7 +291,7 @@ std::array<LinkBytes, 2> ReducePlan::bytes_by_hop() const {
   for (std::size_t i = 0; i < hops_.size(); ++i) {
     const DType dtype = i == 0 ? slots_.dtype : DType::float32;  // sums are sent on
     for (const Move& move : hops_[i].sends) {
-      const Link link = topology_.link(rank_, move.peer);
+      const Link link = topology().link(rank(), move.peer);
       for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
         add(totals[i], link, num_bytes(move.slot, chunk, link, dtype));
       }
@@ -326,6 +318,12 @@ CodecPasses ReducePlan::passes() const {
 
 // --- AllReducePlan
 
+std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats) {
+  const std::int64_t granule = granule_of(formats);
+  const std::int64_t even = (tensor.num_elements + size - 1) / size;
+  return split(tensor, size, (even + granule - 1) / granule * granule);
+}
+
 namespace {
 
 SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
@@ -336,18 +334,15 @@ SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, Hop
 
 }  // namespace
 
-AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, std::int64_t num_elements,
-                             DType dtype, HopFormats formats, std::optional<BlockFormat> feedback)
-    : AllReducePlan(topology, rank, chunk_bytes, all_reduce_shape(num_elements, dtype, topology.size(), formats),
-                    formats, feedback) {}
+AllReducePlan::AllReducePlan(const World& world, std::int64_t num_elements, DType dtype, HopFormats formats,
+                             std::optional<BlockFormat> feedback)
+    : AllReducePlan(world, all_reduce_shape(num_elements, dtype, world.topology.size(), formats), formats, feedback) {}
 
-AllReducePlan::AllReducePlan(const Topology& topology, int rank, std::size_t chunk_bytes, const SlotShape& slots,
-                             HopFormats formats, std::optional<BlockFormat> feedback)
+AllReducePlan::AllReducePlan(const World& world, const SlotShape& slots, HopFormats formats,
+                             std::optional<BlockFormat> feedback)
     : num_elements_(0),
-      reduce_(topology, rank, chunk_bytes, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}},
-              feedback),
-      gather_(topology, rank, chunk_bytes, slots,
-              std::vector<Segment<BlockFormat>>{{slots.longest(), formats.intra_node}},
+      reduce_(world, slots, std::vector<Segment<HopFormats>>{{slots.longest(), formats}}, feedback),
+      gather_(world, slots, std::vector<Segment<BlockFormat>>{{slots.longest(), formats.intra_node}}, false,
               std::lcm(granule_of(formats), feedback ? granule_of(*feedback) : 1)) {
   for (const std::int64_t length : slots.lengths) num_elements_ += length;
   description_ = SlotShape{{num_elements_}, slots.dtype}.to_string() + " " + formats.to_string();

@@ -10,10 +10,10 @@ namespace zcomm {
 
 inline constexpr std::uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, odd
 
-// Of the call with this number: another one for each call of a seed. Calls of two seeds share one by chance only.
+// Returns the seed of call `number`, different for each call of a seed. Calls of two seeds rarely share one.
 constexpr std::uint64_t seed_of_call(std::uint64_t seed, std::uint64_t number) { return seed + kGoldenGamma * number; }
 
-// splitmix64 (Steele et al., OOPSLA 2014): a bijection.
+// Mixes as splitmix64 does (Steele et al., OOPSLA 2014): a bijection.
 constexpr std::uint64_t mix_seed(std::uint64_t x) {
   x += kGoldenGamma;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -21,7 +21,7 @@ constexpr std::uint64_t mix_seed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The random bits of a piece of the slot of `owner`: others for each call, rank, slot and segment.
+// Returns the random stream of a piece of `owner`'s slot, different for each call, rank, slot and segment.
 template <class Format>
 Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, BlockFormat format) {
   if (!format.stochastic) return {};

@@ -1,6 +1,48 @@
 #include "reduce_scatter.hpp"
 
+#include "operation_checks.hpp"
+
 namespace zcomm {
+namespace {
+
+class ReduceScatterOperation final : public Operation {
+ public:
+  explicit ReduceScatterOperation(ReducePlan plan) : plan_(std::move(plan)) {}
+
+  const World& world() const override { return plan_.world(); }
+  const std::string& description() const override { return plan_.description(); }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  std::vector<Segment<HopFormats>> segments() const override {
+    return {plan_.segments().begin(), plan_.segments().end()};
+  }
+  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+  std::size_t residual_bytes() const override { return plan_.residual_bytes(); }
+
+  void check(const Resources& r, const Arguments& arguments) const override {
+    const TensorView& output = only(arguments.outputs, "outputs");
+    check_slots(r, arguments.inputs, output.num_elements, output.dtype, "output");
+    check_plan(r, plan_, shape_of(arguments.inputs));
+    check_feedback(arguments.feedback, plan_.feedback());
+  }
+  std::string words(const Arguments& arguments) const override {
+    return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
+  }
+  Peers peers(const Arguments&) const override { return plan_.is_direct() ? Peers::all : Peers::usual; }
+  Pipeline stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.num_chunks() == 0) return {};
+    const TensorView& output = arguments.outputs.front();
+    // Writes large outputs past the caches: the optimizer reads gradients much later.
+    const bool read_late = output.num_bytes() >= std::size_t{1} << 20;
+    return {
+        {},
+        reduce_scatter_stages(r, {plan_, arguments.inputs, output, arguments.factor, arguments.feedback, read_late})};
+  }
+
+ private:
+  const ReducePlan plan_;
+};
+
+}  // namespace
 
 std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction) {
   if (reduction.plan.is_direct()) return direct_reduce_scatter(resources, reduction);
@@ -8,9 +50,6 @@ std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const 
   return flat_reduce_scatter(resources, reduction);
 }
 
-void reduce_scatter(const Resources& resources, const Reduction& reduction) {
-  if (reduction.plan.num_chunks() == 0) return;
-  run_pipeline(resources, *reduce_scatter_stages(resources, reduction));
-}
+OperationPtr make_reduce_scatter(ReducePlan plan) { return std::make_shared<ReduceScatterOperation>(std::move(plan)); }
 
 }  // namespace zcomm

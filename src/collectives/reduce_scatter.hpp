@@ -1,25 +1,40 @@
-// The three ways to carry out a reduce_scatter. What they refer to must outlive their stages; at least one chunk.
+// Three variants of reduce_scatter. Their arguments must outlive the stages; there is at least one chunk.
 #pragma once
 
 #include <memory>
 
 #include "pipeline.hpp"
+#include "zcomm/operation.hpp"
 
 namespace zcomm {
 
+// Arguments of a call of make_reduce_scatter()'s operation.
+struct Reduction {
+  const ReducePlan& plan;
+  std::span<const ConstTensorView> slots;
+  TensorView output;
+  float factor;
+  const Feedback* feedback = nullptr;
+  bool read_late = false;  // of `output`, as in DecodeSum
+
+  ConstTensorView values(int slot, const Piece<HopFormats>& piece) const {
+    return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
+  }
+};
+
 inline Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
 
-// One hop, straight to the owner. Each pair of ranks uses the format of the link between them.
+// Makes one hop to the owners. Each pair of ranks uses the format of its link.
 std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Reduction& reduction);
 
-// Two hops. A rank first sums, over its node, the slots of all ranks that have its local rank, one slot for each node;
-// then it sends each of these sums to the node of its owner.
+// Makes two hops. A rank first sums, over its node, the slots of all ranks with its local rank, one per node. Then it
+// sends each sum to the node of its owner.
 std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const Reduction& reduction);
 
-// One hop of the values as they are, sent from the caller's memory.
+// Makes one hop of plain values, sent from the caller's memory.
 std::unique_ptr<Stages> direct_reduce_scatter(const Resources& resources, const Reduction& reduction);
 
-// The one of these that the plan is for.
+// Makes the variant that the plan is for.
 std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction);
 
 }  // namespace zcomm

@@ -17,9 +17,9 @@ class DirectReduceScatter final : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
-  static constexpr int kDepth = 2;  // chunks that are under way
+  static constexpr int kDepth = 2;  // chunks in progress
 
-  // What this rank contributes to `owner`: the pieces of a chunk lie side by side.
+  // Returns this rank's contribution to `owner`: the pieces of a chunk lie side by side.
   ConstTensorView values(int owner, std::int64_t chunk) const {
     const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
     const std::int64_t end = pieces.back().begin + pieces.back().count;
@@ -54,12 +54,12 @@ class DirectReduceScatter final : public Stages {
   }
 
   const Resources& r_;
-  const Reduction& call_;
+  const Reduction call_;
   const ReducePlan& plan_;
   const int size_;
-  const MessageBuffers incoming_;  // one message of each rank
+  const MessageBuffers incoming_;  // one message per rank
   Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
-  // Kept from chunk to chunk, for their memory.
+  // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
   std::vector<Wire> terms_;

@@ -21,15 +21,15 @@ class FlatReduceScatter final : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
-  static constexpr int kDepth = 2;  // chunks that are under way
+  static constexpr int kDepth = 2;  // chunks in progress
 
   std::size_t message_bytes() const {
     return std::max(plan_.largest_bytes(Link::intra_node, dtype_), plan_.largest_bytes(Link::inter_node, dtype_));
   }
   Link link(int peer) const { return plan_.topology().link(plan_.rank(), peer); }
 
-  // Where a transfer is on its way at once, peers know where their bytes go before these are there, and the first
-  // message goes while the next one is encoded. Else all are encoded in one call.
+  // Sends each message while the next one is encoded, on transports that start transfers at once: peers then know the
+  // destination of bytes before they arrive. On others all messages are encoded in one call.
   void first_hop(std::int64_t chunk) override {
     terms_.clear();
     residuals_.begin_chunk();
@@ -47,7 +47,7 @@ class FlatReduceScatter final : public Stages {
     if (!one_by_one) start_listed(chunk);
   }
 
-  // Encodes what is listed, starts the messages that are listed, and lists nothing.
+  // Encodes the listed jobs, starts the listed messages, and clears both lists.
   void start_listed(std::int64_t chunk) {
     {
       const Timed timed(r_.stats.codec_time);
@@ -66,7 +66,7 @@ class FlatReduceScatter final : public Stages {
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
   }
 
-  // The jobs that fill the message to the owner of a slot.
+  // Lists the jobs that fill the message to the owner of a slot.
   void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
     const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -108,14 +108,14 @@ class FlatReduceScatter final : public Stages {
   }
 
   const Resources& r_;
-  const Reduction& call_;
+  const Reduction call_;
   const ReducePlan& plan_;
   const DType dtype_;
-  const MessageBuffers outgoing_;  // one message for each rank
+  const MessageBuffers outgoing_;  // one message per rank
   const MessageBuffers incoming_;
   Residuals residuals_;
   Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
-  // Kept from chunk to chunk, for their memory.
+  // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
   std::vector<Encode> encodes_;

@@ -7,8 +7,8 @@
 namespace zcomm {
 namespace {
 
-// A message between local ranks holds the wires of one slot per node, in node order. This order is the transpose that
-// brings every slot to its owner in the second hop.
+// Sends one wire per node to each local rank, in node order. This order is the transpose that brings every slot to its
+// owner in the second hop.
 class HierarchicalReduceScatter final : public Stages {
  public:
   HierarchicalReduceScatter(const Resources& r, const Reduction& call)
@@ -32,17 +32,17 @@ class HierarchicalReduceScatter final : public Stages {
   int num_hops() const override { return 2; }
 
  private:
-  static constexpr int kDepth = 3;  // chunks that are under way
+  static constexpr int kDepth = 3;  // chunks in progress
 
   std::size_t first_bytes() const {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
   }
 
-  void first_hop(std::int64_t chunk) override {  // inside the node
+  void first_hop(std::int64_t chunk) override {  // within the node
     encodes_.clear();
     sends_.clear();
     recvs_.clear();
-    // Moves to and from a peer follow each other, one for each node.
+    // Moves to and from a peer are adjacent, one per node.
     const Hop& hop = plan_.hop(0);
     const auto nodes = static_cast<std::size_t>(num_nodes_);
     for (std::size_t first = 0; first < hop.sends.size(); first += nodes) {
@@ -75,7 +75,7 @@ class HierarchicalReduceScatter final : public Stages {
     }
   }
 
-  void second_hop(std::int64_t chunk) override {  // of the node's sums, to other nodes
+  void second_hop(std::int64_t chunk) override {  // sums over the node, to other nodes
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
     {
@@ -92,7 +92,7 @@ class HierarchicalReduceScatter final : public Stages {
     r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
   }
 
-  // The sums over the own node: that of the own slot stays here, the others are encoded again for other nodes.
+  // Lists the sums over the own node: the own slot's stays here, the others are encoded again for other nodes.
   void list_sums(std::int64_t chunk) {
     terms_.clear();
     sums_.clear();
@@ -139,7 +139,7 @@ class HierarchicalReduceScatter final : public Stages {
     }
   }
 
-  // What the ranks of this node have for `owner`, in local-rank order. Returns the number of elements.
+  // Lists the contributions of this node's ranks to `owner`, in local-rank order. Returns the number of elements.
   std::int64_t list_terms(int owner, const Piece<HopFormats>& piece) {
     const ConstTensorView values = call_.values(owner, piece);
     terms_.begin_sum();
@@ -174,7 +174,7 @@ class HierarchicalReduceScatter final : public Stages {
   }
 
   const Resources& r_;
-  const Reduction& call_;
+  const Reduction call_;
   const ReducePlan& plan_;
   const Topology& topology_;
   const DType dtype_;
@@ -182,15 +182,15 @@ class HierarchicalReduceScatter final : public Stages {
   const int own_local_;
   const int num_nodes_;
   const int node_size_;
-  const MessageBuffers first_out_;  // one message for each local rank
+  const MessageBuffers first_out_;  // one message per local rank
   const MessageBuffers first_in_;
-  const MessageBuffers second_out_;  // one for each node
+  const MessageBuffers second_out_;  // one per node
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of the own slot over the own node
   Residuals residuals_;
   Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
   Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
-  // Kept from chunk to chunk, for their memory.
+  // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
   std::vector<Encode> encodes_;

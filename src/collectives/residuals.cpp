@@ -6,18 +6,13 @@ void Residuals::encode(int owner, std::int64_t chunk, std::size_t index, TermLis
                        std::vector<DecodeSumEncode>& jobs) {
   std::byte* const residual = feedback_->residual + plan_.residual_offset(owner, chunk, index);
   if (!feedback_->empty) {
-    // A block that overflowed must not stay NaN for good.
+    // Counts NaN as 0, so that a block that overflowed recovers.
     terms.add({residual, feedback_->format, DType::float32, feedback_->decay, true});
   }
   job.wires = terms.sum();
   jobs.push_back(job);
   terms.add({job.wire, job.format, DType::float32, -1.0f});
   updates_.push_back({terms.sum(), job.num_elements, feedback_->format, residual, {}});
-}
-
-std::size_t feedback_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
-                           std::span<const ConstTensorView> slots, ReduceSegments segments, BlockFormat format) {
-  return ReducePlan(topology, rank, chunk_bytes, shape_of(slots), segments, format).residual_bytes();
 }
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// The codec jobs that add the residual of error feedback to a reduce_scatter's sums, and bring it up to date.
+// Codec jobs that add the residual of error feedback to a reduce_scatter's sums, and update it.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ namespace zcomm {
 
 class Residuals {
  public:
-  // Without feedback nothing is covered.
+  // Covers nothing without feedback.
   Residuals(const ReducePlan& plan, const Feedback* feedback) : plan_(plan), feedback_(feedback) {}
 
   bool covers(int owner, BlockFormat format) const { return plan_.has_residual(owner, format); }
-  // Adds to `jobs` the encoding of terms.sum(), piece `index` of a chunk of the slot of `owner`, which is covered; and
-  // to that sum the residual.
+  // Adds the residual to terms.sum(), piece `index` of a chunk of `owner`'s slot, and adds the encoding of that sum to
+  // `jobs`. The piece must be covered.
   void encode(int owner, std::int64_t chunk, std::size_t index, TermList& terms, DecodeSumEncode job,
               std::vector<DecodeSumEncode>& jobs);
 
-  // What remains of the jobs since begin_chunk, once these are done: what the sums had and their wires have not.
+  // Lists the jobs that update residuals after the jobs since begin_chunk: each sum minus its wire.
   void begin_chunk() { updates_.clear(); }
   std::span<const DecodeSumEncode> updates() const { return updates_; }
 

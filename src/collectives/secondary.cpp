@@ -1,5 +1,5 @@
+#include "all_gather.hpp"
 #include "gathered_wires.hpp"
-#include "pipeline.hpp"
 
 namespace zcomm {
 namespace {
@@ -13,7 +13,7 @@ class SecondaryGather final : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
-  static constexpr int kDepth = 2;  // chunks that are under way
+  static constexpr int kDepth = 2;  // chunks in progress
 
   void first_hop(std::int64_t chunk) override {
     wires_.list(plan_.secondary_hop(), chunk, sends_, recvs_);
@@ -30,7 +30,7 @@ class SecondaryGather final : public Stages {
   const std::span<const TensorView> slots_;
   const GatheredWires wires_;
   Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
-  // Kept from chunk to chunk, for their memory.
+  // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
   std::vector<Decode> decodes_;
@@ -38,16 +38,9 @@ class SecondaryGather final : public Stages {
 
 }  // namespace
 
-std::size_t secondary_bytes(const Topology& topology, int rank, std::size_t chunk_bytes,
-                            std::span<const TensorView> slots, GatherSegments segments) {
-  return GatherPlan(topology, rank, chunk_bytes, shape_of(slots), segments).secondary_bytes();
-}
-
-void gather_secondary(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
-                      std::span<const TensorView> slots) {
-  if (plan.num_chunks() == 0) return;
-  SecondaryGather gather(resources, plan, secondary, slots);
-  run_pipeline(resources, gather);
+std::unique_ptr<Stages> secondary_stages(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
+                                         std::span<const TensorView> slots) {
+  return std::make_unique<SecondaryGather>(resources, plan, secondary, slots);
 }
 
 }  // namespace zcomm

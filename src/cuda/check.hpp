@@ -1,4 +1,4 @@
-// CUDA's return codes as exceptions.
+// Conversion of CUDA's return codes to exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,19 +10,19 @@
 
 namespace zcomm {
 
-// What helps where CUDA's own words do not say it; empty otherwise.
+// Returns advice that CUDA's own message lacks; empty if there is none.
 std::string remedy(cudaError_t result);
 
-// `what` says in words what was tried.
+// Throws Error unless `result` is success. `what` names the attempted action.
 inline void check_cuda(cudaError_t result, const char* what) {
   if (result == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // or the caller's next check would report it again
+  static_cast<void>(cudaGetLastError());  // so that the caller's next check does not report it again
   throw Error(std::string("CUDA could not ") + what + ": " + cudaGetErrorString(result) + " (" +
               cudaGetErrorName(result) + ")" + remedy(result));
 }
 
-// Which captures of graphs forbid what this thread does: queries and waits of the host, allocations, the load of a
-// kernel. What is forbidden breaks the capture.
+// Sets, for its lifetime, which graph captures forbid this thread's host queries and waits, allocations and kernel
+// loads. A forbidden call breaks the capture.
 class CaptureMode {
  public:
   explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
@@ -36,7 +36,7 @@ class CaptureMode {
   cudaStreamCaptureMode mode_;
 };
 
-// None do, neither this thread's nor another's.
+// Lets this thread make such calls during any capture, by this thread or another.
 struct RelaxedCapture : CaptureMode {
   RelaxedCapture() : CaptureMode(cudaStreamCaptureModeRelaxed) {}
 };

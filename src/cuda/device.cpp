@@ -36,14 +36,15 @@ CudaDeviceGuard::CudaDeviceGuard(int device) {
 
 CudaDeviceGuard::~CudaDeviceGuard() {
   int current = previous_;
-  // Setting a device that is current already would create its context.
+  // Skips a device that is current already: setting it would create its context.
   if (cudaGetDevice(&current) == cudaSuccess && current != previous_) static_cast<void>(cudaSetDevice(previous_));
 }
 
-bool is_capturing(StreamView stream) {
+std::uint64_t capture_of(StreamView stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(as_cuda(stream), &status), "tell whether a stream records a graph");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check_cuda(cudaStreamGetCaptureInfo(as_cuda(stream), &status, &id), "tell whether a stream records a graph");
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
 void wait_for(StreamView stream, StreamView earlier) {
@@ -51,7 +52,7 @@ void wait_for(StreamView stream, StreamView earlier) {
   check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
   cudaError_t result = cudaEventRecord(event, as_cuda(earlier));
   if (result == cudaSuccess) result = cudaStreamWaitEvent(as_cuda(stream), event, 0);
-  static_cast<void>(cudaEventDestroy(event));  // which takes effect when the wait is over
+  static_cast<void>(cudaEventDestroy(event));  // takes effect when the wait is over
   check_cuda(result, "make a stream wait for another");
 }
 

@@ -1,9 +1,9 @@
-// What a build without CUDA says.
+// Error of a build without CUDA.
 #pragma once
 
 namespace zcomm {
 
-// Throws Error that says what to install.
+// Throws Error that names what to install.
 [[noreturn]] void throw_cuda_missing();
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// Memory and events of CUDA's, owned.
+// Owners of CUDA memory and events.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class DeviceBytes {
   }
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
-  // To work that may still be using it.
+  // Leaks the memory, for work that may still use it.
   void leave() { data_ = nullptr; }
   std::byte* data() const { return data_; }
 
@@ -33,7 +33,7 @@ class DeviceBytes {
   std::byte* data_ = nullptr;
 };
 
-// Host memory that the device can read and write at the same address.
+// Pinned host memory that the device can read and write at the same address.
 class PinnedBytes {
  public:
   explicit PinnedBytes(std::size_t num_bytes) : size_(num_bytes) {
@@ -58,7 +58,7 @@ class PinnedBytes {
   std::byte* data_ = nullptr;
 };
 
-// The end of what a stream had when it was recorded. One that was never recorded is over.
+// CUDA event: marks the work on a stream when it was recorded. An event that was never recorded is over.
 class Event {
  public:
   Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "create an event"); }

@@ -1,4 +1,4 @@
-// Device memory that is kept and handed out again.
+// Pool of device memory.
 #include <atomic>
 #include <map>
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 
 using CaptureId = unsigned long long;
 
-// What a stream records; 0 and null if it runs.
+// Graph capture of a stream; 0 and null if the stream is not capturing.
 struct Capture {
   explicit Capture(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -39,26 +39,26 @@ class Piece {
     capture = Capture(on_stream).id;
     if (capture == 0) released_.record({on_stream});
   }
-  // Nothing that is queued, or that a graph may yet do, uses it.
+  // Tells whether neither queued work nor a graph can use the piece any more.
   bool is_passed() const { return capture != 0 ? num_graphs == 0 : released_.is_over(); }
 
   const std::size_t size;
   const int device;
-  cudaStream_t stream = nullptr;  // that it was released on last
-  // The graph that it was released in. Replays use it at times that are unknown here: nothing else may have it.
+  cudaStream_t stream = nullptr;  // of the last release
+  // Capture it was released in. Replays use the piece at unknown times, so no other stream or graph may have it.
   CaptureId capture = 0;
-  std::atomic<int> num_graphs{0};  // that use it and are alive, captures under way included
+  std::atomic<int> num_graphs{0};  // live graphs that use it, captures in progress included
 
  private:
   Event released_;
   DeviceBytes bytes_;
 };
 
-// Keeps `piece` for as long as `graph` and what is instantiated from it.
+// Keeps `piece` alive as long as `graph` and its instances.
 void keep_for(cudaGraph_t graph, std::shared_ptr<Piece> piece) {
   constexpr const char* kWhat = "tie scratch to a graph";
   auto* kept = new std::shared_ptr<Piece>(std::move(piece));
-  // Called by CUDA, where calls of CUDA are forbidden.
+  // Runs inside a callback of CUDA, which forbids calls of CUDA.
   const auto let_go = [](void* data) {
     const std::unique_ptr<std::shared_ptr<Piece>> last(static_cast<std::shared_ptr<Piece>*>(data));
     --(*last)->num_graphs;
@@ -86,7 +86,7 @@ class CudaWorkspace final : public Workspace {
     const CaptureId capture = recorded.id;
     const std::lock_guard lock(mutex_);
     const auto is_ordered = [&](const Piece& piece) { return piece.stream == stream && piece.capture == capture; };
-    // What eager work of the stream released is there for a graph, too: its first launch comes after that work.
+    // Pieces released by eager work on the stream are free for a graph, too: its first launch follows that work.
     const auto is_eager = [&](const Piece& piece) { return piece.stream == stream && piece.capture == 0; };
     const auto is_passed = [&](const Piece& piece) { return piece.is_passed(); };
     Piece* piece = take(size, device, is_ordered);
@@ -116,13 +116,13 @@ class CudaWorkspace final : public Workspace {
       const CudaDeviceGuard guard(piece.device);
       piece.mark_released(as_cuda(view));
     } catch (const Error&) {
-      return;  // when its work ends is unknown: it is freed with the workspace
+      return;  // the end of its work is unknown: the workspace frees it in its destructor
     }
     idle_.find(piece.size)->second.push_back(&piece);
   }
 
  private:
-  // The idle piece of about `size` that was released first among those that are `free_now`, or null.
+  // Takes the idle piece of about `size` that was released first and is `free_now`, or null.
   template <class FreeNow>
   Piece* take(std::size_t size, int device, FreeNow&& free_now) {
     for (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= largest_fit(size); ++it) {
@@ -140,7 +140,7 @@ class CudaWorkspace final : public Workspace {
   std::mutex mutex_;
   std::unordered_map<std::byte*, std::shared_ptr<Piece>> owned_;
   std::map<std::size_t, std::vector<Piece*>> idle_;
-  std::map<std::size_t, std::size_t> num_pieces_;  // of each size, idle or not
+  std::map<std::size_t, std::size_t> num_pieces_;  // by size, idle or not
 };
 
 }  // namespace

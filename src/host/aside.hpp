@@ -1,4 +1,4 @@
-// Calls that may never return, on threads of their own.
+// Calls that may never return, on separate threads.
 #pragma once
 
 #include <future>
@@ -7,8 +7,8 @@
 
 namespace zcomm {
 
-// Runs `call` on a thread that nobody joins: whoever does not want to wait any longer for the result just leaves. So
-// `call` must own all that it uses.
+// Runs `call` on a detached thread, so that the caller can stop waiting for the result. `call` must own all that it
+// uses.
 template <class Call>
 auto run_aside(Call call) {
   std::packaged_task task(std::move(call));

@@ -1,4 +1,4 @@
-// The sizes of scratch that is kept.
+// Size classes of pooled scratch memory.
 #pragma once
 
 #include <bit>
@@ -6,7 +6,7 @@
 
 namespace zcomm {
 
-// Sizes are rounded to eighths of a power of two: few distinct sizes, at most an eighth unused.
+// Rounds up to eighths of a power of two: few distinct sizes, at most an eighth unused.
 inline std::size_t size_class(std::size_t num_bytes) {
   constexpr std::size_t kSmallest = 4096;
   if (num_bytes <= kSmallest) return kSmallest;
@@ -14,7 +14,7 @@ inline std::size_t size_class(std::size_t num_bytes) {
   return (num_bytes + step - 1) / step * step;
 }
 
-// A larger idle piece is better than a fresh one, within reason.
+// Largest idle piece to use instead of a new allocation.
 inline std::size_t largest_fit(std::size_t size) { return 2 * size; }
 
 }  // namespace zcomm

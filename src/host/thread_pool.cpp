@@ -20,7 +20,7 @@
 namespace zcomm {
 namespace {
 
-// One call of run_tasks. Lives on the caller's stack; `num_helpers` (guarded by the pool's mutex) keeps it there.
+// State of one run_tasks call. It lives on the caller's stack until `num_helpers`, guarded by the mutex, is 0.
 struct Batch {
   Batch(std::int64_t tasks, void (*function)(const void*, std::int64_t), const void* argument)
       : num_tasks(tasks), task(function), arg(argument) {}
@@ -69,14 +69,14 @@ class ThreadPool {
   }
 
  private:
-  // With the mutex held.
+  // Requires the mutex.
   void start_workers() {
     try {
       while (num_workers_ < num_threads() - 1) {
         std::thread([this] { help(); }).detach();
         ++num_workers_;
       }
-    } catch (const std::system_error&) {  // no more threads to be had: the callers do the work
+    } catch (const std::system_error&) {  // out of threads: the callers do the work
     }
   }
 
@@ -109,13 +109,13 @@ class ThreadPool {
   int num_workers_ = 0;
 };
 
-// Never destroyed: workers may sleep in it until the process ends.
+// Storage that is never destroyed: workers may sleep in the pool until the process ends.
 alignas(ThreadPool) std::byte pool_storage[sizeof(ThreadPool)];
 
 ThreadPool& pool() {
   static ThreadPool* const instance = [] {
     auto* created = new (pool_storage) ThreadPool;
-    // A forked child has none of the workers, and perhaps a mutex that one of them held: it gets a new pool in place.
+    // Gives a forked child a new pool: it has no workers, and one of them may have held the mutex.
     pthread_atfork(nullptr, nullptr, [] {
       const int num_threads = pool().num_threads();
       (new (pool_storage) ThreadPool)->set_num_threads(num_threads);

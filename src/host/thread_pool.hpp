@@ -1,4 +1,4 @@
-// The threads that host codecs share: one small pool per process.
+// Threads that host codecs share: one small pool per process.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,12 @@
 
 namespace zcomm {
 
-// Calls task(arg, i) once for every i in [0, num_tasks), in any order, on this thread and on pool workers; returns when
-// all are done. Any number of threads may be in here at once. The caller works too, so a call finishes even where
-// there are no workers: in a forked child, or when none could be started. The first exception stops tasks that have not
-// begun and is rethrown.
+// Calls task(arg, i) once for every i in [0, num_tasks), in any order, on this thread and on pool workers. Returns when
+// all are done. Thread-safe. The caller works too, so a call finishes even without workers: in a forked child, or if
+// none could be started. The first exception skips tasks that have not begun, and is rethrown.
 void run_tasks(std::int64_t num_tasks, void (*task)(const void* arg, std::int64_t i), const void* arg);
 
-// function(i) for every i in [0, num_tasks), by run_tasks if there is more than one task and more than one thread.
+// Calls function(i) for every i in [0, num_tasks), in parallel if there are several tasks and threads.
 template <class Function>
 void parallel_for(std::int64_t num_tasks, const Function& function) {
   if (num_tasks <= 1 || num_threads() == 1) {

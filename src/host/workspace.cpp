@@ -50,7 +50,7 @@ class HostWorkspace final : public Workspace {
   std::mutex mutex_;
   std::unordered_map<std::byte*, Piece> owned_;
   std::map<std::size_t, std::vector<std::byte*>> idle_;
-  std::map<std::size_t, std::size_t> num_pieces_;  // of each size, idle or not
+  std::map<std::size_t, std::size_t> num_pieces_;  // by size, idle or not
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ranks as threads of one process: a message is one memcpy, done by whichever side comes second.
+// Ranks as threads of one process. A message is one memcpy, done by the side that arrives second.
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -14,9 +14,9 @@ namespace {
 struct Message {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  std::size_t num_bytes = 0;  // of the side that came first, then those that are sent
-  bool is_limit = false;      // of the receive
-  // Guarded by Hub::mutex. A matched message is being copied until it is done: neither side may let go of its memory.
+  std::size_t num_bytes = 0;  // as given by the first side; once matched, the bytes sent
+  bool is_limit = false;      // set by the receiver
+  // Flags guarded by Hub::mutex. A matched message is being copied until `done`: neither side may release its memory.
   bool matched = false;
   bool done = false;
   bool dropped = false;  // its owner gave up before it was matched
@@ -39,7 +39,7 @@ struct Hub {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Waiting> waiting;
-  std::string failure;  // empty while all is well
+  std::string failure;  // empty without a failure
 };
 
 class LocalTransport final : public Transport {
@@ -84,7 +84,7 @@ bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit 
 
 std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
   std::vector<std::shared_ptr<Message>> all;
-  std::vector<std::shared_ptr<Message>> complete;  // both sides known: to be copied now
+  std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
   std::string error;
   const auto match = [&](auto& others, auto& own, int peer, std::size_t num_bytes, auto&& fits, auto&& fill) {
     if (num_bytes == 0 || !error.empty()) return;

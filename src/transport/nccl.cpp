@@ -12,7 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// How long a communicator without work may take to close, or an abort, and those that a graph may still need.
+// Time limits for closing an idle communicator or an abort, and for communicators that a graph may still need.
 constexpr auto kCloseTimeout = 10s;
 constexpr auto kGraphTimeout = 1s;
 
@@ -64,8 +64,8 @@ NcclTransport::~NcclTransport() {
 }
 
 void NcclTransport::close() noexcept {
-  // A graph that captured transfers needs the communicator for as long as it is there, and NCCL waits for it to go.
-  // Whether there is one is unknown here: then it stays for good.
+  // Closes with a time limit: a graph that captured transfers needs the communicator, and NCCL waits for the graph to
+  // be destroyed. This code cannot see graphs, so after the limit it leaves the communicator open for good.
   const Patience patience{Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout), give_up_};
   try {
     const CudaDeviceGuard device(device_);
@@ -79,7 +79,7 @@ void NcclTransport::close() noexcept {
   wait_for_abort();
 }
 
-// False if the transport failed, before or here. The watchdog sees to it that this ends.
+// Waits for all transfers. Returns false if the transport fails, earlier or here. The watchdog bounds the wait.
 bool NcclTransport::finish_transfers() noexcept {
   const Clock::time_point latest = Clock::now() + kCloseTimeout;
   try {
@@ -101,8 +101,8 @@ bool NcclTransport::finish_transfers() noexcept {
   return false;
 }
 
-// Until NCCL has no memory of callers in use any more, as far as that can be told: with a graph that captured transfers
-// the abort may never be over, but its work is soon.
+// Waits until NCCL uses no caller's memory any more, as far as this can be known. With a graph that captured transfers
+// the abort may never return, but its work ends soon.
 void NcclTransport::wait_for_abort() noexcept {
   std::shared_future<void> aborted;
   {
@@ -174,7 +174,7 @@ std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_
   return add_transfer(std::move(group), stream);
 }
 
-// CUDA blocks whoever submits work behind a launch queue that is full: no lock is held where it may.
+// Holds no lock while it submits work: CUDA blocks the host when a launch queue is full.
 void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   throw_if_failed();
   try {
@@ -193,7 +193,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     group.is_captured ? wake_watchdog() : watch(flight);
   } catch (const Error& error) {
     fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
-    wait_for_abort();  // NCCL may have been about to launch what this thread no longer waits for
+    wait_for_abort();  // NCCL may still launch the work that this thread gave up
     throw_failure("");
   }
 }
@@ -233,7 +233,7 @@ void NcclTransport::watch(Finding finding) {
 }
 
 void NcclTransport::forget_known_findings() {
-  std::vector<Finding> known;  // destroyed outside of the lock
+  std::vector<Finding> known;  // destroyed after the lock is released
   const std::lock_guard lock(flights_mutex_);
   known.swap(known_findings_);
 }
@@ -259,7 +259,7 @@ void NcclTransport::wait(NcclGroup& group, StreamView stream) {
 void NcclTransport::give_up(const NcclGroup& group) noexcept {
   fail({call()->in() + "this rank stopped between the start of a transfer and its end", false}, /*ask=*/false);
   if (group.flight == nullptr || group.is_captured) return;
-  // Its memory may go as soon as this returns.
+  // Waits, because the transfer's memory may be freed as soon as this returns.
   const Clock::time_point latest = Clock::now() + kCloseTimeout;
   try {
     for (; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
@@ -268,7 +268,7 @@ void NcclTransport::give_up(const NcclGroup& group) noexcept {
       if (!group.flight->is_watched) return;
     }
   } catch (const Error&) {
-    // The device is lost; so is its memory.
+    // The device is lost, and its memory with it.
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 using nccl::Result;
 using Clock = std::chrono::steady_clock;
 
-// NCCL prefers it to what the caller asks for. A blocking call could not be left, nor the communicator aborted.
+// Rejects NCCL_COMM_BLOCKING: it overrides the configuration, and blocking calls can neither time out nor be aborted.
 void check_environment() {
   const char* text = std::getenv("NCCL_COMM_BLOCKING");
   if (text == nullptr || std::string(text) == "0") return;
@@ -30,7 +30,7 @@ NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symb
   int greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
   check_cuda(cudaEventCreateWithFlags(&caller_, cudaEventDisableTiming), "create an event");
-  // First in line: a transfer that is late holds up every other rank.
+  // Highest priority: a late transfer delays all other ranks.
   const cudaError_t result = cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest);
   if (result != cudaSuccess) static_cast<void>(cudaEventDestroy(caller_));
   check_cuda(result, "create a stream");
@@ -64,7 +64,8 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
     if (patience.give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
     const Clock::time_point now = Clock::now();
     if (now >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
-    // A launch takes some ten microseconds, and a rank that sleeps holds up the others; a connection takes long.
+    // Spins first: a launch takes about ten microseconds, and sleeping would delay the other ranks. Connecting takes
+    // long.
     if (now - start < std::chrono::milliseconds(1)) {
       std::this_thread::yield();
     } else {
@@ -90,7 +91,6 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
   std::memcpy(&id, options.unique_id.data(), sizeof(id));
   nccl::Config config;
   config.blocking = 0;
-  if (options.max_ctas > 0) config.max_ctas = options.max_ctas;
   rank_ = options.rank;
   size_ = options.size;
   check(symbols_.CommInitRankConfig(&communicator_, options.size, id, options.rank, &config), "connect");
@@ -98,7 +98,7 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
   if (!peers.empty()) connect_peers(peers, patience);
 }
 
-// NCCL connects two ranks at the first group that has a message between them, which waits for both.
+// Connects by a small exchange: NCCL connects two ranks at their first group with a message, which waits for both.
 void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience& patience) {
   constexpr const char* kWhat = "connect with its peers";
   const auto size = static_cast<std::size_t>(size_);
@@ -151,11 +151,11 @@ void NcclCommunicator::run(const NcclMessages& messages, const Patience& patienc
     const std::byte* own = gather.slots + static_cast<std::size_t>(rank_) * gather.slot_bytes;
     note(symbols_.AllGather(own, gather.slots, gather.slot_bytes, nccl::DataType::int8, communicator_, stream_));
   }
-  // Also after an error: groups are counted per thread.
+  // Ends the group also after an error: groups are counted per thread.
   const Result result = symbols_.GroupEnd();
   check(first_error, kWhat);
   check(result, kWhat);
-  // Until then the group may not be on the stream, and an event recorded there would come before it.
+  // Waits until the group is on the stream: an event recorded earlier would precede it.
   settle(kWhat, patience);
 }
 

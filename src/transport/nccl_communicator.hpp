@@ -1,4 +1,4 @@
-// One NCCL communicator and the stream that its groups run on.
+// NCCL communicator and the stream that its groups run on.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@
 
 namespace zcomm {
 
-// Until when a call into NCCL is given time to finish.
+// Time limit of a call into NCCL, and a flag that ends the wait early.
 struct Patience {
   std::chrono::steady_clock::time_point deadline;
   const std::atomic<bool>& give_up;
 };
 
-// What one NCCL group moves.
+// Messages of one NCCL group.
 struct NcclMessages {
   struct Gather {
     std::byte* slots;
@@ -30,43 +30,43 @@ struct NcclMessages {
   std::vector<Gather> gathers;
 };
 
-// One thread at a time may be inside NCCL, whose holder of mutex() it is: all but mutex(), stream(), follow() and
-// abort() need it. All but abort() is non-blocking: calls that NCCL goes on with in the background are polled, and
-// leave soon, with TransportError or TimeoutError, once `patience` is over. So the mutex is never held for long.
+// NCCL communicator, for one thread inside NCCL at a time. The caller holds mutex(), except for mutex(), stream(),
+// follow() and abort(). All calls except abort() are non-blocking in NCCL: they poll what NCCL does in the background
+// and throw TransportError or TimeoutError soon after `patience` ends. So the mutex is never held for long.
 class NcclCommunicator {
  public:
   explicit NcclCommunicator(const nccl::Symbols& symbols);
-  ~NcclCommunicator();  // it must have been closed, aborted or forgotten
+  ~NcclCommunicator();  // requires close(), abort() or forget() before
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   // Throws while this thread, or the whole process, captures a graph: NCCL connects with calls that captures forbid.
   void check_not_capturing() const;
-  // With all ranks, and then with `peers`, whom a group can then reach without waiting for them. With all other ranks
-  // as peers, gathers are connected, too. Blocks.
+  // Connects with all ranks, then with `peers`, so that later groups do not wait for these. If `peers` are all other
+  // ranks, gathers are connected, too. Blocks.
   void connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience);
 
   std::mutex& mutex() { return mutex_; }
   cudaStream_t stream() const { return stream_; }
 
-  // What comes next comes after the work queued on `stream`. That is all the order that a transfer needs: whoever reads
-  // what an earlier transfer received, or writes what it sent, does so on the caller's stream after Transfer::wait, so
-  // a buffer that is used again by a later chunk is free once that stream gets here.
+  // Orders stream() behind the work queued on `stream`. Transfers need no other order: callers touch buffers of earlier
+  // transfers only on their own stream, after Transfer::wait. So a buffer that a later chunk reuses is free by then.
   void follow(cudaStream_t stream);
 
   // Starts a group; on return it is queued on stream().
   void run(const NcclMessages& messages, const Patience& patience);
 
-  // Throws if NCCL met an error since the last call.
+  // Throws if NCCL reported an error since the last call.
   void check_health() const;
 
-  // Ends the communicator when its work is done. False if that is not so in time: then it is still there.
+  // Ends the communicator when its work is done. Returns false, with the communicator still open, if that is not in
+  // time.
   bool close(const Patience& patience) noexcept;
-  // Returns when all that was put on the stream is gone, and every graph that captured it: perhaps never. The work
-  // itself ends at once. Takes the mutex, but not while it waits: whoever has the mutex afterwards must not use the
-  // communicator any more, but for close(), which has nothing left to do.
+  // Aborts all work at once. Returns when everything queued on the stream and every graph that captured it is gone,
+  // which may be never. Takes the mutex, but not while it waits. Later holders of the mutex may only call close(),
+  // which then does nothing.
   void abort() noexcept;
-  // Leaves the communicator alive for good.
+  // Leaves the communicator open for good.
   void forget() noexcept { communicator_ = nullptr; }
 
  private:

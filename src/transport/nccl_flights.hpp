@@ -1,4 +1,4 @@
-// The NCCL groups that are under way, and the CUDA events that tell when they are done.
+// NCCL groups in progress, and the CUDA events that mark their end.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace zcomm {
 
-// One collective, from begin() to the next.
+// Collective, from one begin() to the next.
 struct NcclCall {
   std::string text = "a transfer without begin()";
   std::chrono::milliseconds timeout{};
@@ -20,15 +20,15 @@ struct NcclCall {
   std::string in() const { return "in " + text + ": "; }
 };
 
-// Used again once all its transfers were waited for and, if it is watched, done.
+// Record of a group. Reusable once all its transfers were waited for and, if it is watched, done.
 struct Flight {
   cudaEvent_t done = nullptr;
   std::shared_ptr<const NcclCall> call;
-  int num_waits = 0;  // to come
+  int num_waits = 0;  // still expected
   bool is_watched = false;
 };
 
-// Not thread-safe.
+// Pool of flights. Not thread-safe.
 class NcclFlights {
  public:
   NcclFlights() = default;
@@ -36,16 +36,16 @@ class NcclFlights {
   NcclFlights(const NcclFlights&) = delete;
   NcclFlights& operator=(const NcclFlights&) = delete;
 
-  // One that can be used again, or null.
+  // Returns a reusable flight, or null.
   Flight* take();
-  // A new one, taken. Owns `done`.
+  // Adds a flight in use. Owns `done`.
   Flight& add(cudaEvent_t done);
-  // From now on collect_done() looks at it. Flights are done in the order of these calls.
+  // Adds a flight to those that collect_done() queries. Flights end in the order of these calls.
   void watch(Flight& flight);
   void mark_waited(Flight& flight);
 
   void collect_done();
-  // Of those that are watched and, as far as collect_done() knows, not done.
+  // Tells whether a watched flight is not done, as of the last collect_done().
   bool any_watched() const { return !watched_.empty(); }
   const Flight* find_overdue(std::chrono::steady_clock::time_point now) const;  // or null
 

@@ -1,4 +1,4 @@
-// NCCL in a build without CUDA.
+// Replacements for NCCL's functions in a build without CUDA.
 #include "cuda/missing.hpp"
 #include "zcomm/nccl.hpp"
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kSoname = "libnccl.so.2";
 
-// What the process has already, or nothing.
+// Returns the copy that the process has mapped, or null.
 void* find_mapped(const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); }
 
 std::string path_of(void* handle) {
@@ -26,7 +26,7 @@ std::string last_error() {
   return text == nullptr ? "unknown error" : text;
 }
 
-// A communicator of one copy is garbage to another, and two copies fight for the same devices: what is mapped is used.
+// Prefers a mapped copy: copies cannot share communicators, and two copies compete for the same devices.
 void* find(const std::string& named_path, const std::string& wheel_path) {
   void* mapped = find_mapped(kSoname);
   if (!named_path.empty()) {

@@ -1,6 +1,5 @@
-// NCCL as we use it: declarations of our own, so that no nccl.h is needed to build, and the functions of the library
-// that is found at run time. They are those of NCCL 2.18; test_nccl_headers.py in tests/python compares them with every
-// nccl.h that is installed.
+// Declarations of NCCL's ABI, so that no nccl.h is needed to build, and the functions of the library found at run time.
+// The declarations follow NCCL 2.18; test_nccl_headers.py in tests/python compares them with every installed nccl.h.
 #pragma once
 
 #include <climits>
@@ -36,7 +35,7 @@ struct UniqueId {
 
 inline constexpr int kUndefined = INT_MIN;
 
-// Newer libraries have more fields behind these: `size` tells them how many are given, `version` what they mean.
+// Configuration. Newer libraries append fields: `size` tells them which fields exist, `version` what they mean.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -77,10 +76,10 @@ struct Library {
   Symbols symbols;
 };
 
-// See load_nccl(); `named_path` is what ZCOMM_NCCL_LIB says.
+// Opens a library as load_nccl() does; `named_path` is the value of ZCOMM_NCCL_LIB.
 Library open_library(const std::string& named_path, const std::string& wheel_path);
 
-// That of load_nccl().
+// Returns the library of load_nccl().
 const Library& library(const std::string& wheel_path = {});
 
 }  // namespace zcomm::nccl

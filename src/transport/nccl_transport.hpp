@@ -1,4 +1,4 @@
-// Transfers over one NCCL communicator, and the watchdog that ends those that fail.
+// Transfers over one NCCL communicator, and the watchdog that aborts failed ones.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@ struct NcclFailure {
   bool is_timeout = false;
 };
 
-// Messages that go out together, and their flight once they are under way.
+// Messages that go out together, and their flight once they are launched.
 struct NcclGroup {
   NcclMessages messages;
   int num_transfers = 0;
@@ -51,7 +51,7 @@ class NcclTransport final : public Transport {
  private:
   void connect();
   std::vector<int> peers() const;
-  // The open group, or one that goes out at once.
+  // Returns the open group, or a new one that is launched at once.
   std::shared_ptr<NcclGroup> join_group();
   std::unique_ptr<Transfer> add_transfer(std::shared_ptr<NcclGroup> group, StreamView stream);
   void launch(NcclGroup& group, StreamView stream);
@@ -59,8 +59,8 @@ class NcclTransport final : public Transport {
   void watch(Flight& flight);
   void wake_watchdog();
 
-  // The first failure counts: what is under way ends, peers are told.
-  // False if there was one before.
+  // Records the first failure, aborts transfers in progress and notifies peers. Returns false if the transport had
+  // failed before.
   bool fail(NcclFailure failure, bool ask) noexcept;
   [[noreturn]] void throw_failure(const char* prefix);
   void throw_if_failed();
@@ -80,36 +80,36 @@ class NcclTransport final : public Transport {
 
   const NcclOptions options_;
   int device_ = 0;
-  // Shared with the thread that aborts it.
+  // Communicator, shared with the thread that aborts it.
   std::shared_ptr<NcclCommunicator> communicator_;
   std::atomic<bool> was_captured_{false};
-  std::atomic<bool> give_up_{false};  // makes those who poll NCCL leave it
+  std::atomic<bool> give_up_{false};  // ends all polling of NCCL
   std::shared_ptr<NcclGroup> open_group_;
 
-  // Held over queries of events, but over nothing that waits for the device or submits work.
+  // Guards flights and findings. Held during event queries, but never while waiting for the device or submitting work.
   std::mutex flights_mutex_;
   NcclFlights flights_;
-  std::vector<Finding> findings_;        // to come
-  std::vector<Finding> known_findings_;  // destroyed by a caller's thread: they may own memory of the device
+  std::vector<Finding> findings_;        // not yet known
+  std::vector<Finding> known_findings_;  // destroyed by a caller's thread: may own device memory
 
-  // Held over no call of CUDA or NCCL. Of all below.
+  // Guards all fields below. Never held during a call of CUDA or NCCL.
   mutable std::mutex state_mutex_;
   std::condition_variable changed_;
   std::shared_ptr<const NcclCall> call_ = std::make_shared<NcclCall>();
-  std::optional<NcclFailure> failure_;  // never changes once is_told_
+  std::optional<NcclFailure> failure_;  // constant once is_told_
   bool is_told_ = false;
   std::shared_future<void> abort_;
   bool is_busy_ = false;  // flights may be watched, or graphs may run
   bool is_closing_ = false;
-  std::thread watchdog_;  // since the first transfer
-  // The watchdog's.
+  std::thread watchdog_;  // runs from the first transfer on
+  // State of the watchdog's thread.
   std::chrono::steady_clock::time_point next_question_{};
   std::future<std::string> answer_;
 };
 
 class NcclTransfer final : public Transfer {
  public:
-  // A null group moves nothing.
+  // Creates a transfer; a null group moves nothing.
   NcclTransfer(NcclTransport& transport, std::shared_ptr<NcclGroup> group)
       : transport_(transport), group_(std::move(group)) {}
   ~NcclTransfer() override {
@@ -126,7 +126,7 @@ class NcclTransfer final : public Transfer {
   std::shared_ptr<NcclGroup> group_;
 };
 
-// Aborts on a thread of its own, as NCCL's abort waits for the device, and for graphs.
+// Aborts on a separate thread, because NCCL's abort waits for the device and for graphs.
 std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device);
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// What goes wrong with transfers, and how it ends.
+// Detection and handling of failed transfers.
 #include <algorithm>
 #include <iterator>
 
@@ -11,10 +11,10 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// How often the watchdog looks at the transfers that are under way, and asks for what peers say.
+// Intervals at which the watchdog checks transfers in progress, and queries peers for failures.
 constexpr auto kWatchInterval = 50ms;
 constexpr auto kPeerInterval = 1s;
-// How long a failure waits for what peers say, and for on_failure.
+// Time limits of a failure for the peers' answer, and for on_failure.
 constexpr auto kAskTimeout = 1s;
 constexpr auto kTellTimeout = 2s;
 
@@ -28,7 +28,7 @@ std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, in
   });
 }
 
-// Once it is complete.
+// Throws the recorded failure once its reason is complete.
 void NcclTransport::throw_failure(const char* prefix) {
   std::unique_lock lock(state_mutex_);
   changed_.wait_for(lock, kAskTimeout + kTellTimeout, [&] { return is_told_; });
@@ -51,7 +51,7 @@ void NcclTransport::throw_if_failed() {
   if (has_failed()) throw_failure("this transport failed before: ");
 }
 
-// What is under way ends first; nothing that this rank says or hears may keep it from that.
+// Aborts first; neither the query of peers nor on_failure can delay that.
 bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
   {
     const std::lock_guard lock(state_mutex_);
@@ -68,7 +68,7 @@ bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
       }
     }
   } catch (...) {
-    // They could not be asked.
+    // The query failed; the reason stays as it is.
   }
   {
     const std::lock_guard lock(state_mutex_);
@@ -79,7 +79,7 @@ bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
                         try {
                           tell(reason);
                         } catch (...) {
-                          // They could not be told; they time out.
+                          // The notification failed; peers will time out.
                         }
                       }).wait_for(kTellTimeout));
   }
@@ -103,7 +103,7 @@ void NcclTransport::watch_all() {
       continue;
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
-    is_busy_ = was_captured_;  // or if there is something, or comes meanwhile
+    is_busy_ = was_captured_;  // look_at_*() set it again while work is in progress
     lock.unlock();
     std::optional<NcclFailure> failure = look_at_transfers();
     if (!failure) failure = look_at_findings();
@@ -163,7 +163,7 @@ std::optional<NcclFailure> NcclTransport::look_at_findings() {
 }
 
 std::optional<NcclFailure> NcclTransport::look_at_communicator() {
-  // Who is inside NCCL sees its errors. Two threads must never be, not even to ask how it is.
+  // Skips the check while another thread is inside NCCL: that thread sees the errors, and NCCL allows one at a time.
   const std::unique_lock lock(communicator_->mutex(), std::try_to_lock);
   if (!lock || give_up_) return {};
   try {
@@ -174,7 +174,7 @@ std::optional<NcclFailure> NcclTransport::look_at_communicator() {
   return {};
 }
 
-// Never waits for the answer.
+// Polls the answer without waiting for it.
 std::optional<NcclFailure> NcclTransport::look_at_peers() {
   if (!options_.peer_failure) return {};
   if (!answer_.valid() && Clock::now() >= next_question_) answer_ = run_aside(options_.peer_failure);
@@ -184,7 +184,7 @@ std::optional<NcclFailure> NcclTransport::look_at_peers() {
     const std::string peers = answer_.get();
     if (!peers.empty()) return NcclFailure{call()->in() + peers, false};
   } catch (...) {
-    // They could not be asked.
+    // The query failed; the next one may succeed.
   }
   return {};
 }

@@ -17,7 +17,7 @@ std::unique_ptr<Transfer> Transport::all_gather(std::byte* slots, std::size_t sl
   return start(sends, recvs, stream);
 }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): whoever watches keeps it
+// NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
 void Transport::watch(Finding) {
   throw Error("transport: expected one to GPUs, which watches what they find, got one of host memory");
 }

@@ -1,8 +1,9 @@
-// An all_reduce: the calls that it consists of, made as one pipeline.
+// Tests of all_reduce against the calls that it combines in one pipeline.
 #include <doctest/doctest.h>
 
 #include <cstring>
 
+#include "calls.hpp"
 #include "collective_runs.hpp"
 #include "sanitizers.hpp"
 #include "zcomm/collectives.hpp"
@@ -18,7 +19,7 @@ struct alignas(kWireAlignment) Unit {
   bool operator==(const Unit& other) const { return std::memcmp(bytes, other.bytes, sizeof(bytes)) == 0; }
 };
 
-// What a rank has after two calls: error feedback shows in the second.
+// Results of a rank after two calls: error feedback takes effect in the second.
 struct Outcome {
   Values tensor;
   std::vector<Unit> residual;
@@ -34,8 +35,8 @@ CallStats reduce_then_gather(Communicator& communicator, TensorView tensor, HopF
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
   const TensorView own = slots[static_cast<std::size_t>(communicator.rank())];
   const Segment<HopFormats> whole{slots[0].num_elements, formats};
-  CallStats stats = communicator.reduce_scatter(inputs, own, {&whole, 1}, 0.5f, 20s, {}, feedback);
-  const CallStats gathered = communicator.all_gather(own, slots, formats.intra_node, 20s);
+  CallStats stats = test::reduce_scatter(communicator, inputs, own, {&whole, 1}, 0.5f, 20s, {}, feedback);
+  const CallStats gathered = test::all_gather(communicator, own, slots, formats.intra_node, 20s);
   stats.intra_node_bytes += gathered.intra_node_bytes;
   stats.inter_node_bytes += gathered.inter_node_bytes;
   return stats;
@@ -52,7 +53,7 @@ std::vector<Outcome> outcomes(const std::vector<int>& ids, std::int64_t num_elem
     Outcome& result = results[r];
     Feedback feedback{nullptr, BlockFormat::parse("int8:64"), 0.9f, true};
     if (has_feedback) {
-      const AllReducePlan plan = communicator.plan_all_reduce(num_elements, DType::float32, formats, feedback.format);
+      const AllReducePlan plan(communicator.world(), num_elements, DType::float32, formats, feedback.format);
       result.residual.resize(plan.residual_bytes() / kWireAlignment + 1);
       feedback.residual = result.residual.data()->bytes;
     }
@@ -60,8 +61,9 @@ std::vector<Outcome> outcomes(const std::vector<int>& ids, std::int64_t num_elem
     for (const std::ptrdiff_t call : {0, 1}) {
       const auto begin = inputs[r].begin() + call * num_elements;
       result.tensor.assign(begin, begin + num_elements);
-      const CallStats stats = in_turn ? reduce_then_gather(communicator, view(result.tensor), formats, used)
-                                      : communicator.all_reduce(view(result.tensor), formats, 0.5f, 20s, {}, used);
+      const CallStats stats = in_turn
+                                  ? reduce_then_gather(communicator, view(result.tensor), formats, used)
+                                  : test::all_reduce(communicator, view(result.tensor), formats, 0.5f, 20s, {}, used);
       result.sent = {stats.intra_node_bytes, stats.inter_node_bytes};
       feedback.empty = false;
     }

@@ -54,6 +54,8 @@ TEST_CASE("anything else is refused by name") {
   CHECK_THROWS_WITH(BlockFormat::parse("int8:33"),
                     "format: expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B, got 'int8:33': B is a "
                     "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
+  CHECK_THROWS_WITH(BlockFormat::parse("int8:hadamard"),
+                    "format: expected a block size, such as int8:256, got 'int8:hadamard'");
   CHECK_THROWS_WITH(
       BlockFormat::parse("fp8:32:hadamard:stochastic"),
       "format: expected fp8 without :stochastic, got 'fp8:32:hadamard:stochastic': it is always rounded to "
@@ -90,10 +92,9 @@ TEST_CASE("hop formats print and parse") {
   CHECK(HopFormats::parse("bf16/bf16").to_string() == "bf16");
   CHECK(HopFormats::parse("exact").is_exact());
   CHECK_FALSE(HopFormats::parse("exact/bf16").is_exact());
-  const HopFormats direct = HopFormats::parse("exact:direct");
-  CHECK(direct.is_exact());
-  CHECK(direct.to_string() == "exact:direct");
-  CHECK_FALSE(direct == HopFormats::parse("exact"));
+  CHECK(kDirect.is_exact());
+  CHECK_FALSE(kDirect == HopFormats::parse("exact"));
+  CHECK_THROWS_AS(HopFormats::parse(kDirect.to_string()), ArgumentError);
   for (const char* text : {"", "/", "int8:128/", "/int8:128", "exact/exact/exact"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(HopFormats::parse(text), ArgumentError);

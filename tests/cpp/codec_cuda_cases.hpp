@@ -1,4 +1,5 @@
-// The GPU's codec beside the host's: jobs for both, and checks that the bytes are the same and no others are touched.
+// Comparison of the GPU's codec with the host's: jobs for both, and checks that they write the same bytes and no
+// others.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,7 +37,7 @@ class DeviceBuffer {
     REQUIRE(cudaMalloc(&memory_, total_) == cudaSuccess);
     REQUIRE(cudaMemcpy(memory_, untouched.data(), total_, cudaMemcpyHostToDevice) == cudaSuccess);
   }
-  // Not surrounded: sanitizers see reads past the end.
+  // Leaves out the surrounding bytes, so that sanitizers see reads past the end.
   explicit DeviceBuffer(const Bytes& contents, std::size_t offset = 0) : DeviceBuffer(contents.size(), offset, 0) {
     set(contents);
   }
@@ -127,7 +128,7 @@ inline ConstTensorView view(const Bytes& bytes, DType dtype) {
   return {bytes.data(), static_cast<std::int64_t>(bytes.size() / element_size(dtype)), dtype};
 }
 
-// What a host encodes.
+// Encodes on a host.
 inline Bytes encoded(const Codecs& codecs, const Bytes& values, DType dtype, BlockFormat format) {
   HostBuffer host(values);
   const std::int64_t n = view(values, dtype).num_elements;
@@ -204,7 +205,7 @@ struct Wires {
       const Bytes values = make_values(dtype, n, static_cast<std::uint32_t>(i + 7), static_cast<std::uint32_t>(count));
       const bool exact = format.kind == ElementKind::exact;
       Bytes wire = exact ? values : encoded(codecs, values, dtype, format);
-      if (format.has_scales()) {  // what is in the padding does not matter
+      if (format.has_scales()) {  // padding does not matter
         const WireLayout layout(format, dtype, n);
         std::fill(wire.begin() + static_cast<std::ptrdiff_t>(layout.codes_offset + layout.codes_bytes), wire.end(),
                   kUntouched);

@@ -9,8 +9,8 @@
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
-// Bits are compared with zcomm/reference.py in tests/python: test_codec.py. Here: instruction sets against each other,
-// batches, tasks, memory that must not be touched, arguments.
+// Tests of instruction sets against each other, batches, tasks, untouched memory and arguments. test_codec.py in
+// tests/python compares bits with zcomm/reference.py.
 
 namespace zcomm {
 namespace {
@@ -147,7 +147,7 @@ TEST_CASE("the sum that is encoded is the sum") {
     CHECK(fused.guards_are_intact());
   }
 
-  // In place over the exact wire.
+  // Writes in place over the exact wire.
   const DecodeSum in_place{wires, 1.0f, view(values)};
   codec->decode_sum({&in_place, 1}, {});
   CHECK(values == total);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <vector>
 
+#include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
 
@@ -28,7 +29,7 @@ inline Result run_all_gather(const std::vector<int>& ids, const std::vector<Valu
     gathered.assign(shards[r].size() * ids.size(), -1.0f);
     const auto slots = split(view(gathered), size, static_cast<std::int64_t>(shards[r].size()));
     std::copy(shards[r].begin(), shards[r].end(), reinterpret_cast<float*>(slots[r].data));  // in place, as FSDP2 calls
-    result.stats[r] = communicators[r]->all_gather(slots[r], slots, format, std::chrono::seconds(20));
+    result.stats[r] = test::all_gather(*communicators[r], slots[r], slots, format, std::chrono::seconds(20));
   });
   return result;
 }
@@ -41,8 +42,8 @@ inline Result run_reduce_scatter(const std::vector<int>& ids, const std::vector<
   run_ranks(size, [&](int rank) {
     const auto r = static_cast<std::size_t>(rank);
     result.per_rank[r].assign(inputs[r].size() / ids.size(), -1.0f);
-    result.stats[r] = communicators[r]->reduce_scatter(const_split(inputs[r], size), view(result.per_rank[r]), formats,
-                                                       factor, std::chrono::seconds(20));
+    result.stats[r] = test::reduce_scatter(*communicators[r], const_split(inputs[r], size), view(result.per_rank[r]),
+                                           formats, factor, std::chrono::seconds(20));
   });
   return result;
 }
@@ -53,7 +54,8 @@ inline Result run_all_reduce(const std::vector<int>& ids, const std::vector<Valu
   Result result{tensors, std::vector<CallStats>(ids.size())};
   run_ranks(static_cast<int>(ids.size()), [&](int rank) {
     const auto r = static_cast<std::size_t>(rank);
-    result.stats[r] = communicators[r]->all_reduce(view(result.per_rank[r]), formats, factor, std::chrono::seconds(20));
+    result.stats[r] =
+        test::all_reduce(*communicators[r], view(result.per_rank[r]), formats, factor, std::chrono::seconds(20));
   });
   return result;
 }

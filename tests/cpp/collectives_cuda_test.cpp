@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "calls.hpp"
 #include "cuda_helpers.hpp"
 #include "sanitizers.hpp"
 #include "zcomm/collectives.hpp"
@@ -56,7 +57,7 @@ std::unique_ptr<Communicator> make_communicator(const Setup& setup, const NcclOp
                                         std::move(workspace), setup.chunk_bytes);
 }
 
-// What the three collectives read and write, somewhere.
+// Tensors that the three collectives read and write.
 struct Tensors {
   std::byte* gathered;     // in place
   std::byte* input;        // of the reduce_scatter
@@ -67,8 +68,8 @@ struct Tensors {
 void gather(Communicator& communicator, const Setup& setup, std::byte* tensor, StreamView stream) {
   const TensorView whole{tensor, setup.shard_elements * setup.size(), setup.dtype};
   const auto slots = split(whole, setup.size(), setup.shard_elements);
-  communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, setup.formats.intra_node, 60s,
-                          stream);
+  test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, setup.formats.intra_node,
+                   60s, stream);
 }
 
 void run_all(Communicator& communicator, const Setup& setup, const Tensors& tensors, StreamView stream) {
@@ -76,9 +77,9 @@ void run_all(Communicator& communicator, const Setup& setup, const Tensors& tens
   const std::int64_t elements = setup.shard_elements * setup.size();
   const auto slots = split(TensorView{tensors.input, elements, setup.dtype}, setup.size(), setup.shard_elements);
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  communicator.reduce_scatter(inputs, {tensors.output, setup.shard_elements, setup.dtype}, setup.formats, 0.25f, 60s,
-                              stream);
-  communicator.all_reduce({tensors.all_reduced, elements, setup.dtype}, setup.formats, 0.5f, 60s, stream);
+  test::reduce_scatter(communicator, inputs, {tensors.output, setup.shard_elements, setup.dtype}, setup.formats, 0.25f,
+                       60s, stream);
+  test::all_reduce(communicator, {tensors.all_reduced, elements, setup.dtype}, setup.formats, 0.5f, 60s, stream);
 }
 
 // The results of run_all(), one after another, of every rank, on the CPU.
@@ -99,7 +100,7 @@ std::vector<Bytes> expected(const Setup& setup, unsigned seed) {
   return results;
 }
 
-// The same on a device.
+// Tensors on a device.
 struct DeviceTensors {
   explicit DeviceTensors(const Setup& setup)
       : gathered(setup.tensor_bytes()),
@@ -180,7 +181,8 @@ TEST_CASE("cuda collectives: a gather of many segments is a few launches, with t
     const Setup setup{{0, 0}, DType::float32, 3 * num_of_each * kElements, {}};
     const auto gather = [&](Communicator& communicator, std::byte* data, StreamView stream) {
       const auto slots = split(TensorView{data, 2 * setup.shard_elements, setup.dtype}, 2, setup.shard_elements);
-      communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, segments, 60s, stream);
+      test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, segments, 60s,
+                       stream);
     };
     std::vector<Bytes> results(2);
     auto communicators = test::make_communicators(setup.ids);
@@ -294,9 +296,9 @@ TEST_CASE("cuda collectives: a rank that calls something else is a timeout on al
     }
     // The first call returns before its time is up, or fails itself on a busy machine.
     const auto call_until_it_fails = [&] {
-      communicator->all_reduce(view, setup.formats, 1, 300ms, stream.view());
+      test::all_reduce(*communicator, view, setup.formats, 1, 300ms, stream.view());
       synchronize(stream.view());
-      communicator->all_reduce(view, setup.formats, 1, 300ms, stream.view());
+      test::all_reduce(*communicator, view, setup.formats, 1, 300ms, stream.view());
     };
     CHECK_THROWS_WITH_AS(call_until_it_fails(),
                          doctest::Contains("in all_reduce float32[1 x 128] int8:32 times 1: not done within"),

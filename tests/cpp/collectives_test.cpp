@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "calls.hpp"
 #include "collective_runs.hpp"
 #include "sanitizers.hpp"
 #include "zcomm/error.hpp"
@@ -40,7 +41,7 @@ void check_reduced(const std::vector<int>& ids, const std::vector<Values>& input
     std::vector<double> partial_error(n);
     for (const int source : topology.ranks(node)) {
       const std::vector<double> values = slot_of(source);
-      // Who sums this contribution has it in full precision if it is its own.
+      // The summing rank has its own contribution in full precision.
       const bool own =
           topology.is_hierarchical() ? topology.local_rank(source) == topology.local_rank(rank) : source == rank;
       const BlockFormat format =
@@ -164,7 +165,7 @@ TEST_CASE("promises 1, 3, 5: all_reduce: replicas agree, errors are bounded, ten
             magnitude = std::max(magnitude, std::abs(0.5 * tensor[j]));
           }
         }
-        // At most one int4 step per rank and hop, and the int8 step of the gather.
+        // Bound: one int4 step per rank and hop, and the int8 step of the gather.
         const double size = static_cast<double>(ids.size());
         REQUIRE(std::abs(result.per_rank[0][i] - sum) <= size * magnitude * (0.5 / 7 * 1.2 + 0.5 / 127 * 2.5));
       }
@@ -186,72 +187,6 @@ TEST_CASE("promise 2: same inputs, same bits, whatever the chunks") {
       CHECK(same_bits(regathered.per_rank[rank], gathered.per_rank[rank]));
     }
   }
-}
-
-TEST_CASE("all_gather of differences: replicas agree, an error is that of one difference, and does not add up") {
-  const BlockFormat format = BlockFormat::parse("int4:64");
-  constexpr std::int64_t kLossy = 1000;
-  const std::vector<Segment<BlockFormat>> segments{{kLossy, format}, {33, {}}};
-  for (const Shape& shape : kShapes) {
-    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
-    const int size = static_cast<int>(ids.size());
-    const std::int64_t n = kLossy + 33;
-    const auto weights = random_tensors(size, n, 7);
-    for (const std::size_t chunk_bytes : {std::size_t{400}, kDefaultChunkBytes}) {
-      const auto communicators = test::make_communicators(ids, chunk_bytes);
-      constexpr int kCalls = 5;
-      std::vector<std::vector<Values>> held(ids.size(), std::vector<Values>(kCalls));
-      test::run_ranks(size, [&](int rank) {
-        const auto r = static_cast<std::size_t>(rank);
-        Values whole(static_cast<std::size_t>(n * size));
-        Values reference(static_cast<std::size_t>(n));
-        const auto slots = split(view(whole), size, n);
-        for (int call = 0; call < kCalls; ++call) {
-          Values shard = weights[r];
-          for (float& value : shard) value += 0.001f * static_cast<float>(std::max(call - 3, 0));
-          const bool in_place = call % 2 == 0;  // as FSDP2 calls
-          if (in_place) std::copy(shard.begin(), shard.end(), reinterpret_cast<float*>(slots[r].data));
-          communicators[r]->all_gather(in_place ? slots[r] : view(shard), slots, segments, 20s, {},
-                                       {nullptr, reinterpret_cast<std::byte*>(reference.data())});
-          if (std::memcmp(reference.data(), slots[r].data, reference.size() * 4) != 0) throw Error("another reference");
-          held[r][static_cast<std::size_t>(call)] = whole;
-        }
-      });
-      for (std::size_t call = 0; call < kCalls; ++call) {
-        for (std::size_t rank = 1; rank < ids.size(); ++rank) CHECK(same_bits(held[rank][call], held[0][call]));
-        for (std::size_t rank = 0; rank < ids.size(); ++rank) {
-          std::vector<double> difference;
-          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
-            const std::size_t at = rank * static_cast<std::size_t>(n) + i;
-            const double before = call == 0 ? 0 : held[0][call - 1][at];
-            const float step = 0.001f * static_cast<float>(std::max(static_cast<int>(call) - 3, 0));
-            difference.push_back(static_cast<double>(weights[rank][i] + step) - before);
-          }
-          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
-            const double after = held[0][call][rank * static_cast<std::size_t>(n) + i];
-            const double before = call == 0 ? 0 : held[0][call - 1][rank * static_cast<std::size_t>(n) + i];
-            const std::vector<double> lossy(difference.begin(), difference.begin() + kLossy);
-            const double bound = i < kLossy ? half_scale(lossy, i, format) + 0x1p-20 * std::abs(after) : 0;
-            REQUIRE(std::abs(after - before - difference[i]) <= bound);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("all_gather of differences: a reference of its own, and no secondary shard beside it") {
-  const auto communicators = test::make_communicators({0});
-  Values values(64);
-  const TensorView slot = view(values);
-  const auto gather = [&](GatherExtras extras) {
-    communicators[0]->all_gather(slot, {&slot, 1}, BlockFormat::parse("int8:32"), 1s, {}, extras);
-  };
-  CHECK_THROWS_WITH_AS(gather({nullptr, slot.data + 4}),
-                       doctest::Contains("reference: expected memory of its own, got memory of the shard"),
-                       ArgumentError);
-  CHECK_THROWS_WITH_AS(gather({slot.data, slot.data + 256}),
-                       doctest::Contains("reference: expected it or a secondary shard, got both"), ArgumentError);
 }
 
 TEST_CASE("promise 6: a NaN or infinity reaches every receiver of its block") {
@@ -300,18 +235,19 @@ TEST_CASE("promise 9: wrong arguments raise before any byte moves and leave the 
   Values two(2);
   const auto slots = split(view(four), 2, 2);
   const auto format = BlockFormat::parse("int8:32");
-  CHECK_THROWS_WITH_AS(communicator.all_gather(view(four), slots, format, 1s),
+  CHECK_THROWS_WITH_AS(test::all_gather(communicator, view(four), slots, format, 1s),
                        doctest::Contains("shard: expected the 2 elements of slot 0, got 4"), ArgumentError);
-  CHECK_THROWS_WITH_AS(communicator.all_gather(view(two), std::span(slots).first(1), format, 1s),
+  CHECK_THROWS_WITH_AS(test::all_gather(communicator, view(two), std::span(slots).first(1), format, 1s),
                        doctest::Contains("one for each of 2 ranks"), ArgumentError);
   TensorView half = view(two);
   half.dtype = DType::float16;
-  CHECK_THROWS_WITH_AS(communicator.all_gather(half, slots, format, 1s), doctest::Contains("float16"), ArgumentError);
+  CHECK_THROWS_WITH_AS(test::all_gather(communicator, half, slots, format, 1s), doctest::Contains("float16"),
+                       ArgumentError);
   test::run_ranks(2, [&](int rank) {
     Values gathered{1, 2, 3, 4};
     const auto own = split(view(gathered), 2, 2);
-    communicators[static_cast<std::size_t>(rank)]->all_gather(own[static_cast<std::size_t>(rank)], own,
-                                                              BlockFormat::parse("exact"), 10s);
+    test::all_gather(*communicators[static_cast<std::size_t>(rank)], own[static_cast<std::size_t>(rank)], own,
+                     BlockFormat::parse("exact"), 10s);
   });
 }
 
@@ -330,15 +266,15 @@ TEST_CASE("promise 8: ranks that disagree on a shape, a format or a factor fail 
   };
   CHECK(fails_on_both([](Communicator& communicator, int rank) {
     Values values(rank == 0 ? 64 : 128);
-    communicator.all_reduce(view(values), HopFormats::parse("int8:32"), 1, 5s);
+    test::all_reduce(communicator, view(values), HopFormats::parse("int8:32"), 1, 5s);
   }));
   CHECK(fails_on_both([](Communicator& communicator, int rank) {
     Values values(64);
-    communicator.all_reduce(view(values), HopFormats::parse(rank == 0 ? "int8:32" : "int4:32"), 1, 5s);
+    test::all_reduce(communicator, view(values), HopFormats::parse(rank == 0 ? "int8:32" : "int4:32"), 1, 5s);
   }));
   CHECK(fails_on_both([](Communicator& communicator, int rank) {
     Values values(64);
-    communicator.all_reduce(view(values), HopFormats::parse("int8:32"), rank == 0 ? 0.1f : 0.1000001f, 5s);
+    test::all_reduce(communicator, view(values), HopFormats::parse("int8:32"), rank == 0 ? 0.1f : 0.1000001f, 5s);
   }));
 }
 

@@ -1,4 +1,4 @@
-// Values that a GPU sends as they are: copied to wires and back, any number of them in few launches.
+// Tests of exact values on a GPU: any number of copies to wires and back, in few launches.
 #include "codec_cuda_cases.hpp"
 #include "cuda_host.hpp"
 #include "sanitizers.hpp"
@@ -9,7 +9,7 @@ using namespace test;
 
 namespace {
 
-// As many as the parameters of a launch hold.
+// Capacity of the parameters of a launch.
 constexpr std::int64_t kCopiesPerLaunch = 145;
 constexpr std::int64_t kSumsPerLaunch = 32;
 

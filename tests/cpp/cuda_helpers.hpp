@@ -23,7 +23,7 @@ inline void require_cuda(cudaError_t result) {
   if (result != cudaSuccess) throw Error(cudaGetErrorName(result));
 }
 
-// What was given up is freed on threads that nobody joins. Waits until nothing has changed for a while.
+// Waits until the counts have not changed for a while: abandoned resources are freed on detached threads.
 inline cuda_host::Counts settled_counts() {
   cuda_host::Counts counts = cuda_host::counts();
   for (int unchanged = 0; unchanged < 20;) {
@@ -35,7 +35,7 @@ inline cuda_host::Counts settled_counts() {
   return counts;
 }
 
-// Waits until they are those of before, ten seconds at most: threads that free what was given up may be late.
+// Waits at most ten seconds until the counts are those of before: abandoned resources may be freed late.
 inline cuda_host::Counts counts_back_at(const cuda_host::Counts& before) {
   const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (cuda_host::counts() != before && std::chrono::steady_clock::now() < latest) {
@@ -44,7 +44,7 @@ inline cuda_host::Counts counts_back_at(const cuda_host::Counts& before) {
   return cuda_host::counts();
 }
 
-// Whatever a test does, nothing may be left of it, and nothing may have been done that NCCL forbids.
+// Checks that a test has left nothing behind and has done nothing that NCCL forbids.
 struct NoTraces {
   ~NoTraces() {
     const cuda_host::Counts after = counts_back_at(before);
@@ -103,7 +103,7 @@ class DeviceArray {
   T* data_ = nullptr;
 };
 
-// A graph of what body() queues on `stream`.
+// Captures a graph of the work that body() queues on `stream`.
 template <class Body>
 cudaGraphExec_t capture(cudaStream_t stream, Body&& body) {
   require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -122,7 +122,7 @@ cudaGraphExec_t capture(cudaStream_t stream, Body&& body) {
   return exec;
 }
 
-// As Python makes one.
+// Makes a communicator as the Python bindings do.
 inline std::unique_ptr<Communicator> make_cuda_communicator(const std::vector<int>& node_ids, std::size_t chunk_bytes,
                                                             const NcclOptions& options) {
   auto workspace = make_cuda_workspace();
@@ -131,7 +131,7 @@ inline std::unique_ptr<Communicator> make_cuda_communicator(const std::vector<in
                                         std::move(workspace), chunk_bytes);
 }
 
-// body(rank, options) on one thread and device per rank.
+// Calls body(rank, options) on one thread and device per rank.
 template <class Body>
 void run_nccl_ranks(int size, Body&& body) {
   const NcclUniqueId id = make_nccl_unique_id();

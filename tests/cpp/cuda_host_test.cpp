@@ -1,12 +1,15 @@
-// The CUDA runtime on the host, on which the other tests of the GPU side stand.
+// Tests of the CUDA runtime on the host, which the other tests of the GPU side use.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <future>
 #include <thread>
 
 #include "cuda/check.hpp"
 #include "cuda_helpers.hpp"
+#include "rank_process.hpp"
 
 namespace zcomm {
 namespace {
@@ -105,6 +108,34 @@ TEST_CASE("cuda_host: kernels, copies and the device of a stream") {
   }
   CHECK(cudaSetDevice(8) == cudaErrorInvalidDevice);
   static_cast<void>(cudaGetLastError());
+}
+
+// Skipped by itself: a case below runs it in a process of its own. The kernel gives a thread the number of one that has
+// ended, if it may be asked for that. The stream is never destroyed, so its thread runs until the process ends.
+TEST_CASE("a stream whose thread has the number of an earlier one" * doctest::skip()) {
+  pid_t earlier = 0;
+  pid_t number = -1;
+  for (int attempt = 0; attempt < 200 && number != earlier; ++attempt) {
+    std::thread([&] { earlier = gettid(); }).join();
+    std::ofstream("/proc/sys/kernel/ns_last_pid") << earlier - 1;
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    test::DeviceArray<int> values(32);
+    values.set(std::vector<int>(32), stream);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(32);
+    config.stream = stream;
+    REQUIRE(cudaLaunchKernelEx(&config, add_kernel, values.data(), 32, 1) == cudaSuccess);
+    cuda_host::enqueue(stream, [&] { number = gettid(); });
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+  }
+  if (number != earlier) MESSAGE("no stream has such a thread: this shows nothing");
+}
+
+TEST_CASE("cuda_host: what a stream's thread holds when the process ends is no leak") {
+  CHECK(test::outcome_of(test::spawn_case("a stream whose thread has the number of an earlier one", {})) ==
+        "ends well");
 }
 
 TEST_CASE("cuda_host: a captured graph runs when it is launched, forks and joins included") {

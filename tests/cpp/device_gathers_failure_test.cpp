@@ -1,5 +1,5 @@
-// Gathers by lossless differences on GPUs that go wrong, over tests/cuda_host: every rank says so, and no wrong value
-// is left.
+// Tests of failing gathers by lossless differences on GPUs, over tests/cuda_host: every rank reports the failure, and
+// no wrong value is left.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using namespace test;
 
-// What ranks without a store tell each other of failures.
+// Exchange of failures between ranks without a store.
 struct Gossip {
   void connect(NcclOptions& options) {
     options.on_failure = [this](const std::string& reason) {
@@ -30,7 +30,7 @@ struct Gossip {
   std::string text;
 };
 
-// What a rank of 2 x 2 has after a body: the error of it, or of calls after it, and what slots hold when it is done.
+// Outcome of a rank of 2 x 2: its error in the body or in later calls, and the slots' contents afterwards.
 enum class Values { unknown, right, nan, aborted, wrong };
 struct Outcome {
   std::string error;
@@ -38,7 +38,7 @@ struct Outcome {
 };
 constexpr std::size_t kLength = 5000;
 
-// NaN: some are, and those that are not are right, or what an abort leaves.
+// Classifies a slot. `nan`: some values are NaN, the others are right or left by an abort.
 Values look(const Halves& values, const Halves& expected, std::size_t slot) {
   constexpr std::uint16_t kAborted = 0xa5a5;
   Values found = Values::right;
@@ -51,7 +51,7 @@ Values look(const Halves& values, const Halves& expected, std::size_t slot) {
   return found;
 }
 
-// body(module, stream)
+// Calls body(module, stream).
 template <class Body>
 std::vector<Outcome> outcomes_of(int step, Body&& body, std::chrono::milliseconds timeout = kTimeout) {
   std::vector<Outcome> outcomes(4);
@@ -138,7 +138,7 @@ TEST_CASE("device gathers: ranks at other generations say so") {
   const auto outcomes = outcomes_of(2, [&](Module& module, const Stream& stream) {
     for (int step = 0; step < 3; ++step) {
       module.set(step, stream);
-      if (step == 2 && module.communicator.rank() == 3) module.kept.generation = 0;
+      if (step == 2 && module.communicator.rank() == 3) module.kept->generation = 0;
       module.gather(stream.view());
     }
   });

@@ -25,15 +25,17 @@ std::vector<std::vector<LinkBytes>> bytes_on_cpu(const std::vector<int>& ids, st
     const auto slots =
         split(TensorView{reinterpret_cast<std::byte*>(whole.data()), count * communicator.size(), DType::bfloat16},
               communicator.size(), count);
-    const DifferencePlan plan = communicator.plan_differences(shape_of(slots));
-    std::vector<std::uint64_t> memory(plan.kept_bytes() / 8 + 2);
+    const auto plan = std::make_shared<const DifferencePlan>(communicator.world(), shape_of(slots));
+    std::vector<std::uint64_t> memory(plan->kept_bytes() / 8 + 2);
     auto* data = reinterpret_cast<std::byte*>(memory.data());
     data += -reinterpret_cast<std::uintptr_t>(data) % 16;
-    KeptShards kept{{data, plan.kept_bytes()}};
+    const auto kept = std::make_shared<Kept>();
+    kept->memory = {data, plan->kept_bytes()};
+    const OperationPtr gather = make_lossless_gather(plan, kept);
     for (int step = 0; step < steps; ++step) {
       Halves shard = weights_of(rank, length, step);
-      const TensorView values{reinterpret_cast<std::byte*>(shard.data()), count, DType::bfloat16};
-      const CallStats stats = communicator.all_gather(plan, values, slots, kept, 20s);
+      const ConstTensorView values{reinterpret_cast<std::byte*>(shard.data()), count, DType::bfloat16};
+      const CallStats stats = communicator.run(*gather, {{&values, 1}, slots}, 20s);
       sent[static_cast<std::size_t>(rank)].push_back({stats.intra_node_bytes, stats.inter_node_bytes});
     }
   });
@@ -61,7 +63,7 @@ TEST_CASE("device gathers: every value on every rank, again and again, for every
           for (Module* module : {&second, &first}) {
             module->gather(stream.view());
             CHECK(module->output->get(stream) == module->expected(step));
-            CHECK(module->kept.generation == static_cast<std::uint64_t>(step + 1));
+            CHECK(module->kept->generation == static_cast<std::uint64_t>(step + 1));
             module->output->set(Halves(module->output->size(), 0xdead), stream);
             CHECK(module->gather_again(stream.view()).inter_node_bytes == 0);
             CHECK(module->output->get(stream) == module->expected(step));
@@ -89,7 +91,7 @@ TEST_CASE("device gathers: the bytes of the CPU, headers ahead of gathers includ
         CHECK(ahead.intra_node_bytes + gather.intra_node_bytes == sent.intra_node);
         CHECK(ahead.inter_node_bytes + gather.inter_node_bytes == sent.inter_node);
         const auto receivers = static_cast<std::size_t>(communicator.topology().num_nodes() - 1);
-        CHECK(receivers * module.kept.sent_bytes == sent.inter_node);
+        CHECK(receivers * module.kept->sent_bytes == sent.inter_node);
       }
       synchronize(stream.view());
     });
@@ -177,8 +179,8 @@ TEST_CASE("device gathers: what is prepared is sent, once; prepared again it is 
     prepare(communicator, {&module}, stream.view());
     module.gather(stream.view());
     CHECK(module.output->get(stream) == module.expected(4));
-    CHECK(module.kept.generation == 1);
-    CHECK(module.kept.sent_bytes == 10'000 + kDifferenceHeaderBytes);
+    CHECK(module.kept->generation == 1);
+    CHECK(module.kept->sent_bytes == 10'000 + kDifferenceHeaderBytes);
     {
       Module dropped(communicator, even(kTwoNodes, 5000), 1);
       dropped.set(0, stream);
@@ -213,17 +215,18 @@ TEST_CASE("device gathers: they are refused while a graph is captured, before a 
 TEST_CASE("device gathers: wrong arguments are refused before a byte moves") {
   const NoTraces no_traces;
   const auto on_cpu = test::make_communicators({0});
-  CHECK_THROWS_WITH_AS(on_cpu[0]->prepare_differences({}, kTimeout), doctest::Contains("codec: expected that of a GPU"),
-                       ArgumentError);
-  run({0}, kDefaultChunkBytes, [](Communicator& communicator) {
+  CHECK_THROWS_WITH_AS(make_preparation({}), doctest::Contains("gathers: expected at least one"), ArgumentError);
+  run({0}, kDefaultChunkBytes, [&](Communicator& communicator) {
     Module module(communicator, {5});
-    CHECK_THROWS_WITH_AS(communicator.prepare_differences({}, kTimeout), doctest::Contains("shards: expected at least"),
-                         ArgumentError);
+    const OperationPtr preparation = make_preparation({module.operation});
+    const ConstTensorView shard = module.shard_view();
+    CHECK_THROWS_WITH_AS(on_cpu[0]->run(*preparation, {{&shard, 1}}, kTimeout),
+                         doctest::Contains("codec: expected that of a GPU"), ArgumentError);
     CHECK_THROWS_WITH_AS(prepare(communicator, {&module, &module}, {}), doctest::Contains("got one twice"),
                          ArgumentError);
-    const ShardDifference longer{*module.plan, {module.shard.bytes(), 6, DType::bfloat16}, module.kept};
-    CHECK_THROWS_WITH_AS(communicator.prepare_differences({&longer, 1}, kTimeout),
-                         doctest::Contains("shards: expected 5 elements of bfloat16, as was planned, got 6"),
+    const ConstTensorView longer{module.shard.bytes(), 6, DType::bfloat16};
+    CHECK_THROWS_WITH_AS(communicator.run(*preparation, {{&longer, 1}}, kTimeout),
+                         doctest::Contains("inputs: expected 5 elements of bfloat16, as was planned, got 6"),
                          ArgumentError);
     CHECK_THROWS_WITH_AS(module.gather_again({}),
                          doctest::Contains("kept: expected shards that an all_gather by differences has filled"),

@@ -30,9 +30,10 @@ struct Module {
       views.push_back(rest.slice(begin, static_cast<std::int64_t>(length)));
       begin += static_cast<std::int64_t>(length);
     }
-    plan.emplace(communicator.plan_differences(shape_of(views)));
+    plan = std::make_shared<const DifferencePlan>(communicator.world(), shape_of(views));
     memory.emplace(plan->kept_bytes());
-    kept.values = {memory->bytes(), plan->kept_bytes()};
+    kept->memory = {memory->bytes(), plan->kept_bytes()};
+    operation = make_lossless_gather(plan, kept);
   }
 
   Halves weights(int rank, int step) const {
@@ -42,18 +43,16 @@ struct Module {
     return TensorView{shard.bytes(), static_cast<std::int64_t>(slots[static_cast<std::size_t>(communicator.rank())]),
                       DType::bfloat16};
   }
-  // On `stream`: the shard of `step`, and an output that has nothing.
+  // Sets, on `stream`, the shard of `step`, and clears the output.
   void set(int step, cudaStream_t stream) const {
     shard.set(weights(communicator.rank(), step), stream);
     output->set(Halves(output->size(), 0xdead), stream);
   }
-  ShardDifference difference() { return {*plan, shard_view(), kept}; }
   CallStats gather(StreamView stream) {
-    return communicator.all_gather(*plan, shard_view(), views, kept, timeout, stream);
+    const ConstTensorView own = shard_view();
+    return communicator.run(*operation, {{&own, 1}, views}, timeout, stream);
   }
-  CallStats gather_again(StreamView stream) {
-    return communicator.gather_secondary(*plan, kept, views, timeout, stream);
-  }
+  CallStats gather_again(StreamView stream) { return communicator.run(*operation, {{}, views}, timeout, stream); }
   Halves expected(int step) const {
     Halves all;
     for (std::size_t rank = 0; rank < slots.size(); ++rank) {
@@ -70,13 +69,14 @@ struct Module {
   DeviceArray<std::uint16_t> shard;
   std::optional<DeviceArray<std::uint16_t>> output;
   std::vector<TensorView> views;
-  std::optional<DifferencePlan> plan;
+  std::shared_ptr<const DifferencePlan> plan;
   std::optional<DeviceArray<std::byte>> memory;
-  KeptShards kept;
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  OperationPtr operation;
   std::chrono::milliseconds timeout = kTimeout;
 };
 
-// body(communicator) on every rank, each with a GPU.
+// Calls body(communicator) on every rank, each with a GPU.
 template <class Body>
 void run(const std::vector<int>& ids, std::size_t chunk_bytes, Body&& body) {
   run_nccl_ranks(static_cast<int>(ids.size()), [&](int, const NcclOptions& options) {
@@ -86,9 +86,14 @@ void run(const std::vector<int>& ids, std::size_t chunk_bytes, Body&& body) {
 }
 
 inline CallStats prepare(Communicator& communicator, std::vector<Module*> modules, StreamView stream) {
-  std::vector<ShardDifference> shards;
-  for (Module* module : modules) shards.push_back(module->difference());
-  return communicator.prepare_differences(shards, modules.front()->timeout, stream);
+  std::vector<OperationPtr> gathers;
+  std::vector<ConstTensorView> shards;
+  for (Module* module : modules) {
+    gathers.push_back(module->operation);
+    shards.push_back(module->shard_view());
+  }
+  const OperationPtr preparation = make_preparation(std::move(gathers));
+  return communicator.run(*preparation, {shards}, modules.front()->timeout, stream);
 }
 
 inline std::vector<std::size_t> even(const std::vector<int>& ids, std::size_t length) {

@@ -27,7 +27,7 @@ T number_in(const DeviceBuffer& memory) {
   return number;
 }
 
-// Values that follow others.
+// Values, and the base that they follow.
 struct Update {
   Patterns base, values;
   DType dtype;
@@ -38,7 +38,7 @@ struct Update {
   std::uint64_t hash_of(Patterns some) const { return DifferenceCodec().hash(view(some, dtype)); }
 };
 
-// As the host has it.
+// Makes the message as the host does.
 inline Bytes message_of(const Update& update) {
   DifferenceHeader header{DifferenceHeader::Kind::whole_values, 2 * update.values.size(), 0, 0,
                           update.hash_of(update.values)};
@@ -57,7 +57,7 @@ inline Bytes message_of(const Update& update) {
   return message;
 }
 
-// A job and its memory. The values begin `offset` bytes past a multiple of 16.
+// Encoding job and its memory. The values begin `offset` bytes past a multiple of 16.
 struct Sender {
   explicit Sender(const Update& update, std::size_t offset = 0)
       : values(bytes_of(update.values), offset),
@@ -90,7 +90,7 @@ struct Sender {
   EncodeDifference job;
 };
 
-// As Sender. Sanitizers see reads past the end of the message.
+// Decoding job and its memory. Sanitizers see reads past the end of the message.
 struct Receiver {
   Receiver(const Update& update, const Bytes& sent, std::size_t offset = 0)
       : message(sent),
@@ -131,7 +131,7 @@ auto jobs_of(const Jobs& all) {
   return jobs;
 }
 
-// There and back, as one call each; `step` is between the offsets of values.
+// Encodes and decodes, one call each; `step` is between the offsets of values.
 inline void check_updates(const Codecs& codecs, const std::vector<Update>& updates, std::size_t step = 0) {
   std::vector<Sender> senders;
   std::vector<Receiver> receivers;
@@ -158,12 +158,12 @@ inline std::vector<Update> all_changes(std::int64_t n, std::mt19937& random) {
   return updates;
 }
 
-// A message that was damaged on its way, maybe so that its header still fits it.
+// Damages a message, sometimes so that its header still fits it.
 inline Bytes damaged(Bytes message, std::mt19937& random) {
   const bool is_cut = random() % 3 == 0, fits = random() % 2 == 0;
   if (is_cut) message.resize(random() % message.size());
   for (unsigned i = is_cut ? 1 : 0; i < 1 + random() % 4 && !message.empty(); ++i) {
-    // Often in the header, the table or a head, where sizes are.
+    // Prefers places with sizes: the header, the table or a head.
     const std::size_t begin = fits ? std::min(kDifferenceHeaderBytes, message.size() - 1) : 0;
     const std::size_t count = message.size() - begin;
     message[begin + random() % (random() % 2 == 0 ? std::min<std::size_t>(count, 24) : count)] =
@@ -174,7 +174,7 @@ inline Bytes damaged(Bytes message, std::mt19937& random) {
   return message;
 }
 
-// What the host finds of it.
+// Returns the errors that the host finds in a message.
 inline std::uint32_t errors_in(const Bytes& message, const Update& update) {
   if (message.size() < kDifferenceHeaderBytes) return kHeaderError;
   DifferenceHeader header;

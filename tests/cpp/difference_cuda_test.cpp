@@ -166,8 +166,8 @@ TEST_SUITE("differences on a GPU") {
           Patterns values = weights(n, random);
           const DeviceBuffer hash(bytes_of(DifferenceCodec().hash(view(values, dtype))));
           DeviceBuffer status(bytes_of(std::uint32_t{0})), memory(2 * values.size(), offset);
-          const CheckHash job{{memory.data(), n, dtype},
-                              reinterpret_cast<const std::uint64_t*>(hash.data()),
+          const TensorView there{memory.data(), n, dtype};
+          const CheckHash job{there, there, reinterpret_cast<const std::uint64_t*>(hash.data()),
                               reinterpret_cast<std::uint32_t*>(status.data())};
           memory.set(bytes_of(values));
           differences(codecs).check({&job, 1}, {});
@@ -193,7 +193,7 @@ TEST_SUITE("differences on a GPU") {
     Receiver receiver(update, message_of(update));
     cudaStream_t stream;
     REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-    // Where there is scratch already: none is allocated while a graph is recorded.
+    // Allocates scratch first: a capture allocates none.
     differences(codecs).encode({&sender.job, 1}, {stream});
     differences(codecs).decode({&receiver.job, 1}, {stream});
     synchronize({stream});

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "calls.hpp"
 #include "half_weights.hpp"
 #include "ranks.hpp"
 #include "zcomm/collectives.hpp"
@@ -27,15 +28,16 @@ TensorView view(Halves& values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::bfloat16};
 }
 
-// One rank of a gather: slots of these lengths, and what it keeps.
+// One rank of a gather: slots of these lengths, and its kept values.
 struct Rank {
   Rank(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths)
       : communicator(communicator_of_rank), rank(communicator.rank()) {
     for (const std::size_t length : lengths) slots.emplace_back(length);
-    plan.emplace(communicator.plan_differences(shape_of(views())));
+    plan = std::make_shared<const DifferencePlan>(communicator.world(), shape_of(views()));
     memory.resize(plan->kept_bytes() / kWireAlignment + 1);
     memory.back().bytes[0] = kBeyond;
-    kept.values = {memory.data()->bytes, plan->kept_bytes()};
+    kept->memory = {memory.data()->bytes, plan->kept_bytes()};
+    operation = make_lossless_gather(plan, kept);
   }
 
   std::vector<TensorView> views() {
@@ -49,11 +51,14 @@ struct Rank {
   CallStats gather(int step) {
     clear();
     Halves shard = weights_of(rank, slots[static_cast<std::size_t>(rank)].size(), step);
-    return communicator.all_gather(*plan, view(shard), views(), kept, 20s);
+    const ConstTensorView own = view(shard);
+    const std::vector<TensorView> outputs = views();
+    return communicator.run(*operation, {{&own, 1}, outputs}, 20s);
   }
   CallStats gather_again() {
     clear();
-    return communicator.gather_secondary(*plan, kept, views(), 20s);
+    const std::vector<TensorView> outputs = views();
+    return communicator.run(*operation, {{}, outputs}, 20s);
   }
   void check(int step) const {
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
@@ -71,12 +76,13 @@ struct Rank {
   Communicator& communicator;
   int rank;
   std::vector<Halves> slots;
-  std::optional<DifferencePlan> plan;
+  std::shared_ptr<const DifferencePlan> plan;
   std::vector<Unit> memory;
-  KeptShards kept;
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  OperationPtr operation;
 };
 
-// body(Rank&) on every rank. The first failure is rethrown; `failures`, if it is given, has that of each rank.
+// Calls body(Rank&) on every rank. Rethrows the first failure, or stores each rank's in `failures`.
 void run(const std::vector<std::unique_ptr<Communicator>>& communicators, const std::vector<std::size_t>& lengths,
          const std::function<void(Rank&)>& body, std::vector<std::string>* failures = nullptr) {
   test::run_ranks(static_cast<int>(communicators.size()), [&](int rank) {
@@ -93,7 +99,7 @@ void run(const std::vector<std::unique_ptr<Communicator>>& communicators, const 
   });
 }
 
-// That each rank has after a body that fails.
+// Returns each rank's failure in a body that fails.
 std::vector<std::string> failures_of(const std::vector<std::unique_ptr<Communicator>>& communicators,
                                      const std::function<void(Rank&)>& body) {
   std::vector<std::string> failures(communicators.size());
@@ -101,7 +107,7 @@ std::vector<std::string> failures_of(const std::vector<std::unique_ptr<Communica
   return failures;
 }
 
-// A transport that does not compare calls, as NCCL's, and may change the messages that it sends.
+// Transport that compares no calls, as NCCL's, and can change the messages that it sends.
 class Unchecked final : public Transport {
  public:
   using Change = std::function<void(std::vector<std::byte>&)>;
@@ -131,7 +137,7 @@ class Unchecked final : public Transport {
   std::vector<std::unique_ptr<std::vector<std::byte>>> sent_;
 };
 
-// `change` is made to what rank 3 sends.
+// Makes communicators; `change` is applied to the messages of rank 3.
 std::vector<std::unique_ptr<Communicator>> unchecked(const std::vector<int>& ids, const Unchecked::Change& change) {
   std::vector<std::unique_ptr<Communicator>> communicators;
   for (auto& transport : make_local_transports(static_cast<int>(ids.size()))) {
@@ -149,10 +155,10 @@ void check_bytes(const CallStats& stats, LinkBytes planned) {
               " bytes, planned " + std::to_string(planned.intra_node) + " and " + std::to_string(planned.inter_node));
 }
 
-// Of the gather that `rank` made last. What it has sent to each holder is not known before.
+// Checks the bytes of `rank`'s last gather, whose differences have no size known in advance.
 void check_bytes(const Rank& rank, const CallStats& stats) {
   const std::size_t headers = kDifferenceHeaderBytes * static_cast<std::size_t>(rank.plan->num_chunks());
-  const std::size_t sent = rank.kept.sent_bytes;
+  const std::size_t sent = rank.kept->sent_bytes;
   check_bytes(stats, rank.plan->bytes(sent == 0 ? 0 : sent - headers));
 }
 
@@ -177,7 +183,7 @@ TEST_CASE("gathers by differences: every value on every rank, again and again, f
             for (int step = 0; step < 3; ++step) {
               check_bytes(rank, rank.gather(step));
               rank.check(step);
-              if (rank.kept.generation != static_cast<std::uint64_t>(step + 1)) throw Error("another generation");
+              if (rank.kept->generation != static_cast<std::uint64_t>(step + 1)) throw Error("another generation");
               check_bytes(rank.gather_again(), rank.plan->bytes_from_secondary());
               rank.check(step);
             }
@@ -196,16 +202,16 @@ TEST_CASE("gathers by differences: bytes between nodes are whole values once, th
       const auto receivers = static_cast<std::size_t>(topology.num_nodes() - 1);
       const std::size_t headers = kDifferenceHeaderBytes * static_cast<std::size_t>(rank.plan->num_chunks());
       const auto expect = [&](const CallStats& stats, std::size_t least, std::size_t most) {
-        if (stats.inter_node_bytes != receivers * rank.kept.sent_bytes)
+        if (stats.inter_node_bytes != receivers * rank.kept->sent_bytes)
           throw Error("bytes are not those that were sent");
-        if (rank.kept.sent_bytes < least || rank.kept.sent_bytes > most) {
-          throw Error("sent " + std::to_string(rank.kept.sent_bytes) + " bytes");
+        if (rank.kept->sent_bytes < least || rank.kept->sent_bytes > most) {
+          throw Error("sent " + std::to_string(rank.kept->sent_bytes) + " bytes");
         }
       };
       expect(rank.gather(0), 2 * kLength + headers, 2 * kLength + headers);
       expect(rank.gather(1), kLength / 8 + headers, kLength / 2);  // one of three values each: 1.6 bits of entropy
       expect(rank.gather(1), headers, headers + kLength / 500);    // nothing
-      rank.kept.generation = 0;
+      rank.kept->generation = 0;
       expect(rank.gather(2), 2 * kLength + headers, 2 * kLength + headers);
       rank.check(2);
     });
@@ -221,7 +227,7 @@ TEST_CASE("gathers by differences: what was written to where values are kept is 
         rank.gather(0);
         rank.gather(1);
         // Rank 1 holds slot 3 for its node.
-        if (rank.rank == (at_owner ? 3 : 1)) rank.kept.values[rank.plan->kept_offset(3) + byte] ^= std::byte{1};
+        if (rank.rank == (at_owner ? 3 : 1)) rank.kept->memory[rank.plan->kept_offset(3) + byte] ^= std::byte{1};
         rank.gather(2);
       });
       // Slot 3 comes to rank 0 by way of rank 1. The others have it, and may be done before these give up.
@@ -233,7 +239,7 @@ TEST_CASE("gathers by differences: what was written to where values are kept is 
   }
   const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
     rank.gather(0);
-    if (rank.rank == 1) rank.kept.values[0] ^= std::byte{1};
+    if (rank.rank == 1) rank.kept->memory[0] ^= std::byte{1};
     rank.gather_again();
   });
   CHECK(contains(failures[0], "slot 1: generation 1 was written to on rank 1"));
@@ -246,7 +252,7 @@ TEST_CASE("gathers by differences: ranks at other generations say so") {
         failures_of(compares ? test::make_communicators(kTwoNodes) : unchecked(kTwoNodes, nullptr), [](Rank& rank) {
           rank.gather(0);
           rank.gather(1);
-          if (rank.rank == 3) rank.kept.generation = 0;
+          if (rank.rank == 3) rank.kept->generation = 0;
           rank.gather(2);
         });
     for (const std::string& failure : failures) {
@@ -272,7 +278,7 @@ TEST_CASE("gathers by differences: ranks at other generations say so") {
 TEST_CASE("gathers by differences: the same generation of other values is found") {
   const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
     rank.gather(0);
-    if (rank.rank == 3) ++rank.kept.hashes[static_cast<std::size_t>(rank.plan->place(3))];
+    if (rank.rank == 3) ++rank.kept->hashes[static_cast<std::size_t>(rank.plan->place(3))];
     rank.gather(1);
   });
   CHECK(contains(failures[1], "slot 3: generation 1 of this rank and of rank 3 are not the same"));
@@ -314,16 +320,16 @@ TEST_CASE("gathers by differences: damaged messages are errors") {
 TEST_CASE("gathers by differences: wrong arguments are refused before a byte moves") {
   const auto communicators = test::make_communicators({0});
   Communicator& communicator = *communicators[0];
-  CHECK_THROWS_WITH_AS(communicator.plan_differences({{5}, DType::float32}),
+  CHECK_THROWS_WITH_AS(DifferencePlan(communicator.world(), {{5}, DType::float32}),
                        doctest::Contains("expected bfloat16 or float16, of which differences are made, got float32"),
                        ArgumentError);
   Rank rank(communicator, {5});
   CHECK_THROWS_WITH_AS(rank.gather_again(),
                        doctest::Contains("kept: expected shards that an all_gather by differences has filled, got"),
                        ArgumentError);
-  rank.kept.values = rank.kept.values.first(8);
+  rank.kept->memory = rank.kept->memory.first(8);
   CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected 16 bytes, got 8"), ArgumentError);
-  rank.kept.values = {rank.memory.data()->bytes + 1, 16};
+  rank.kept->memory = {rank.memory.data()->bytes + 1, 16};
   CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected an address that is a multiple of 16"),
                        ArgumentError);
 }

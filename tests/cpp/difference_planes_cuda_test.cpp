@@ -47,7 +47,7 @@ std::uint64_t scattered(std::uint64_t bits, std::uint64_t mask) {
   return result;
 }
 
-// All bits of the bytes that are flagged.
+// Returns a mask of all bits of the flagged bytes.
 std::uint64_t bytes_mask(std::uint32_t flags) {
   std::uint64_t mask = 0;
   for (int i = 0; i < 8; ++i) mask |= (flags >> i & 1) != 0 ? std::uint64_t{0xff} << 8 * i : 0;

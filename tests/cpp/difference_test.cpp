@@ -14,8 +14,8 @@
 #include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
 
-// Bytes are compared with zcomm/difference_reference.py in tests/python. Here: round trips of every kind of value,
-// instruction sets against each other, sizes, and wires that are damaged.
+// Tests of round trips of every kind of value, instruction sets against each other, sizes, and damaged wires. Tests in
+// tests/python compare bytes with zcomm/difference_reference.py.
 
 namespace zcomm {
 namespace {
@@ -139,7 +139,7 @@ TEST_CASE("differences: bytes do not depend on threads, and are at most those of
       CHECK(one.hash == three.hash);
       CHECK(one.body.size() <= static_cast<std::size_t>(2 * n + 2 * ((n + 2047) / 2048) + 6 + 15));
     }
-    // Nothing has changed: the table.
+    // Expects only the table, because nothing has changed.
     CHECK(encoded(codec, base, base, DType::bfloat16).body.size() <= static_cast<std::size_t>(n / 1024 + 6 + 15));
   }
 }
@@ -159,7 +159,7 @@ TEST_CASE("differences: damaged wires are an error or other values, and no byte 
             damaged.resize(damaged.empty() ? 0 : random() % damaged.size());
           } else {
             for (unsigned i = 0; i <= random() % 4 && !damaged.empty(); ++i) {
-              // Often in the table or a head, where sizes are.
+              // Prefers places with sizes: the table or a head.
               const std::size_t place =
                   random() % (random() % 2 == 0 ? std::min<std::size_t>(damaged.size(), 24) : damaged.size());
               damaged[place] = static_cast<std::byte>(random());

@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "calls.hpp"
 #include "ranks.hpp"
 #include "sanitizers.hpp"
 #include "values.hpp"
@@ -25,7 +26,7 @@ struct alignas(kWireAlignment) Unit {
   std::byte bytes[kWireAlignment];
 };
 
-// One rank's reduce_scatter, called again and again.
+// Repeated reduce_scatter of one rank.
 class FeedbackReduction {
  public:
   FeedbackReduction(Communicator& communicator, std::vector<Segment<HopFormats>> segments, Feedback feedback)
@@ -38,12 +39,14 @@ class FeedbackReduction {
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
     Values output(static_cast<std::size_t>(elements_));
     if (residual_.empty()) {
-      residual_.resize(communicator_.feedback_bytes(inputs, segments_, feedback_.format) / kWireAlignment + 1);
+      const ReducePlan plan(communicator_.world(), shape_of(inputs), segments_, feedback_.format);
+      residual_.resize(plan.residual_bytes() / kWireAlignment + 1);
       feedback_.residual = residual_.data()->bytes;
       feedback_.empty = true;
-      std::memset(residual_.data(), 0x5a, residual_.size() * sizeof(Unit));  // what is empty is not read
+      std::memset(residual_.data(), 0x5a, residual_.size() * sizeof(Unit));  // an empty residual is not read
     }
-    communicator_.reduce_scatter(inputs, view(output), segments_, 1.0f, 20s, {}, with_feedback ? &feedback_ : nullptr);
+    test::reduce_scatter(communicator_, inputs, view(output), segments_, 1.0f, 20s, {},
+                         with_feedback ? &feedback_ : nullptr);
     feedback_.empty = false;
     if (residual_.back().bytes[0] != std::byte{0x5a}) throw Error("written past the end of the residual");
     return output;
@@ -99,7 +102,7 @@ TEST_CASE("error feedback: what was sent is the sum of the inputs but for half a
       const auto input_of = [&](int rank) {
         Values input(kElements * size);
         for (std::size_t i = 0; i < input.size(); ++i) {
-          // In a sum over a node one rank has the largest code, the others nothing.
+          // Gives one rank of a node the largest code, the others zeros, so that the node's sum is exact.
           const bool first = Topology(ids).local_rank(rank) == 0 || one_node || !Topology(ids).is_hierarchical();
           input[i] = i % 32 == 0 ? (first ? 7.0f : 0.0f)
                                  : static_cast<float>((i * 7 + static_cast<std::size_t>(rank)) % 15) / 16;
@@ -201,7 +204,7 @@ TEST_CASE("error feedback: wrong arguments") {
   const ConstTensorView input = slot;
   const Segment<HopFormats> segment{64, HopFormats::parse("int8:32")};
   const auto reduce = [&](Feedback feedback) {
-    communicators[0]->reduce_scatter({&input, 1}, slot, {&segment, 1}, 1.0f, 1s, {}, &feedback);
+    test::reduce_scatter(*communicators[0], {&input, 1}, slot, {&segment, 1}, 1.0f, 1s, {}, &feedback);
   };
   CHECK_THROWS_WITH_AS(reduce({nullptr, {}}),
                        doctest::Contains("feedback.format: expected a lossy format that rounds to nearest, got exact"),

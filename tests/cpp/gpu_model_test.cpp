@@ -1,4 +1,4 @@
-// The time model of the collectives on GPUs: that it runs their own schedule, and what the default chunks rest on.
+// Tests of the time model of collectives on GPUs: it runs their own schedule, and justifies the default chunks.
 #include <doctest/doctest.h>
 
 #include "gpu_model/machines.hpp"

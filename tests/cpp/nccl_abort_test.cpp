@@ -1,8 +1,9 @@
-// A failure ends in time, whatever is under way: the ranks that are left go on, with a reason, and close.
+// Tests that a failure ends in time, in every state: the remaining ranks go on, with a reason, and close.
 #include <array>
 #include <atomic>
 #include <sstream>
 
+#include "calls.hpp"
 #include "cuda_helpers.hpp"
 #include "rank_process.hpp"
 
@@ -15,7 +16,7 @@ using test::Stream;
 
 constexpr std::size_t kChunkBytes = 1024;
 
-// What fails, over how many chunks, between which nodes, and whether a graph has captured a call before.
+// Case: the fault, the number of chunks, the nodes, and whether a graph has captured a call before.
 struct Case {
   std::string failure;  // "killed", "absent", "abort"
   int num_chunks = 1;
@@ -49,10 +50,11 @@ struct Rank {
   void call(std::chrono::milliseconds timeout) {
     const auto slots = split(TensorView{tensor.bytes(), elements * size, DType::float32}, size, elements);
     const HopFormats formats = HopFormats::parse("int8:128/int4:128");
-    communicator->all_gather(slots[static_cast<std::size_t>(communicator->rank())], slots, formats.intra_node, timeout,
-                             stream.view());
+    test::all_gather(*communicator, slots[static_cast<std::size_t>(communicator->rank())], slots, formats.intra_node,
+                     timeout, stream.view());
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-    communicator->reduce_scatter(inputs, {part.bytes(), elements, DType::float32}, formats, 1, timeout, stream.view());
+    test::reduce_scatter(*communicator, inputs, {part.bytes(), elements, DType::float32}, formats, 1, timeout,
+                         stream.view());
   }
 
   std::int64_t elements;
@@ -83,12 +85,12 @@ void run_rank(const Case& of, const NcclOptions& options) {
   try {
     for (int i = 0; i < 3; ++i) rank.call(of.failure == "abort" ? 600s : 200ms);
   } catch (const TransportError&) {
-    // It came while there was more to queue.
+    // Caught: the failure came while there was more to queue.
   }
   synchronize(rank.stream.view());
   if (aborter.joinable()) aborter.join();
-  CHECK_THROWS_WITH_AS(rank.call(1s),
-                       doctest::Contains(of.failure == "abort" ? "for a test" : "in all_gather float32["),
+  // The all_gather, or on a busy machine a reduce_scatter that could not even start in time.
+  CHECK_THROWS_WITH_AS(rank.call(1s), doctest::Contains(of.failure == "abort" ? "for a test" : " float32["),
                        TransportError);
   rank.communicator.reset();
   if (graph != nullptr) REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
@@ -96,7 +98,7 @@ void run_rank(const Case& of, const NcclOptions& options) {
 
 }  // namespace
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
   if (std::getenv("NCCL_TEST_CASE") == nullptr) return;
   const Case of = Case::parse(std::getenv("NCCL_TEST_CASE"));
@@ -120,9 +122,9 @@ TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
   }
 }
 
-// The rules: NCCL's abort returns when all that was launched on its communicator is gone, and every graph that captured
-// it; a launched transfer is gone when its own communicator is told. Each case in processes of its own, which are
-// killed if they hang: an abort must return although NCCL's own waits for all that was launched, and for graphs.
+// Rule: NCCL's abort returns when all work launched on its communicator and every graph that captured it is gone. A
+// launched transfer ends when its own communicator is aborted. Each case runs in processes that are killed if they
+// hang: zcomm's abort must return although NCCL's waits for launched work and graphs.
 TEST_CASE(
     "nccl: a peer that is killed or absent, or an abort, ends calls of any number of chunks, with and without a "
     "graph") {

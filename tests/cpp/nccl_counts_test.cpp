@@ -1,4 +1,4 @@
-// What calls cost over NCCL and CUDA, counted: NCCL's groups and threads, kernels, events, waits.
+// Cost of calls over NCCL and CUDA, counted: NCCL's groups and threads, kernels, events, waits.
 #include <atomic>
 #include <ostream>
 
@@ -15,10 +15,10 @@ using test::run_nccl_ranks;
 using test::Stream;
 using test::Tensors;
 
-// What a call of every rank has cost so far, counted in this process.
+// Work of all ranks of this process so far.
 struct Work {
   std::int64_t groups = 0;
-  std::int64_t threads = 0;  // that NCCL starts for groups
+  std::int64_t threads = 0;  // started by NCCL for groups
   std::int64_t kernels = 0;  // of the codec
   std::int64_t records = 0;  // of events
   std::int64_t waits = 0;    // of streams for events
@@ -50,8 +50,8 @@ std::ostream& operator<<(std::ostream& out, const Work& work) {
 
 enum class Call { gather, scatter, all_reduce };
 
-// What one call of one rank takes. A group has an event on either side, each piece of scratch one when it is released.
-// The stream waits for each hop of each chunk.
+// Returns the work of one call of one rank. Each group has an event before and after it, and each piece of scratch one
+// at its release. The stream waits for each hop of each chunk.
 Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   const std::int64_t num_hops = is_hierarchical ? 2 : 1;
   if (call == Call::all_reduce) {
@@ -74,7 +74,7 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
           .waits = num_groups + num_hops * num_chunks};
 }
 
-// Counts what one call of all of four ranks takes in the steady state.
+// Counts the work of one call on all of four ranks in the steady state.
 Work counted_work(Call kind, bool is_hierarchical, std::int64_t num_chunks) {
   const auto ids = is_hierarchical ? test::node_ids({2, 2}) : test::node_ids({4});
   Work before;
@@ -110,7 +110,7 @@ Work counted_work(Call kind, bool is_hierarchical, std::int64_t num_chunks) {
 
 }  // namespace
 
-// The rule: a group on a non-blocking communicator costs a thread that NCCL starts and the caller waits for.
+// Rule: a group on a non-blocking communicator costs a thread that NCCL starts and the caller waits for.
 TEST_CASE("nccl: a call is one group more than it has chunks, an all_reduce four at most; the host waits for nothing") {
   const NoTraces no_traces;
   for (const Call call : {Call::gather, Call::scatter, Call::all_reduce}) {

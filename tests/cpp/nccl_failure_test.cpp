@@ -1,4 +1,4 @@
-// How transfers over NCCL fail: on every rank, in time, with a reason, and leaving nothing behind.
+// Tests of failing transfers over NCCL: every rank fails in time, with a reason, and leaves nothing behind.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ using test::NoTraces;
 using test::run_nccl_ranks;
 using test::Stream;
 
-// What on_failure was told.
+// Reasons that on_failure was called with.
 class Reasons {
  public:
   std::function<void(const std::string&)> recorder() {
@@ -28,7 +28,7 @@ class Reasons {
       reasons_.push_back(reason);
     };
   }
-  // Exactly one, once it is there.
+  // Waits for a reason and returns it; there must be exactly one.
   std::string only() {
     for (const auto latest = Clock::now() + 30s; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
       const std::lock_guard lock(mutex_);
@@ -59,7 +59,7 @@ struct Waiting {
     transport->begin("all_gather of a test", std::vector<int>{1 - options.rank}, timeout);
     transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
   }
-  // The stream must get free although the other rank never came.
+  // Expects the stream to go on although the other rank never called.
   std::string failure() {
     synchronize(stream.view());
     try {

@@ -15,7 +15,7 @@ pid_t spawn_rank(const char* test_case, const NcclUniqueId& id, int rank, int si
                                       "NCCL_TEST_SIZE=" + std::to_string(size)});
 }
 
-// What spawn_rank() said. Outside of it, nothing.
+// Reads the options that spawn_rank() passed on. Returns false in any other process.
 bool read_options(NcclOptions& options) {
   if (std::getenv("NCCL_TEST_RANK") == nullptr) return false;
   options.unique_id = test::id_from_hex(std::getenv("NCCL_TEST_ID"));
@@ -26,7 +26,7 @@ bool read_options(NcclOptions& options) {
   return true;
 }
 
-// Every rank's slots of this many bytes hold its number plus one.
+// Size of a slot. Every byte of a rank's slot is its number plus one.
 constexpr std::size_t kSlot = 50'001;
 
 void fill_own_slot(const DeviceArray<unsigned char>& slots, const NcclOptions& options, cudaStream_t stream) {
@@ -38,7 +38,7 @@ void fill_own_slot(const DeviceArray<unsigned char>& slots, const NcclOptions& o
 
 }  // namespace
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("a rank that gathers" * doctest::skip()) {
   NcclOptions options;
   if (!read_options(options)) return;
@@ -54,7 +54,7 @@ TEST_CASE("a rank that gathers" * doctest::skip()) {
   for (std::size_t i = 0; i < gathered.size(); ++i) REQUIRE(gathered[i] == i / kSlot + 1);
 }
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("a rank that loses its peer" * doctest::skip()) {
   NcclOptions options;
   if (!read_options(options)) return;

@@ -1,5 +1,5 @@
-// Random schedules of calls, captures and failures: results are those of the CPU, a failure ends on every rank, and
-// nothing is left, whatever a GPU has room for. Each schedule follows from its number.
+// Tests of random schedules of calls, captures and failures: results equal the CPU's, a failure ends on every rank, and
+// nothing is left, for GPUs of any capacity. A schedule is determined by its number.
 #include <unistd.h>
 
 #include <array>
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "calls.hpp"
 #include "cuda_helpers.hpp"
 #include "nccl_schedule.hpp"
 #include "rank_process.hpp"
@@ -34,20 +35,20 @@ const HopFormats kFormats = HopFormats::parse("int8:128/int4:128");
 void call(Communicator& communicator, Action action, TensorView tensor, TensorView part,
           std::chrono::milliseconds timeout, StreamView stream) {
   if (action == Action::all_reduce || action == Action::replay) {
-    communicator.all_reduce(tensor, kFormats, 0.5f, timeout, stream);
+    test::all_reduce(communicator, tensor, kFormats, 0.5f, timeout, stream);
     return;
   }
   const auto slots = split(tensor, communicator.size(), part.num_elements);
   if (action == Action::gather) {
-    communicator.all_gather(slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.intra_node, timeout,
-                            stream);
+    test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.intra_node,
+                     timeout, stream);
   } else {
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-    communicator.reduce_scatter(inputs, part, kFormats, 0.5f, timeout, stream);
+    test::reduce_scatter(communicator, inputs, part, kFormats, 0.5f, timeout, stream);
   }
 }
 
-// What each step leaves in a rank's tensor and part, by rank and step.
+// Returns the contents of each rank's tensor or part after each step.
 std::vector<std::vector<Values>> expected(const Schedule& schedule) {
   auto communicators = test::make_communicators(schedule.ids, kChunkBytes);
   std::vector<std::vector<Values>> results(schedule.ids.size());
@@ -64,7 +65,7 @@ std::vector<std::vector<Values>> expected(const Schedule& schedule) {
   return results;
 }
 
-// A stream with the tensors of its calls.
+// Stream with the tensors of its calls.
 struct Lane {
   explicit Lane(int size) : tensor(static_cast<std::size_t>(size) * kMaxElements), part(kMaxElements) {}
   TensorView tensor_view(std::int64_t elements) const { return {tensor.bytes(), elements, DType::float32}; }
@@ -75,14 +76,14 @@ struct Lane {
   DeviceArray<float> part;
 };
 
-// Where ranks tell the others that they failed.
+// Store in which ranks report failures to each other.
 class Store {
  public:
   void tell(int rank, const std::string& reason) {
     const std::lock_guard lock(mutex_);
     if (reason_.empty()) reason_ = "rank " + std::to_string(teller_ = rank) + ": " + reason;
   }
-  // What another rank said.
+  // Returns another rank's report.
   std::string ask(int rank) const {
     const std::lock_guard lock(mutex_);
     return rank == teller_ ? std::string() : reason_;
@@ -104,7 +105,7 @@ class Rank {
         lanes_{Lane(schedule.size()), Lane(schedule.size())},
         is_wrong_(schedule.steps.size()) {}
 
-  // Returns what was not as it should be.
+  // Returns all violations.
   template <class Meet>
   std::string run(Meet&& meet) {
     if (schedule_.has_graph) capture_graph();
@@ -191,7 +192,7 @@ class Rank {
     if (graph_ != nullptr) test::require_cuda(cudaGraphExecDestroy(std::exchange(graph_, nullptr)));
   }
 
-  // Steps that were queued before the fault was there may all have been done: one that cannot be done comes last.
+  // Ends with a step that cannot complete: earlier ones may all have been done before the fault.
   void fail_at_last() {
     for (;; std::this_thread::sleep_for(5ms)) {
       call(*communicator_, Action::all_reduce, lanes_[0].tensor_view(64), lanes_[0].part_view(64), kPatience,
@@ -211,7 +212,7 @@ class Rank {
            lanes_[0].stream.view());
       complaints_ += "a call after the failure did not throw; ";
     } catch (const TransportError&) {
-      // As it should.
+      // Expected.
     }
   }
 
@@ -249,7 +250,7 @@ void run_schedule(const Schedule& schedule) {
   for (const std::string& text : complaints) CHECK(text == "");
 }
 
-// Ends this process if a schedule takes longer than that.
+// Ends this process if a schedule takes longer.
 class HangGuard {
  public:
   explicit HangGuard(std::chrono::seconds limit) : limit_(limit), thread_([this] { watch(); }) {}
@@ -293,7 +294,7 @@ constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 100 : 200;
 
 }  // namespace
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("schedules of a range of numbers" * doctest::skip()) {
   const unsigned first = number_of("ZCOMM_FIRST_SCHEDULE", 0);
   const unsigned count = number_of("ZCOMM_RANDOM_SCHEDULES", 0);
@@ -305,7 +306,7 @@ TEST_CASE("schedules of a range of numbers" * doctest::skip()) {
   }
 }
 
-// As many as ZCOMM_RANDOM_SCHEDULES says, from number ZCOMM_FIRST_SCHEDULE on. In processes, as they may hang.
+// Runs ZCOMM_RANDOM_SCHEDULES schedules from number ZCOMM_FIRST_SCHEDULE on, in processes, because they may hang.
 TEST_CASE("nccl: random schedules of calls, captures and failures end, with the right results until they fail") {
   const unsigned first = number_of("ZCOMM_FIRST_SCHEDULE", 0);
   const unsigned count = number_of("ZCOMM_RANDOM_SCHEDULES", kNumSchedules);

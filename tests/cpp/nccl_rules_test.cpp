@@ -1,5 +1,5 @@
-// What NCCL and CUDA ask of those who use them, which a GPU forgives for a while: one order of launches, no
-// wait for peers where the host must not wait, nothing freed that a graph still uses.
+// Rules of NCCL and CUDA that a GPU does not enforce at once: one order of launches, no wait for peers where the host
+// must not block, nothing freed that a graph still uses.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -23,7 +23,7 @@ using test::run_nccl_ranks;
 using test::Stream;
 using test::Tensors;
 
-// Runs a skipped test case of this file in a process of its own, as it may hang.
+// Runs a skipped test case of this file in a separate process, because it may hang.
 std::string outcome_of_case(const char* name) {
   const char* limit = std::getenv("ZCOMM_TEST_HANG_SECONDS");
   return test::outcome_of(test::spawn_case(name, {}), std::chrono::seconds(limit == nullptr ? 120 : std::atoi(limit)));
@@ -41,7 +41,7 @@ struct Settings {
 
 }  // namespace
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
   const Settings settings;
   for (const int num_queues : {0, 1, 2}) {
@@ -65,14 +65,14 @@ TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
   }
 }
 
-// The rule: operations of several communicators of a device need one order on all ranks. Ranks whose kernels start in
-// different orders wait for each other for ever where a GPU has room for one of them.
+// Rule: operations on several communicators of a device need the same order on all ranks. If a GPU has room for one
+// kernel, ranks that start kernels in different orders wait for each other forever.
 TEST_CASE(
     "nccl: ranks whose GPU has place for one kernel, and one or two hardware queues, do not wait for each other") {
   CHECK(outcome_of_case("many chunks with one place for kernels") == "ends well");
 }
 
-// Skipped by itself: a case below runs it in a process of its own.
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("a launch queue that is full behind a stuck peer" * doctest::skip()) {
   const Settings settings;
   cuda_host::set_queue_limit(32);
@@ -97,13 +97,13 @@ TEST_CASE("a launch queue that is full behind a stuck peer" * doctest::skip()) {
   });
 }
 
-// The rule: CUDA blocks whoever submits work behind a launch queue that is full. What the blocked thread holds, the one
-// that aborts must not need.
+// Rule: CUDA blocks the host when a launch queue is full. A thread that aborts must not need anything that the blocked
+// thread holds.
 TEST_CASE("nccl: a full launch queue behind a peer that is stuck ends by the timeout") {
   CHECK(outcome_of_case("a launch queue that is full behind a stuck peer") == "ends well");
 }
 
-// The rule: before 2.26.2 a thread's groups on two non-blocking communicators crash, before 2.27.3 aborts can hang.
+// Rule: before 2.26.2 a thread's groups on two non-blocking communicators crash, before 2.27.3 aborts can hang.
 TEST_CASE("nccl: versions that crash or hang with what is done here are refused") {
   const Settings settings;
   const NcclLibrary library = load_nccl();
@@ -120,14 +120,13 @@ TEST_CASE("nccl: versions that crash or hang with what is done here are refused"
 
 namespace {
 
-// Of four ranks, by what options.max_ctas says.
-void check_memory(int max_ctas, int num_channels) {
+// Checks the memory of four ranks.
+void check_memory(int num_channels) {
   const int communicators_before = nccl_host_live_communicators();
   const long long bytes_before = nccl_host_connection_bytes();
   std::atomic<int> num_ready = 0;
   std::atomic<bool> is_counted = false;
-  run_nccl_ranks(4, [&](int rank, NcclOptions options) {
-    options.max_ctas = max_ctas;
+  run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
     const auto communicator = make_cuda_communicator({0, 0, 0, 0}, kChunkBytes, options);
     Stream stream;
     const Tensors tensors(4, 5);
@@ -139,7 +138,7 @@ void check_memory(int max_ctas, int num_channels) {
     while (num_ready < 4) std::this_thread::sleep_for(1ms);
     if (rank == 0) {
       CHECK(nccl_host_live_communicators() - communicators_before == 4);
-      // An exact all-to-all: each rank, to three peers, in two directions.
+      // Makes an exact all-to-all: each rank, with three peers, in two directions.
       CHECK(nccl_host_connection_bytes() - bytes_before <= 4LL * 3 * 2 * num_channels * (7 << 20));
       is_counted = true;
     }
@@ -149,16 +148,15 @@ void check_memory(int max_ctas, int num_channels) {
 
 }  // namespace
 
-// The rule: each communicator has buffers of its own for each peer, direction and channel, outside of torch's memory.
-TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one, or of fewer channels") {
+// Rule: each communicator allocates buffers for each peer, direction and channel, outside of torch's memory.
+TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the memory of one") {
   const NoTraces no_traces;
   const Settings settings;
   nccl_host_set_version(22501);  // notes groups on two
-  check_memory(/*max_ctas=*/0, /*num_channels=*/32);
-  check_memory(/*max_ctas=*/8, /*num_channels=*/8);
+  check_memory(/*num_channels=*/32);
 }
 
-// The rule: NCCL connects two ranks at the first group with a message between them, and waits for both on the host.
+// Rule: NCCL connects two ranks at their first group with a message, and waits for both on the host.
 TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a graph captures") {
   const NoTraces no_traces;
   for (const auto& ids : {test::node_ids({4}), test::node_ids({2, 2})}) {
@@ -178,7 +176,7 @@ TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a
   }
 }
 
-// The rule: a store's answer can take for ever where the rank that serves it is gone. Deadlines must not wait for it.
+// Rule: a store may never answer if the rank that serves it is gone. Deadlines must not depend on it.
 TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
   const NoTraces no_traces;
   std::atomic<bool> done = false;
@@ -211,7 +209,7 @@ TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
   std::this_thread::sleep_for(50ms);
 }
 
-// The rule: an abort makes NCCL's kernels leave early. Streams go on, and what was to arrive is undefined.
+// Rule: an abort makes NCCL's kernels leave early. Streams go on, with undefined bytes.
 TEST_CASE("nccl: after an abort what was to arrive is anything, and later calls say so") {
   const NoTraces no_traces;
   std::atomic<bool> done = false;
@@ -233,7 +231,7 @@ TEST_CASE("nccl: after an abort what was to arrive is anything, and later calls 
   });
 }
 
-// The rule: a graph uses the memory that it captured whenever it is launched, whoever has freed it.
+// Rule: a graph uses the memory that it captured in every launch, even if it was freed.
 TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory that is still its own") {
   const std::int64_t written_before = cuda_host::num_bytes_written_after_free();
   run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
@@ -258,8 +256,8 @@ TEST_CASE("cuda collectives: a graph goes on after its communicator, in memory t
   CHECK(std::string(nccl_host_take_misuse()) == "");
 }
 
-// The rule: while one thread captures in CUDA's default mode, no other may allocate, query, wait or load a kernel, or
-// the capture breaks.
+// Rule: while one thread captures in CUDA's default mode, another thread that allocates, queries, waits or loads a
+// kernel breaks the capture.
 TEST_CASE("cuda collectives: another thread's capture stays whole while a communicator is made, used and closed") {
   const NoTraces no_traces;
   cuda_host::unload_kernels();
@@ -293,7 +291,7 @@ TEST_CASE("cuda collectives: another thread's capture stays whole while a commun
   capturing.join();
 }
 
-// The rule: a kernel is loaded when it is first launched, which a capture of this thread's forbids.
+// Rule: a kernel is loaded at its first launch, which a capture by this thread forbids.
 TEST_CASE("cuda: a graph's kernels need not have run before") {
   const NoTraces no_traces;
   const auto workspace = make_cuda_workspace();
@@ -309,7 +307,7 @@ TEST_CASE("cuda: a graph's kernels need not have run before") {
   CHECK(cudaGraphExecDestroy(graph) == cudaSuccess);
 }
 
-// The rule: this variable wins over what the caller asks for, and a thread in a call that blocks cannot be called back.
+// Rule: this variable overrides the communicator's configuration, and a blocking call cannot be aborted.
 TEST_CASE("nccl: NCCL_COMM_BLOCKING, which would make an abort impossible, is refused") {
   setenv("NCCL_COMM_BLOCKING", "1", 1);
   NcclOptions options;

@@ -1,4 +1,4 @@
-// A random schedule of calls, captures and failures, and what a GPU has room for. It follows from its number.
+// Random schedule of calls, captures and failures, and the capacity of the GPU. It is determined by its number.
 #pragma once
 
 #include <chrono>
@@ -34,21 +34,21 @@ class Schedule {
     queue_limit = pick({24, 64, 1024});
     delay_us = pick({0, 0, 200});
     launch_polls = pick({0, 2, 5});
-    // Each graph that is there when its communicator fails or goes is a second.
+    // Captures at most one graph: a graph alive when its communicator fails or closes costs a second.
     has_graph = draw(3) == 0;
     graph_goes_last = draw(8) == 0;
     const std::size_t num_steps = 2 + draw(6);
     for (std::size_t i = 0; i < num_steps; ++i) {
       const auto action = static_cast<Action>(draw(has_graph ? 4 : 3));
       steps.push_back({action, 1 + static_cast<std::int64_t>(draw(kMaxElements)), static_cast<int>(draw(2))});
-      // Replays are of the first lane's stream, and of the shape that was captured.
+      // Replays on the first lane's stream, with the captured shape.
       if (action == Action::replay) steps.back() = {action, kMaxElements, 0};
     }
     fault = draw(2) == 0 ? Fault::none : static_cast<Fault>(1 + draw(4));
     bad_rank = static_cast<int>(draw(ids.size()));
     bad_step = draw(steps.size());
     meets_before = draw(2) == 0 || fault == Fault::hangs;
-    // A replay has no deadline: it ends if a peer says that it failed, not if one says nothing.
+    // Replaces replays after silent faults: a replay has no deadline, and ends only if a peer reports a failure.
     for (std::size_t i = bad_step; (fault == Fault::stops || fault == Fault::hangs) && i < num_steps; ++i) {
       if (steps[i].action == Action::replay) steps[i].action = Action::gather;
     }
@@ -56,9 +56,9 @@ class Schedule {
   }
 
   int size() const { return static_cast<int>(ids.size()); }
-  // Whether a rank that stops hears of the others' failure before it closes is left to chance: its graph goes first.
+  // Tells whether the graph is destroyed last; not on a rank that stops, which may close before it hears of a failure.
   bool graph_goes_last_on(int rank) const { return graph_goes_last && !(fault == Fault::stops && rank == bad_rank); }
-  // Nothing tells when the last graph of a communicator that has not failed is gone: it stays.
+  // Counts communicators left open: nothing tells when the last graph of a communicator that has not failed is gone.
   int num_forgotten() const { return has_graph && graph_goes_last && fault == Fault::none ? size() : 0; }
   Values input(std::size_t step, int rank) const {
     return random_tensors(size(), steps[step].elements * size(),

@@ -1,4 +1,4 @@
-// The NCCL transport, over the NCCL on the host.
+// Tests of the NCCL transport, over the NCCL on the host.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
@@ -33,7 +33,7 @@ void begin(Transport& transport, std::chrono::milliseconds timeout = 60s) {
   transport.begin("test", peers_of(transport), timeout);
 }
 
-// Byte i of message `number` from one rank to another.
+// Returns byte i of message `number` from one rank to another.
 unsigned char expected(int from, int to, int number, std::size_t i) {
   return static_cast<unsigned char>(static_cast<std::size_t>(from * 31 + to * 7 + number * 3) + i);
 }
@@ -52,7 +52,7 @@ TEST_CASE("nccl: the library is found once, what is missing is named") {
   CHECK(library.path.find("libnccl.so.2") != std::string::npos);
   CHECK(&load_nccl("/somewhere/else") == &library);
 
-  // A path to what is mapped is that; any other file would be a second copy.
+  // Accepts any path to the mapped file; any other file would be a second copy.
   CHECK(nccl::open_library(library.path, "").description.path == library.path);
   CHECK(nccl::open_library("", "/no/such/wheel").description.path == library.path);
   CHECK_THROWS_WITH_AS(nccl::open_library("/no/such/libnccl.so.2", ""),
@@ -210,7 +210,7 @@ TEST_CASE("nccl: the transfers of a group go out together when it ends, and the 
     open = true;
     CHECK(in.get(stream) == Bytes{static_cast<unsigned char>(peer), static_cast<unsigned char>(peer + 10), 20, 21});
   });
-  // To connect: one of messages, one that gathers. Then the one.
+  // Expects two launches to connect, one for messages and one for gathers, and then one.
   CHECK(nccl_host_num_launches() - before == 2 * (2 + 1));
 }
 
@@ -252,7 +252,7 @@ TEST_CASE("nccl: the steady state creates no events, streams or memory") {
     for (int i = 0; i < 3; ++i) use();
     if (rank == 0) created = cuda_host::num_creations();
     for (int i = 0; i < 50; ++i) use();
-    // The peer may have made its own while this rank was already counting.
+    // The peer may have made its own communicator before this rank counted.
     if (rank == 0) CHECK(cuda_host::num_creations() - created <= 16);
   });
 }
@@ -264,7 +264,7 @@ TEST_CASE("nccl: transfers are captured in a graph and move new bytes at each la
     Stream stream;
     DeviceArray<unsigned char> slots(3 * 100);
     cudaGraphExec_t graph = test::capture(stream, [&] {
-      begin(*transport, 20ms);  // no one watches what a graph captured
+      begin(*transport, 20ms);  // captured transfers have no deadline
       for (int i = 0; i < 2; ++i) transport->all_gather(slots.bytes(), 100, stream.view())->wait(stream.view());
     });
     std::this_thread::sleep_for(100ms);
@@ -278,7 +278,7 @@ TEST_CASE("nccl: transfers are captured in a graph and move new bytes at each la
       for (std::size_t i = 0; i < 300; ++i)
         REQUIRE(gathered[i] == expected(static_cast<int>(i / 100), 0, round, i % 100));
     }
-    // And beside the graph as before.
+    // Calls eagerly after the graph.
     begin(*transport);
     transport->all_gather(slots.bytes(), 100, stream.view())->wait(stream.view());
     synchronize(stream.view());
@@ -287,7 +287,7 @@ TEST_CASE("nccl: transfers are captured in a graph and move new bytes at each la
 }
 
 TEST_CASE("nccl: a graph goes on after its transport") {
-  // Nothing can tell when the last graph is gone: the communicator that it uses stays, one per rank.
+  // One communicator per rank stays open, because nothing tells when the last graph is gone.
   const int before = nccl_host_live_communicators();
   run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
     Stream stream;

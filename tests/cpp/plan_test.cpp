@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
@@ -50,8 +51,8 @@ class CountingCodec final : public Codec {
   CodecPasses& passes_;
 };
 
-struct World {
-  World(const std::vector<int>& node_ids, std::size_t chunk_bytes) : passes(node_ids.size()) {
+struct CountedWorld {
+  CountedWorld(const std::vector<int>& node_ids, std::size_t chunk_bytes) : passes(node_ids.size()) {
     std::size_t rank = 0;
     for (auto& transport : make_local_transports(static_cast<int>(node_ids.size()))) {
       communicators.push_back(std::make_unique<Communicator>(std::move(transport), Topology(node_ids),
@@ -88,7 +89,7 @@ void expect(const char* what, CodecPasses passes, CodecPasses planned) {
               std::to_string(planned.decoded));
 }
 
-// Slots of n elements, cut off at the end, as of a tensor of fewer elements than there is room for.
+// Returns slots of n elements of a tensor that is shorter than all slots together.
 std::vector<TensorView> slots_of(Values& values, int size, std::int64_t n, std::int64_t missing) {
   TensorView tensor = view(values);
   tensor.num_elements = std::max<std::int64_t>(size * n - missing, n);
@@ -110,7 +111,7 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
     for (const std::int64_t n : {1, 100, 1031}) {
       for (const std::int64_t missing : {std::int64_t{0}, n + 7}) {
         for (const bool mixed : {false, true}) {
-          World world(ids, 1024);
+          CountedWorld world(ids, 1024);
           run_ranks(size, [&](int rank) {
             Communicator& communicator = *world.communicators[static_cast<std::size_t>(rank)];
             CodecPasses& passes = world.passes[static_cast<std::size_t>(rank)];
@@ -119,29 +120,30 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
             const TensorView own = slots[static_cast<std::size_t>(rank)];
 
             const auto reduced = segments_of<HopFormats>(n, "int8:64/int4:32", mixed);
-            const ReducePlan reduce = communicator.plan_reduce_scatter(shape_of(slots), reduced);
+            const ReducePlan reduce(communicator.world(), shape_of(slots), reduced);
             Values sum(static_cast<std::size_t>(own.num_elements));
             const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-            expect_plan("reduce_scatter", communicator.reduce_scatter(reduce, inputs, view(sum), 1.0f, 20s), reduce);
+            expect_plan("reduce_scatter", test::reduce(communicator, reduce, inputs, view(sum), 1.0f, 20s), reduce);
             if (!mixed) expect("reduce_scatter", passes, reduce.passes());
             Values alone(sum.size());
-            communicator.reduce_scatter(inputs, view(alone), reduced, 1.0f, 20s);
+            test::reduce_scatter(communicator, inputs, view(alone), reduced, 1.0f, 20s);
             if (!same_bits(sum, alone)) throw Error("reduce_scatter: other bits with a plan");
 
-            const auto direct = segments_of<HopFormats>(n, "exact:direct", false);
-            const ReducePlan straight = communicator.plan_reduce_scatter(shape_of(slots), direct);
-            expect_plan("direct", communicator.reduce_scatter(straight, inputs, view(sum), 1.0f, 20s), straight);
+            const auto direct = std::vector<Segment<HopFormats>>{{n, kDirect}};
+            const ReducePlan straight(communicator.world(), shape_of(slots), direct);
+            expect_plan("direct", test::reduce(communicator, straight, inputs, view(sum), 1.0f, 20s), straight);
 
             passes = {};
-            const GatherPlan gather =
-                communicator.plan_all_gather(shape_of(slots), segments_of<BlockFormat>(n, "int8:64", mixed));
+            const GatherPlan gather(communicator.world(), shape_of(slots),
+                                    segments_of<BlockFormat>(n, "int8:64", mixed));
             std::vector<std::max_align_t> kept(gather.secondary_bytes() / sizeof(std::max_align_t) + 1);
-            auto* const secondary = reinterpret_cast<std::byte*>(kept.data());
-            expect_plan("all_gather", communicator.all_gather(gather, own, slots, 20s), gather);
+            const auto secondary = std::make_shared<Kept>();
+            secondary->memory = {reinterpret_cast<std::byte*>(kept.data()), gather.secondary_bytes()};
+            expect_plan("all_gather", test::gather(communicator, gather, own, slots, 20s), gather);
             if (!mixed) expect("all_gather", passes, gather.passes());
-            expect_plan("all_gather", communicator.all_gather(gather, own, slots, 20s, {}, {secondary}), gather);
+            expect_plan("all_gather", test::gather(communicator, gather, own, slots, 20s, {}, secondary), gather);
             passes = {};
-            expect("gather_secondary", communicator.gather_secondary(gather, secondary, slots, 20s),
+            expect("gather_secondary", test::gather_again(communicator, gather, slots, secondary, 20s),
                    gather.bytes_from_secondary());
             if (!mixed) expect("gather_secondary", passes, gather.passes_from_secondary());
             if (gather.bytes_from_secondary().inter_node != 0) throw Error("gather_secondary: bytes between nodes");
@@ -157,13 +159,12 @@ TEST_CASE("plans: an all_reduce costs what its two halves cost") {
     const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);
     const int size = static_cast<int>(ids.size());
     for (const std::int64_t n : {1, 97, 5000}) {
-      World world(ids, 4096);
+      CountedWorld world(ids, 4096);
       run_ranks(size, [&](int rank) {
         Communicator& communicator = *world.communicators[static_cast<std::size_t>(rank)];
         Values values = random_tensors(1, n, static_cast<unsigned>(rank))[0];
-        const AllReducePlan plan =
-            communicator.plan_all_reduce(n, DType::float32, HopFormats::parse("int8:32/int4:64"));
-        expect_plan("all_reduce", communicator.all_reduce(plan, view(values), 1.0f, 20s), plan);
+        const AllReducePlan plan(communicator.world(), n, DType::float32, HopFormats::parse("int8:32/int4:64"));
+        expect_plan("all_reduce", test::reduce_all(communicator, plan, view(values), 1.0f, 20s), plan);
         expect("all_reduce", world.passes[static_cast<std::size_t>(rank)], plan.passes());
       });
     }
@@ -177,15 +178,15 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
     const SlotShape halves{slots.lengths, DType::float16};
     std::size_t largest = 0, largest_kept = 0, kept_in_first_node = 0;
     for (int rank = 0; rank < topology.size(); ++rank) {
-      const GatherPlan plan(topology, rank, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
+      const GatherPlan plan({topology, rank}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
       largest = std::max(largest, plan.secondary_bytes());
-      const std::size_t kept = DifferencePlan(topology, rank, 1 << 20, halves).kept_bytes();
+      const std::size_t kept = DifferencePlan({topology, rank}, halves).kept_bytes();
       largest_kept = std::max(largest_kept, kept);
       if (topology.node(rank) == 0) kept_in_first_node += kept;
     }
-    CHECK(DifferencePlan(topology, 0, 1 << 20, halves).largest_kept_bytes() == largest_kept);
+    CHECK(DifferencePlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
     CHECK(kept_in_first_node == 2000 * slots.lengths.size());
-    const GatherPlan plan(topology, 0, 1 << 20, slots, segments_of<BlockFormat>(1000, "int4:32", true));
+    const GatherPlan plan({topology, 0}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);
   }
 }
@@ -196,7 +197,7 @@ TEST_CASE("plans: of a gather by differences each slot is decoded once in every 
     const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000), DType::bfloat16};
     CodecPasses total;
     for (int rank = 0; rank < topology.size(); ++rank) {
-      const CodecPasses passes = DifferencePlan(topology, rank, 1 << 20, slots).passes();
+      const CodecPasses passes = DifferencePlan({topology, rank}, slots).passes();
       CHECK(passes.encoded == (topology.num_nodes() == 1 ? 0 : 1000));
       total.decoded += passes.decoded;
     }
@@ -209,7 +210,7 @@ TEST_CASE(
   const SlotShape slots{{64, 64, 64, 64}};
   const auto bytes = [&](const std::vector<int>& ids, const char* formats) {
     const Segment<HopFormats> segment{64, HopFormats::parse(formats)};
-    const ReducePlan plan(Topology(ids), 0, 1 << 20, slots, {&segment, 1}, BlockFormat::parse("int8:32"));
+    const ReducePlan plan({Topology(ids), 0}, slots, {&segment, 1}, BlockFormat::parse("int8:32"));
     return plan.residual_bytes();
   };
   const std::size_t wire = WireLayout(BlockFormat::parse("int8:32"), DType::float32, 64).num_bytes;
@@ -229,48 +230,46 @@ TEST_CASE("plans: what they are not for is refused before a byte moves") {
   const ConstTensorView input = slot;
   const Segment<BlockFormat> gathered{64, BlockFormat::parse("int8:32")};
   const Segment<HopFormats> reduced{64, HopFormats::parse("int8:32")};
-  const auto gather = [&](const GatherPlan& plan) { communicator.all_gather(plan, input, {&slot, 1}, 1s); };
+  const auto gather = [&](const GatherPlan& plan) { test::gather(communicator, plan, input, {&slot, 1}, 1s); };
   const SlotShape slots{{64}};
-  gather(communicator.plan_all_gather(slots, {&gathered, 1}));
-  CHECK_THROWS_WITH_AS(gather({Topology(std::vector<int>{0, 0}), 1, kDefaultChunkBytes, {{64, 64}}, {&gathered, 1}}),
+  gather({communicator.world(), slots, {&gathered, 1}});
+  CHECK_THROWS_WITH_AS(gather({{Topology(std::vector<int>{0, 0}), 1}, {{64, 64}}, {&gathered, 1}}),
                        "plan: expected one of rank 0 in 1x1, got rank 1 in 1x2", ArgumentError);
-  CHECK_THROWS_WITH_AS(gather({communicator.topology(), 0, 64, slots, {&gathered, 1}}),
+  CHECK_THROWS_WITH_AS(gather({{communicator.topology(), 0, 64}, slots, {&gathered, 1}}),
                        "plan: expected one with a chunk_bytes of 1048576, got 64", ArgumentError);
-  CHECK_THROWS_WITH_AS(gather(communicator.plan_all_gather({{64}, DType::float16}, {&gathered, 1})),
+  CHECK_THROWS_WITH_AS(gather({communicator.world(), {{64}, DType::float16}, {&gathered, 1}}),
                        "plan: expected one of slots float32[1 x 64], got float16[1 x 64]", ArgumentError);
-  CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{63}}, {&gathered, 1}),
+  CHECK_THROWS_WITH_AS(GatherPlan(communicator.world(), {{63}}, {&gathered, 1}),
                        "segments: expected the 63 elements of the longest slot, got 64", ArgumentError);
-  CHECK_THROWS_WITH_AS(communicator.plan_all_gather({{64, 64}}, {&gathered, 1}),
+  CHECK_THROWS_WITH_AS(GatherPlan(communicator.world(), {{64, 64}}, {&gathered, 1}),
                        "slots: expected one for each of 1 ranks, got 2", ArgumentError);
-  CHECK_THROWS_WITH_AS(GatherPlan(communicator.topology(), 1, 64, slots, {&gathered, 1}),
+  CHECK_THROWS_WITH_AS(GatherPlan({communicator.topology(), 1, 64}, slots, {&gathered, 1}),
                        "rank: expected 0 to 0, got 1", ArgumentError);
-  const ReducePlan with_residual =
-      communicator.plan_reduce_scatter(slots, {&reduced, 1}, BlockFormat::parse("int8:128"));
-  CHECK_THROWS_WITH_AS(communicator.reduce_scatter(with_residual, {&input, 1}, slot, 1.0f, 1s),
+  const ReducePlan with_residual(communicator.world(), slots, {&reduced, 1}, BlockFormat::parse("int8:128"));
+  CHECK_THROWS_WITH_AS(test::reduce(communicator, with_residual, {&input, 1}, slot, 1.0f, 1s),
                        "feedback: expected a residual in the plan's format, int8:128, got none", ArgumentError);
-  const AllReducePlan shorter = communicator.plan_all_reduce(63, DType::float32, HopFormats::parse("int8:32"));
-  CHECK_THROWS_WITH_AS(communicator.all_reduce(shorter, slot, 1.0f, 1s),
+  const AllReducePlan shorter(communicator.world(), 63, DType::float32, HopFormats::parse("int8:32"));
+  CHECK_THROWS_WITH_AS(test::reduce_all(communicator, shorter, slot, 1.0f, 1s),
                        "plan: expected one of the tensor's 64 elements, got 63", ArgumentError);
 }
 
-TEST_CASE("plans: exact:direct is for all of a reduce_scatter, and not for an all_reduce") {
-  const HopFormats direct = HopFormats::parse("exact:direct");
-  const Segment<HopFormats> mixed[] = {{32, direct}, {32, {}}};
+TEST_CASE("plans: a direct format is for all of a reduce_scatter, and not for an all_reduce") {
+  const Segment<HopFormats> mixed[] = {{32, kDirect}, {32, {}}};
   const auto plan = [](ReduceSegments segments) {
-    return ReducePlan(Topology(node_ids({2, 2})), 0, 4096, {{64, 64, 64, 64}, DType::float32}, segments);
+    return ReducePlan({Topology(node_ids({2, 2})), 0, 4096}, {{64, 64, 64, 64}, DType::float32}, segments);
   };
-  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected exact:direct in each or in none"), ArgumentError);
-  const Segment<HopFormats> whole{64, direct};
+  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected direct formats in each or in none"), ArgumentError);
+  const Segment<HopFormats> whole{64, kDirect};
   CHECK(plan({&whole, 1}).bytes() == LinkBytes{64 * 4, 2 * 64 * 4});
   CHECK(plan({&whole, 1}).description() != plan(std::vector<Segment<HopFormats>>{{64, {}}}).description());
-  CHECK_THROWS_WITH_AS(AllReducePlan(Topology(node_ids({2})), 0, 4096, 64, DType::float32, direct),
-                       "formats: expected some that are not direct, got exact:direct", ArgumentError);
+  CHECK_THROWS_WITH_AS(AllReducePlan({Topology(node_ids({2})), 0, 4096}, 64, DType::float32, kDirect),
+                       "formats: expected some that are not direct, got direct", ArgumentError);
 }
 
 TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") {
   const Topology topology(std::vector<int>{0, 0});
   const auto words = [&](const SlotShape& slots, const std::vector<Segment<BlockFormat>>& segments) {
-    return GatherPlan(topology, 0, 64, slots, segments).description();
+    return GatherPlan({topology, 0, 64}, slots, segments).description();
   };
   const BlockFormat int8 = BlockFormat::parse("int8:32");
   CHECK(words({{12, 12}}, {{12, int8}}) == "float32[2 x 12] int8:32");

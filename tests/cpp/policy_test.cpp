@@ -23,8 +23,15 @@ Call fsdp_scatter() {
   return call;
 }
 
+// Returns the policy of zcomm.fsdp, whose gathers are of copies.
+Policy of_fsdp() {
+  Policy policy;
+  policy.forms.in_place = true;
+  return policy;
+}
+
 template <class Change>
-Verdict after(Call call, Change change, Policy policy = {}, int size = 4) {
+Verdict after(Call call, Change change, Policy policy = of_fsdp(), int size = 4) {
   change(call, policy);
   return decide(policy, call, size);
 }
@@ -32,7 +39,8 @@ Verdict after(Call call, Change change, Policy policy = {}, int size = 4) {
 }  // namespace
 
 TEST_CASE("promise 7: the default table, and nothing else, is compressed") {
-  CHECK(decide({}, fsdp_gather(), 4) == Verdict::compressed);
+  CHECK(decide(of_fsdp(), fsdp_gather(), 4) == Verdict::compressed);
+  CHECK(decide({}, fsdp_gather(), 4) == Verdict::in_place);
   CHECK(decide({}, fsdp_scatter(), 4) == Verdict::compressed);
   CHECK(decide({}, fsdp_gather(), 1) == Verdict::single_rank);
   CHECK(after(fsdp_gather(), [](Call& c, Policy&) { c.in_place = false; }) == Verdict::out_of_place);
@@ -55,21 +63,66 @@ TEST_CASE("promise 7: the default table, and nothing else, is compressed") {
 TEST_CASE("each opt-in compresses what it names") {
   CHECK(after(fsdp_gather(), [](Call& c, Policy& p) {
           c.in_place = false;
-          p.out_of_place = true;
+          p.forms.out_of_place = true;
         }) == Verdict::compressed);
   CHECK(after(fsdp_scatter(), [](Call& c, Policy& p) {
           c.form = Form::list;
-          p.lists = true;
+          p.forms.list = true;
         }) == Verdict::compressed);
   CHECK(after(fsdp_gather(), [](Call& c, Policy& p) {
           c.form = Form::coalesced;
           c.in_place = false;
-          p.coalesced = true;
+          p.forms.coalesced = true;
         }) == Verdict::compressed);
   CHECK(after(fsdp_scatter(), [](Call& c, Policy& p) {
           c.collective = Collective::all_reduce;
           p.all_reduce = HopFormats::parse("int8:128");
         }) == Verdict::compressed);
+}
+
+TEST_CASE("a compiled graph's calls are compressed in the groups that are named, in each of its forms") {
+  const auto traced = [](Call& c, Policy& p) { p.forms.in_place = false, c.traced = true; };
+  CHECK(after(fsdp_gather(), traced) == Verdict::compressed);
+  for (const Call& call : {fsdp_gather(), fsdp_scatter()}) {
+    CHECK(after(call, [&](Call& c, Policy& p) { traced(c, p), c.form = Form::coalesced; }) == Verdict::compressed);
+  }
+  CHECK(after(fsdp_gather(), [&](Call& c, Policy& p) { traced(c, p), c.in_place = false; }) == Verdict::out_of_place);
+  CHECK(after(fsdp_gather(), [&](Call& c, Policy& p) { traced(c, p), c.form = Form::list; }) == Verdict::form);
+  CHECK(after(fsdp_gather(), [&](Call& c, Policy& p) { traced(c, p), c.num_bytes = 8; }) == Verdict::min_bytes);
+  CHECK(after(fsdp_gather(), [&](Call& c, Policy& p) { traced(c, p), p.all_gather = {}; }) == Verdict::format_exact);
+}
+
+TEST_CASE("groups are named by their dimension, as a whole") {
+  using Names = std::vector<std::string>;
+  for (const Names& names : {Names{"fsdp"}, Names{"dp_shard", "fsdp"}, Names{"dp_shard", "fsdp", "world"}}) {
+    CHECK(names_group(names, "mesh_fsdp"));
+    CHECK_FALSE(names_group(names, "mesh_dp"));
+    CHECK_FALSE(names_group(names, "mesh_fsdp2"));
+    CHECK_FALSE(names_group(names, "fsdp"));
+    CHECK_FALSE(names_group(names, "undefined"));
+    CHECK_FALSE(names_group(names, "mesh_"));
+    CHECK_FALSE(names_group(names, ""));
+  }
+  CHECK(names_group(Names{"world"}, "default_pg"));
+  CHECK_FALSE(names_group(Names{"default_pg"}, "default_pg"));
+  CHECK_FALSE(names_group(Names{"fsdp"}, "default_pg"));
+  for (const char* description : {"", "mesh_", "default_pg"}) CHECK_FALSE(names_group({}, description));
+}
+
+TEST_CASE("forms: names in any order, and what is unknown is refused with those that are known") {
+  const std::vector<std::string> names = {"traced:tp", "list", "traced:fsdp", "in_place", "traced:tp"};
+  const Forms forms = Forms::parse(names);
+  CHECK(forms.in_place);
+  CHECK(forms.list);
+  CHECK_FALSE(forms.out_of_place);
+  CHECK(forms.names() == std::vector<std::string>{"in_place", "list", "traced:fsdp", "traced:tp"});
+  CHECK(Forms::parse(forms.names()) == forms);
+  CHECK(Forms::parse({}) == Forms{});
+  for (const std::string name : {"", "lists", "traced", "traced:", "traced:a b", "traced:it's"}) {
+    CHECK_THROWS_WITH_AS(Forms::parse({&name, 1}),
+                         doctest::Contains("expected in_place, out_of_place, list, coalesced, or traced:DIM"),
+                         ArgumentError);
+  }
 }
 
 TEST_CASE("a bf16 wire is the exact path for 16-bit values") {
@@ -81,25 +134,28 @@ TEST_CASE("a bf16 wire is the exact path for 16-bit values") {
         }) == Verdict::compressed);
 }
 
-TEST_CASE("routes: a direct reduce-scatter is exact, by one of two options, and not for every call") {
+TEST_CASE("routes: a direct reduce-scatter is exact, as the option has it, and not for every call") {
   const auto route = [](auto change) {
     Call call = fsdp_scatter();
     Policy policy;
-    policy.small_reduce_scatter.direct = true;
+    policy.direct = Direct::small;
     change(call, policy);
     return route_of(policy, call, decide(policy, call, 4));
   };
   const auto small = [](Call& c, Policy&) { c.num_bytes = Policy{}.min_bytes - 1; };
   CHECK(route([](Call&, Policy&) {}) == Route::compressed);
   CHECK(route(small) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.small_reduce_scatter = {}; }) == Route::inner);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.reduce_scatter = {}; }) == Route::inner);  // zcomm.exact()
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.direct = Direct::never; }) == Route::inner);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.reduce_scatter = {}; }) == Route::direct);
+  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.form = Form::list; }) == Route::direct);
+  CHECK(route([&](Call&, Policy& p) { p.reduce_scatter = {}; }) == Route::inner);  // not small
   CHECK(route([&](Call& c, Policy& p) { small(c, p), c.linear = false; }) == Route::inner);
   CHECK(route([&](Call& c, Policy& p) { small(c, p), c.dtype.reset(); }) == Route::inner);
   CHECK(route([&](Call& c, Policy& p) { small(c, p), c.contiguous = false; }) == Route::inner);
   CHECK(route([&](Call& c, Policy& p) { small(c, p), c.on_host = false; }) == Route::inner);
   CHECK(route([](Call& c, Policy&) { c.num_bytes = 0; }) == Route::inner);
-  const auto direct = [](Call&, Policy& p) { p.reduce_scatter = HopFormats::parse("exact:direct"); };
+  CHECK(route([](Call&, Policy& p) { p.direct = Direct::always; }) == Route::compressed);
+  const auto direct = [](Call&, Policy& p) { p.direct = Direct::always, p.reduce_scatter = {}; };
   CHECK(route(direct) == Route::direct);
   CHECK(route([&](Call& c, Policy& p) { small(c, p), direct(c, p); }) == Route::direct);
   CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::list; }) == Route::direct);
@@ -111,9 +167,11 @@ TEST_CASE("promise 8: strict raises for large floating-point calls that a policy
   strict.strict = true;
   Call call = fsdp_gather();
   call.in_place = false;
-  CHECK_THROWS_WITH_AS(enforce_strict(strict, call, decide(strict, call, 4)), doctest::Contains("out_of_place=True"),
+  CHECK_THROWS_WITH_AS(enforce_strict(strict, call, decide(strict, call, 4)), doctest::Contains("forms='out_of_place'"),
                        Error);
   CHECK_NOTHROW(enforce_strict({}, call, Verdict::out_of_place));
+  CHECK_THROWS_WITH_AS(enforce_strict(strict, fsdp_gather(), decide(strict, fsdp_gather(), 4)),
+                       doctest::Contains("forms='in_place'"), Error);
   call.num_bytes = 100;
   CHECK_NOTHROW(enforce_strict(strict, call, decide(strict, call, 4)));
   CHECK_NOTHROW(enforce_strict(strict, fsdp_gather(), Verdict::compressed));

@@ -1,4 +1,4 @@
-// Ranks that are processes: this program starts itself, to run one of its skipped test cases.
+// Ranks that are processes: this program starts itself to run one of its skipped test cases.
 #pragma once
 
 #include <doctest/doctest.h>

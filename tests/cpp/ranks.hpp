@@ -12,7 +12,7 @@
 
 namespace zcomm::test {
 
-// body(rank) on `size` threads.
+// Calls body(rank) on `size` threads.
 template <class Body>
 void run_ranks(int size, Body&& body) {
   std::mutex mutex;
@@ -54,10 +54,10 @@ inline std::vector<int> node_ids(const std::vector<int>& shape, bool interleaved
   return ids;
 }
 
-// One transport per rank: those that the tests of transports, collectives, secondary shards and feedback run over.
+// Makes one transport per rank, for tests of transports, collectives, secondary shards and feedback.
 inline std::vector<std::unique_ptr<Transport>> make_transports(int size) { return make_local_transports(size); }
 
-// One communicator per rank.
+// Makes one communicator per rank.
 inline std::vector<std::unique_ptr<Communicator>> make_communicators(const std::vector<int>& ids,
                                                                      std::size_t chunk_bytes = kDefaultChunkBytes) {
   std::vector<std::unique_ptr<Communicator>> communicators;

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "calls.hpp"
 #include "collective_runs.hpp"
 #include "zcomm/error.hpp"
 
@@ -11,14 +12,13 @@ using namespace test;
 
 }  // namespace
 
-TEST_CASE("exact:direct is the float32 sum in rank order, for every shape, size, chunk, dtype and factor") {
-  const HopFormats direct = HopFormats::parse("exact:direct");
+TEST_CASE("direct: it is the float32 sum in rank order, for every shape, size, chunk, dtype and factor") {
   for (const Shape& shape : kShapes) {
     const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
     for (const std::int64_t n : kShardElements) {
       const auto inputs = random_tensors(static_cast<int>(ids.size()), n * static_cast<std::int64_t>(ids.size()), 12);
       for (const std::size_t chunk_bytes : {std::size_t{100}, kDefaultChunkBytes}) {
-        const Result result = run_reduce_scatter(ids, inputs, direct, 0.3f, chunk_bytes);
+        const Result result = run_reduce_scatter(ids, inputs, kDirect, 0.3f, chunk_bytes);
         for (std::size_t rank = 0; rank < ids.size(); ++rank) {
           Values expected(static_cast<std::size_t>(n));
           for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -34,7 +34,7 @@ TEST_CASE("exact:direct is the float32 sum in rank order, for every shape, size,
   }
 }
 
-TEST_CASE("exact:direct: 16-bit values are added in float32 and rounded once; the output may be a slot of the input") {
+TEST_CASE("direct: 16-bit values are added in float32 and rounded once; the output may be a slot of the input") {
   // Each of the three added to 256 as bfloat16 would be lost.
   const std::vector<std::uint16_t> parts{0x4380, 0x3f80, 0x3f80, 0x3f80, 0x3f80};  // 256, 1, 1, 1, 1
   auto communicators = test::make_communicators({0, 0, 1, 1, 2});
@@ -44,8 +44,7 @@ TEST_CASE("exact:direct: 16-bit values are added in float32 and rounded once; th
     const auto slots = split(all, 5, 33);
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
     const TensorView own = slots[static_cast<std::size_t>(rank)];
-    communicators[static_cast<std::size_t>(rank)]->reduce_scatter(inputs, own, HopFormats::parse("exact:direct"), 1,
-                                                                  20s);
+    test::reduce_scatter(*communicators[static_cast<std::size_t>(rank)], inputs, own, kDirect, 1, 20s);
     for (std::size_t i = 0; i < 33; ++i) {
       if (whole[static_cast<std::size_t>(rank) * 33 + i] != 0x4382) throw Error("expected 260");
     }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 
+#include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
 #include "zcomm/collectives.hpp"
@@ -53,23 +54,25 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
           fill(slots[static_cast<std::size_t>(rank)], static_cast<unsigned>(rank));
           Values whole = plain;
           const auto whole_slots = slots_of(whole, size);
-          communicator.all_gather(slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
+          test::all_gather(communicator, slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
 
-          kept[static_cast<std::size_t>(rank)] = communicator.secondary_bytes(whole_slots, segments);
+          const GatherPlan plan(communicator.world(), shape_of(whole_slots), segments);
+          kept[static_cast<std::size_t>(rank)] = plan.secondary_bytes();
           std::vector<Unit> secondary(kept[static_cast<std::size_t>(rank)] / kWireAlignment + 1);
           secondary.back().bytes[0] = std::byte{0x5a};  // not its own
-          std::byte* data = secondary.data()->bytes;
-          communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, segments, 20s, {}, {data});
+          const auto data = std::make_shared<Kept>();
+          data->memory = {secondary.data()->bytes, plan.secondary_bytes()};
+          test::gather(communicator, plan, whole_slots[static_cast<std::size_t>(rank)], whole_slots, 20s, {}, data);
           if (!same_bits(whole, plain)) throw Error("another result with a secondary shard");
           for (int again = 0; again < 2; ++again) {
             Values fresh(whole.size(), -1.0f);
-            const CallStats stats = communicator.gather_secondary(data, slots_of(fresh, size), segments, 20s);
+            const CallStats stats = test::gather_again(communicator, plan, slots_of(fresh, size), data, 20s);
             if (!same_bits(fresh, plain)) throw Error("another result from secondary shards");
             if (stats.inter_node_bytes != 0) throw Error("bytes between nodes");
           }
           if (secondary.back().bytes[0] != std::byte{0x5a}) throw Error("written past the end");
         });
-        // In each node all wires are kept, each once.
+        // Expects each node to keep all wires, each once.
         std::vector<std::size_t> of_node(shape.size());
         for (std::size_t rank = 0; rank < ids.size(); ++rank)
           of_node[static_cast<std::size_t>(ids[rank])] += kept[rank];
@@ -92,12 +95,14 @@ TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
                                          const auto slots = slots_of(whole, 2);
                                          const BlockFormat format = BlockFormat::parse("int8:64");
                                          const Segment<BlockFormat> segment{64, format};
+                                         const GatherPlan plan(communicator.world(), shape_of(slots), {&segment, 1});
                                          std::vector<Unit> secondary(64);
-                                         std::byte* data = secondary.data()->bytes;
+                                         const auto data = std::make_shared<Kept>();
+                                         data->memory = {secondary.data()->bytes, plan.secondary_bytes()};
                                          if (rank == 0) {
-                                           communicator.gather_secondary(data, slots, {&segment, 1}, 20s);
+                                           test::gather_again(communicator, plan, slots, data, 20s);
                                          } else {
-                                           communicator.all_gather(slots[1], slots, format, 20s, {}, {data});
+                                           test::gather(communicator, plan, slots[1], slots, 20s, {}, data);
                                          }
                                        }),
                        doctest::Contains("gather_secondary"), TransportError);

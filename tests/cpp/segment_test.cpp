@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
@@ -42,10 +43,10 @@ TEST_CASE("segments: each gives the bits that it would give alone, whatever the 
         Values input = inputs[static_cast<std::size_t>(rank)];
         const auto slots = split(view(input), size, n);
         Values sum(static_cast<std::size_t>(n));
-        communicator.reduce_scatter(const_split(input, size), view(sum), reduced, 0.5f, 20s);
+        test::reduce_scatter(communicator, const_split(input, size), view(sum), reduced, 0.5f, 20s);
         Values whole = input;
         const auto whole_slots = split(view(whole), size, n);
-        communicator.all_gather(whole_slots[static_cast<std::size_t>(rank)], whole_slots, gathered, 20s);
+        test::all_gather(communicator, whole_slots[static_cast<std::size_t>(rank)], whole_slots, gathered, 20s);
         std::int64_t begin = 0;
         for (std::size_t i = 0; i < parts.size(); ++i) {
           const std::int64_t count = parts[i].num_elements;
@@ -56,10 +57,11 @@ TEST_CASE("segments: each gives the bits that it would give alone, whatever the 
             inputs_alone.push_back(slots_alone.back());
           }
           Values sum_alone(static_cast<std::size_t>(count));
-          communicator.reduce_scatter(inputs_alone, view(sum_alone), reduced[i].format, 0.5f, 20s);
+          test::reduce_scatter(communicator, inputs_alone, view(sum_alone), reduced[i].format, 0.5f, 20s);
           if (count != 0 && std::memcmp(sum_alone.data(), sum.data() + begin, sum_alone.size() * 4) != 0)
             throw Error(std::string("reduce_scatter: other bits than alone in ") + parts[i].reduce);
-          communicator.all_gather(slots_alone[static_cast<std::size_t>(rank)], slots_alone, gathered[i].format, 20s);
+          test::all_gather(communicator, slots_alone[static_cast<std::size_t>(rank)], slots_alone, gathered[i].format,
+                           20s);
           begin += count;
         }
         if (!same_bits(whole, input)) throw Error("all_gather: other bits than alone");
@@ -75,10 +77,10 @@ TEST_CASE("segments: elements that no segment has, or that no slot has, are refu
   const ConstTensorView input = slot;
   const Segment<BlockFormat> gathered{63, BlockFormat::parse("int8:32")};
   const Segment<HopFormats> reduced[] = {{65, {}}, {-1, {}}};
-  CHECK_THROWS_WITH_AS(communicators[0]->all_gather(input, {&slot, 1}, {&gathered, 1}, 1s),
+  CHECK_THROWS_WITH_AS(test::all_gather(*communicators[0], input, {&slot, 1}, {&gathered, 1}, 1s),
                        doctest::Contains("segments: expected the 64 elements of the longest slot, got 63"),
                        ArgumentError);
-  CHECK_THROWS_WITH_AS(communicators[0]->reduce_scatter({&input, 1}, slot, reduced, 1.0f, 1s),
+  CHECK_THROWS_WITH_AS(test::reduce_scatter(*communicators[0], {&input, 1}, slot, reduced, 1.0f, 1s),
                        doctest::Contains("segments: expected 0 or more elements in each, got -1"), ArgumentError);
 }
 
@@ -90,8 +92,8 @@ TEST_CASE("segments: ranks that disagree on them say so") {
                                          const auto slots = split(view(values), 2, 64);
                                          const BlockFormat format = BlockFormat::parse("int8:32");
                                          const Segment<BlockFormat> segments[] = {{32 - rank, format}, {32 + rank, {}}};
-                                         communicators[static_cast<std::size_t>(rank)]->all_gather(
-                                             slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
+                                         test::all_gather(*communicators[static_cast<std::size_t>(rank)],
+                                                          slots[static_cast<std::size_t>(rank)], slots, segments, 20s);
                                        }),
                        doctest::Contains("2 segments #"), TransportError);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "zcomm/error.hpp"
+#include "zcomm/plan.hpp"
 
 namespace zcomm {
 
@@ -36,18 +37,22 @@ TEST_CASE("only several equal nodes of several ranks are hierarchical") {
 }
 
 TEST_CASE("in one hop all exchange with all, in the same nodes") {
-  const Topology two_hops(std::vector<int>{0, 0, 1, 1});
-  const Topology flat = two_hops.in_one_hop();
-  CHECK(flat == two_hops);
-  CHECK(flat.is_made_flat());
-  CHECK_FALSE(flat.is_hierarchical());
-  CHECK(flat.same_node(0, 1));
-  CHECK_FALSE(flat.same_node(1, 2));
-  CHECK(flat.peers(1) == std::vector<int>{0, 2, 3});
-  CHECK(flat.gather_hops(1)[0].sends == std::vector<Move>{{2, 1}, {3, 1}, {0, 1}});
-  CHECK(flat.gather_hops(1)[1].sends.empty());
-  CHECK_FALSE(two_hops.is_made_flat());
-  CHECK_FALSE(Topology(std::vector<int>{0, 1, 2}).in_one_hop().is_made_flat());
+  const Topology topology(std::vector<int>{0, 0, 1, 1});
+  const auto [first, second] = topology.gather_hops(1, /*in_one_hop=*/true);
+  CHECK(first.sends == std::vector<Move>{{2, 1}, {3, 1}, {0, 1}});
+  CHECK(second.sends.empty());
+  const SlotShape slots{{8, 8, 8, 8}, DType::float32};
+  const Segment<BlockFormat> whole{8, {}};
+  const GatherPlan in_one({topology, 1}, slots, {&whole, 1}, /*in_one_hop=*/true);
+  CHECK(in_one.is_in_one_hop());
+  CHECK(in_one.num_hops() == 1);
+  CHECK(in_one.bytes() == LinkBytes{32, 64});
+  const GatherPlan in_two({topology, 1}, slots, {&whole, 1});
+  CHECK_FALSE(in_two.is_in_one_hop());
+  CHECK(in_two.num_hops() == 2);
+  CHECK(in_two.description() + " in one hop" == in_one.description());
+  const SlotShape three{{8, 8, 8}, DType::float32};
+  CHECK_FALSE(GatherPlan({Topology(std::vector<int>{0, 1, 2}), 1}, three, {&whole, 1}, true).is_in_one_hop());
 }
 
 namespace {
@@ -59,7 +64,7 @@ std::vector<int> slots_of(const std::vector<Move>& moves) {
   return slots;
 }
 
-// What `from` sends to `to`, or what `to` expects from `from`, in order.
+// Returns the slots that `from` sends to `to`, or that `to` expects from `from`, in order.
 std::vector<int> slots_between(const std::vector<Move>& moves, int peer) {
   std::vector<int> slots;
   for (const Move& move : moves) {
@@ -125,7 +130,7 @@ TEST_CASE("routes: a gather brings every slot once, over the slow links once for
       std::sort(from_shards.begin(), from_shards.end());
       CHECK(slots == all);
       CHECK(from_shards == all);
-      // With two hops the first crosses nodes with the own slot alone, the second not at all.
+      // With two hops, the first sends only the own slot between nodes, the second nothing.
       if (!topology.is_hierarchical()) continue;
       const auto hops = topology.gather_hops(rank);
       for (const Move& move : hops[0].sends) CHECK(move.slot == rank);

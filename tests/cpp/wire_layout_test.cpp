@@ -57,9 +57,12 @@ TEST_CASE("sizes beyond 32 bits") {
         (std::size_t{1} << 39) + 1, (std::size_t{1} << 36) + (std::size_t{1} << 39) + 32);
 }
 
-TEST_CASE("a negative number of elements is refused") {
+TEST_CASE("a number of elements that is negative, or whose bytes are not a number, is refused") {
   CHECK_THROWS_WITH_AS(WireLayout(BlockFormat::parse("bf16"), DType::float32, -1),
                        "num_elements: expected 0 or more, got -1", ArgumentError);
+  check("exact", DType::float32, kMaxElements, 0, 0, std::size_t{1} << 60, std::size_t{1} << 60);
+  CHECK_THROWS_WITH_AS(WireLayout({}, DType::float32, kMaxElements + 1),
+                       "num_elements: expected at most 288230376151711744, got 288230376151711745", ArgumentError);
 }
 
 }  // namespace zcomm

@@ -1,32 +1,67 @@
-"""Tests on a real GPU: ``pytest tests/gpu``, or ``make gpu`` for all that there is to run. Without a GPU they are
-skipped, or, with ZCOMM_REQUIRE_GPU=1, refused.
+"""Tests of the GPU side: ``pytest tests/gpu``, or ``make gpu`` for all that there is to run on a real GPU. Without one
+they are skipped, or, with ZCOMM_REQUIRE_GPU=1, refused.
 
-ZCOMM_GPU_TESTS_DEVICE=cpu runs those that need no CUDA on CPU tensors: a check of the tests themselves.
+ZCOMM_GPU_TESTS_DEVICE=stand-in runs those marked ``stand_in``, and the folder of that name, over a CUDA and an NCCL
+that live on the host; ``make test-cuda-host`` builds these. ZCOMM_GPU_TESTS_DEVICE=cpu runs those that need no CUDA on
+CPU tensors, a check of the tests themselves.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
+
+import pytest
 
 # Before torch is asked for GPUs: it would start CUDA, and a process that has started CUDA cannot fork ranks.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 HERE = Path(__file__).parent
-
-import pytest  # noqa: E402
-from support import gpu_world  # noqa: E402
-
+STAND_IN = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"
 SECONDS = 150  # of a test; a world ends before that and says where its ranks hung
+
+
+def replace_cuda() -> None:
+    """For this process: the core that the modules load is replaced by one of the same name over a CUDA on the host."""
+    built = HERE.parents[1] / "build" / "plain" / "cuda_host"
+    if "zcomm" in sys.modules:
+        pytest.exit(
+            "ZCOMM_GPU_TESTS_DEVICE=stand-in: expected a run of tests/gpu alone, got one with others", returncode=2
+        )
+    if not (built / "libzcomm_core.so").exists():
+        pytest.exit(f"{built} is not built: run 'make test-cuda-host'", returncode=2)
+    sys.path.insert(0, str(built))
+    ctypes.CDLL(str(built / "libzcomm_core.so"))  # before the modules ask for a library of this name
+    os.environ["ZCOMM_NCCL_LIB"] = str(built / "libnccl.so.2")
+
+
+if STAND_IN:
+    replace_cuda()
+else:
+    collect_ignore = ["stand_in"]
+
+from support import gpu_world  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU that CUDA sees")
     config.addinivalue_line("markers", "cuda_only: makes no sense on CPU tensors")
+    config.addinivalue_line("markers", "stand_in: runs over the CUDA on the host, too")
     config.addinivalue_line("markers", "xdist_group: tests that one process of pytest-xdist runs")
     config.addinivalue_line("markers", "slow: runs only where -m names it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if STAND_IN:
+        others = [item for item in items if not runs_on_stand_in(item)]
+        config.hook.pytest_deselected(items=others)
+        # Last: these use streams in this process itself, which a process that is forked later would miss.
+        items[:] = sorted(
+            (item for item in items if item not in others),
+            key=lambda item: item.path.stem in ("test_communicator_threads", "test_difference_kernels"),
+        )
+        return
     ours = [item for item in items if HERE in item.path.parents]
     missing = gpu_world.missing() if ours else ""
     if missing and os.environ.get("ZCOMM_REQUIRE_GPU") == "1":
@@ -41,5 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=missing))
         elif item.get_closest_marker("slow") and "slow" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
-        elif item.get_closest_marker("cuda_only") and gpu_world.DEVICE.type != "cuda":
+        elif item.get_closest_marker("cuda_only") and not gpu_world.IS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs CUDA, and ZCOMM_GPU_TESTS_DEVICE is cpu"))
+
+
+def runs_on_stand_in(item: pytest.Item) -> bool:
+    return HERE / "stand_in" in item.path.parents or item.get_closest_marker("stand_in") is not None

@@ -20,6 +20,7 @@ from support.gpu_world import (
     half_step,
     nodes_of,
     on_device,
+    on_host,
     reduce_bound,
     run,
     synchronize,
@@ -203,15 +204,18 @@ def test_what_is_not_compressed_is_the_inner_groups() -> None:
 
 
 @pytest.mark.cuda_only
+@pytest.mark.stand_in
 def test_one_group_serves_both_devices() -> None:
     def body() -> None:
         gather = Gather(2000)
         gather()
         gather.check()
+        ReduceScatter(2000)()
         on_cpu = torch.zeros(2, 2000)
         on_cpu[dist.get_rank()] = values(2000)
-        dist.all_gather_into_tensor(on_cpu.view(-1), on_cpu[dist.get_rank()])
-        assert_same_bits(on_cpu.view(-1), gather.whole.cpu())
+        with zcomm.override(forms="in_place"):
+            dist.all_gather_into_tensor(on_cpu.view(-1), on_cpu[dist.get_rank()])
+        assert_same_bits(on_cpu.view(-1), on_host(gather.whole))
         exact = torch.ones(3)
         dist.all_reduce(exact)
         assert exact.tolist() == [2, 2, 2]
@@ -219,16 +223,17 @@ def test_one_group_serves_both_devices() -> None:
     run(body, 2)
 
 
+@pytest.mark.stand_in
 def test_lists_and_coalesced_calls() -> None:
     def body() -> None:
         size = dist.get_world_size()
         gather = Gather(3000)
         source = on_device(values(3000))
-        outputs = [torch.zeros(3000, device=DEVICE) for _ in range(size)]
+        outputs = [on_device(torch.zeros(3000)) for _ in range(size)]
         dist.all_gather(outputs, source)
         gather()
-        synchronize()
-        assert_same_bits(torch.cat(outputs).cpu(), gather.whole.cpu())
+        gather.check()
+        assert_same_bits(torch.cat([on_host(output) for output in outputs]), on_host(gather.whole))
         again = Gather(3000, seed=2)
         with dist._coalescing_manager(device=DEVICE, async_ops=True) as manager:
             again()
@@ -236,7 +241,7 @@ def test_lists_and_coalesced_calls() -> None:
         again.check()
         assert zcomm.stats().all_gather.calls == 3
 
-    run(body, 2, options=options(lists=True, coalesced=True))
+    run(body, 2, options=options(forms="in_place,list,coalesced"))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -253,7 +258,8 @@ def test_non_finite_values_are_seen_by_every_receiver(bad: float) -> None:
             dist.reduce_scatter_tensor(scattered, whole)
             reduced = whole.clone()
             dist.all_reduce(reduced)
-            dist.all_gather_into_tensor(whole, own)
+            with zcomm.override(forms="in_place"):
+                dist.all_gather_into_tensor(whole, own)
             synchronize()
             seen = whole.cpu().isnan().view(size, num // 32, 32)
             assert seen[1, 1].all() and seen.sum() == 32, dtype

@@ -26,7 +26,7 @@ NUM = 10_007
 def connect(node_size: int, **fields: Any) -> zcomm.Communicator:
     """This rank's communicator; Gloo, which the ranks have anyway, carries the group's id."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    box = [zcomm.unique_id() if rank == 0 else None]
+    box = [zcomm.Communicator.unique_id() if rank == 0 else None]
     dist.broadcast_object_list(box, 0)
     assert isinstance(box[0], bytes)
     return zcomm.Communicator(rank, size, box[0], node_size=node_size, **{"timeout": 45.0, **fields})

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from zcomm.fsdp import enable_secondary_shards
+from zcomm.fsdp import compress
 
 STEPS, FROZEN = 12, 1
 TWO_NODES = {"ZCOMM_NODE_SIZE": "1", "ZCOMM_MIN_BYTES": "1"}
@@ -51,7 +51,7 @@ def test_training_equals_that_with_exact_weights_and_the_host_waits_once_for_a_s
             exact = sharded()
             expected = train(exact)
         model = sharded()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         with zcomm.override(reduce_scatter="exact"):
             losses = train(model)
         synchronize()
@@ -74,11 +74,11 @@ def test_training_equals_that_with_exact_weights_and_the_host_waits_once_for_a_s
 def test_a_stray_write_is_found() -> None:
     def body() -> None:
         model = sharded()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         train(model, steps=2)
         synchronize()
         if dist.get_rank() == 0:
-            next(iter(secondary._shards.values()))._differences.held.data[20] ^= 1
+            next(iter(secondary._modules.shards().values()))._differences.held.kept[20] ^= 1
         with pytest.raises(RuntimeError, match=r"differences of slot \d: .*generation"):
             for _ in range(50):
                 train(model, steps=1)
@@ -88,4 +88,4 @@ def test_a_stray_write_is_found() -> None:
         store.set(f"found {dist.get_rank()}", "")
         store.wait([f"found {rank}" for rank in range(dist.get_world_size())])
 
-    run(body, 2, env={**TWO_NODES, "ZCOMM_END_ON_FAILURE": "0"}, options=None, group_seconds=20.0)
+    run(body, 2, env={**TWO_NODES, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, options=None, group_seconds=20.0)

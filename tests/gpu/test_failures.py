@@ -11,21 +11,21 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from support import gpu_world, worlds
-from support.gpu_world import DEVICE, Gather, ReduceScatter, synchronize
+from support import gpu_world
+from support.gpu_world import DEVICE, KIND, Gather, ReduceScatter, on_device, synchronize
 
 import zcomm
 
-pytestmark = pytest.mark.cuda_only
+pytestmark = [pytest.mark.cuda_only, pytest.mark.stand_in]
 
-SOON = 10.0  # a group's timeout: connections over sockets, by ranks that take turns on a GPU, must fit
-IN_TIME = 3 * SOON
+# A group's timeout: connections must fit, which ranks that take turns on a GPU make over sockets.
+SOON = 10.0 if KIND == "cuda" else 3.0
+IN_TIME = 30.0
 NUM = 4096
 
-
-RAISING = worlds.options(end_on_failure=False)
-run = functools.partial(gpu_world.run, options=RAISING)
-collect = functools.partial(gpu_world.collect, options=RAISING)
+RAISING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+run = functools.partial(gpu_world.run, env=RAISING)
+collect = functools.partial(gpu_world.collect, env=RAISING)
 
 
 def fails(call: object) -> str:
@@ -87,7 +87,8 @@ def test_a_peer_that_is_killed() -> None:
     outcomes = collect(body, 2, grace=IN_TIME, group_seconds=SOON)
     assert outcomes[1].exit_code == -signal.SIGKILL
     assert outcomes[0].finished and outcomes[0].error is None, outcomes[0].trace
-    assert "rank 0" in outcomes[0].value or "rank 1" in outcomes[0].value, outcomes[0].value
+    named = ("zcomm, rank 0",) if KIND == "stand-in" else ("rank 0", "rank 1")
+    assert any(name in outcomes[0].value for name in named), outcomes[0].value
 
 
 def test_a_peer_that_raises() -> None:
@@ -132,16 +133,17 @@ def test_waiting_for_a_failed_call_raises() -> None:
             return
         work = ReduceScatter(NUM)(async_op=True)
         deadline = time.monotonic() + IN_TIME
-        while not work.is_completed() and time.monotonic() < deadline:
+        while not (work.is_completed() and work.exception()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        with pytest.raises(RuntimeError, match="reduce_scatter"):
-            work.wait()
+        for wait in (work.wait, work.synchronize):
+            with pytest.raises(RuntimeError, match="reduce_scatter"):
+                wait()
         assert not work.is_success()
 
     run(body, 2, group_seconds=SOON)
 
 
-def test_a_failure_whose_calls_have_returned_ends_the_process() -> None:
+def test_a_failure_whose_calls_have_returned_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     """The default: what the calls left is undefined, and looks like any other result."""
 
     def body() -> None:
@@ -152,6 +154,7 @@ def test_a_failure_whose_calls_have_returned_ends_the_process() -> None:
 
     outcomes = gpu_world.collect(body, 2, grace=1.0, group_seconds=SOON)
     assert outcomes[0].exit_code == -signal.SIGABRT and not outcomes[0].finished
+    assert "reduce_scatter" in (text := capfd.readouterr().err) and "undefined results" in text
 
 
 def test_after_a_failure_a_new_group_works() -> None:
@@ -174,14 +177,17 @@ def test_after_a_failure_a_new_group_works() -> None:
 def test_wrong_arguments_raise_before_anything_moves() -> None:
     def body() -> None:
         gather = used()
-        whole, shard = torch.zeros(2 * NUM, device=DEVICE), torch.zeros(NUM, device=DEVICE)
+        whole, shard, doubles = (
+            on_device(torch.zeros(num, dtype=dtype))
+            for num, dtype in ((2 * NUM, torch.float32), (NUM, torch.float32), (NUM, torch.float64))
+        )
         if dist.get_rank() == 0:
             with pytest.raises((ValueError, RuntimeError)):
                 dist.all_gather_into_tensor(whole, shard[1:])
             with pytest.raises((ValueError, RuntimeError)):
                 dist.reduce_scatter_tensor(shard, whole[2:])
             with pytest.raises((ValueError, RuntimeError, TypeError)):
-                dist.all_gather_into_tensor(whole, shard.double())
+                dist.all_gather_into_tensor(whole, doubles)
         gather.set(4)
         gather()
         gather.check()
@@ -190,11 +196,15 @@ def test_wrong_arguments_raise_before_anything_moves() -> None:
     run(body, 2)
 
 
-def test_destroying_a_group_ends_what_is_under_way() -> None:
+@pytest.mark.parametrize("connected", [True, False])
+def test_destroying_a_group_ends_what_is_under_way(connected: bool) -> None:
     def body() -> None:
-        gathers = [used(), Gather(NUM, seed=6), Gather(NUM, seed=7)]
-        for gather in gathers:
-            gather(async_op=True)
+        if connected:
+            used()
+        gathers = [Gather(NUM, seed=6), Gather(NUM, seed=7)]
+        scatter = ReduceScatter(NUM)
+        for call in (gathers[0], scatter, gathers[1]):
+            call(async_op=True)
         dist.destroy_process_group()
         for gather in gathers:
             gather.check()

@@ -1,4 +1,4 @@
-"""What `python -m zcomm measure --device cuda` finds: no time decides anything here."""
+"""What `python -m zcomm_bench measure --device cuda` finds: no time decides anything here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.gpu_world import DEVICE, run
 
-from zcomm.bench import measure
+from zcomm_bench import measure
 
 pytestmark = pytest.mark.cuda_only
 
@@ -16,10 +16,11 @@ def test_a_gpus_links_codecs_and_launches_are_measured() -> None:
         torch.manual_seed(0)
         return measure.run(torch.device(DEVICE.type, torch.cuda.current_device()))
 
-    first, second = run(body, 2, backend="nccl", env={"LOCAL_WORLD_SIZE": "2"})
+    first, second = run(body, 2, backend="nccl")
     assert first["backend"] == "nccl" and (first["nodes"], first["ranks_per_node"]) == (1, 2)
     for name in ("codec_bytes_per_second", "difference_bytes_per_second", "launch_seconds"):
         assert first[name] > 0, name
     assert first["exact_reduce_factor"] >= 1
     assert all(value > 0 for value in first["intra"].values())
+    assert {(row["device"], row["ranks"]) for row in first["decisions"]} == {("cuda", "1x2")}
     assert set(second) == set(first)

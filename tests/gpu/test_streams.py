@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import gc
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.gpu_world import DEVICE, Gather, ReduceScatter, assert_same_bits, gathered, run, values
+from support.gpu_world import (
+    DEVICE,
+    GPU,
+    KIND,
+    Gather,
+    ReduceScatter,
+    assert_same_bits,
+    gathered,
+    on_device,
+    on_host,
+    run,
+    synchronize,
+    values,
+)
 from support.worlds import options
 
 import zcomm
 
 pytestmark = pytest.mark.cuda_only
 
-NUM = 50_003
-LONG = 4_000_000_000  # cycles of a kernel that does nothing: two seconds or so, far more than the host needs
-SHORT = 100_000_000
+NUM = 50_003 if KIND == "cuda" else 4099
 
 
 def connected(num: int = NUM) -> Gather:
@@ -29,33 +42,33 @@ def connected(num: int = NUM) -> Gather:
     return gather
 
 
+@pytest.mark.stand_in
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_calls_come_after_what_their_stream_held_before(asynchronous: bool) -> None:
     """And what their stream gets afterwards comes after them, without any wait of the host."""
 
     def body() -> None:
         gather = connected()
-        fresh = values(NUM, seed=5).to(DEVICE)
-        late = torch.empty_like(gather.whole)
-        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
-            gather.whole.zero_()
-            late.zero_()
-            torch.cuda.synchronize()
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(SHORT)
-                gather.source.copy_(fresh)
+        fresh, sevens = on_device(values(NUM, seed=5)), on_device(torch.full_like(gather.blank, -7.0))
+        for scope in (contextlib.nullcontext(), GPU.on(GPU.new_stream())):
+            late = on_device(gather.blank)
+            gather.set(1)
+            synchronize()
+            with scope, GPU.late():
+                GPU.copy(gather.source, fresh)
                 work = gather(async_op=asynchronous)
                 if work is not None:
                     work.wait()
-                late.copy_(gather.whole)
-                gather.whole.fill_(-7.0)
-            torch.cuda.synchronize()
+                GPU.copy(late, gather.whole)
+                GPU.copy(gather.whole, sevens)
             gather.seed = 5
             gather.check(late)
+            assert_same_bits(on_host(gather.whole), on_host(sevens))
 
     run(body, 2)
 
 
+@pytest.mark.stand_in
 def test_the_host_never_waits_for_the_gpu() -> None:
     """Calls and wait() return while a kernel before them still runs."""
 
@@ -63,35 +76,35 @@ def test_the_host_never_waits_for_the_gpu() -> None:
         gather, scatter = connected(), ReduceScatter(NUM)
         scatter()
         scatter(async_op=True).wait()
-        torch.cuda.synchronize()
+        gather.set(2)
+        synchronize()
         dist.barrier()
-        marker = torch.cuda.Event()
-        torch.cuda._sleep(LONG)
-        marker.record()
-        for _ in range(3):
-            gather()
-            scatter()
-        works = [gather(async_op=True), scatter(async_op=True)]
-        for work in works:
-            work.wait()
-        assert not marker.query(), "the host waited for the GPU"
-        assert not works[0].is_completed()
+        with GPU.held_up():
+            for _ in range(3):
+                gather()
+                scatter()
+            works = [gather(async_op=True), scatter(async_op=True)]
+            assert not works[0].is_completed()
+            for work in works:
+                work.wait()
+            assert not works[1].is_completed()
         gather.check()
         assert works[0].is_completed() and works[1].is_completed()
 
     run(body, 2)
 
 
+@pytest.mark.stand_in
 def test_calls_on_two_streams_do_not_share_scratch() -> None:
     def body() -> None:
         connected()
-        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         gathers = [Gather(NUM, seed=seed) for seed in range(8)]
-        torch.cuda.synchronize()
+        synchronize()
+        streams = [GPU.new_stream(), GPU.new_stream()]
         for number, gather in enumerate(gathers):
-            with torch.cuda.stream(streams[number % 2]):
+            with GPU.on(streams[number % 2]):
                 if dist.get_rank() == number % 2:
-                    torch.cuda._sleep(SHORT // 10)
+                    GPU.dawdle()
                 work = gather(async_op=number % 3 == 0)
                 if work is not None:
                     work.wait()
@@ -101,31 +114,35 @@ def test_calls_on_two_streams_do_not_share_scratch() -> None:
     run(body, 2)
 
 
+@pytest.mark.stand_in
 def test_a_future_is_ordered_on_the_stream_of_its_waiter() -> None:
     def body() -> None:
         gather = connected()
         gather.set(3)
+        copy = on_device(gather.blank)
         future = gather(async_op=True).get_future()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with GPU.on(GPU.new_stream()):
             (result,) = future.wait()
-            copy = result.clone()
+            GPU.copy(copy, result)
+        assert result.data_ptr() == gather.whole.data_ptr()
         gather.check(copy)
 
     run(body, 2)
 
 
+@pytest.mark.stand_in
 def test_wait_with_a_timeout_blocks_the_host() -> None:
     def body() -> None:
-        import datetime
-
         gather = connected()
-        torch.cuda._sleep(LONG)
-        work = gather(async_op=True)
-        with pytest.raises(RuntimeError, match="50 ms"):
-            work.wait(datetime.timedelta(milliseconds=50))
+        gather.set(2)
+        with GPU.held_up():
+            work = gather(async_op=True)
+            with pytest.raises(RuntimeError, match="not done within the 50 ms"):
+                work.wait(datetime.timedelta(milliseconds=50))
+            assert not work.is_completed()
         work.wait(datetime.timedelta(seconds=30))
         assert work.is_completed()
-        gather.check()
+        assert_same_bits(GPU.now(gather.whole), gathered(2, NUM, torch.float32, 2))
 
     run(body, 2)
 
@@ -192,12 +209,12 @@ def test_the_steady_state_allocates_nothing_from_the_driver() -> None:
     run(body, 2)
 
 
+@pytest.mark.stand_in
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("size", "node_size"), [(2, 2), (4, 2)], ids=["1x2", "2x2"])
 def test_graphs_replay_with_new_values(asynchronous: bool, size: int, node_size: int) -> None:
     def body() -> None:
         gather, scatter = Gather(NUM), ReduceScatter(NUM)
-        stream = torch.cuda.Stream()
 
         def calls() -> None:
             for call in (gather, scatter):
@@ -205,43 +222,30 @@ def test_graphs_replay_with_new_values(asynchronous: bool, size: int, node_size:
                 if work is not None:
                     work.wait()
 
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                calls()
-        torch.cuda.synchronize()
-        dist.barrier()
-        graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: others, such as watchdogs, ask CUDA things that a capture must not meet.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            calls()
-        dist.barrier()
+        graph = GPU.captured(calls)
+        blank = on_device(torch.full((NUM,), -1.0))
         for seed in (3, 4, 5):
             gather.set(seed)
-            scatter.own.fill_(-1.0)
+            GPU.copy(scatter.own, blank)
             graph.replay()
             gather.check()
-            replayed = scatter.own.clone()
-            scatter.own.fill_(-1.0)
+            replayed = on_host(scatter.own)
+            GPU.copy(scatter.own, blank)
             scatter()
-            torch.cuda.synchronize()
-            assert_same_bits(replayed.cpu(), scatter.own.cpu(), seed)
-            scatter.whole.mul_(-1.5)
+            assert_same_bits(replayed, on_host(scatter.own), seed)
+            GPU.copy(scatter.whole, values(size * NUM, seed=seed))
         del graph
-        torch.cuda.synchronize()
+        synchronize()
 
     run(body, size, options=options(node_size=node_size))
 
 
+@pytest.mark.stand_in
 def test_a_group_is_not_connected_inside_a_capture() -> None:
     def body() -> None:
         gather = Gather(NUM)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with (
-            pytest.raises(RuntimeError, match=r"before .*captur"),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
+        synchronize()
+        with pytest.raises(RuntimeError, match=r"before .*captur"), GPU.refused_capture():
             gather()
         gather()  # and can be used afterwards
         gather.check()
@@ -249,7 +253,7 @@ def test_a_group_is_not_connected_inside_a_capture() -> None:
     run(body, 2)
 
 
-def test_options_for_streams() -> None:
+def test_variables_for_streams() -> None:
     """A stream of high priority; a wait() that blocks the host."""
 
     def body() -> None:
@@ -261,4 +265,4 @@ def test_options_for_streams() -> None:
         assert_same_bits(gather.whole.cpu(), gathered(2, NUM, torch.float32, 2))
         assert zcomm.stats().all_gather.calls == 3
 
-    run(body, 2, options=options(high_priority_stream=True, blocking_wait=True))
+    run(body, 2, env={"TORCH_NCCL_HIGH_PRIORITY": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"})

@@ -55,7 +55,7 @@ Stored<T> to_stored(T value) {
   }
 }
 
-// A float32 instruction gives no NaN of its operands, but one of its own.
+// Replaces NaN results: a float32 instruction returns its own NaN, not an operand's.
 void replace_nans(u32 (&results)[kLanes]) {
   u32 any = 0;
   for (u32 bits : results) any |= u32{is_nan(bits)};
@@ -96,7 +96,7 @@ Opcode opcode_of(Result (*)(Arguments...)) {
           {kKind<Arguments>...}};
 }
 
-// The function of the sources is the target. The kinds of registers are those of its types.
+// Adds an instruction whose target is a function of its sources. The types give the kinds of registers.
 template <class Function>
 void add(Table& table, const std::string& name, Function function) {
   table.emplace(name, opcode_of<Function>(+function));
@@ -121,7 +121,7 @@ void add_integers(Table& table) {
   add(table, "mul.wide.s32", [](i32 a, i32 b) { return i64{a} * b; });
   add(table, "mad.lo.s32", [](u32 a, u32 b, u32 c) { return a * b + c; });
   add(table, "mad.lo.s64", [](u64 a, u64 b, u64 c) { return a * b + c; });
-  // Of a division by zero PTX says nothing.
+  // Division by zero is undefined in PTX.
   add(table, "div.u32", [](u32 a, u32 b) { return b == 0 ? random_bits() : a / b; });
   add(table, "div.u64", [](u64 a, u64 b) { return b == 0 ? random_bits() : a / b; });
   add(table, "max.u32", [](u32 a, u32 b) { return std::max(a, b); });
@@ -178,7 +178,7 @@ void add_bits(Table& table) {
   add(table, "clz.b32", [](u32 a) { return static_cast<u32>(std::countl_zero(a)); });
   add(table, "clz.b64", [](u64 a) { return static_cast<u32>(std::countl_zero(a)); });
   add(table, "brev.b32", [](u32 a) { return reversed(a); });
-  // By how far the highest bit that is set is below the top.
+  // Counts the bits above the highest set one.
   add(table, "bfind.shiftamt.u32", [](u32 a) { return a == 0 ? ~0u : static_cast<u32>(std::countl_zero(a)); });
   add(table, "shl.b32", [](u32 a, u32 n) { return n > 31 ? 0 : a << n; });
   add(table, "shl.b64", [](u64 a, u32 n) { return n > 63 ? 0 : a << n; });
@@ -271,7 +271,7 @@ void add_order(Table& table, const std::string& type) {
   add(table, "setp.ge." + type, [](T a, T b) { return a >= b; });
 }
 
-// Those of floats are false where one is NaN; those that end with u are true.
+// Comparisons of floats are false if one is NaN; those that end with u are true.
 void add_float_comparisons(Table& table) {
   add_order<float>(table, "f32");
   add(table, "setp.eq.f32", [](float a, float b) { return a == b; });
@@ -296,7 +296,7 @@ void add_comparisons(Table& table) {
   add_order<u64>(table, "u64"), add_order<i64>(table, "s64");
 }
 
-// A result is defined where one side decides alone, whatever the other is: false for `and`, true for `or`.
+// Combines predicates. The result is defined if one side decides alone: false for `and`, true for `or`.
 template <bool kAnd>
 void combine(Registers& registers, const Instruction& instruction, u32 active) {
   const u32 a = registers.predicate(instruction.sources[0]), b = registers.predicate(instruction.sources[1]);
@@ -319,7 +319,7 @@ void different_predicates(Registers& registers, const Instruction& instruction, 
   registers.set_predicate(instruction.targets[0], value, registers.undefined_sources(instruction), active);
 }
 
-// selp: the one that is not taken may be undefined.
+// selp: the source that is not taken may be undefined.
 template <class T>
 void select(Registers& registers, const Instruction& instruction, u32 active) {
   const auto& [a, b, which, none] = instruction.sources;

@@ -1,4 +1,4 @@
-// Instructions that compute: each lane's result comes from that lane's registers.
+// Arithmetic instructions: each lane's result depends only on that lane's registers.
 #pragma once
 
 #include "module.hpp"
@@ -11,8 +11,8 @@ struct Opcode {
   std::vector<Kind> sources;
 };
 
-// By its name in PTX, with all modifiers; null where it is not known. Halves and wholes of registers, for which PTX has
-// braces, are "low.b32", "high.b32" and "pack.b32", and the same of b64.
+// Finds an opcode by its PTX name with all modifiers; null if it is unknown. "low.b32", "high.b32" and "pack.b32" (and
+// .b64) stand for the halves and wholes of registers that PTX writes in braces.
 const Opcode* find_opcode(const std::string& name);
 
 }  // namespace ptx

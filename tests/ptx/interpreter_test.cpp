@@ -1,4 +1,4 @@
-// The interpreter itself: small kernels whose results, faults or refusals are known.
+// Tests of the interpreter: small kernels with known results, faults or refusals.
 #include <cmath>
 #include <set>
 
@@ -55,7 +55,7 @@ std::vector<u32> run(const std::string& body, const std::vector<u32>& in, std::s
   return out;
 }
 
-// What is reported of a kernel of this body.
+// Returns the fault of a kernel with this body.
 std::string fault(const std::string& body, u32 threads = kLanes) {
   CHECK(take_reports().empty());
   run(body, std::vector<u32>(64), 64, threads);
@@ -64,7 +64,7 @@ std::string fault(const std::string& body, u32 threads = kLanes) {
   return all;
 }
 
-// Of an instruction whose target is %r4, for %r1, %r2 and %r3.
+// Returns the result of an instruction with target %r4 and sources %r1, %r2 and %r3.
 u32 result(const std::string& instruction, u32 a, u32 b = 0, u32 c = 0) {
   const std::string body =
       "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];\n" + instruction + "\nst.global.u32 [%rd4], %r4;";
@@ -73,7 +73,7 @@ u32 result(const std::string& instruction, u32 a, u32 b = 0, u32 c = 0) {
   return out[0];
 }
 
-// Settings as without variables, until the end of a test.
+// Resets the settings, as without variables, until the end of a test.
 class Plain {
  public:
   Plain() { settings() = {}; }
@@ -115,7 +115,7 @@ TEST_SUITE("PTX") {
     CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0x00800001u) == 8);
     CHECK(result("bfind.shiftamt.u32 %r4, %r1;", 0) == ~0u);
     CHECK(result("mov.b32 {%rs1, %rs2}, %r1; mul.wide.u16 %r4, %rs1, %rs2;", 0xfffffffeu) == 0xfffd0002u);
-    // Of 64 bits, the lower half in %r1.
+    // Uses 64-bit sources, with the lower half in %r1.
     const auto wide = [&](const std::string& instruction, u32 low, u32 high, u32 other = 0) {
       return result("mov.b64 %rd6, {%r1, %r2}; mov.b64 %rd7, {%r3, 0}; " + instruction, low, high, other);
     };

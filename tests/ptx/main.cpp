@@ -1,5 +1,5 @@
-// The tests of the GPU's codec with the kernels that nvcc compiled: cudaLaunchKernelEx of tests/cuda_host runs those of
-// the modules that ZCOMM_PTX names.
+// Tests of the GPU's codec with the kernels that nvcc compiled: cudaLaunchKernelEx of tests/cuda_host runs the kernels
+// of the modules named by ZCOMM_PTX.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <dlfcn.h>
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@
 namespace ptx {
 namespace {
 
-// One of all files.
+// Joins the modules of all files.
 const Module& module() {
   static const Module& loaded = *new Module([] {
     Module all;
@@ -38,7 +38,7 @@ const Module& module() {
 std::mutex launched_mutex;
 std::set<std::string> launched;  // kernels
 
-// On the threads of streams, where there is nobody to catch.
+// Runs a kernel on a stream's thread, where nobody catches exceptions.
 void run_kernel(const void* function, dim3 grid, dim3 block, const void* parameter, std::size_t num_bytes) {
   Dl_info info{};
   const bool is_found = dladdr(function, &info) != 0 && info.dli_sname != nullptr && info.dli_saddr == function;
@@ -55,8 +55,8 @@ void run_kernel(const void* function, dim3 grid, dim3 block, const void* paramet
   run_grid(kernel->second, grid.x, block.x, parameter, num_bytes);
 }
 
-// Prints the faults that the checks have counted, and the kernels that have not run if `all_tests_ran`. Returns whether
-// there are none.
+// Prints the faults that the checks have counted, and, if `all_tests_ran`, the kernels that have not run. Returns
+// whether there are none.
 bool is_clean(bool all_tests_ran) {
   bool clean = true;
   for (const auto& [what, all] : take_reports()) {

@@ -1,4 +1,4 @@
-// What a CTA's loads and stores reach, and whether they may.
+// Memory of a CTA: the reach of its loads and stores, and their legality.
 #pragma once
 
 #include <array>
@@ -10,12 +10,12 @@
 
 namespace ptx {
 
-// When a lane accesses shared memory: two accesses of one byte, one of them a store, must be ordered. They are if they
-// are the same thread's, or both are atomic, or a barrier of the CTA or warp lies in between; shuffles order no memory.
+// Time of a lane's access to shared memory. Two accesses of one byte, one of them a store, must be ordered: by the same
+// thread, by both being atomic, or by a barrier of the CTA or warp between them. Shuffles order no memory.
 struct Moment {
   u32 thread = 0;
-  u32 barriers = 0;       // that the CTA has passed
-  u32 warp_barriers = 0;  // that the warp has passed
+  u32 barriers = 0;       // passed by the CTA
+  u32 warp_barriers = 0;  // passed by the warp
 
   bool is_ordered_with(const Moment& other) const {
     if (thread == other.thread || barriers != other.barriers) return true;
@@ -27,16 +27,16 @@ class SharedMemory {
  public:
   explicit SharedMemory(std::size_t num_bytes) : bytes_(num_bytes), history_(num_bytes) {}
 
-  // Holds anything, and nothing has been written.
+  // Makes the contents undefined and marks all bytes as not written.
   void begin();
   std::size_t size() const { return bytes_.size(); }
   u8* data() { return bytes_.data(); }
-  // Notes an access by a load, a store or an atomic; whether it is ordered with those before.
+  // Records an access by a load, a store or an atomic; returns whether it is ordered with earlier ones.
   bool note(std::size_t begin, std::size_t num_bytes, Unit unit, const Moment& now);
   bool is_written(std::size_t begin, std::size_t num_bytes) const;
 
  private:
-  // Of one byte: the last load, store and atomic, and whether there was one.
+  // History of one byte: the last load, store and atomic, if any.
   struct History {
     struct Access {
       bool is_there = false;
@@ -67,7 +67,7 @@ class Memory {
   u8* find_shared(const Instruction& instruction, u64 address, std::size_t num_bytes, Moment now,
                   const std::function<std::string()>& where);
 
-  // Of one lane, between registers and what it has found, if anything.
+  // Moves one lane's data between registers and the location found, if any.
   void move(Registers& registers, const Instruction& instruction, u32 lane, u8* data);
 
   const Kernel& kernel_;

@@ -1,4 +1,4 @@
-// A PTX file as it is executed: kernels, their instructions, and where in the file these are; constants in memory.
+// PTX file in executable form: kernels, their instructions with places in the file, and constants in memory.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace ptx {
 class Registers;
 struct Instruction;
 
-// What a register holds. Those of 16 bits have words of 32, with zeros above.
+// Kinds of registers. 16-bit ones are stored in words of 32, with zeros above.
 enum class Kind : u8 { predicate, bits16, bits32, bits64 };
 
 struct Operand {
@@ -46,7 +46,7 @@ struct Instruction {
   Update update = nullptr;  // of an atomic, whose target, if it has one, gets what was there
   Operand address{};
   i64 offset = 0;  // added to the address
-  u32 jump = 0;    // where a branch goes
+  u32 jump = 0;    // target of a branch
   u32 line = 0;    // in the file, from 1
 };
 

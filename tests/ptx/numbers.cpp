@@ -10,7 +10,7 @@ namespace {
 constexpr u32 kInfinity16 = 0x7c00u;
 constexpr u32 kInfinityB16 = 0x7f80u;
 
-// Any NaN whose exponent has these bits; `unit`: the lowest of them.
+// Returns a random NaN whose exponent has these bits; `unit` is the lowest of them.
 u32 any_nan(u32 infinity, u32 unit, u32 sign) {
   u32 payload = random_bits() & (unit - 1);
   if (payload == 0) payload = 1;
@@ -22,7 +22,7 @@ u32 make_half_nan(u32 infinity) {
   return any_nan(infinity, infinity & (0 - infinity), 0x8000u);
 }
 
-// Of numbers: +0 is above -0.
+// Returns the larger number; +0 is above -0.
 u32 larger_number(u32 a, u32 b, u32 sign) {
   const auto key = [sign](u32 bits) {
     const i64 magnitude = bits & (sign - 1);

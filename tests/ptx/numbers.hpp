@@ -1,4 +1,4 @@
-// Floating-point numbers as PTX instructions make them, from their bits: what C++ has no operator for.
+// Floating-point operations of PTX that C++ lacks, on bit patterns.
 #pragma once
 
 #include <bit>
@@ -14,10 +14,10 @@ inline constexpr u32 kAbs = 0x7fffffffu;
 inline constexpr u32 kInfinity = 0x7f800000u;
 inline bool is_nan(u32 bits) { return (bits & kAbs) > kInfinity; }
 
-// The NaN that an instruction makes: 0x7fffffff, or with Settings::random_nans any.
+// Returns the NaN that an instruction makes: 0x7fffffff, or any with Settings::random_nans.
 u32 make_nan();
 
-// To the nearest, ties to even; too large ones to infinity, NaNs as above.
+// Rounds to nearest, ties to even; overflow becomes infinity, NaNs as above.
 u32 to_float16(float value);
 u32 to_bfloat16(float value);
 float from_float16(u32 half);
@@ -27,7 +27,7 @@ float from_float16(u32 half);
 u32 larger_half(u32 a, u32 b, u32 infinity, bool xorsign);
 float larger_float(float a, float b, bool xorsign);
 
-// rcp.approx.ftz, with the error that the settings say.
+// Computes rcp.approx.ftz, with the error in the settings.
 float approximate_reciprocal(float value);
 
 }  // namespace ptx

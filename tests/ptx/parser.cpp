@@ -24,7 +24,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// Of a variable of a module, from ".align" on: numbers of 8 to 64 bits, and zeros after the last.
+// Reads a variable of a module, from ".align" on: numbers of 8 to 64 bits, and zeros after the last.
 void read_variable(Scanner& in, Variables& variables) {
   in.expect(".align");
   if (const u64 alignment = in.number(); alignment > alignof(std::max_align_t)) {
@@ -179,7 +179,7 @@ class KernelReader {
     }
     return name == parameter_ ? kParameter : special(name);
   }
-  // What is converted may be in the low half of a wider register.
+  // Allows a converted source in the low half of a wider register.
   Operand read_operand(Kind kind, bool is_converted = false) {
     const Operand operand = read_any(kind);
     const bool is_low_half = is_converted && kind == Kind::bits16 && operand.kind == Kind::bits32;

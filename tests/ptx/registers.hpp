@@ -1,4 +1,4 @@
-// The registers of a warp, and in which lanes nothing has been written to them.
+// Registers of a warp, and a record of the lanes in which they are undefined.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class Registers {
         undefined_words_(words_.size() / kLanes),
         undefined_longs_(longs_.size() / kLanes) {}
 
-  // All but the constants and the special ones are undefined.
+  // Starts a CTA: all registers but the constants and the special ones become undefined.
   void begin(u32 first_thread, u32 cta, u32 cta_threads, u32 num_ctas, u64 parameter) {
     for (auto* undefined : {&undefined_predicates_, &undefined_words_, &undefined_longs_}) {
       std::fill(undefined->begin(), undefined->end(), ~0u);
@@ -60,7 +60,7 @@ class Registers {
     set_undefined(operand, which_undefined, active);
   }
 
-  // Of one lane.
+  // Returns the value of one lane.
   u64 value(Operand operand, u32 lane) {
     return operand.kind == Kind::bits64 ? longs(operand)[lane] : words(operand)[lane];
   }

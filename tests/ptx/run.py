@@ -30,7 +30,7 @@ MODES = [
 REFUSED = "PTX, line"  # by the parser: a mutant of that kind shows nothing
 TIMEOUT = 900.0  # seconds: some mutants do not end, which says nothing, as a busy machine may be slow
 
-# What is changed in a mutant of a module, and into what.
+# Mutations of a module: pattern and replacement.
 CODEC_MUTATIONS = {
     "order of a comparison": (r"\bsetp\.ge\.u32\b", "setp.gt.u32"),
     "halves change places": (r"(cvt\.rn\.b?f16x2\.f32 \S+), (\S+), (\S+);", r"\1, \3, \2;"),
@@ -98,7 +98,7 @@ def check_target(program: str, folder: Path, target: str, mode: dict[str, str]) 
 
 
 def check_mutants(program: str, module: str, lines: list[str], name: str) -> bool:
-    """Whether a change of this kind fails a test; the places are the same in every run."""
+    """Check that each kind of mutation fails a test; the places are the same in every run."""
     pattern, replacement = MUTATIONS[module][name]
     places = [index for index, line in enumerate(lines) if re.search(pattern, line)]
     for index in random.Random(name).sample(places, min(3, len(places))):

@@ -1,4 +1,4 @@
-// The words of a PTX file, one after the other.
+// Scanner of the words of a PTX file.
 #pragma once
 
 #include <cctype>
@@ -27,7 +27,7 @@ class Scanner {
     if (!take(word)) refuse("'" + word + "'");
   }
 
-  // Of letters, digits and _ $ %; with dots where `with_dots`.
+  // Reads a name of letters, digits and _ $ %; with dots if `with_dots`.
   std::string name(bool with_dots = false) {
     const std::size_t begin = at_;
     while (is_in_name(peek()) || (with_dots && peek() == '.')) ++at_;

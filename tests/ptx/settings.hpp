@@ -1,4 +1,4 @@
-// What PTX and CUDA leave open, as this run has it, and what a run found.
+// Choices that PTX and CUDA leave open, for this run, and faults that a run has found.
 #pragma once
 
 #include <map>
@@ -18,20 +18,20 @@ struct Settings {
   Order order = Order::forward;    // of CTAs, and of warps between barriers; from ZCOMM_PTX_ORDER
 };
 
-// From the variables, once; throws std::runtime_error where one has no such value. Tests change it.
+// Returns the settings, read once from the variables; throws std::runtime_error on an invalid value. Tests change them.
 Settings& settings();
 
-// Of the calling thread, the same in every run.
+// Returns random bits of the calling thread, the same in every run.
 u32 random_bits();
 
-// Something that a kernel must not do.
+// Reports an illegal act of a kernel.
 struct Report {
   std::string first_place;
   u64 count = 0;
 };
 using Reports = std::map<std::string, Report>;  // by what it is
 void report(const std::string& what, const std::string& where);
-// What was reported since the last call.
+// Returns and clears the reports since the last call.
 Reports take_reports();
 
 }  // namespace ptx

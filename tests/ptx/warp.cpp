@@ -108,7 +108,7 @@ Warp::Flow Warp::execute(const Instruction& instruction, Group& group, u32 activ
   return Flow::stopped;
 }
 
-// Of lanes that part, those that go to the earlier instruction run first.
+// Splits a group: lanes that go to the earlier instruction run first.
 Warp::Flow Warp::branch(const Instruction& instruction, Group& group, u32 taken) {
   const u32 others = group.lanes & ~taken;
   if (taken == 0) return Flow::next;
@@ -126,11 +126,11 @@ Warp::Flow Warp::branch(const Instruction& instruction, Group& group, u32 taken)
 Warp::Flow Warp::exit(Group& group, u32 active) {
   live_ &= ~active;
   group.lanes &= ~active;
-  for (Group& other : groups_) other.waits = false;  // what they wait for may have left
+  for (Group& other : groups_) other.waits = false;  // the awaited lanes may have left
   return Flow::next;
 }
 
-// False if lanes that `members` names are not here yet.
+// Returns false if lanes that `members` names have not arrived.
 bool Warp::meet_all(Operand members, u32 at, u32 active) {
   const u32 named = registers_->words(members)[std::countr_zero(active)];
   if ((named & live_ & ~active) != 0) return false;

@@ -1,4 +1,4 @@
-// A warp: 32 lanes, in groups that are at different instructions.
+// Warp: 32 lanes, in groups that are at different instructions.
 #pragma once
 
 #include <memory>
@@ -7,12 +7,12 @@
 
 namespace ptx {
 
-// What the threads of a CTA have in common.
+// State shared by the threads of a CTA.
 struct CtaState {
   const Kernel& kernel;
   Memory& memory;
   u32 index = 0;
-  u32 barriers = 0;  // that it has passed
+  u32 barriers = 0;  // passed so far
 
   std::string where(u32 at) const { return kernel.where(at, index); }
 };
@@ -23,7 +23,7 @@ class Warp {
 
   Warp(CtaState& cta, u32 first_thread, u32 num_lanes, std::unique_ptr<Registers> registers);
 
-  // Until all lanes are at the CTA's barrier, or have left the kernel.
+  // Runs until all lanes are at the CTA's barrier or have left the kernel.
   void run();
 
   State state() const { return state_; }

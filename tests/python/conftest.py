@@ -22,7 +22,7 @@ for newer, older in {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes long; runs only where -m names it")
-    config.addinivalue_line("markers", "promise(*numbers): of the README, which it holds; see tools/promise_map.py")
+    config.addinivalue_line("markers", "promise(*numbers): those of docs/promises.md that it holds")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ def load(name: str) -> ModuleType:
 
 
 def host_clock(passes: Sequence[Callable[[], Any]], repeats: int, **_: Any) -> list[list[float]]:
-    """As gpu_clock.seconds_of, for CPU tensors."""
+    """Replace gpu_clock.seconds_of, for CPU tensors."""
     times: list[list[float]] = [[] for _ in passes]
     for _ in range(repeats):
         for one, own in zip(passes, times, strict=True):

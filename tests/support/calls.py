@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.expected import all_gather
 
 NUM = 32 * 1024  # elements of a shard: above min_bytes for every dtype
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-OPT_INS = {"out_of_place": True, "lists": True, "coalesced": True, "all_reduce": "int8:128"}
+OPT_INS = {"forms": "in_place,out_of_place,list,coalesced", "all_reduce": "int8:128"}
 
 
 def data(rank: int, num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -27,12 +28,27 @@ def mine(num: int = NUM, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     return data(dist.get_rank(), num, dtype, seed)
 
 
+def logged() -> list[str]:
+    """The lines that zcomm logs on this rank from now on."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("zcomm").addHandler(handler)
+    return lines
+
+
+def gather_in_place(whole: torch.Tensor, group: Any = None, **fields: Any) -> Any:
+    """An all-gather of this rank's slot of ``whole``, compressed as that of FSDP2 is."""
+    with zcomm.override(forms="in_place"):
+        return dist.all_gather_single(
+            whole, whole.chunk(dist.get_world_size(group))[dist.get_rank(group)], group=group, **fields
+        )
+
+
 def gather(shard: torch.Tensor, **fields: Any) -> torch.Tensor:
-    """The in-place all-gather that FSDP2 calls."""
     whole = torch.empty(dist.get_world_size() * shard.numel(), dtype=shard.dtype)
-    own = whole[dist.get_rank() * shard.numel() :][: shard.numel()]
-    own.copy_(shard)
-    dist.all_gather_single(whole, own, **fields)
+    whole[dist.get_rank() * shard.numel() :][: shard.numel()] = shard
+    gather_in_place(whole, **fields)
     return whole
 
 
@@ -47,7 +63,7 @@ def gather_list() -> None:
 
 
 def call_each_form() -> None:
-    """Of the collectives that may be compressed, in a world of two."""
+    """Make each collective that may be compressed, in each form, in a world of two."""
     whole = mine(2 * NUM)
     gather(mine())
     scatter(whole)
@@ -59,17 +75,17 @@ def call_each_form() -> None:
 def start_gather(seed: int, num: int = NUM, group: Any = None) -> tuple[torch.Tensor, Any]:
     rank = dist.get_rank(group)
     whole = torch.zeros(dist.get_world_size(group) * num)
-    own = whole[rank * num :][:num].copy_(data(rank, num, seed=seed))
-    return whole, dist.all_gather_single(whole, own, group=group, async_op=True)
+    whole[rank * num :][:num] = data(rank, num, seed=seed)
+    return whole, gather_in_place(whole, group, async_op=True)
 
 
 def gathered(seed: int, num: int = NUM, size: int = 2) -> torch.Tensor:
     return all_gather([data(rank, num, seed=seed) for rank in range(size)], "int8:256")
 
 
-def counted() -> dict[str, int]:
+def counted(group: Any = None) -> dict[str, int]:
     """ "collective: reason" -> calls, of this rank so far; compressed ones have the reason "compressed"."""
-    now = zcomm.stats()
+    now = zcomm.stats(group)
     seen = {}
     for name in COLLECTIVES:
         one = getattr(now, name)
@@ -79,10 +95,11 @@ def counted() -> dict[str, int]:
     return seen | ({"others": now.others.calls} if now.others.calls else {})
 
 
-def newly_counted(call: Callable[[], Any]) -> dict[str, int]:
-    before = counted()
+def newly_counted(call: Callable[[], Any], group: Any = None) -> dict[str, int]:
+    before = counted(group)
     call()
-    return {reason: calls - before.get(reason, 0) for reason, calls in counted().items() if calls != before.get(reason)}
+    after = counted(group)
+    return {reason: calls - before.get(reason, 0) for reason, calls in after.items() if calls != before.get(reason)}
 
 
 def expect(error: type[Exception], text: str, call: Callable[[], Any]) -> None:

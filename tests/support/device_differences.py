@@ -49,7 +49,7 @@ def bytes_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def message_of(update: Update) -> torch.Tensor:
-    """As docs/wire_format.md has it, with the body of the CPU codec."""
+    """Make a message as in docs/wire_format.md, with the body of the CPU codec."""
     kind, body, result_hash = 0, bytes_of(update.values), hash_of(update.values)
     if update.generation:
         difference, result_hash = codec.encode_difference(update.values, update.base.clone())
@@ -140,7 +140,7 @@ def nans_like(values: torch.Tensor) -> torch.Tensor:
 
 
 def check_updates(updates: Sequence[Update], device: Place, what: object, step: int = 0) -> None:
-    """There and back, all in one call; values begin 0, ``step``, 2 * ``step``... elements past a multiple of 8."""
+    """Encode and decode, all in one call; values begin 0, ``step``, 2 * ``step``... elements past a multiple of 8."""
     senders = [Sender(update, device, i * step % 8) for i, update in enumerate(updates)]
     receivers = [Receiver(update, message_of(update), device, 5 * i * step % 8) for i, update in enumerate(updates)]
     _core.encode_differences_on_device([sender.job for sender in senders])
@@ -175,7 +175,7 @@ def near_any_bits(dtype: torch.dtype) -> Update:
 
 
 def updates_of(num: int) -> list[Update]:
-    """Of every kind: learning rates, frozen weights, any bits, and whole values."""
+    """Make updates of every kind: learning rates, frozen weights, any bits, and whole values."""
     updates = []
     for dtype in HALVES:
         updates += [updated(num, dtype, rate, seed=num) for rate in RATES]
@@ -202,7 +202,7 @@ def check_every_pattern(device: Place) -> None:
 
 
 def check_many_jobs(device: Place) -> None:
-    """Of all sizes, more than fit a launch."""
+    """Check jobs of all sizes, more than fit a launch."""
     jobs = [updated(i * i % 2100, HALVES[i % 2], 1e-3, 0 if i % 5 == 0 else 9, seed=i) for i in range(130)]
     check_updates(jobs, device, "many jobs")
     for call in (
@@ -269,7 +269,7 @@ DAMAGES: dict[str, tuple[Damage, int]] = {
 
 
 def check_damages(device: Place) -> None:
-    """What a header says of the message is found out, and so are wrong bodies: as by the CPU."""
+    """Check that wrong headers and wrong bodies are found, as by the CPU."""
     for dtype in HALVES:
         update = updated(9001, dtype, 1e-3)
         for name, (damage, errors) in DAMAGES.items():
@@ -296,7 +296,7 @@ def check_damaged_bodies(device: Place) -> None:
 
 
 def errors_of_body(update: Update, message: torch.Tensor) -> int:
-    """What the CPU finds of it."""
+    """Return the errors that the CPU finds."""
     base = update.base.clone()
     try:
         _, result_hash = codec.decode_difference(message[HEADER.size :], base)

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import zcomm.distributed.backend  # noqa: F401
+import zcomm
+import zcomm.distributed.backend
 from support.worlds import set_environment
 from zcomm.distributed.single import all_gather_single
 
@@ -32,7 +33,8 @@ NUM = 1 << 18
 def call(async_op: bool = False) -> dist.Work | None:
     rank = dist.get_rank()
     whole = torch.ones(dist.get_world_size() * NUM)
-    return all_gather_single(whole, whole[rank * NUM :][:NUM], async_op=async_op)
+    with zcomm.override(forms="in_place"):
+        return all_gather_single(whole, whole[rank * NUM :][:NUM], async_op=async_op)
 
 
 def destroyed() -> None:
@@ -70,7 +72,7 @@ def one_raises() -> None:
 def one_raises_in_flight() -> None:
     call()
     if dist.get_rank() == 1:
-        call(async_op=True)  # that nobody answers
+        call(async_op=True)  # nobody answers it
         raise LookupError("on purpose")
     time.sleep(5)
 

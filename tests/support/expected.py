@@ -1,4 +1,4 @@
-"""What compressed collectives must give, bit for bit: the steps of the design in terms of ``zcomm.reference``."""
+"""Expected results of compressed collectives, bit for bit: the steps of the design in terms of ``zcomm.reference``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,12 +29,15 @@ class Block(nn.Module):
         return result
 
 
-def sharded(**fields: Any) -> nn.Sequential:
+def sharded(first: Callable[[nn.Sequential], object] | None = None, **fields: Any) -> nn.Sequential:
+    """``first``: what is done before fully_shard."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 3))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    if first is not None:
+        first(model)
     for block in [*model, model]:
         fully_shard(block, **fields)
     return model
@@ -44,7 +48,7 @@ def batch() -> torch.Tensor:
 
 
 def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What every parameter is after an all-gather."""
+    """Return every parameter after an all-gather."""
     found = {}
     for module in model.modules():
         if isinstance(module, FSDPModule):

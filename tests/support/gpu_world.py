@@ -1,6 +1,6 @@
-"""Worlds of real processes that share a GPU.
+"""Worlds of real processes that share a GPU, or have the stand-in for one (see gpu_device.py).
 
-Every rank says that it is a host of its own (see zcomm.lab.gpus), so NCCL moves everything over sockets on loopback.
+Every rank says that it is a host of its own (see zcomm_bench.lab.gpus), so NCCL moves all over sockets on loopback.
 Ranks are forked, as in support/worlds.py, so the process that runs pytest must never start CUDA: whatever uses the
 GPU runs in a rank. Two processes on a GPU take turns of milliseconds, and a kernel that waits for a peer spends its
 turn: collectives take milliseconds each, however small, and tests make few.
@@ -18,11 +18,12 @@ import torch.distributed as dist
 import zcomm
 from support import worlds
 from support.expected import assert_same_bits
+from support.gpu_device import DEVICE, GPU, KIND
 from zcomm import _core
-from zcomm.lab import gpus
 from zcomm.testing import LocalWorld
+from zcomm_bench.lab import gpus
 
-DEVICE = torch.device(os.environ.get("ZCOMM_GPU_TESTS_DEVICE", "cuda"))
+IS_GPU = KIND == "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GROUP_SECONDS = 45.0  # of a group's calls, the first one's connections included
 WORLD_SECONDS = 120.0
@@ -30,7 +31,7 @@ WORLD_SECONDS = 120.0
 
 def missing() -> str:
     """Why nothing can run here; empty if it can."""
-    if DEVICE.type == "cpu":
+    if not IS_GPU:
         return ""
     if torch.version.cuda is None:
         return f"no GPU tests: torch {torch.__version__} was built without CUDA"
@@ -41,7 +42,7 @@ def missing() -> str:
 
 def broken() -> str:
     """What is wrong with zcomm on a machine that has a GPU; empty if nothing is."""
-    if DEVICE.type == "cpu":
+    if not IS_GPU:
         return ""
     build = getattr(_core, "cuda_build", None)
     if build is None or not build().toolkit:
@@ -67,6 +68,8 @@ def alone(function: Callable[[], Any], **fields: Any) -> Any:
 def with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("backend", "zcomm") == "zcomm":
         fields.setdefault("options", worlds.options())
+    if KIND == "stand-in":
+        fields["env"] = {"ZCOMM_NCCL_LIB": os.environ["ZCOMM_NCCL_LIB"], **fields.get("env", {})}
     return {"group_seconds": GROUP_SECONDS, "seconds": WORLD_SECONDS, **fields}
 
 
@@ -80,7 +83,7 @@ def in_rank(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def enter() -> None:
     """Puts this rank on its GPU."""
-    if DEVICE.type != "cuda":
+    if not IS_GPU:
         return
     if torch.cuda._is_in_bad_fork() or torch.cuda.is_initialized():
         raise AssertionError("the process that runs pytest has started CUDA: no rank that it forks can use it")
@@ -88,14 +91,7 @@ def enter() -> None:
     gpus.place(rank, size)
 
 
-def synchronize() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the GPU."""
-    return tensor.to(DEVICE, copy=True)
+synchronize, on_device, on_host = GPU.synchronize, GPU.on_device, GPU.on_host
 
 
 def values(num: int, dtype: torch.dtype = torch.float32, seed: int = 0, rank: int | None = None) -> torch.Tensor:
@@ -112,25 +108,26 @@ class Gather:
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.num, self.dtype = num, dtype
-        self.whole = torch.full((self.size * num,), -1.0, dtype=dtype, device=DEVICE)
+        self.blank = torch.full((self.size * num,), -1.0, dtype=dtype)
+        self.whole = on_device(self.blank)
         self.own = self.whole[self.rank * num :][:num]
-        self.source = torch.empty_like(self.own)
+        self.source = on_device(self.blank[:num])
         self.set(seed)
 
     def set(self, seed: int) -> None:
         """Takes the values of ``seed`` and forgets the result before, on the current stream."""
         self.seed = seed
-        self.whole.fill_(-1.0)
-        self.source.copy_(values(self.num, self.dtype, seed, self.rank))
+        GPU.copy(self.whole, self.blank)
+        GPU.copy(self.source, values(self.num, self.dtype, seed, self.rank))
 
     def __call__(self, **fields: Any) -> Any:
-        self.own.copy_(self.source)
-        return dist.all_gather_into_tensor(self.whole, self.own, group=self.group, **fields)
+        GPU.copy(self.own, self.source)
+        with zcomm.override(forms="in_place"):
+            return dist.all_gather_into_tensor(self.whole, self.own, group=self.group, **fields)
 
     def check(self, whole: torch.Tensor | None = None) -> None:
-        synchronize()
         want = gathered(self.size, self.num, self.dtype, self.seed)
-        assert_same_bits((self.whole if whole is None else whole).cpu(), want, (self.num, self.dtype, self.seed))
+        assert_same_bits(on_host(self.whole if whole is None else whole), want, (self.num, self.dtype, self.seed))
 
 
 class ReduceScatter:
@@ -139,7 +136,7 @@ class ReduceScatter:
     def __init__(self, num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self.whole = on_device(values(self.size * num, dtype, seed))
-        self.own = torch.full((num,), -1.0, dtype=dtype, device=DEVICE)
+        self.own = on_device(torch.full((num,), -1.0, dtype=dtype))
 
     def __call__(self, **fields: Any) -> Any:
         return dist.reduce_scatter_tensor(self.own, self.whole, **fields)
@@ -194,4 +191,16 @@ def reduce_bound(terms: Sequence[torch.Tensor], owner: int, nodes: Sequence[int]
     return bound + sum(term.abs() for term in terms) * len(nodes) * torch.finfo(torch.float32).eps
 
 
-__all__ = ["DEVICE", "DTYPES", "Gather", "LocalWorld", "ReduceScatter", "assert_same_bits", "dist", "torch", "zcomm"]
+__all__ = [
+    "DEVICE",
+    "DTYPES",
+    "GPU",
+    "KIND",
+    "Gather",
+    "LocalWorld",
+    "ReduceScatter",
+    "assert_same_bits",
+    "dist",
+    "torch",
+    "zcomm",
+]

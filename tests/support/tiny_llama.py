@@ -60,7 +60,7 @@ def make_batch(step: int, rank: int) -> torch.Tensor:
 
 @dataclass
 class Result:
-    """What rank 0 saw; losses are the mean over ranks."""
+    """Results on rank 0; losses are the mean over ranks."""
 
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of the first step

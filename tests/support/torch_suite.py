@@ -48,7 +48,7 @@ def pose_as_gloo() -> None:
 
 
 class TestSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-    """As torch's own runner composes it, with forked ranks: 0.5 s a test instead of 10."""
+    """Suite composed as by torch's own runner, with forked ranks: 0.5 s a test instead of 10."""
 
     def setUp(self) -> None:
         super(distributed_test.TestDistBackend, self).setUp()

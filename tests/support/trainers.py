@@ -49,9 +49,9 @@ def fsdp1(**fields: Any) -> Callable[[], nn.Module]:
     def wrap() -> nn.Module:
         _flat_param._FLAT_PARAM_PADDING_VALUE = 0  # FSDP1 pads with 42, from which a block would have its scale
         hybrid = fields.get("sharding_strategy") is ShardingStrategy.HYBRID_SHARD
-        # With a mesh, state dicts have DTensors: the older ShardedTensors are loaded by CUDA alone.
+        # A mesh makes state dicts of DTensors; the older ShardedTensors load only on CUDA.
         mesh = dist.init_device_mesh("cpu", (2, 2) if hybrid else (dist.get_world_size(),))
-        # With original parameters, so that their gradients have names.
+        # Original parameters give gradients their names.
         all_fields = {"use_orig_params": True, "device_id": torch.device("cpu"), "device_mesh": mesh, **fields}
         blocks = [FullyShardedDataParallel(block, **all_fields) for block in make_model()]
         return FullyShardedDataParallel(nn.Sequential(*blocks), **all_fields)
@@ -90,7 +90,7 @@ def zero_redundancy(model: nn.Module) -> torch.optim.Optimizer:
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 TWO_NODES = [0, 0, 1, 1]
-LISTS = {"lists": True}  # as FSDP1 gathers on CPUs
+LISTS = {"forms": "in_place,list"}  # as FSDP1 gathers on CPUs
 ALL_REDUCE = {"all_reduce": "int8:128"}
 JOBS = {
     "FSDP2": Job(fsdp2(), 3),

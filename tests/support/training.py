@@ -39,7 +39,7 @@ def make_model() -> nn.Sequential:
 
 
 def make_batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in each step, so that the loss falls without noise."""
+    """Make a batch that is the same in each step, so that the loss falls without noise."""
     generator = torch.Generator().manual_seed(rank)
     inputs = torch.randn(BATCH, WIDTH, generator=generator)
     return inputs, inputs[:, :3].sin()
@@ -62,8 +62,8 @@ class Job:
     size: int = 2
     nodes: list[int] | None = None
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
-    options: Mapping[str, Any] = field(default_factory=dict)  # what the trainer needs to be compressed
-    exact: Mapping[str, Any] = field(default_factory=lambda: EXACT)  # what it needs to be gloo, bit for bit
+    options: Mapping[str, Any] = field(default_factory=dict)  # for compression
+    exact: Mapping[str, Any] = field(default_factory=lambda: EXACT)  # for results equal to gloo's
     compressed: tuple[str, ...] = ("all_gather", "reduce_scatter")
     dtype: torch.dtype = torch.float32  # of the forward and backward pass
     reduce_dtype: torch.dtype = torch.float32
@@ -80,7 +80,7 @@ class Job:
 
 @dataclass
 class Result:
-    """What each rank saw."""
+    """Results on a rank."""
 
     losses: list[float]
     gradients: Tensors  # of the first step
@@ -144,7 +144,7 @@ def compressed_calls(model: nn.Module) -> dict[str, int]:
 
 
 def trained(job: Job, steps: int = STEPS, **fields: Any) -> list[Result]:
-    """By rank."""
+    """Train and return the results by rank."""
     return job.run(lambda: train(job, steps), **fields)
 
 
@@ -168,8 +168,8 @@ def assert_same_tensors(got: Tensors, want: Tensors, what: str) -> None:
 
 
 def first_gradients(job: Job) -> tuple[Tensors, list[dict[str, float]]]:
-    """What the trainer makes of the gradients with exact weights; and the largest gradient that each rank has by itself
-    in each of the model's parts, as FSDP shards them."""
+    """Return the trainer's gradients with exact weights, and each rank's own largest gradient in each part of the
+    model, as FSDP shards it."""
     model = job.wrap()
     with zcomm.override(all_gather="exact"):
         job.loss(model).backward()
@@ -194,8 +194,8 @@ def part(name: str) -> str:
 
 
 def bound_of_mean(maxima: list[float], nodes: list[int] | None) -> float:
-    """How far the mean of all ranks' gradients may be off: half a scale for each rank's contribution, as int8, and,
-    where there are several nodes, for the sums of nodes, as int4. Own contributions, which are exact, are included."""
+    """Bound the error of the mean of all ranks' gradients: half a scale for each rank's contribution, as int8, and with
+    several nodes for the nodes' sums, as int4. It includes own contributions, although they are exact."""
     first = sum(maxima) / 127 * HALF_STEP
     second = (sum(maxima) + first) / 7 * HALF_STEP if len(set(nodes or [0])) > 1 else 0.0
     return (first + second) / len(maxima)

@@ -33,6 +33,7 @@ import zcomm.distributed.backend
 GROUP_SECONDS = 20.0  # of a group's calls; no test waits for it unless something is broken
 WORLD_SECONDS = 60.0
 GRACE_SECONDS = 3.0  # for the other ranks, once one has failed
+LEAVE_SECONDS = 1.0  # for the other ranks to be done, too; a test may well wait for a rank to be gone
 
 # A launcher around pytest must not decide the nodes, and the user's own settings must not decide the tests.
 HIDDEN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -41,12 +42,12 @@ _fork = multiprocessing.get_context("fork")
 
 
 class WorldError(AssertionError):
-    """Some ranks failed: what each of them raised, or where it hung."""
+    """Error of a world: the exception of each failed rank, or the place where it hung."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: with a value, with an exception, or, with neither, killed or stuck."""
+    """End of a rank: a value, an exception, or neither if it was killed or stuck."""
 
     value: Any = None
     error: str | None = None  # "RuntimeError: text"
@@ -59,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class World:
-    """What ``run`` starts; the fields are those of ``init_process_group``."""
+    """World that ``run`` starts; the fields are those of ``init_process_group``."""
 
     size: int = 2
     backend: str | None = "zcomm"  # None: the function makes its own groups
@@ -81,7 +82,7 @@ def run(function: Callable[[], Any], size: int = 2, **fields: Any) -> list[Any]:
     if all(outcome.finished and outcome.error is None for outcome in outcomes):
         return [outcome.value for outcome in outcomes]
     report = []
-    # First those that say what is wrong: the others fail for want of a peer.
+    # Root causes first: other ranks fail only for want of a peer.
     for rank, outcome in sorted(enumerate(outcomes), key=lambda item: (item[1].stuck, item[1].seconds)):
         if outcome.finished and outcome.error is None:
             continue
@@ -155,6 +156,8 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)
         torch.set_num_threads(1)
+        # A test whose group could not be made leaves its number here, from which torch names later ones.
+        dist.distributed_c10d._world.group_count = 0
         set_environment(world.env)
         agent = serve_launcher(folder, rank, world) if world.launched else None
         if world.nodes is not None:
@@ -168,10 +171,11 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
                     world.backend, store=store, rank=rank, world_size=world.size, timeout=timeout,
                     pg_options=world.options,
                 )  # fmt: skip
-                # Gloo fails on a rank that still connects if another one, which is done, ends at once.
+                # Gloo fails on a rank that still connects if another one leaves, be it by an error of the function's.
                 store.set(f"connected {rank}", "")
                 store.wait([f"connected {peer}" for peer in range(world.size)], timeout)
             result["value"] = function()
+            _wait_for_others(folder, rank, world.size)
             if dist.is_initialized():
                 dist.destroy_process_group()
             del agent
@@ -182,8 +186,19 @@ def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Pat
         unfinished.rename(folder / f"result{rank}")
         sys.stdout.flush()
         sys.stderr.flush()
-        # As a process that failed: its connections close. The way out of a whole interpreter is tested by itself.
+        # Exits as a failed process, so that its connections close. Another test covers the interpreter's whole
+        # shutdown.
         os._exit(1 if "error" in result else 0)
+
+
+def _wait_for_others(folder: Path, rank: int, size: int) -> None:
+    """Waits until all ranks are done: Gloo fails on a rank that still connects if another one leaves."""
+    (folder / f"done{rank}").touch()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while time.monotonic() < deadline:
+        if all((folder / f"done{peer}").exists() or (folder / f"result{peer}").exists() for peer in range(size)):
+            return
+        time.sleep(0.002)
 
 
 def set_environment(env: Mapping[str, str]) -> None:
@@ -221,4 +236,4 @@ def serve_launcher(folder: Path, rank: int, world: World) -> dist.Store:
 
 def options(**fields: Any) -> Any:
     """Options that compress what a test calls, however small it is."""
-    return zcomm.Options(**{"min_bytes": 1, **fields})
+    return zcomm.Options(**{"min_bytes": 1, "forms": "in_place", **fields})

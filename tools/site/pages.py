@@ -25,6 +25,9 @@ _PAGE_OF = {file: page for page, file in ELSEWHERE.items()}
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".hpp": "cpp", ".toml": "toml", ".yml": "yaml", ".sh": "bash"}
 # A link or a picture: its text, its target, its anchor.
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(\))")
+# A picture that is drawn from bench/results into build/pictures: its name, and what it shows.
+_PICTURE = re.compile(r"<!-- picture: (\w+): (.*?) -->")
+PICTURES = ROOT / "build" / "pictures"
 _FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 
 
@@ -93,6 +96,8 @@ def on_files(files: Any, config: Any) -> Any:
             files.append(File.generated(config, f"files/{name}", abs_src_path=str(ROOT / name)))
         else:
             files.append(File.generated(config, f"source/{name}.md", content=_source_page(name)))
+    for picture in sorted(PICTURES.glob("*.png")):
+        files.append(File.generated(config, f"files/pictures/{picture.name}", abs_src_path=str(picture)))
     return files
 
 
@@ -109,8 +114,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = os.path.relpath(shown, Path(name).parent)
         return f"{match[1]}{relative}{match[3] or ''}{match[4]}"
 
+    drawn = rf"![\2]({os.path.relpath('files/pictures', Path(name).parent)}/\1.png)"
     parts = _FENCE.split(markdown)
-    return "".join(part if number % 2 else _LINK.sub(rewrite, part) for number, part in enumerate(parts))
+    for number in range(0, len(parts), 2):  # those between are code
+        parts[number] = _PICTURE.sub(drawn, _LINK.sub(rewrite, parts[number]))
+    return "".join(parts)
 
 
 def on_page_content(html: str, **_: Any) -> str:

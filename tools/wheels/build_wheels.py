@@ -1,4 +1,5 @@
 """Builds the sdist, and from it one wheel per Python: the core once, and a binding for each minor version of torch.
+Then the wheel of zcomm-bench, which all of them share.
 
 `make wheels` runs it. It needs g++ and, per Python, its headers and venv; with nvcc, in PATH or as CUDACXX, the wheels
 have the GPU side. torch's headers and libraries come from its wheels, which pip downloads once into build/torch. The
@@ -129,6 +130,15 @@ def build(source: Path, python: Path, version: str, torches: list[Path], variabl
     return Path(shutil.move(wheel, out / wheel.name))
 
 
+def build_bench(source: Path, python: Path, out: Path) -> Path:
+    """The wheel of zcomm-bench, which is the same for all Pythons and torches."""
+    raw = WORK / "raw-bench"
+    shutil.rmtree(raw, ignore_errors=True)
+    run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", raw, source / "bench")
+    (wheel,) = raw.iterdir()
+    return Path(shutil.move(wheel, out / wheel.name))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", nargs="+", default=PYTHONS, help="versions, e.g. 3.11")
@@ -155,7 +165,8 @@ def main() -> None:
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     source = build_sdist(next(iter(pythons.values())), out)
-    wheels = []
+    bench = build_bench(source, next(iter(pythons.values())), out)
+    wheels = [bench]
     for version, python in pythons.items():
         own = [torch for torch in torches if serves(torch, version)]
         releases = [torch.parent.name for torch in own]
@@ -164,7 +175,7 @@ def main() -> None:
         left_out += [f"torch {r} for Python {version}: not released" for r in arguments.torch if r not in releases]
         wheels.append(build(source, python, version, own, variables, out))
         for release in releases[-1:] if arguments.tried is None else [r for r in arguments.tried if r in releases]:
-            wheel_environment.try_out(wheels[-1], found[version], release, WORK)
+            wheel_environment.try_out([wheels[-1], bench], found[version], release, WORK)
     for wheel in wheels:
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
     for what in left_out:

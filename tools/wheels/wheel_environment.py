@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 TRAINING = Path(__file__).with_name("train_two_ranks.py")
@@ -19,26 +20,27 @@ assert "zcomm._c10d" not in sys.modules, "the binding was loaded before it was n
 """
 
 
-def try_out(wheel: Path, python: Path, release: str, folder: Path) -> None:
-    """Installs the wheel beside this release of torch in an empty environment, and uses it there: see :func:`use`."""
-    venv = folder / f"try-{wheel.name.split('-')[2]}-{release}"
+def try_out(wheels: Sequence[Path], python: Path, release: str, folder: Path) -> None:
+    """Installs the wheels beside this release of torch in an empty environment and uses them: see :func:`use`."""
+    venv = folder / f"try-{wheels[0].name.split('-')[2]}-{release}"
     shutil.rmtree(venv, ignore_errors=True)
     _run(os.environ["PATH"], python, "-m", "venv", venv)
     _run(os.environ["PATH"], venv / "bin/python", "-m", "pip", "install", "-q", f"torch=={release}")
-    use(wheel, venv)
+    use(wheels, venv)
     shutil.rmtree(venv)
 
 
-def use(wheel: Path, venv: Path) -> None:
-    """Installs the wheel in an environment that has torch and uses it from another folder, with no compiler in reach:
-    torch finds the backend, two ranks train, ``python -m zcomm info`` shows it. Ends the program where one of these
-    fails."""
+def use(wheels: Sequence[Path], venv: Path) -> None:
+    """Installs the wheels of zcomm and zcomm-bench in an environment that has torch and uses them from another folder,
+    with no compiler in reach: torch finds the backend, two ranks train, ``python -m zcomm info`` shows it, and the
+    commands of ``zcomm_bench`` are there. Ends the program where one of these fails."""
     reach, python = str(venv / "bin"), venv / "bin/python"
-    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", wheel)
+    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", wheels[0])
     _run(reach, python, "-c", ENTRY_POINT)
     _run(reach, python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", TRAINING)
-    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", f"{wheel}[bench]")
     _run(reach, python, "-m", "zcomm", "info")
+    _run(reach, python, "-m", "pip", "install", "-q", "--only-binary", ":all:", *wheels)
+    _run(reach, python, "-m", "zcomm_bench", "--help")
 
 
 def _run(path: str, *command: str | Path) -> None:

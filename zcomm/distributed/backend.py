@@ -1,9 +1,12 @@
-"""Makes the process groups of ``torch.distributed.init_process_group("zcomm")``."""
+"""Creation of the process groups of ``torch.distributed.init_process_group("zcomm")``."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import logging
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -11,22 +14,30 @@ from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
 from zcomm import _nccl
 from zcomm._version import __version__
-from zcomm.distributed import calibration, environment, groups, rendezvous
+from zcomm.distributed import decisions, environment, groups, rendezvous
 from zcomm.distributed.binding import TORCH, _c10d
-from zcomm.distributed.options import Options
+from zcomm.distributed.options import OPTION_FIELDS, Options
+from zcomm.distributed.overrides import tell_apart_what_is_traced
 from zcomm.distributed.stats import stats_of
+from zcomm.fsdp.adoption import watch_fsdp2
 
 _log = logging.getLogger("zcomm")
 if environment.log_level() == "info":
     _log.setLevel(logging.INFO)
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
+_TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
+_NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
-    """The creator that torch calls for each group. ``distributed`` is its _DistributedBackendOptions."""
+    """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
+    watch_fsdp2()
+    groups.count_steps()
     options = _resolve(pg_options)
+    if any(form.startswith("traced:") for form in options.forms):
+        tell_apart_what_is_traced()
     options._timeout = distributed.timeout
     options.group_name = distributed.group_id
     options.global_ranks_in_group = distributed.global_ranks_in_group
@@ -35,24 +46,36 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
 
 def _resolve(pg_options: Any) -> Any:
     if pg_options is None:
-        # As the world is, so are its groups: a device mesh makes them without asking for options.
+        # Groups inherit the world's options, because DeviceMesh creates them without any.
         try:
-            return groups.backend_of().options.__copy__()
+            world = groups.backend_of()
         except ValueError:
-            return Options()
+            world = None
+        return Options() if world is None else copy.copy(world.options)
     if not isinstance(pg_options, Options):
         raise TypeError(f"pg_options: expected zcomm.Options or None, got {type(pg_options).__name__}")
-    return pg_options.__copy__()
+    return copy.copy(pg_options)
 
 
 def _number_calls(group: Any) -> None:
-    """Let the ranks agree on the number of their first call. From torch 2.14 on it is 0, and asking for it warns."""
+    """Agree on the sequence number of the first call. From torch 2.14 on it is 0, and asking for it warns."""
     if TORCH < (2, 14):
         group._set_sequence_number_for_group()
 
 
+def _devices() -> list[Any]:
+    """Make Gloo devices on the interfaces that torch would choose. They connect eagerly: with lazy connections
+    (``TORCH_GLOO_LAZY_INIT``), contexts that share a device mistake each other's connections for their own.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if not interfaces:
+        return [gloo.create_default_device(lazy_init=False)]
+    return [gloo.create_device(interface=name, lazy_init=False) for name in interfaces]
+
+
 def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> Any:
-    """``devices``: one for each connection of two ranks; None: as torch chooses them."""
+    """Make a Gloo group. ``devices`` has one per connection of two ranks; None lets torch choose them."""
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs give its options other names
     if devices is None:
         group = gloo(store, rank, size, timeout=options._timeout)
@@ -69,15 +92,15 @@ def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = No
 def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
     if not dist.is_nccl_available():
         raise RuntimeError("this torch was built without NCCL, which carries the exact calls on CUDA tensors")
-    nccl_options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=options.high_priority_stream)
+    nccl_options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=_c10d.has_high_priority())
     nccl_options._timeout = options._timeout
     nccl_options.group_name = options.group_name
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
-    if TORCH < (2, 14):  # one engine for NCCL
+    if TORCH < (2, 14):  # has only one NCCL backend
         group = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
         _number_calls(group)
         return group
-    # Several: this makes the one that torch calls "nccl", as torch does; from 2.15 that is not ProcessGroupNCCL.
+    # Uses torch's registered "nccl" backend, because torch has several now; from 2.15 it is not ProcessGroupNCCL.
     backends: Any = dist.Backend
     backends._ensure_backend_registered("nccl")
     wanted = _DistributedBackendOptions()
@@ -88,80 +111,100 @@ def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
 
 
 class _Group:
-    """One rank of a group: what its backend asks of Python. It is the key under which the backend is registered."""
+    """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        self._keys = rendezvous.fresh_keys(store, size)
         self._rank = rank
         self._size = size
         self._options = options
-        self._splits: dict[str, int] = {}
-        self._nodes: list[int] = []  # of the ranks, once they have compared
+        # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
+        compared = {field.name: getattr(options, field.name) for field in OPTION_FIELDS if field.compared}
+        mine = {"version": __version__, "options": compared, "node": environment.node_identity()}
+        self._keys, self._handshakes = rendezvous.meet(
+            lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
+            f"start of group '{options.group_name}'", text=json.dumps(mine),
+        )  # fmt: skip
+        self._nodes: list[int] = []  # by rank, after the handshake
+        self._told_of_lack = False
+        self._steps = 0  # since the group was made, of the optimizer that count_steps() watches
 
     def make(self) -> Any:
-        """The backend."""
-        # Before Gloo connects all ranks, so that comparing never waits for one that does something else first.
-        options = self._options.handshake_text()
-        handshake = {"version": __version__, "options": options, "node": environment.node_identity()}
-        self._prefixed("agreement").set(f"{self._rank}", json.dumps(handshake))
-        exact_cpu = _make_gloo(self._prefixed("exact"), self._rank, self._size, self._options)
-        devices = exact_cpu.options._devices
+        """Make and register the backend."""
         backend = _c10d.ProcessGroup(
-            exact_cpu=exact_cpu,
-            store=self._prefixed("state"),
+            exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options),
             options=self._options,
             agree=self._agree,
             make_exact_cuda=lambda: _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options),
-            make_transport_group=lambda: self._make_transport_group(devices),
+            make_transport_group=self._make_transport_group,
             meet_for_nccl=self._meet_for_nccl,
             split=self._split,
-            predict=self._predictor(),
+            look_up=self._reader_of_decisions(),
             at_shutdown=self._end,
         )
         groups.register(self, backend)
         return backend
 
+    def after_step(self, backend: Any) -> None:
+        """Log once, after a few optimizer steps, what has stayed exact in a group that spans nodes."""
+        self._steps += 1
+        if self._steps != _TOLD_AFTER or self._rank > 0 or len(set(self._nodes)) < 2:
+            return
+        share, line = stats_of(backend).explain_exact()
+        level = logging.WARNING if share >= _NOTABLE else logging.INFO
+        _log.log(level, "group '%s', between nodes: %s", self._options.group_name, line)
+
     def _prefixed(self, name: str) -> PrefixStore:
         return PrefixStore(name, self._keys)
 
-    def _meet(self, name: str, purpose: str) -> list[str]:
+    def _meet(self, name: str, purpose: str) -> PrefixStore:
+        """Wait for all ranks; return keys that no earlier attempt has used."""
+        # Clones the store: a thread that waits keeps its connection locked.
+        store: Any = self._prefixed(name)
         timeout = self._options._timeout.total_seconds()
-        return rendezvous.wait_for_all(self._prefixed(name), self._size, timeout, purpose, lambda: groups.is_over(self))
+        is_over = functools.partial(groups.is_over, self)
+        keys, _ = rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, is_over=is_over)
+        return keys
 
     def _agree(self) -> list[int]:
-        nodes = rendezvous.compare(self._meet("agreement", "first collective"), self._rank, self._options)
-        self._nodes = groups.set_nodes(self, nodes)
+        self._nodes = rendezvous.compare(self._handshakes, self._rank, self._options)
         return self._nodes
 
-    def _make_transport_group(self, devices: list[Any]) -> tuple[Any, int]:
-        """Also the number of its connections between two ranks."""
-        # First, as what Gloo says of a rank that does not come names none, and cannot be aborted.
-        self._prefixed("transport-meeting").set(f"{self._rank}", "")
-        self._meet("transport-meeting", f"first compressed call {_SAME}")
-        connections = [device for device in devices for _direction in range(2)]
-        group = _make_gloo(self._prefixed("transport"), self._rank, self._size, self._options, connections)
-        return group, len(connections)
+    def _make_transport_group(self) -> tuple[Any, int, PrefixStore]:
+        """Return a Gloo group, the number of its connections between two ranks, and a store."""
+        # Precedes Gloo's connections, because Gloo does not name a missing rank and cannot be aborted.
+        keys = self._meet("transport", f"first compressed call {_SAME}")
+        connections = [device for device in _devices() for _direction in range(2)]
+        group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections)
+        return group, len(connections), keys
 
-    def _meet_for_nccl(self) -> str:
-        self._prefixed("nccl-meeting").set(f"{self._rank}", "")
-        self._meet("nccl-meeting", f"first compressed call on a GPU {_SAME}")
-        return _nccl.wheel_path()
+    def _meet_for_nccl(self) -> tuple[str, PrefixStore]:
+        return _nccl.wheel_path(), self._meet("nccl", f"first compressed call on a GPU {_SAME}")
 
-    def _predictor(self) -> Any:
-        if not self._options.calibration:
-            return None
-        measured = calibration.read(self._options.calibration)
-        return lambda *call: calibration.predict(measured, self._nodes, *call)
+    def _reader_of_decisions(self) -> Any:
+        file = self._options.decisions
+        return functools.partial(self._look_up, decisions.Table(file)) if file else None
+
+    def _look_up(self, table: decisions.Table, num_bytes: int, *kind: Any) -> tuple[float, ...] | None:
+        """Seconds of an exact call, a compressed one, and one in one hop. Tells once of calls that the table lacks."""
+        kind = (decisions.ranks_text(self._nodes), *kind)
+        found = table.seconds_of(kind, num_bytes)
+        if found is None and self._rank == 0 and not self._told_of_lack:
+            self._told_of_lack = True
+            named = ", ".join(f"{name} {value}" for name, value in zip(decisions.KIND, kind, strict=True))
+            _log.warning(
+                "group '%s': decisions: expected a row of %s for %d bytes of %s, got none: it rehearses such calls",
+                self._options.group_name, self._options.decisions, num_bytes, named,
+            )  # fmt: skip
+        return found
 
     def _split(self, child_store: Any, ranks: list[int], child_options: Any) -> Any:
         resolved = _resolve(child_options if isinstance(child_options, Options) else self._options)
         if child_options is not None:
             resolved.group_name = child_options.group_name
             resolved._timeout = child_options._timeout
-            resolved.global_ranks_in_group = child_options.global_ranks_in_group
-        # A name may come again once its group has ended, and the store keeps what that has left.
-        number = self._splits[resolved.group_name] = self._splits.get(resolved.group_name, 0) + 1
-        return _Group(PrefixStore(f"split{number}", child_store), ranks.index(self._rank), len(ranks), resolved).make()
+        of_world = self._options.global_ranks_in_group or range(self._size)
+        resolved.global_ranks_in_group = [of_world[rank] for rank in ranks]
+        return _Group(child_store, ranks.index(self._rank), len(ranks), resolved).make()
 
     def _end(self) -> None:
         ended = groups.forget(self)

@@ -1,4 +1,4 @@
-"""The torch binding. A build has one per minor version of torch, as their C++ interfaces differ; this loads one."""
+"""Loader of the torch binding. A build has one per minor version of torch, because torch's C++ ABI differs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from zcomm import _core
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-_NAME = "zcomm._c10d"  # in every torch, so that its types have the same names
+_NAME = "zcomm._c10d"  # the same for every torch, and so for the names of its types
 
 
 def bindings() -> dict[str, Path]:
-    """The files that this build has, by minor version of torch, oldest first."""
+    """Return the binding files of this build by minor version of torch, oldest first."""
     files = {}
     for path in Path(str(_core.__file__)).parent.glob("_c10d_*.so"):
         _, major, minor = path.name.split(".")[0].rsplit("_", 2)

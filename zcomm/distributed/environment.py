@@ -1,18 +1,33 @@
-"""What a process finds in its environment beside the options: see options.py for these (``ZCOMM_ISA`` and
-``ZCOMM_NCCL_LIB`` are read by the core)."""
+"""Environment variables other than options, which options.py reads. The core reads ``ZCOMM_ISA`` and
+``ZCOMM_NCCL_LIB``."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import os
+import warnings
 from collections.abc import Mapping
 
-# Variable -> what it is for.
+from zcomm.distributed import fabric
+
+# Variable -> its purpose.
 OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
     "ZCOMM_NCCL_LIB": "the file of NCCL",
     "ZCOMM_LOG": "info: a line per group",
     "ZCOMM_FLIGHT_RECORDER": "where a rank whose call times out writes its last calls",
 }
+
+
+@functools.cache
+def warn_of_unknown(variables_of_options: tuple[str, ...]) -> None:
+    """Warn once of each unknown variable that begins with ZCOMM_: it may be misspelt."""
+    known = [*variables_of_options, *OTHERS]
+    for name in sorted(name for name in os.environ if name.startswith("ZCOMM_") and name not in known):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        hint = f": did you mean {close[0]}?" if close else ""
+        warnings.warn(f"zcomm does not read the environment variable {name}{hint}", stacklevel=2)
 
 
 def _count(variable: str, least: int) -> int:
@@ -23,25 +38,24 @@ def _count(variable: str, least: int) -> int:
 
 
 def log_level() -> str:
-    """``ZCOMM_LOG``: ``info`` prints one line per group when it ends; empty otherwise."""
+    """Return ``ZCOMM_LOG``: ``info`` prints one line per group when it ends; empty otherwise."""
     level = os.environ.get("ZCOMM_LOG", "").lower()
     if level not in ("", "info"):
         raise ValueError(f"ZCOMM_LOG: expected 'info' or nothing, got {level!r}")
     return level
 
 
-def restart_count() -> int:
-    """How often an elastic agent has restarted its workers."""
-    return _count("TORCHELASTIC_RESTART_COUNT", 0) if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
-
-
 def node_identity() -> str:
-    """Names the node of this process: the same text on all ranks that share a fast link.
+    """Return a name of this process's node: the same text on all ranks that share a fast link.
 
-    torchrun's ``GROUP_RANK`` (one agent per node) decides where it is set. Else, where a launcher counts the ranks of
-    a node, its first rank, ``RANK - LOCAL_RANK``: nodes may have different sizes. Else the host: its boot id, so that
-    containers on one machine are one node.
+    The first of these that exists decides. The NVLink clique: GPUs of several hosts may share NVLink, see
+    :mod:`zcomm.distributed.fabric`. torchrun's ``GROUP_RANK``: one agent per node. The node's first rank,
+    ``RANK - LOCAL_RANK``, from a launcher that counts a node's ranks: nodes may have different sizes. The host's boot
+    id: containers on one machine are one node.
     """
+    domain = fabric.clique()
+    if domain is not None:
+        return domain
     if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
         return f"group {os.environ['GROUP_RANK']}"
     if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):

@@ -1,4 +1,4 @@
-"""The last collectives of this process, for torch's analyzer of hangs."""
+"""Flight recorder: the last collectives of this process, for torch's analyzer of hangs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from zcomm.distributed.binding import _c10d
 
 
 def dump_flight_recorder(prefix: str | os.PathLike[str]) -> Path:
-    """Write the last collectives of all zcomm groups of this process to ``prefix`` and the rank, such as
-    ``dumps/rank_`` and ``3``; return that name. ``torchfrtrace dumps`` reads the files of all ranks.
+    """Write the last collectives of all zcomm groups of this process to a file and return its path: ``prefix`` plus the
+    rank, such as ``dumps/rank_3``. ``torchfrtrace dumps`` reads the files of all ranks.
 
-    Any thread may call it while others are in a collective. Raises ValueError before ``init_process_group``, and
-    OSError.
+    Thread-safe, also during a collective. Raises ValueError before ``init_process_group``, and OSError.
     """
     path = Path(f"{os.fspath(prefix)}{dist.get_rank()}")
     path.write_bytes(_c10d.flight_recorder_dump())

@@ -1,23 +1,24 @@
 """The options of a group.
 
-They follow from the table in python/c10d/options.hpp: an option is a row there, a paragraph in the docstring below and
-a line in the README.
+They follow from the table in python/c10d/options.hpp: an option is a row there, and an argument and a paragraph of the
+docstring below.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
+from zcomm._formats import Format
+from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
 
 OPTION_FIELDS = _c10d.OPTION_FIELDS
 
 
 def variable_of(option: str) -> str:
-    """The environment variable that sets an option."""
+    """Return the environment variable that sets an option."""
     return f"ZCOMM_{option.upper()}"
 
 
@@ -28,48 +29,62 @@ class Options(_c10d.Options):
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
         policy: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those that
             gain at least 3 % by it. The first call of a collective, dtype and size (rounded down to a power of two)
-            decides for all later ones: it times both ways on scratch, or asks the ``calibration``.
+            decides for all later ones: it times both ways on scratch, or reads the ``decisions``. The all-reduce of
+            HSDP's replicas is one of these, in the formats of ``reduce_scatter``, unless ``all_reduce`` has others.
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
-            ``"exact:direct"``: exact values go straight to their owner, who adds them in float32 in rank order. That
-            is half the bytes of gloo's, and other bits. Of CPU tensors of float32, bfloat16 and float16, summed or
-            averaged, single or in lists, of any size; other calls are gloo's, as with ``"exact"``.
-        small_reduce_scatter: of tensors below ``min_bytes``: ``"exact"``, the default, or ``"exact:direct"``.
-        all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the INSIDE format.
+        all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the intra-node format.
+        direct: which exact reduce-scatters zcomm makes itself: ``"never"``, the default; ``"small"``, those below
+            ``min_bytes``; or ``"always"``. Values go straight to their owner, who adds them in float32 in rank order.
+            That is half the bytes of gloo's, and other bits. It serves CPU tensors of float32, bfloat16 and float16,
+            summed or averaged, single or in lists; other exact calls are torch's.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536.
-        out_of_place: compress all-gathers whose input is not its own slot of the output, too; default False.
-        lists: compress list forms, too; default False.
-        coalesced: compress coalesced forms, too; default False.
+        forms: forms of calls to compress beside FSDP2's and plain reductions, a sequence of names or one text with
+            commas; default: none.
+
+            * ``"in_place"``: all-gathers in place. This rounds the sender's own values as well. Those of FSDP2 are
+              compressed without it, as it gathers copies of its shards.
+            * ``"out_of_place"``: all-gathers whose input is not its own slot of the output.
+            * ``"list"``: calls with lists of tensors.
+            * ``"coalesced"``: coalesced calls.
+            * ``"traced:DIM"``: gathers and reduce-scatters of compiled graphs in the group of the mesh dimension
+              ``DIM``, such as ``"traced:fsdp"``, if they are alone in a coalesced call, and gathers in place.
+              ``"traced:world"`` names the default group, which is that of each dimension with all ranks. What DTensor
+              redistributes outside of graphs, such as full state dicts, is exact.
         strict: raise where a floating-point call of at least ``min_bytes`` would stay exact for any reason but its
             format and what ``policy="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
-            launcher or the host.
+            NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
             ranks of the group.
-        seed: of formats with ``:stochastic``; default 0. See :func:`zcomm.set_step`.
-        high_priority_stream: asynchronous calls on a GPU run on a stream of high priority; default True.
-        blocking_wait: ``wait()`` of asynchronous calls on a GPU blocks the host until they are done; default False.
-        end_on_failure: end the process where transfers on a GPU fail after their calls have returned, as their results
-            are undefined; default True. False: the group's next call of any kind raises, and so does ``wait()``.
-        max_ctas: at most so many of a GPU's multiprocessors for transfers over NCCL, and memory for as many channels to
-            each peer; default 0, what NCCL takes.
-        telemetry_every: compressed calls of a site from one sample of what compression loses to the next, for
+        sample_errors_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
-        calibration: a file that ``python -m zcomm measure`` has written on this cluster, by which ``policy="auto"``
-            decides without making a call; default: none.
+        decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
+            ``policy="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
 
-    A format is ``"exact"``, ``"bf16"`` or ``"int8:B"``, ``"int6:B"``, ``"int4:B"``, ``"int2:B"`` or ``"fp8:B"``,
-    B a multiple of 32 from 32 to 4096 elements; ``":hadamard"`` and ``":stochastic"`` may follow B.
+    :func:`zcomm.formats` lists the formats. On GPUs torch's ``TORCH_NCCL_HIGH_PRIORITY`` (here on by default),
+    ``TORCH_NCCL_BLOCKING_WAIT`` and ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` and NCCL's own variables count, too.
+
     Raises ValueError or TypeError that names the field, what was given and what is accepted.
     """
 
-    __signature__ = inspect.Signature(  # what help() and editors show
-        [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None) for field in _c10d.OPTION_FIELDS]
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        known = {field.name for field in OPTION_FIELDS}
-        given = {name: value for name, value in fields.items() if value is not None or name not in known}
+    def __init__(
+        self,
+        *,
+        policy: Literal["always", "auto"] | None = None,
+        all_gather: Format | None = None,
+        reduce_scatter: Format | None = None,
+        all_reduce: Format | None = None,
+        direct: Literal["never", "small", "always"] | None = None,
+        min_bytes: int | None = None,
+        forms: str | Collection[str] | None = None,
+        strict: bool | None = None,
+        node_size: int | None = None,
+        chunk_bytes: int | None = None,
+        sample_errors_every: int | None = None,
+        decisions: str | None = None,
+    ) -> None:
+        given = given_of(locals())
         super().__init__(**{**_of_environment(), **given})
 
     def __copy__(self) -> Options:
@@ -83,8 +98,15 @@ class Options(_c10d.Options):
         return self.__copy__()
 
 
+def given_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options among the arguments of a function that are not None."""
+    names = (field.name for field in OPTION_FIELDS)
+    return {name: arguments[name] for name in names if arguments.get(name) is not None}
+
+
 def _of_environment() -> dict[str, Any]:
-    """The options that the environment sets. Raises ValueError that names the variable."""
+    """Return the options that the environment sets. Raises ValueError that names the variable."""
+    environment.warn_of_unknown(tuple(variable_of(field.name) for field in OPTION_FIELDS))
     fields = {}
     for field in OPTION_FIELDS:
         text = os.environ.get(variable_of(field.name))
@@ -92,8 +114,9 @@ def _of_environment() -> dict[str, Any]:
             continue
         try:
             fields[field.name] = _READ[field.kind](text)
+            _c10d.Options(**{field.name: fields[field.name]})
         except ValueError as error:
-            raise ValueError(f"{variable_of(field.name)}: {error}") from None
+            raise ValueError(f"{variable_of(field.name)}: {str(error).removeprefix(f'{field.name}: ')}") from None
     return fields
 
 

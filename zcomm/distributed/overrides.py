@@ -1,33 +1,33 @@
-"""Which calls are compressed, for a stretch of code."""
+"""Overrides of options for a block of code."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+from collections.abc import Collection
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 
+from zcomm._formats import Format
+from zcomm.distributed import _dtensor
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.groups import backend_of, living_backends
+from zcomm.distributed.options import given_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class override:
-    """Changes options for the calls of this thread (and of the backward passes that it starts) inside a ``with`` block.
+class _Change:
+    """A ``with`` block with other options."""
 
-    Takes the fields of :class:`zcomm.Options` except ``node_size`` and ``chunk_bytes``. An inner override changes only
-    what it names. All ranks of a group must override the same calls in the same way: a rank that compresses a call
-    which another sends exactly waits for it until the timeout.
-    """
-
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
-        _c10d.PolicyOverride(**fields)  # raises on a wrong field now, not at the first call
         self._outer: list[_Active | None] = []
 
-    def __enter__(self) -> override:
+    def __enter__(self) -> Self:
         outer = _active()
         self._outer.append(outer)
         _activate(_Active({**(outer.fields if outer else {}), **self._fields}))
@@ -39,26 +39,57 @@ class override:
         _activate(self._outer.pop())
 
 
-def exact() -> override:
-    """Nothing is compressed inside this ``with`` block: metrics, checkpoints, comparisons."""
-    return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact")
+class override(_Change):
+    """Change options for the calls of this thread (and of the backward passes that it starts) inside a ``with`` block.
 
-
-def set_step(step: int, group: dist.ProcessGroup | None = None) -> None:
-    """Formats with ``:stochastic`` draw their random bits anew from here: bits that depend on ``Options(seed=)``, this
-    step, the number of compressed calls since, and the rank. Called at the start of every training step, with its
-    number, it makes a run that is resumed draw what it would have drawn. A CUDA graph repeats the bits of its capture.
-
-    Raises ValueError if ``step`` is negative or ``group`` (default: all groups of this process) has no zcomm backend.
+    The arguments are those of :class:`zcomm.Options`. An inner override changes only what it names. All ranks of a
+    group must override the same calls in the same way: a rank that compresses a call which another sends exactly waits
+    for it until the timeout.
     """
-    if step < 0:
-        raise ValueError(f"step: expected 0 or more, got {step}")
-    for backend in [backend_of(group)] if group is not None else living_backends():
-        backend.set_step(step)
+
+    def __init__(
+        self,
+        *,
+        policy: Literal["always", "auto"] | None = None,
+        all_gather: Format | None = None,
+        reduce_scatter: Format | None = None,
+        all_reduce: Format | None = None,
+        direct: Literal["never", "small", "always"] | None = None,
+        min_bytes: int | None = None,
+        forms: str | Collection[str] | None = None,
+        strict: bool | None = None,
+    ) -> None:
+        super().__init__(given_of(locals()))
+        _c10d.PolicyOverride(**self._fields)  # raises on a wrong field now, not at the first call
+        if "traced:" in str(forms):
+            tell_apart_what_is_traced()
+
+
+def of_copies() -> _Change:
+    """All-gathers in place are compressed, too: what they round are copies."""
+    return _Change({"_adds_in_place": True})
+
+
+@functools.cache
+def tell_apart_what_is_traced() -> None:
+    """Exclude DTensor's own redistributions, such as full state dicts, from the calls of compiled graphs."""
+    _dtensor.around_redistributions(lambda: _Change({"_drops_traced": True}))
+
+
+def exact() -> override:
+    """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
+    comparisons."""
+    return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact", direct="never")
+
+
+def is_overridden(field: str) -> bool:
+    """Tell whether this thread is inside an :class:`override` of ``field``."""
+    active = _active()
+    return active is not None and field in active.fields
 
 
 class _Active(_c10d.PolicyOverride):
-    """An override with all fields of its outer ones, which the C++ side reads, and the fields to extend it by."""
+    """Override with all fields of its outer ones, for the C++ side, and the same fields for inner overrides."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(**fields)
@@ -76,7 +107,7 @@ def _activate(active: _Active | None) -> None:
 
 
 def _stash_takes_no_reference() -> bool:
-    """Whether this torch, as 2.11 does, later gives back a reference that it never took."""
+    """Tell whether this torch, like 2.11, later releases a reference that it never took."""
     probe = object()
     before = sys.getrefcount(probe)
     torch._C._stash_obj_in_tls("zcomm.probe", probe)

@@ -1,60 +1,153 @@
-"""What the ranks of a group tell each other through its store, before they exchange anything else."""
+"""Rendezvous and handshake of a group's ranks, through its store."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from zcomm.distributed import environment
+_PATIENCE = 2.0  # seconds beyond the timeout, for a store that hangs
 
 
-def fresh_keys(store: Any, size: int) -> PrefixStore:
-    """A part of ``store`` that no group of an earlier generation of ranks has used; called once by each of ``size``.
+class _Meeting:
+    """One rank's side of a rendezvous, in a store that may hold keys of ranks that are gone.
 
-    An elastic agent's store outlives the restart of its workers, a process's store its groups: what the last ones left
-    there would be taken for news.
+    Rank 0 names an unused part of the store. Each other rank registers there, with a random number. When all have
+    registered, rank 0 accepts their numbers. A rank that finds a stale name never sees its number accepted, and goes on
+    to the next name.
     """
-    restarted = PrefixStore(f"zcomm/restart{environment.restart_count()}", store)
-    generation = (restarted.add("arrivals", 1) - 1) // size
-    return PrefixStore(f"generation{generation}", restarted)
+
+    def __init__(self, store: Any, rank: int, size: int, text: str) -> None:
+        self._store, self._rank, self._size, self._text = store, rank, size, text
+        self._leader = f"leader of {size}"
+        self._number = uuid.uuid4().hex
+        self._name = ""  # part of the store in which this rank has registered
+
+    def poll(self) -> bool:
+        """Tell whether all ranks have registered."""
+        return self._follow() if self._rank else self._lead()
+
+    def _lead(self) -> bool:
+        if not self._name:
+            self._come(uuid.uuid4().hex)
+            self._store.set(self._leader, self._name)
+        if not self._store.check(self._places()):
+            return False
+        accepted = [self._accepted(number) for number, _ in self._read()]
+        self._store.multi_set(accepted, [""] * self._size)
+        return True
+
+    def _follow(self) -> bool:
+        named = self._store.get(self._leader).decode() if self._store.check([self._leader]) else ""
+        # Reads the name before the acceptance: rank 0, having accepted all, may name the part of the next rendezvous.
+        if self._name and self._store.check([self._accepted(self._number)]):
+            return True
+        if named != self._name:
+            self._come(named)
+        return False
+
+    def _come(self, name: str) -> None:
+        self._name = name
+        self._store.set(self._places()[self._rank], f"{self._number} {self._text}")
+
+    def _places(self) -> list[str]:
+        return [f"{self._name}/rank {rank}" for rank in range(self._size)]
+
+    def _accepted(self, number: str) -> str:
+        return f"{self._name}/accepted {number}"
+
+    def _read(self) -> list[list[str]]:
+        """Return the number and the text of each rank."""
+        return [place.decode().split(" ", 1) for place in self._store.multi_get(self._places())]
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not registered, as far as this one can tell."""
+        absent = [rank for rank, place in enumerate(self._places()) if self._name and not self._store.check([place])]
+        return absent or [0]
+
+    def result(self) -> tuple[PrefixStore, list[str]]:
+        """Return the result of :func:`meet`."""
+        return PrefixStore(self._name, self._store), [text for _, text in self._read()]
 
 
-def wait_for_all(store: Any, size: int, timeout: float, purpose: str, is_over: Callable[[], bool]) -> list[str]:
-    """What every rank has set in ``store``, in rank order, once all have. Raises RuntimeError that names the ranks that
-    have not within ``timeout`` seconds; ends early if the group is aborted."""
-    keys = [f"{rank}" for rank in range(size)]
+def meet(
+    connect: Callable[[], Any], rank: int, size: int, timeout: float, purpose: str, *, text: str = "",
+    is_over: Callable[[], bool] = lambda: False,
+) -> tuple[PrefixStore, list[str]]:  # fmt: skip
+    """Wait for all ranks. Return an unused part of the store ``connect()``, and the ``text`` of each rank.
+
+    Raises RuntimeError that names the ranks missing after ``timeout`` seconds; ends early if ``is_over()``. Calls in
+    one store are sequential: a rank starts the next one after it has returned from the last one.
+    """
+    met: Future[tuple[PrefixStore, list[str]]] = Future()
+    left = threading.Event()
     deadline = time.monotonic() + timeout
-    pause = 0.0005
-    while not store.check(keys):
-        if is_over():
-            raise RuntimeError(f"aborted before the {purpose}")
-        if time.monotonic() > deadline:
-            missing = [rank for rank in range(size) if not store.check([f"{rank}"])]
-            raise RuntimeError(f"ranks {missing} did not come to the {purpose} within the timeout of {timeout:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    return [text.decode() for text in store.multi_get(keys)]
+
+    def wait() -> None:
+        meeting = _Meeting(connect(), rank, size, text)
+        pause = 0.0005
+        while not meeting.poll():
+            if time.monotonic() > deadline:
+                late = meeting.missing()
+                raise RuntimeError(f"ranks {late} did not come to the {purpose} within the timeout of {timeout:g} s")
+            if left.wait(pause):
+                return
+            pause = min(2 * pause, 0.05)
+        met.set_result(meeting.result())
+
+    def run() -> None:
+        try:
+            wait()
+        except BaseException as error:
+            met.set_exception(error)
+
+    # Runs on a separate thread, because a request to a store that hangs never returns.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.05)
+            if is_over():
+                raise RuntimeError(f"aborted before the {purpose}")
+            if time.monotonic() > deadline + _PATIENCE:
+                stopped = "the group's store does not answer: is the process that serves it stopped?"
+                raise RuntimeError(f"{stopped} This rank waited for the {purpose}")
+    finally:
+        left.set()
+    return met.result()
 
 
 def compare(handshakes: list[str], rank: int, options: Any) -> list[int]:
-    """Compares version and options of all ranks; returns the node of each rank, as numbers.
+    """Compare version and options of all ranks; return the node of each rank, as numbers.
 
     Raises RuntimeError that names the first difference.
     """
     everyone = [json.loads(text) for text in handshakes]
     own = everyone[rank]
     for other, theirs in enumerate(everyone):
-        for item in ("version", "options"):
-            if theirs[item] != own[item]:
-                raise RuntimeError(
-                    f"ranks disagree on the {item}: this rank has {own[item]}, rank {other} has {theirs[item]}"
-                )
-    if options.node_size is not None:
-        return [world_rank // options.node_size for world_rank in options.global_ranks_in_group or range(len(everyone))]
-    nodes = [theirs["node"] for theirs in everyone]
-    first_of = {node: number for number, node in reversed(list(enumerate(nodes)))}
-    return [first_of[node] for node in nodes]
+        if theirs["version"] != own["version"]:
+            raise _disagreement("version", own["version"], other, theirs["version"])
+        if theirs["options"] != own["options"]:
+            names = [name for name, value in own["options"].items() if theirs["options"][name] != value]
+            here, there = (", ".join(f"{name}={of['options'][name]!r}" for name in names) for of in (own, theirs))
+            raise _disagreement("options", here, other, there)
+    world_ranks = options.global_ranks_in_group or range(len(everyone))
+    return number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size)
+
+
+def _disagreement(item: str, here: str, other: int, there: str) -> RuntimeError:
+    return RuntimeError(f"ranks disagree on the {item}: this rank has {here}, rank {other} has {there}")
+
+
+def number_nodes(identities: Sequence[str], world_ranks: Sequence[int], node_size: int | None) -> list[int]:
+    """Return the node of each rank: ``node_size`` ranks in order per node, else by identity."""
+    if node_size is not None:
+        return [world_rank // node_size for world_rank in world_ranks]
+    first_of = {node: number for number, node in reversed(list(enumerate(identities)))}
+    return [first_of[node] for node in identities]

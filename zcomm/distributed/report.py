@@ -1,4 +1,4 @@
-"""What compression loses, call site by call site, and what to do about it."""
+"""Report of compression errors by call site, with advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import statistics
 import weakref
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -18,34 +18,34 @@ from zcomm.distributed.groups import backend_of
 from zcomm.distributed.stats import stats_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-# The rule that report() advises by.
+# Thresholds of report()'s advice.
 DECIBELS_BELOW_MEDIAN = 6.0
 MOST_ZEROED = 0.5
 
 
 class WeightSender(Protocol):
-    """Knows how weights are sent, which no sample tells where nothing is lost."""
+    """Describes how weights are sent when nothing is lost, which sampling cannot show."""
 
     def explain(self, group: str) -> list[str]:
-        """In the group of this name: in words, and why."""
+        """Describe how weights are sent in the group ``group``, and why."""
 
 
-#: Those of this process.
+#: Senders of this process.
 WEIGHT_SENDERS: weakref.WeakSet[WeightSender] = weakref.WeakSet()
 
 
 @dataclass
 class SiteReport:
-    """One call site in one format on this rank, as far as it was sampled.
+    """Samples of one call site in one format on this rank.
 
     ``hop`` is "intra_node" or "inter_node", and "all" for an all-gather, which has one format. Errors are those
-    of one quantization, decode(encode(x)) - x; blocks with a NaN or an infinity are left out of all but their share.
+    of one quantization, decode(encode(x)) - x; blocks with a NaN or an infinity count only in ``nonfinite_blocks``.
 
     * ``snr_db``: 10 log10(sum of x^2 / sum of squared errors); None if nothing was lost, or nothing finite was sampled.
     * ``largest_block_error``, ``mean_block_error``: over blocks, the largest error over the largest |x|.
     * ``zeroed``: the share of nonzero values that are decoded as 0.
     * ``nonfinite_blocks``: the share of blocks that hold a NaN or an infinity.
-    * ``reasons``: why this site should be exempt from compression; empty if it need not.
+    * ``reasons``: reasons to exempt this site from compression; empty if there are none.
     """
 
     site: str
@@ -64,8 +64,9 @@ class SiteReport:
 
 @dataclass
 class Report:
-    """By collective, as in :class:`zcomm.Stats`; ``advice`` says what to write to exempt sites with ``reasons``.
+    """By collective, as in :func:`zcomm.stats`; ``advice`` says what to write to exempt sites with ``reasons``.
 
+    ``every``: of how many calls one is sampled; 0: none.
     ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes.
     ``decisions``: what ``policy="auto"`` has decided, and by which times."""
 
@@ -78,51 +79,45 @@ class Report:
     weights: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        return "\n".join([*(_table(self) if self.every else []), *self.decisions, *self.weights, *self.advice])
+
 
 def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] | None = None) -> Report:
-    """Print what compression has lost in ``group`` (default: the world) so far, and return it.
+    """What compression has lost in ``group`` (default: the world) so far, to be looked at and printed.
 
     It is about what this rank has sent, and no collective: one rank may call it alone. ``json``: a file to write the
     same to; docs/telemetry.md has its fields. Waits for the GPU.
 
-    Raises ValueError if the group takes no samples (``zcomm.Options(telemetry_every=N)``) or has no zcomm backend, and
-    ImportError if ``rich`` is not installed.
+    Without samples (``zcomm.Options(sample_errors_every=N)``) it tells how weights are sent, and what ``policy="auto"``
+    has decided. Raises ValueError if there is nothing to tell or the group has no zcomm backend.
     """
-    try:
-        from rich.console import Console
-    except ImportError as error:
-        raise ImportError("zcomm.report() prints with rich: pip install rich") from error
     made = report_of(backend_of(group))
     asked = group or dist.group.WORLD
     assert asked is not None  # it has a backend
     made.weights = [line for sender in list(WEIGHT_SENDERS) for line in sender.explain(asked.group_name)]
+    if not made.every and not made.weights and not made.decisions:
+        raise ValueError(
+            "group: it takes no samples; make it with zcomm.Options(sample_errors_every=100), or set "
+            "ZCOMM_SAMPLE_ERRORS_EVERY=100"
+        )
     if json is not None:
         with open(json, "w", encoding="utf-8") as file:
             _json.dump({"zcomm": __version__, **asdict(made)}, file, indent=1, allow_nan=False)
             file.write("\n")
-    console = Console(highlight=False)
-    console.print(_table(made))
-    for line in made.decisions + made.weights + made.advice:
-        console.print(line, markup=False, soft_wrap=True)
     return made
 
 
 def report_of(backend: _c10d.ProcessGroup) -> Report:
-    """The report of one backend object; see :func:`report`."""
-    every = backend.options.telemetry_every
-    if every == 0:
-        raise ValueError(
-            "group: it takes no samples; make it with zcomm.Options(telemetry_every=100), or set "
-            "ZCOMM_TELEMETRY_EVERY=100"
-        )
+    """Return the report of one backend object; see :func:`report`."""
     sites: dict[str, list[SiteReport]] = {name: [] for name in COLLECTIVES}
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
     decisions = [str(decision) for decision in stats_of(backend).decisions]
     return Report(
-        backend.rank(), every, sites["all_gather"], sites["reduce_scatter"], sites["all_reduce"], advice=advice,
-        decisions=decisions,
+        backend.rank(), backend.options.sample_errors_every, sites["all_gather"], sites["reduce_scatter"],
+        sites["all_reduce"], advice=advice, decisions=decisions,
     )  # fmt: skip
 
 
@@ -147,7 +142,7 @@ def _site_of(loss: _c10d.Loss) -> SiteReport:
 
 
 def _advise(collective: str, sites: list[SiteReport]) -> list[str]:
-    """Fills in the reasons; returns what to write about each site that has any."""
+    """Set the reasons of all sites; return advice about each site that has any."""
     peers: dict[tuple[str, str], list[float]] = {}
     for site in sites:
         if site.snr_db is not None:
@@ -169,25 +164,30 @@ def _advise(collective: str, sites: list[SiteReport]) -> list[str]:
     ]
 
 
-def _table(made: Report) -> Any:
-    from rich.table import Table
-    from rich.text import Text
+_HEADS = (
+    "site", "hop", "format", "calls", "samples", "SNR dB", "largest error", "mean", "zeroed", "non-finite", "exempt",
+)  # fmt: skip
 
-    table = Table(title=f"What compression loses: rank {made.rank}, every {made.every} calls of a site")
-    for name in ("site", "hop", "format"):
-        table.add_column(name)
-    for name in ("calls", "samples", "SNR dB", "block error: largest", "mean", "zeroed", "non-finite"):
-        table.add_column(name, justify="right")
-    table.add_column("exempt, because")
+
+def _table(made: Report) -> list[str]:
+    """Its lines."""
+    rows: list[tuple[str, ...]] = [_HEADS]
     for collective in COLLECTIVES:
         for site in getattr(made, collective):
-            # A name is the user's, and may look like markup.
-            name = site.site if site.site.startswith(collective) else f"{collective}: {site.site}"
-            table.add_row(
-                Text(name), site.hop, site.format, f"{site.calls}", f"{site.samples}",
+            rows.append((
+                site.site if site.site.startswith(collective) else f"{collective}: {site.site}",
+                site.hop, site.format, f"{site.calls}", f"{site.samples}",
                 "-" if site.snr_db is None else f"{site.snr_db:.1f}", f"{site.largest_block_error:.2%}",
                 f"{site.mean_block_error:.2%}", f"{site.zeroed:.1%}", f"{site.nonfinite_blocks:.2%}",
-                "; ".join(site.reasons),
-            )  # fmt: skip
-        table.add_section()
-    return table
+                "because " + "; ".join(site.reasons) if site.reasons else "",
+            ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: tuple[str, ...]) -> str:
+        texts, numbers = row[:3], row[3:-1]
+        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+        cells += [number.rjust(width) for number, width in zip(numbers, widths[3:], strict=False)]
+        return "  ".join([*cells, row[-1]]).rstrip()
+
+    title = f"What compression loses: rank {made.rank}, every {made.every} calls of a site. Errors are those of blocks."
+    return [title, *map(line, rows)]

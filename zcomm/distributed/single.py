@@ -1,4 +1,4 @@
-"""torch's gather and scatter of a single tensor. Their older names warn in torch 2.13, the newer ones came with it."""
+"""Gather and scatter of a single tensor, by torch's newer names where they exist: the older ones warn in torch 2.13."""
 
 from __future__ import annotations
 

@@ -1,19 +1,38 @@
-"""What a group has moved, and what it left exact."""
+"""Counters of a group: bytes moved, and calls left exact."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch.distributed as dist
 
-from zcomm._renamed import NODE_BYTES, renamed
+from zcomm._units import size_text, time_text
+from zcomm.distributed import metrics
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
+
+#: Weight of a collective's tensor bytes in sums over all collectives.
+BYTES_MOVED = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+
+# Settings that would compress the calls kept exact by a reason. Other reasons have no setting.
+_SETTINGS = {
+    "form": "forms='list,coalesced', or forms='traced:DIM' with a mesh dimension's name for compiled FSDP",
+    "out_of_place": "forms='out_of_place'",
+    "in_place": "forms='in_place', if optimizers step other copies",
+    "min_bytes": "a smaller min_bytes, or larger FSDP2 units",
+}
+_FORMATS = {
+    "all_gather": "all_gather='int8:256'",
+    "reduce_scatter": "reduce_scatter='int8:128/int4:128'",
+    "all_reduce": "all_reduce='int8:128/int4:128', or zcomm.ddp.compress_hook for DDP",
+}
 
 
 @dataclass
 class Calls:
-    """``bytes`` are of the gathered, scattered or reduced tensors."""
+    """Number of calls. ``bytes`` are of the gathered, scattered or reduced tensors."""
 
     calls: int = 0
     bytes: int = 0
@@ -28,7 +47,6 @@ class HopStats:
     wait_seconds: float = 0.0
 
 
-@renamed(NODE_BYTES)
 @dataclass
 class CollectiveStats:
     """One collective on this rank: what was compressed, what that cost, and what was not and why.
@@ -38,7 +56,7 @@ class CollectiveStats:
     ``host_waits``: times that the host has waited for the GPU, which lossless differences make it do once per step.
     ``hops``: the same bytes by hop, in the order of the hops, and the part of ``transfer_seconds`` that each was waited
     for. An all-reduce has up to two of its reduce-scatter, then two of its all-gather. On a GPU the host does not wait.
-    ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/design.md.
+    ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/options.md.
     """
 
     calls: int = 0
@@ -56,10 +74,9 @@ class CollectiveStats:
         return self.intra_node_bytes + self.inter_node_bytes
 
 
-@renamed(NODE_BYTES)
 @dataclass
 class SentCalls(Calls):
-    """``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank for them, as far as zcomm sent them."""
+    """Calls with bytes sent by zcomm from this rank: ``intra_node_bytes`` and ``inter_node_bytes``."""
 
     intra_node_bytes: int = 0
     inter_node_bytes: int = 0
@@ -69,7 +86,7 @@ class SentCalls(Calls):
 class Decision:
     """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
     formats, and of ``least_bytes`` up to less than twice as many. The seconds are those of the slowest rank: medians of
-    ``rounds`` rehearsals, or predicted by the calibration where ``rounds`` is 0. ``again``: of two all-gathers, the
+    ``rounds`` rehearsals, or those of the table of decisions where ``rounds`` is 0. ``again``: of two all-gathers, the
     second of which secondary shards serve if they are compressed. ``one_hop``: compressed ones take one hop, not two;
     ``one_hop_seconds`` is 0 where that is not another way."""
 
@@ -86,14 +103,14 @@ class Decision:
     one_hop_seconds: float = 0.0
 
     def __str__(self) -> str:
-        how = f"in {self.rounds} rehearsals" if self.rounds else "by the calibration"
+        how = f"in {self.rounds} rehearsals" if self.rounds else "by the table of decisions"
         way = "exact" if not self.compressed else "compressed in one hop" if self.one_hop else "compressed"
-        one_hop = f", in one hop {self.one_hop_seconds * 1e3:.3g} ms," if self.one_hop_seconds else ""
+        one_hop = f", in one hop {time_text(self.one_hop_seconds)}," if self.one_hop_seconds else ""
         again = ", and again from secondary shards" if self.again else ""
         return (
-            f"{self.collective} of {_size(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
-            f"{way}, as an exact call takes {self.exact_seconds * 1e3:.3g} ms "
-            f"and a compressed one {self.compressed_seconds * 1e3:.3g} ms{one_hop} {how}"
+            f"{self.collective} of {size_text(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
+            f"{way}, as an exact call takes {time_text(self.exact_seconds)} "
+            f"and a compressed one {time_text(self.compressed_seconds)}{one_hop} {how}"
         )
 
 
@@ -101,9 +118,9 @@ class Decision:
 class Stats:
     """``others`` are collectives that are never compressed, and point-to-point calls.
 
-    ``direct_reduce_scatter``: those that zcomm made as ``"exact:direct"``; ``exact`` of ``reduce_scatter`` counts them
-    as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has made on scratch, exact and
-    compressed ones; nothing else counts them. ``decisions``: what it has decided so far.
+    ``direct_reduce_scatter``: those that zcomm made itself, as ``Options(direct=)`` has it; ``exact`` of
+    ``reduce_scatter`` counts them as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has
+    made on scratch, exact and compressed ones; nothing else counts them. ``decisions``: what it has decided so far.
     """
 
     all_gather: CollectiveStats
@@ -114,32 +131,76 @@ class Stats:
     decisions: list[Decision]
     others: Calls
 
+    def to_dict(self) -> dict[str, float]:
+        """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
+        ``"zcomm/all_gather/wire_bytes"``, ``"zcomm/all_gather/exact/min_bytes/calls"``. Hops are numbered from 0:
+        ``"zcomm/all_gather/hops/0/wait_seconds"``. ``decisions``, which are no counters, are left out."""
+        return metrics.flat(self._counters())
+
+    def write_prometheus(self, path: str | os.PathLike[str]) -> None:
+        """Write these counters to ``path`` in Prometheus' text format, for the textfile collector of node_exporter. The
+        file is replaced at once: a reader never sees half of it.
+
+        Raises ValueError if the name does not end in ``.prom``, and ImportError without ``prometheus_client``."""
+        metrics.write_prometheus(path, self._counters(), dist.get_rank())
+
+    def _counters(self) -> dict[str, Any]:
+        counters = asdict(self)
+        del counters["decisions"]
+        for name in BYTES_MOVED:
+            counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
+        return counters
+
     def __str__(self) -> str:
         parts = []
         for name in ("all_gather", "reduce_scatter", "all_reduce"):
             one: CollectiveStats = getattr(self, name)
             if one.calls:
                 parts.append(
-                    f"{name} {one.calls} calls, {_size(one.bytes)}: sent {_size(one.intra_node_bytes)} intra-node and "
-                    f"{_size(one.inter_node_bytes)} inter-node, codec {one.codec_seconds:.2f} s"
+                    f"{name} {one.calls} calls, {size_text(one.bytes)}: sent {size_text(one.intra_node_bytes)} "
+                    f"intra-node and {size_text(one.inter_node_bytes)} inter-node, codec {one.codec_seconds:.2f} s"
                 )
             if one.exact:
-                reasons = ", ".join(f"{c.calls} {reason} ({_size(c.bytes)})" for reason, c in one.exact.items())
+                reasons = ", ".join(f"{c.calls} {reason} ({size_text(c.bytes)})" for reason, c in one.exact.items())
                 parts.append(f"{name} exact: {reasons}")
         direct = self.direct_reduce_scatter
         if direct.calls:
             parts.append(
-                f"direct reduce_scatter {direct.calls} calls, {_size(direct.bytes)}: sent "
-                f"{_size(direct.intra_node_bytes)} intra-node and {_size(direct.inter_node_bytes)} inter-node"
+                f"direct reduce_scatter {direct.calls} calls, {size_text(direct.bytes)}: sent "
+                f"{size_text(direct.intra_node_bytes)} intra-node and {size_text(direct.inter_node_bytes)} inter-node"
             )
         parts += [f"auto: {decision}" for decision in self.decisions]
+        if any(getattr(self, name).exact for name in BYTES_MOVED):
+            parts.append(self.explain_exact()[1])
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
         return "; ".join(parts) or "no calls"
 
+    def explain_exact(self) -> tuple[float, str]:
+        """Two things about exact calls: the share of all bytes that a setting would compress, and a line that has them
+        by reason, with that setting. Bytes are those of the tensors; those of all-reduces count twice."""
+        exact: dict[tuple[str, str], int] = {}
+        total = 0
+        for name, times in BYTES_MOVED.items():
+            one: CollectiveStats = getattr(self, name)
+            total += times * one.bytes
+            for reason, calls in one.exact.items():
+                exact[name, reason] = times * calls.bytes
+                total += times * calls.bytes
+        parts, changeable = [], 0
+        for (name, reason), num_bytes in sorted(exact.items(), key=lambda item: -item[1]):
+            setting = _FORMATS[name] if reason == "format_exact" else _SETTINGS.get(reason, "")
+            changeable += num_bytes if setting else 0
+            if num_bytes >= 0.01 * total:
+                share = f"{num_bytes / total:.0%} {name} {reason}"
+                parts.append(f"{share} (to compress: {setting})" if setting else share)
+        total = max(total, 1)
+        share = f"{sum(exact.values()) / total:.0%} of the bytes stayed exact"
+        return changeable / total, ": ".join([share, *([", ".join(parts)] if parts else [])])
+
 
 def stats(group: dist.ProcessGroup | None = None) -> Stats:
-    """Counters of ``group`` (default: the world) on this rank, since it was made.
+    """Return the counters of ``group`` (default: the world) on this rank, since it was made.
 
     Raises ValueError if the group has no zcomm backend.
     """
@@ -147,7 +208,7 @@ def stats(group: dist.ProcessGroup | None = None) -> Stats:
 
 
 def stats_of(backend: _c10d.ProcessGroup) -> Stats:
-    """Counters of one backend object; see :func:`stats`."""
+    """Return the counters of one backend object; see :func:`stats`."""
     raw = backend.stats()
 
     def collective(name: str) -> CollectiveStats:
@@ -165,11 +226,3 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         [Decision(**decision) for decision in backend.decisions()],
         Calls(**raw["others"]),
     )
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"

@@ -1,23 +1,11 @@
-"""FSDP2 beyond what a change of backend gives: formats for each module and parameter, and secondary shards.
+"""FSDP2 beyond what a change of backend gives: formats for modules and parameters, and weights that cross nodes once.
 
-    fully_shard(model)
-    zcomm.fsdp.compress(model)                 # norms and biases are sent exactly, in the same messages
-    zcomm.fsdp.enable_secondary_shards(model)  # weights cross nodes once per optimizer step
+    zcomm.fsdp.compress(model, weights="lossless")
 
-Both take the place of FSDP2's own collectives, module by module, and work with each other in any order.
+It comes before or after ``fully_shard``, and again for parts of the model that are to differ.
 """
 
-from zcomm.fsdp.compress import Compression, ModuleTraffic, Selector, compress, one_dimensional, smaller_than
-from zcomm.fsdp.secondary import ModuleStats, SecondaryShards, enable_secondary_shards
+from zcomm.fsdp.compression import Compression, ModuleStats, compress
+from zcomm.fsdp.selection import Selector, one_dimensional, smaller_than
 
-__all__ = [
-    "Compression",
-    "ModuleStats",
-    "ModuleTraffic",
-    "SecondaryShards",
-    "Selector",
-    "compress",
-    "enable_secondary_shards",
-    "one_dimensional",
-    "smaller_than",
-]
+__all__ = ["Compression", "ModuleStats", "Selector", "compress", "one_dimensional", "smaller_than"]

@@ -1,22 +1,90 @@
-"""What zcomm knows of FSDP2's insides: no other module reads its private names. As of torch 2.11 to 2.13.
+"""Access to FSDP2's private names, in torch 2.11 to 2.15. No other module reads them.
 
 A *group* is an FSDPParamGroup, the parameters that one module gathers together; a *param* is one of its FSDPParams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 __all__ = ["AllGather", "ReduceScatter"]
 
+_Group: Any = FSDPParamGroup
+
+# Classes of torch that only call the process group. The second came with torch 2.12.
+_PLAIN_GATHERS = tuple(
+    getattr(_fsdp_collectives, name)
+    for name in ("DefaultAllGather", "ProcessGroupAllocAllGather")
+    if hasattr(_fsdp_collectives, name)
+)
+
+
+def before_first_use(observe: Callable[[Any], None]) -> None:
+    """Call ``observe(group)`` before the first collective of each later group, and perhaps again afterwards."""
+    initialize = _Group.lazy_init
+
+    @functools.wraps(initialize)
+    def lazy_init(group: Any) -> None:
+        initialize(group)
+        observe(group)
+
+    _Group.lazy_init = lazy_init
+
+
+def around_choices(within: Callable[[Any], Any]) -> None:
+    """Wrap a group's later choices of collectives (allocation from the process group, symmetric memory) in the context
+    manager ``within(group)``."""
+    for name in ("set_allocate_memory_from_process_group", "set_symm_mem"):
+        if hasattr(_Group, name):
+            setattr(_Group, name, _inside(getattr(_Group, name), within))
+
+
+def _inside(method: Any, within: Callable[[Any], Any]) -> Any:
+    @functools.wraps(method)
+    def call(group: Any, *arguments: Any, **named: Any) -> Any:
+        with within(group):
+            return method(group, *arguments, **named)
+
+    return call
+
+
+def around_reductions(within: Callable[[Any], Any]) -> None:
+    """Wrap the later gradient reductions of each group in the context manager ``within(group)``."""
+    _Group.post_backward = _inside(_Group.post_backward, within)
+
+
+def process_groups_of(group: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Return the process groups of the shards and of HSDP's replicas; None if the mesh has none."""
+    mesh_info = group.mesh_info
+    return getattr(mesh_info, "shard_process_group", None), getattr(mesh_info, "replicate_process_group", None)
+
+
+def reduces_replicas_alone(group: Any) -> bool:
+    """Tell whether the group's reduction ends with the all-reduce of its replicas, without a user's hook."""
+    return bool(group.reduce_grads and group.all_reduce_grads and group._all_reduce_hook is None)
+
+
+def has_plain_gather(group: Any) -> bool:
+    """Tell whether the group's all-gather is one of torch's that only call the process group."""
+    return type(group._all_gather_comm) in _PLAIN_GATHERS
+
+
+def name_in_root(group: Any) -> str:
+    """Return the name of the group's module in the root, if known; "" for the root itself."""
+    return group._module_fqn or ""
+
 
 def groups_of(module: FSDPModule) -> Sequence[Any]:
-    """The groups of one module, without those of modules inside it."""
+    """Return the groups of one module, without those of its submodules."""
     state = module._get_fsdp_state()
     groups: Sequence[Any] | None = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12
     if groups is None:
@@ -25,33 +93,33 @@ def groups_of(module: FSDPModule) -> Sequence[Any]:
 
 
 def collectives_of(group: Any) -> tuple[AllGather, ReduceScatter]:
-    """The collectives that the group calls."""
+    """Return the collectives that the group calls."""
     return group._all_gather_comm, group._reduce_scatter_comm
 
 
 def set_collectives(group: Any, all_gather: AllGather, reduce_scatter: ReduceScatter) -> None:
-    """Makes the group call these."""
+    """Make the group call these collectives."""
     group._all_gather_comm, group._reduce_scatter_comm = all_gather, reduce_scatter
 
 
 def gathers_from_two_meshes(group: Any) -> bool:
-    """Whether the backward pass gathers from other shards than the forward pass: reshard_after_forward is a number."""
+    """Tell whether forward and backward pass gather from different shards: reshard_after_forward is a number."""
     return group.post_forward_mesh_info not in (None, group.mesh_info)
 
 
 def gathers_again(group: Any) -> bool:
-    """Whether the backward pass gathers what the forward pass has gathered."""
+    """Tell whether the backward pass gathers the same shards as the forward pass."""
     return bool(group.post_forward_mesh_info == group.mesh_info)
 
 
 def params_of(group: Any) -> Sequence[Any]:
-    """The params, in the order in which their parts lie in a shard."""
+    """Return the params, in the order of their parts in a shard."""
     params: Sequence[Any] = group.fsdp_params
     return params
 
 
 def name_of(group: Any, param: Any) -> str:
-    """The parameter's name in the module that gathers it."""
+    """Return the parameter's name in the module that gathers it."""
     info = param._module_info
     for module in group.modules:
         for prefix, inner in module.named_modules():
@@ -61,29 +129,30 @@ def name_of(group: Any, param: Any) -> str:
 
 
 def places_of(param: Any) -> set[tuple[int, str]]:
-    """The modules that hold the parameter, by identity, and its name in each: several modules may share it."""
+    """Return the identity of each module that holds the parameter, and its name there: modules may share it."""
     info = param._module_info
     modules, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
     return {(id(module), name) for module, name in zip(modules, names, strict=True)}
 
 
 def num_elements(param: Any) -> int:
-    """Of the whole parameter."""
+    """Return the number of elements of the whole parameter."""
     numel: int = param._orig_size.numel()
     return numel
 
 
-def gathered_elements(param: Any) -> int:
-    """Of a rank's shard as it is gathered now, padding included."""
+def gathered_part(param: Any) -> tuple[int, torch.dtype | None]:
+    """Return the number of elements, with padding, and the dtype of a rank's shard as it is gathered now. The dtype is
+    None if a tensor subclass gathers other data instead."""
     is_sharded = param.sharded_state.name == "SHARDED"
     data = param._sharded_param_data if is_sharded else param._sharded_post_forward_param_data
-    numel: int = data.numel()
-    return numel
+    is_replaced = hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
+    return data.numel(), None if is_replaced else param.param_dtype or data.dtype
 
 
 def shard_of(group: Any) -> torch.Tensor | None:
-    """What the next all-gather of the group sends of this rank, in memory of its own; None where only the gather itself
-    can tell. Its parameters are sharded: see version_of()."""
+    """Return a copy of the shard that the group's next all-gather sends; None if only the gather itself can tell. The
+    parameters must be sharded: see version_of()."""
     if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in group.fsdp_params):
         return None
     with torch.no_grad():
@@ -92,7 +161,7 @@ def shard_of(group: Any) -> torch.Tensor | None:
 
 
 def reduced_elements(param: Any) -> int:
-    """Of a rank's shard of the gradient, padding included."""
+    """Return the number of elements, with padding, of a rank's shard of the gradient."""
     numel: int = param.padded_sharded_param_size.numel()
     return numel
 
@@ -102,12 +171,12 @@ def requires_grad(param: Any) -> bool:
 
 
 def parameter_id(param: Any) -> int:
-    """The identity of the sharded parameter, which an optimizer holds."""
+    """Return the identity of the sharded parameter, which an optimizer holds."""
     return id(param.sharded_param)
 
 
 def version_of(param: Any) -> tuple[int, ...] | None:
-    """What changes when the values of the sharded parameter do; None where it cannot be watched."""
+    """Return a version that changes with the values of the sharded parameter; None if PyTorch does not count it."""
     if param.sharded_state.name != "SHARDED":
         return None  # shards of a reshard_after_forward mesh
     local = param._sharded_local_tensor

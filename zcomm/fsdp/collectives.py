@@ -1,4 +1,4 @@
-"""What takes the place of FSDP2's own all-gather and reduce-scatter in a module."""
+"""Replacements of FSDP2's all-gather and reduce-scatter in a module."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.groups import backend_of
-from zcomm.distributed.overrides import override
-from zcomm.distributed.single import all_gather_single
+from zcomm.distributed.groups import backend_of, find_backend
+from zcomm.distributed.overrides import of_copies, override
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 
@@ -24,159 +23,185 @@ _log = logging.getLogger("zcomm")
 
 Backend: TypeAlias = "_c10d.ProcessGroup"
 
-#: How many elements of a shard, from its first one on, and whether they are sent exactly.
+_COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
+
+#: Pairs (number of elements of a shard, whether they are sent exactly), from its first element on.
 Parts = list[tuple[int, bool]]
 
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``plan``: how the shard is sent; None: it is left exact."""
+    """One all-gather of FSDP2. ``plan`` is None if it stays exact."""
 
     output: torch.Tensor
     shard: torch.Tensor
     group: dist.ProcessGroup
-    plan: _c10d.PlannedGather | None
+    plan: _c10d.Operation | None
     async_op: bool
 
 
 class GatherStrategy(Protocol):
-    """How the gathers of a parameter group are made. The first two methods have the meaning that FSDP2 gives them."""
+    """Strategy of a parameter group's gathers. The first two methods are those of FSDP2's AllGather."""
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
 
     def gather(self, call: GatherCall) -> Any: ...
 
     def keeps_wires(self) -> bool:
-        """A later gather of the same weights is made from what this one keeps."""
+        """Tell whether later gathers of the same weights use the wires that this one keeps."""
         ...
+
+    def forget(self) -> None:
+        """Frees what was kept for later gathers."""
+        ...
+
+
+# Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
+# compressed, and what they are weighed against.
+_INSTEAD_OF_LOSSLESS = "int8:256"
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The formats of one parameter group. ``exempt`` says of each of its parameters if it is sent exactly. Formats
-    are those of the process group where None. ``difference``: weights are sent as the change since the last gather."""
+    """How one parameter group is sent. ``exempt`` says of each of its parameters if it is sent exactly. Formats are
+    those of the process group where None. ``owner`` made the rule, and lives as long; its ``number`` counts owners."""
 
-    all_gather: str | None
-    reduce_scatter: str | None
-    difference: bool
+    number: int
+    owner: object
+    weights: str | None
+    gradients: str | None
     exempt: Sequence[bool]
     error_feedback: ErrorFeedback | None
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.weights == "lossless"
 
     @functools.cached_property
     def formats(self) -> _c10d.PolicyOverride:
         """Read once."""
-        named = {"all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter}
+        weights = _INSTEAD_OF_LOSSLESS if self.is_lossless else self.weights
+        named = {"all_gather": weights, "reduce_scatter": self.gradients}
         return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})
 
 
 class Collectives:
-    """Those of one parameter group. With neither a rule nor another strategy they are what they were before."""
+    """Those of one parameter group. Without a rule they are FSDP2's, in the formats of the process group."""
 
     def __init__(self, name: str, path: str, param_group: Any) -> None:
         self.name = name
-        self.path = path  # of the module, in the largest model that was seen; "" for that model itself
+        self.path = path  # the module's, in the largest model seen; "" for that model itself
         self._residual_key = name
         self._param_group = param_group
         self.rule: Rule | None = None
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._warned = False
-        self._gather_plan: _c10d.PlannedGather | None = None  # of the last compressed gather, and reduction
-        self._reduce_plan: _c10d.PlannedReduce | None = None
+        self._gather_plan: _c10d.Operation | None = None  # of the last compressed gather, and reduction
+        self._reduce_plan: _c10d.Operation | None = None
         self._reduce_layout = ""
-        self._previous = _fsdp2.collectives_of(param_group)
-        self.plain = Plain(self, self._previous[0])
+        self.plain = Plain(self)
         self.strategy: GatherStrategy = self.plain
-        _fsdp2.set_collectives(param_group, _Gather(self), _Reduce(self, self._previous[1]))
+        self.take_over()
 
     @property
     def params(self) -> Sequence[Any]:
-        """Of FSDP2: see _fsdp2."""
+        """Params of FSDP2: see _fsdp2."""
         return _fsdp2.params_of(self._param_group)
 
     @property
-    def last_gather_plan(self) -> _c10d.PlannedGather | None:
+    def last_gather_plan(self) -> _c10d.Operation | None:
         return self._gather_plan
 
     def shard(self) -> torch.Tensor | None:
-        """See _fsdp2.shard_of."""
+        """Return the shard: see _fsdp2.shard_of."""
         return _fsdp2.shard_of(self._param_group)
 
-    def set_rule(self, rule: Rule) -> None:
-        """Counts anew: what is sent differently is not added up. See check_difference()."""
-        self.rule = rule
+    def is_plain(self) -> bool:
+        """Whether no rule is set."""
+        return self.rule is None
+
+    def give_back(self) -> None:
+        """Restore the group's own collectives, until :meth:`take_over`."""
+        _fsdp2.set_collectives(self._param_group, *self._previous)
+
+    def take_over(self) -> None:
+        """Replace the collectives that the group has now."""
+        self._previous = _fsdp2.collectives_of(self._param_group)
+        self.plain.previous = self._previous[0]
+        _fsdp2.set_collectives(self._param_group, _Gather(self), _Reduce(self, self._previous[1]))
+
+    def set_rule(self, rule: Rule, strategy: GatherStrategy | None) -> None:
+        """Counts anew: what is sent differently is not added up. Leaves a rule of a later number. ``strategy``: in
+        place of plain gathers."""
+        if self.rule is not None and self.rule.number > rule.number:
+            return
+        self.strategy.forget()
+        self.rule, self.strategy = rule, strategy or self.plain
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
-        if rule.difference:
-            self.strategy = Differences(self)
-        elif isinstance(self.strategy, Differences):
-            self.strategy = self.plain
         lossy = [param for param, exempt in zip(self.params, rule.exempt, strict=True) if not exempt]
         names = {id(param): _fsdp2.name_of(self._param_group, param) for param in lossy}
         self.gathered = _c10d.Site(self.name, [names[id(param)] for param in lossy])
         self.reduced = _c10d.Site(self.name, [names[id(param)] for param in lossy if _fsdp2.requires_grad(param)])
 
     def drop_rule(self, rule: Rule) -> None:
-        """Takes ``rule`` back, if it is still the last one."""
+        """Remove ``rule`` if it is still in force."""
         if self.rule is rule:
-            self.rule = None
-            if rule.difference:
-                self.strategy = self.plain
-            self._release()
+            self.strategy.forget()
+            self.rule, self.strategy = None, self.plain
 
-    def drop_strategy(self, strategy: GatherStrategy) -> None:
-        """Takes ``strategy`` back, if it is still the last one."""
-        if self.strategy is strategy:
-            self.strategy = self.plain
-            self._release()
+    def as_values(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
+        """View shards of several dtypes, which FSDP2 gathers as bytes, as the float dtype with the most bytes."""
+        if shard.dtype != torch.uint8:
+            return output, shard
+        num_bytes: dict[torch.dtype, list[int]] = {}
+        for numel, dtype in (_fsdp2.gathered_part(param) for param in self.params):
+            if dtype is None:
+                return output, shard
+            num_bytes.setdefault(dtype, []).append(numel * dtype.itemsize)
+        floats = sorted(num_bytes.keys() & _COMPRESSIBLE, key=lambda dtype: -sum(num_bytes[dtype]))
+        for dtype in floats:
+            if all(size % dtype.itemsize == 0 for sizes in num_bytes.values() for size in sizes):
+                return output.view(dtype), shard.view(dtype)
+        if floats:
+            self._warn("gathers parameters of several dtypes, whose parts are not whole elements of one", backend)
+        return output, shard
 
-    def check_difference(self) -> None:
-        """Raises ValueError if differences cannot be sent."""
-        if not isinstance(self.strategy, Plain | Differences):
-            raise self.not_both()
-        if _fsdp2.gathers_from_two_meshes(self._param_group):
-            raise ValueError(
-                f"difference: expected reshard_after_forward=False or True of {self.name}, got an integer: it gathers "
-                "from two meshes"
-            )
+    def _parts_of(self, shard: torch.Tensor, is_mixed: bool) -> Parts:
+        """Return the parts; none if all parameters have the same format. Parameters of other dtypes are exact."""
+        rule = None if self.rule is None or self.rule.is_lossless else self.rule
+        if rule is None and not is_mixed:
+            return []
+        gathered = [_fsdp2.gathered_part(param) for param in self.params]
+        others = [dtype not in (None, shard.dtype) for _, dtype in gathered]
+        exempt = rule.exempt if rule else [False] * len(gathered)
+        return [
+            (numel * (dtype or shard.dtype).itemsize // shard.itemsize, is_exempt or is_other)
+            for (numel, dtype), is_exempt, is_other in zip(gathered, exempt, others, strict=True)
+        ]
 
-    def not_both(self) -> ValueError:
-        return ValueError(
-            f"difference: {self.name} has a secondary shard, which keeps whole weights: a module has differences or a "
-            "secondary shard"
-        )
-
-    def resident_bytes(self) -> int:
-        """Kept for differences."""
-        return self.strategy.memory_bytes() if isinstance(self.strategy, Differences) else 0
-
-    def _release(self) -> None:
-        """Gives FSDP2 its own collectives back once nothing is set any more."""
-        if self.rule is None and self.strategy is self.plain:
-            _fsdp2.set_collectives(self._param_group, *self._previous)
-
-    def plan_gather(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> _c10d.PlannedGather | None:
-        """None: the gather is left exact."""
+    def plan_gather(
+        self, output: torch.Tensor, shard: torch.Tensor, backend: Backend, *, is_mixed: bool
+    ) -> _c10d.Operation | None:
+        """Plan a gather; None if it stays exact. ``is_mixed``: parameters have several dtypes."""
         rule = self.rule
         formats = rule.formats if rule else None
-        parts: Parts = []
-        if rule is not None:
-            numels = [_fsdp2.gathered_elements(param) for param in self.params]
-            if sum(numels) != shard.numel():
-                if backend.plan_gather(output, shard, formats=formats) is not None:
-                    what = f"gathers {shard.numel()} elements, which are not its {sum(numels)} parameters as they are"
-                    self._warn(what, backend)
-                return None
-            parts = list(zip(numels, rule.exempt, strict=True))
+        parts = self._parts_of(shard, is_mixed)
+        if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
+            if backend.plan_gather(output, shard, formats=formats) is not None:
+                what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
+                self._warn(what, backend)
+            return None
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
-        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, kept=self._gather_plan)
+        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=self._gather_plan)
         self._gather_plan = plan or self._gather_plan
         return plan
 
     def plan_reduce(
         self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Backend
-    ) -> _c10d.PlannedReduce | None:
-        """None: the reduce-scatter is left exact."""
+    ) -> _c10d.Operation | None:
+        """Plan a reduce-scatter; None if it stays exact."""
         rule = self.rule
         assert rule is not None
         parts: Parts = [
@@ -195,14 +220,14 @@ class Collectives:
             return None
         feedback = rule.error_feedback.block_format if rule.error_feedback else None
         plan = backend.plan_reduce(
-            output, whole, op, formats=rule.formats, parts=parts, feedback=feedback, kept=self._reduce_plan
+            output, whole, op, formats=rule.formats, parts=parts, feedback=feedback, like=self._reduce_plan
         )
         if plan is not None and plan is not self._reduce_plan:
             self._reduce_plan = plan
             self._reduce_layout = f"{whole.numel()} {whole.dtype} in {plan.segments}"
         return plan
 
-    def residual_of(self, whole: torch.Tensor, plan: _c10d.PlannedReduce, backend: Backend) -> _c10d.Residual | None:
+    def residual_of(self, whole: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
@@ -223,57 +248,30 @@ class Collectives:
 
 
 class Plain:
-    """A gather in the formats of the rule, or of the process group."""
+    """Gathers in the formats of the rule, or of the process group."""
 
-    def __init__(self, owner: Collectives, previous: _fsdp2.AllGather) -> None:
+    def __init__(self, owner: Collectives) -> None:
         self._owner = owner
-        self._previous = previous
+        self.previous: _fsdp2.AllGather  #: FSDP2's own
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self._previous.allocate(size, dtype=dtype, device=device)
+        return self.previous.allocate(size, dtype=dtype, device=device)
 
     def gather(self, call: GatherCall) -> Any:
         if call.plan is None:
-            with _left_exact(self._owner.rule is not None, "all_gather"):
-                return self._previous(call.output, call.shard, call.group, call.async_op)
+            # Allows in-place gathers, because FSDP2 gathers copies: another reason keeps this one exact.
+            # The group's options may have other formats than the rule.
+            formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
+            with of_copies(), formats:
+                return self.previous(call.output, call.shard, call.group, call.async_op)
         work = call.plan.run(call.output, call.shard, site=self._owner.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def keeps_wires(self) -> bool:
         return False
 
-
-class Differences:
-    """Gathers that send the change since the one before, whose result each rank keeps."""
-
-    def __init__(self, owner: Collectives) -> None:
-        self._owner = owner
-        self._whole: torch.Tensor | None = None
-        self._own: torch.Tensor | None = None  # what other ranks hold of this rank's shard
-
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        wanted = (tuple(size), dtype, device)
-        if self._whole is None or (self._whole.shape, self._whole.dtype, self._whole.device) != wanted:
-            self._whole = torch.empty(wanted[0], dtype=dtype, device=device)
-            self._own = None
-        return self._whole
-
-    def gather(self, call: GatherCall) -> Any:
-        if call.plan is None or self._own is None or self._own.shape != call.shard.shape:
-            with override(all_gather="exact"):
-                work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
-            self._own = call.shard.clone()
-        else:
-            work = call.plan.run(
-                call.output, call.shard, reference=self._own, site=self._owner.gathered, async_op=call.async_op
-            )
-        return finished(work, call.async_op)
-
-    def keeps_wires(self) -> bool:
-        return False
-
-    def memory_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self._whole, self._own) if tensor is not None)
+    def forget(self) -> None:
+        """Keeps nothing."""
 
 
 class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
@@ -286,10 +284,16 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
-        backend = backend_of(group)
-        plan = self.owner.plan_gather(output_tensor, input_tensor, backend)
-        call = GatherCall(output_tensor, input_tensor, group, plan, async_op)
-        return self.owner.strategy.gather(call)
+        owner = self.owner
+        backend = find_backend(group)
+        if backend is None and owner.is_plain():  # reshard_after_forward made a group with another backend
+            return owner.plain.previous(output_tensor, input_tensor, group, async_op)
+        backend = backend or backend_of(group)  # raises
+        output, shard = owner.as_values(output_tensor, input_tensor, backend)
+        plan = owner.plan_gather(output, shard, backend, is_mixed=shard is not input_tensor)
+        if plan is None:  # exact gathers keep FSDP2's view as bytes
+            output, shard = output_tensor, input_tensor
+        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op))
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
@@ -314,38 +318,42 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         backend = backend_of(group)
         plan = owner.plan_reduce(output_tensor, input_tensor, op, backend)
         if plan is None:
-            with _left_exact(True, "reduce_scatter"):
+            with override(reduce_scatter="exact"):
                 return self._previous(output_tensor, input_tensor, group, op, async_op)
         residual = owner.residual_of(input_tensor, plan, backend)
         work = plan.run(output_tensor, input_tensor, op, residual=residual, site=owner.reduced, async_op=async_op)
         return finished(work, async_op)
 
 
-def _left_exact(has_rule: bool, collective: str) -> Any:
-    # The group's options may have it otherwise.
-    return override(**{collective: "exact"}) if has_rule else contextlib.nullcontext()
-
-
 def finished(work: Any, async_op: bool) -> Any:
-    """What FSDP2 expects of a call: its work, or None once it is done."""
+    """Return what FSDP2 expects: the work of an asynchronous call, or None once a synchronous one is done."""
     if async_op:
         return work
     work.wait()
     return None
 
 
+def full_name_of(name: str, module: FSDPModule, param_group: Any) -> str:
+    """Return the name of one parameter group of ``module``, which is called ``name``."""
+    groups = list(_fsdp2.groups_of(module))
+    return (name or type(module).__name__) + (f"[{groups.index(param_group)}]" if len(groups) > 1 else "")
+
+
+def owner_of(param_group: Any) -> Collectives | None:
+    """Return the replacement of the group's collectives, if any."""
+    current = _fsdp2.collectives_of(param_group)[0]
+    return current.owner if isinstance(current, _Gather) else None
+
+
 def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
-    """Of every parameter group in ``model``, in the order of its modules; ours from now on."""
+    """Replace the collectives of every parameter group in ``model``; yield them in the order of modules."""
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups = _fsdp2.groups_of(module)
-        for number, param_group in enumerate(groups):
-            full_name = (name or type(module).__name__) + (f"[{number}]" if len(groups) > 1 else "")
-            current = _fsdp2.collectives_of(param_group)[0]
-            if isinstance(current, _Gather):
-                owner = current.owner
-                if len(name) > len(owner.path):  # a larger model has it
+        for param_group in _fsdp2.groups_of(module):
+            full_name = full_name_of(name, module, param_group)
+            if (owner := owner_of(param_group)) is not None:
+                if len(name) >= len(owner.path):  # longer in a larger model
                     owner.name, owner.path = full_name, name
                 yield owner
             else:

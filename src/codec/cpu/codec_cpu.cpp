@@ -1,4 +1,4 @@
-// The codec for host memory: checks every job, cuts them all into tasks and joins the kernels.
+// Codec for host memory: checks every job, splits all jobs into tasks and composes the kernels.
 #include <algorithm>
 #include <cfenv>
 #include <cstring>
@@ -14,21 +14,21 @@ namespace zcomm {
 namespace cpu {
 namespace {
 
-// Elements of a task: enough to hide the cost of handing it out, and few enough to balance. The first values of a task
-// were not prefetched, so large calls have large tasks. Multiples of the tile.
+// Elements per task: enough to amortize scheduling, few enough to balance the load. Large calls get large tasks,
+// because the first values of a task are not prefetched. Both are multiples of the tile.
 constexpr std::int64_t kMinTaskElements = 32768;
 constexpr std::int64_t kMaxTaskElements = 524288;
 constexpr std::int64_t kTasksPerThread = 8;
 
-// Calls with more values than this write past the caches, as what they write would not stay there until it is used.
-// A line that is written in place is read from memory first: that costs decode a third of its speed.
+// Calls with more values than this write past the caches: the output would be evicted before it is used. A normal store
+// reads the line from memory first, which costs decode a third of its speed.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
-// Elements that are decoded at a time. A sum takes a whole tile: it makes more calls for each.
+// Elements per decode step. A sum takes a whole tile, because it makes more calls per step.
 constexpr std::int64_t kDecodeTile = 1024;
 
-// Kernels count on rounding to nearest even and on subnormals; the caller's thread may have been set to something else
-// (torch.set_flush_denormal).
+// Sets the floating-point mode that kernels need: rounding to nearest even, with subnormals. The caller's thread may
+// use another mode (torch.set_flush_denormal).
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() {
@@ -50,7 +50,7 @@ std::int64_t num_elements(const Decode& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSum& job) { return job.values.num_elements; }
 std::int64_t num_elements(const DecodeSumEncode& job) { return job.num_elements; }
 
-// Elements per task of a job, `elements` or somewhat less: whole blocks of the wire that it writes, if it writes one.
+// Returns the elements per task: at most `elements`, and whole blocks if the job writes a wire.
 template <class Job>
 std::int64_t task_elements(const Job& job, std::int64_t elements) {
   if constexpr (requires { job.format; }) {
@@ -71,7 +71,7 @@ std::int64_t task_elements(std::span<const Job> jobs) {
 template <class Job, class Run>
 void run_jobs(std::span<const Job> jobs, const Run& run) {
   for (const Job& job : jobs) check(job);
-  thread_local std::vector<std::int64_t> ends;  // of each job's tasks; kept, for calls without allocation
+  thread_local std::vector<std::int64_t> ends;  // running count of tasks; kept to avoid allocation
   ends.clear();
   const std::int64_t elements = task_elements(jobs);
   std::int64_t num_tasks = 0;
@@ -108,10 +108,10 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
     if (stream) kernels.end_stream();
     return;
   }
-  // Tiles end within a line: what is left of it waits for the next one, as a line that is partly written is slow.
+  // Buffers partial lines: a line that is written in parts is slow, so the rest of a tile waits for the next one.
   alignas(kLine) std::byte buffer[kLine + kElements * sizeof(float)];
   std::byte* destination = values.data;
-  std::size_t waiting = 0;  // bytes, at the front of the buffer
+  std::size_t waiting = 0;  // bytes at the front of the buffer
   for (std::int64_t i = 0; i < values.num_elements; i += kElements) {
     const TensorView tile = values.slice(i, kElements);
     write(TensorView{buffer + waiting, tile.num_elements, tile.dtype}, i, false);
@@ -175,7 +175,7 @@ class CpuCodec final : public Codec {
         sum_tile(kernels_, job.wires, job.num_elements, begin + i, tile_count, terms);
         TensorView tile{reinterpret_cast<std::byte*>(terms), tile_count, DType::float32};
         alignas(64) std::byte sums[kTileElements * sizeof(float)];
-        if (job.format.kind == ElementKind::exact) {  // codes do not show a NaN's bits, values do
+        if (job.format.kind == ElementKind::exact) {  // codes do not preserve a NaN's bits, values do
           kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums, false);
           tile.data = sums;
         }

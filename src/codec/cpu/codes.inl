@@ -1,6 +1,6 @@
-// Codes: the part of kernels.inl between the wire and one code per byte, two's complement or e4m3.
+// Codes: the part of kernels.inl that converts between packed codes and one code per byte (two's complement or e4m3).
 
-// Codes of 6 bits go as four in a little-endian word of 24 bits, at any address.
+// Spreads four 6-bit codes from a little-endian word of 24 bits, at any alignment.
 ZCOMM_INLINE std::uint32_t spread_int6(std::uint32_t word) {
   return (word & 0x3fu) | ((word << 2) & 0x3f00u) | ((word << 4) & 0x3f0000u) | ((word << 6) & 0x3f000000u);
 }
@@ -8,14 +8,14 @@ ZCOMM_INLINE std::uint32_t gather_int6(std::uint32_t codes) {
   return (codes & 0x3fu) | ((codes >> 2) & 0xfc0u) | ((codes >> 4) & 0x3f000u) | ((codes >> 6) & 0xfc0000u);
 }
 
-// All codes between the wire and bytes with zeros in their upper bits. Reads and writes no byte of a wire but those
-// that hold codes; the other side is a tile, of which up to three bytes past `count` are read and written.
+// Converts all codes between the wire and bytes whose upper bits are zero. Accesses only those bytes of a wire that
+// hold codes. Of the tile, up to three bytes past `count` are read and written.
 
 ZCOMM_INLINE void spread_int6(const unsigned char* codes, std::int64_t count, Word32* quads) {
   std::int64_t done = 0;  // codes
 #ifdef __SSSE3__
   const __m128i to_words = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-  for (; done + 22 <= count; done += 16) {  // 16 bytes are read, for 12
+  for (; done + 22 <= count; done += 16) {  // reads 16 bytes, uses 12
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + done / 4 * 3));
     const __m128i words = _mm_shuffle_epi8(bytes, to_words);
     const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
@@ -39,7 +39,7 @@ ZCOMM_INLINE void gather_int6(const Word32* quads, std::int64_t count, unsigned 
   std::int64_t done = 0;
 #ifdef __SSSE3__
   const __m128i to_bytes = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-  for (; done + 22 <= count; done += 16) {  // 16 bytes are written, of which the next round writes 4 again
+  for (; done + 22 <= count; done += 16) {  // writes 16 bytes; the next round overwrites the last 4
     const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(quads + done / 4));
     const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
     const __m128i low = _mm_or_si128(field(words, 0x3f), field(_mm_srli_epi32(words, 2), 0xfc0));
@@ -58,7 +58,7 @@ ZCOMM_INLINE void gather_int6(const Word32* quads, std::int64_t count, unsigned 
   }
 }
 
-// A pair of int4 codes is handled as one little-endian 16-bit word.
+// Handles a pair of int4 codes as one little-endian 16-bit word.
 ZCOMM_INLINE void spread_int4(const unsigned char* codes, std::int64_t count, Word16* pairs) {
 #pragma omp simd
   for (std::int64_t i = 0; i < (count + 1) / 2; ++i) {
@@ -74,7 +74,7 @@ ZCOMM_INLINE void gather_int4(const Word16* pairs, std::int64_t count, unsigned 
   }
 }
 
-// Four int2 codes are one 32-bit word.
+// Handles four int2 codes as one 32-bit word.
 ZCOMM_INLINE void spread_int2(const unsigned char* codes, std::int64_t count, Word32* quads) {
 #pragma omp simd
   for (std::int64_t i = 0; i < (count + 3) / 4; ++i) {
@@ -90,7 +90,7 @@ ZCOMM_INLINE void gather_int2(const Word32* quads, std::int64_t count, unsigned 
   }
 }
 
-// One code per byte, in `room` (a tile) where the wire has them otherwise.
+// Returns one code per byte: the wire's own bytes, or `room` (a tile) if codes are packed.
 ZCOMM_INLINE const std::int8_t* unpack(CodeKind kind, const std::byte* codes, std::int64_t count, std::int8_t* room) {
   const unsigned char* packed = reinterpret_cast<const unsigned char*>(codes);
   std::int8_t sign = 0;
@@ -116,7 +116,7 @@ ZCOMM_INLINE const std::int8_t* unpack(CodeKind kind, const std::byte* codes, st
   return room;
 }
 
-// Whether codes of this kind are taken from the wire and written to it as they are, two per byte.
+// Tells whether the vector loops read and write codes of this kind packed, two per byte.
 #ifdef ZCOMM_LANES
 constexpr bool kTakesNibbles = true;
 #else
@@ -124,17 +124,17 @@ constexpr bool kTakesNibbles = false;
 #endif
 ZCOMM_INLINE bool has_nibbles(CodeKind kind) { return kTakesNibbles && kind == CodeKind::int4; }
 
-// Whether the wire has one code per byte, so that `pack` is not needed.
+// Tells whether the wire has one code per byte, so that `pack` is not needed.
 ZCOMM_INLINE bool is_bytes(CodeKind kind) { return kind == CodeKind::int8 || kind == CodeKind::fp8; }
 
-// From a tile of one code per byte to the wire.
+// Packs a tile of one code per byte into the wire.
 ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, std::byte* codes) {
   unsigned char* packed = reinterpret_cast<unsigned char*>(codes);
   for (std::int64_t i = count; i % 4 != 0; ++i) tile[i] = 0;
   switch (kind) {
     case CodeKind::int8:
     case CodeKind::fp8:
-      return;  // is_bytes: they were written where they belong
+      return;  // is_bytes: codes were written in place
     case CodeKind::int6:
       return gather_int6(reinterpret_cast<const Word32*>(tile), count, packed);
     case CodeKind::int4:
@@ -144,7 +144,7 @@ ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, st
   }
 }
 
-// Bytes of `count` codes, a multiple of 32.
+// Returns the bytes of `count` codes; `count` is a multiple of 32.
 ZCOMM_INLINE std::int64_t packed_bytes(CodeKind kind, std::int64_t count) {
   constexpr std::int64_t kBits[] = {8, 6, 4, 2, 8};
   static_assert(sizeof(kBits) / sizeof(*kBits) == kNumCodes, "one number of bits for each kind");
@@ -153,7 +153,7 @@ ZCOMM_INLINE std::int64_t packed_bytes(CodeKind kind, std::int64_t count) {
 
 // --- e4m3
 
-// Magnitudes that round to 448 or less; ties to even. The sum of a subnormal one rounds at 2^-9.
+// Rounds to e4m3, ties to even. Magnitudes must round to 448 or less. Adding 2^14 rounds subnormals at 2^-9.
 ZCOMM_INLINE std::uint8_t to_e4m3(float value) {
   const std::uint32_t magnitude = bits_of(value) & kAbs32;
   const std::uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
@@ -162,7 +162,7 @@ ZCOMM_INLINE std::uint8_t to_e4m3(float value) {
   return static_cast<std::uint8_t>(code | ((bits_of(value) >> 24) & 0x80u));
 }
 
-// A float16 has one exponent bit more, and the same subnormal numbers: its value is 2^-8 times that of the code.
+// Decodes e4m3 by way of float16, which has one more exponent bit: the float16's value is 2^-8 times the code's.
 ZCOMM_INLINE void from_e4m3(const std::int8_t* codes, std::int64_t count, float* values) {
   alignas(64) Word16 halves[kTileElements];
 #pragma omp simd

@@ -1,10 +1,10 @@
-// Numbers: the part of kernels.inl below the blocks.
+// Number conversions: the part of kernels.inl below the blocks.
 
 #define ZCOMM_INLINE static inline __attribute__((always_inline))
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian");
 
-// Memory is read and written through these, whatever its declared type is. `auto` would lose the attributes.
+// Types for memory access that may alias any declared type. `auto` would lose the attributes.
 using Word32 = std::uint32_t __attribute__((may_alias));
 using Word16 = std::uint16_t __attribute__((may_alias));
 using WordPair = std::uint32_t __attribute__((may_alias, aligned(2)));  // two Word16, the first in the low half
@@ -20,8 +20,8 @@ ZCOMM_INLINE std::int64_t max_of(std::int64_t a, std::int64_t b) { return a < b 
 
 #include "codec/cpu/lanes.inl"
 
-// Value types: `widen` gives the float32 bits of a value, `narrow` the value nearest to a float32, and `narrow_finite`
-// the same if that is not a NaN.
+// Value types. `widen` gives the float32 bits of a value; `narrow` rounds a float32 to the nearest value;
+// `narrow_finite` does the same, but for NaN.
 
 struct Float32 {
   using Bits = Word32;
@@ -46,13 +46,13 @@ struct Bfloat16 {
   using Patterns = Pattern __attribute__((vector_size(sizeof(Register))));
   ZCOMM_INLINE Floats widen_lanes(const Bits* values) { return load_bfloat16(values); }
   using Words = std::uint32_t __attribute__((vector_size(sizeof(Floats))));
-  // A register of values gives one of even and one of odd elements.
+  // Splits a register of values into one of even and one of odd elements.
   ZCOMM_INLINE void widen_pairs(const Bits* values, Floats& even, Floats& odd) {
     const Words pairs = reinterpret_cast<Words>(load_register(values));
     even = reinterpret_cast<Floats>(pairs << 16);
     odd = reinterpret_cast<Floats>(pairs & 0xffff0000u);
   }
-  ZCOMM_INLINE Words round_lanes(Floats floats) {  // in the upper halves of the words
+  ZCOMM_INLINE Words round_lanes(Floats floats) {  // result in the upper half of each word
     const Words bits = reinterpret_cast<Words>(floats);
     return bits + 0x7fffu + ((bits >> 16) & 1u);
   }
@@ -60,12 +60,12 @@ struct Bfloat16 {
     return narrow_words(reinterpret_cast<Ints>(round_lanes(first) >> 16),
                         reinterpret_cast<Ints>(round_lanes(second) >> 16));
   }
-  // Of even and of odd elements: each pair is a word.
+  // Joins registers of even and odd elements: each pair is a word.
   ZCOMM_INLINE Register narrow_pairs(Floats even, Floats odd) {
     return reinterpret_cast<Register>((round_lanes(even) >> 16) | (round_lanes(odd) & 0xffff0000u));
   }
 #endif
-  // In the upper half of the word; the lower half is left over.
+  // Rounds into the upper half of the word; the lower half is undefined.
   ZCOMM_INLINE std::uint32_t round(float value) { return bits_of(value) + 0x7fffu + ((bits_of(value) >> 16) & 1u); }
   ZCOMM_INLINE std::uint16_t narrow_finite(float value) { return static_cast<std::uint16_t>(round(value) >> 16); }
   ZCOMM_INLINE std::uint16_t narrow(float value) { return value != value ? kNan : narrow_finite(value); }
@@ -76,7 +76,7 @@ struct Float16 {
   using Pattern = std::int16_t;
   static constexpr Pattern kAbs = 0x7fff;
 
-  // Subnormals come from a subtraction of normal numbers: arithmetic on subnormals is very slow.
+  // Builds subnormals by a subtraction of normal numbers: arithmetic on subnormals is very slow.
   ZCOMM_INLINE std::uint32_t widen(std::uint32_t bits) {
     const std::uint32_t moved = (bits & 0x7fffu) << 13;
     const std::uint32_t normal = moved + (112u << 23);
@@ -90,7 +90,7 @@ struct Float16 {
     const std::uint32_t sign = (bits_of(value) >> 16) & 0x8000u;
     const std::uint32_t magnitude = bits_of(value) & kAbs32;
     const std::uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - (126u << 23);  // the sum rounds at 2^-24
+    const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - (126u << 23);  // adding 0.5 rounds at 2^-24
     std::uint32_t bits = magnitude < (113u << 23) ? subnormal : normal;
     bits = magnitude >= (143u << 23) ? 0x7c00u : bits;
     return static_cast<std::uint16_t>(magnitude > kInfinity32 ? 0x7e00u : bits | sign);

@@ -1,16 +1,16 @@
-// Scales and codes -> values, and sums of them. Part of kernels.inl.
+// Decodes scales and codes to values, and to terms of sums. Part of kernels.inl.
 
 ZCOMM_INLINE float scale_of(Word16 bits) { return float_of(static_cast<std::uint32_t>(bits) << 16); }
 
-// NaN stays NaN.
+// Keeps NaN.
 ZCOMM_INLINE float clamp(float value, float limit) {
   value = value > limit ? limit : value;
   return value < -limit ? -limit : value;
 }
 
-// Codes and scales of up to a tile of a wire, from element `begin` on.
+// Codes and scales of up to one tile of a wire, from element `begin` on.
 struct Tile {
-  // Codes as the wire has them, or, with `room` for a tile, one per byte.
+  // Takes codes as packed on the wire, or unpacks them into `room` (a tile), one per byte.
   ZCOMM_INLINE Tile of(const CodedBlocks& wire, std::int64_t begin, std::int64_t count, std::int8_t* room) {
     const std::byte* packed = wire.codes + packed_bytes(wire.kind, begin);
     const std::int8_t* codes =
@@ -22,7 +22,7 @@ struct Tile {
   const Word16* scales;
 };
 
-// Part of a block that the fast loops do not take: one that can leave +-limit or that is NaN, or the end of a tensor.
+// Decodes part of a block that the fast loops cannot: values may exceed +-limit or be NaN, or the tensor ends.
 template <class Type, bool kNibbles>
 __attribute__((noinline)) void dequantize_rest(const std::int8_t* codes, std::int64_t count, float scale, float limit,
                                                typename Type::Bits* values) {
@@ -35,7 +35,7 @@ __attribute__((noinline)) void dequantize_rest(const std::int8_t* codes, std::in
   }
 }
 
-// Part of a block whose values are all finite and within the limits of their type.
+// Decodes part of a block whose values are all finite and within the limits of their type.
 #ifdef ZCOMM_LANES
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float scale, typename Type::Bits* values) {
@@ -65,7 +65,7 @@ ZCOMM_INLINE void dequantize(const std::int8_t* codes, std::int64_t count, float
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void decode_blocks(const CodedBlocks& wire, const Tile& tile, std::int64_t begin, std::int64_t count,
                                 float limit, typename Type::Bits* values) {
-  const float largest_code = wire.largest_code;  // copies: what is written may be anything, to a compiler
+  const float largest_code = wire.largest_code;  // copies: the compiler must assume that the output aliases `wire`
   const float factor = wire.factor;
   const std::int64_t block_size = wire.block_size;
   const Word16* scales = tile.scales;
@@ -82,7 +82,7 @@ ZCOMM_INLINE void decode_blocks(const CodedBlocks& wire, const Tile& tile, std::
   }
 }
 
-// Apart from `decode`: with this room on its stack int8 was a fifth slower.
+// Separate from `decode`, because this buffer on its stack made int8 a fifth slower.
 template <class Type, bool kStream>
 __attribute__((noinline)) void decode_packed(const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
                                              float limit, typename Type::Bits* values) {

@@ -1,4 +1,4 @@
-// Values -> scales and codes. Part of kernels.inl.
+// Encodes values to scales and codes. Part of kernels.inl.
 
 #include "codec/cpu/philox.inl"
 
@@ -20,7 +20,7 @@ ZCOMM_INLINE Register magnitudes(const typename Type::Bits* values) {
 }
 #endif
 
-// The largest magnitude, as float32 bits. If kAhead is not 0, values that many bytes ahead are prefetched.
+// Returns the largest magnitude as float32 bits. A nonzero kAhead prefetches values that many bytes ahead.
 template <class Type, std::int64_t kAhead = 0>
 ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_t count) {
 #ifdef ZCOMM_LANES
@@ -51,15 +51,14 @@ ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_
 
 #include "codec/cpu/rotate.inl"
 
-constexpr std::int64_t kMaxBlocks = kTileElements / 32;  // of a tile
+constexpr std::int64_t kMaxBlocks = kTileElements / 32;  // per tile
 
-// Scales of blocks whose largest magnitudes have the float32 bits `largest`, and their reciprocals: 0 where a block has
-// a NaN or infinity. A reciprocal is never 0 otherwise: a scale is finite, if need be (of int2) less than 2^-7 too
-// small.
+// Computes scales and reciprocals of blocks from their largest magnitudes, given as float32 bits. The reciprocal of a
+// block with a NaN or infinity is 0. No other reciprocal is 0: scales are finite, and for int2 at most 2^-7 too small.
 //
-// No code needs a clamp: with e = 2^-24, the scale is at least (absmax / max_code) * (1 - e) and its reciprocal at most
-// (1 / scale) * (1 + e), so |x * reciprocal|, rounded, is at most max_code * (1 + e)^2 / (1 - e) < max_code + 0.5.
-// Below the normal range, where errors are not relative, kMinScale >= absmax / max_code and its reciprocal is exact.
+// Codes need no clamp: with e = 2^-24, the scale is at least (absmax / max_code) * (1 - e) and its reciprocal at most
+// (1 / scale) * (1 + e). So |x * reciprocal|, rounded, is at most max_code * (1 + e)^2 / (1 - e) < max_code + 0.5.
+// Below the normal range errors are not relative, but kMinScale >= absmax / max_code and its reciprocal is exact.
 ZCOMM_INLINE void make_scales(const std::uint32_t* largest, std::int64_t num_blocks, float max_code, Word16* scales,
                               float* reciprocals) {
 #pragma omp simd
@@ -80,7 +79,7 @@ ZCOMM_INLINE std::uint32_t quantized(std::uint32_t value_bits, float reciprocal)
   return bits_of(scaled + kRoundToInteger);
 }
 
-// One code per byte, or two. 16-bit values are taken in pairs, as one little-endian word of 32 bits: half the shuffles.
+// Writes one code per byte. Takes 16-bit values in pairs, as little-endian 32-bit words, which halves the shuffles.
 template <class Type>
 ZCOMM_INLINE void quantize_bytes(const typename Type::Bits* values, std::int64_t count, float reciprocal,
                                  std::uint8_t* codes) {
@@ -102,7 +101,7 @@ ZCOMM_INLINE void quantize_bytes(const typename Type::Bits* values, std::int64_t
   }
 }
 
-// What the fast loop does not take of a block: its last elements, or all of one that has no reciprocal.
+// Quantizes the elements that the fast loop skips: the end of a block, or a whole block without a reciprocal.
 template <class Type, bool kNibbles>
 __attribute__((noinline)) void quantize_rest(const typename Type::Bits* values, std::int64_t count, float reciprocal,
                                              std::uint8_t* codes) {
@@ -141,7 +140,7 @@ ZCOMM_INLINE void quantize_group(const typename Type::Bits* values, Floats facto
 }
 #endif
 
-// A block. kNibbles: two codes per byte. kStream: past the caches, to an address that is aligned to 32 (nibbles: 16).
+// Quantizes a block. kNibbles: two codes per byte. kStream: past the caches; `codes` is aligned to 32 (nibbles: 16).
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count, float reciprocal,
                            std::uint8_t* codes) {
@@ -157,15 +156,14 @@ ZCOMM_INLINE void quantize(const typename Type::Bits* values, std::int64_t count
   quantize_rest<Type, kNibbles>(values + done, count - done, reciprocal, codes + (kNibbles ? done / 2 : done));
 }
 
-// A whole block, and the largest magnitude of another one, `next`, as float32 bits. With AVX-512, one loop does both
-// for 16-bit values: two read memory in bursts, and encode float16 at 11.8 GB/s, not 13.8. Elsewhere two are faster.
+// Quantizes a whole block and returns the largest magnitude of another one, `next`, as float32 bits. On AVX-512 one
+// loop does both for 16-bit values: 13.8 GB/s for float16, against 11.8 for two loops. Elsewhere two are faster.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, const typename Type::Bits* next,
                                              std::int64_t count, float reciprocal, std::uint8_t* codes) {
 #ifdef __AVX512F__
   if constexpr (sizeof(Register) == kGroup * sizeof(typename Type::Bits)) {
-    // A reciprocal of 0 needs no case: what is not finite becomes the integer -2^31, of which a code has the low bits,
-    // 0.
+    // Needs no case for a reciprocal of 0: non-finite products become the integer -2^31, whose low bits are 0.
     const Floats factor = broadcast(reciprocal);
     Register largest = {};
     for (std::int64_t i = 0; i < count; i += kGroup) {
@@ -181,9 +179,9 @@ ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, 
   return largest_of_next;
 }
 
-// One tile, of whose blocks `largest` has the largest magnitudes as float32 bits. Calls
-// quantize_block(values, count, first, reciprocal, codes) for each block, `first` being the index of its first element.
-// kNibbles: quantize_block writes int4 codes as the wire has them; otherwise one code per byte.
+// Encodes one tile; `largest` holds the largest magnitude of each block as float32 bits. Calls quantize_block(values,
+// count, first, reciprocal, codes) per block; `first` is the index of its first element. With kNibbles quantize_block
+// writes packed int4 codes, otherwise one code per byte.
 template <class Type, bool kNibbles, class Quantize>
 ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
                                 const std::uint32_t* largest, std::byte* scales, std::byte* codes,
@@ -203,7 +201,7 @@ ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t 
   if (!is_direct) pack(blocks.kind, unpacked, count, codes);
 }
 
-// `largest` gets the largest magnitudes of the blocks, as float32 bits.
+// Converts to float32 and sets `largest` to the largest magnitude of each block, as float32 bits.
 template <class Type>
 ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* widened,
                         std::uint32_t* largest) {
@@ -216,8 +214,8 @@ ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, s
   }
 }
 
-// Rounded to nearest. While a tile is quantized, the largest magnitudes of the next one are looked for. What follows it
-// is prefetched, so that memory is seldom waited for and seldom idle.
+// Encodes with rounding to nearest. While a tile is quantized, the largest magnitudes of the next one are found, and
+// the data after it is prefetched: memory is neither waited for nor idle.
 template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void encode_nearest(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
                                  std::byte* scales, std::byte* codes) {
@@ -262,7 +260,7 @@ void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks
   encode_nearest<Type, false, false>(values, count, blocks, scales, codes);
 }
 
-// A tile of values that were rotated, of whose blocks `largest` has the largest magnitudes.
+// Encodes a tile of rotated values; `largest` holds the largest magnitude of each block.
 template <bool kNibbles>
 ZCOMM_INLINE void encode_scratch(const Word32* values, std::int64_t count, const CodedBlocks& blocks,
                                  const std::uint32_t* largest, std::byte* scales, std::byte* codes) {
@@ -273,7 +271,7 @@ ZCOMM_INLINE void encode_scratch(const Word32* values, std::int64_t count, const
       });
 }
 
-// `bits`: 16 random ones for each value. The sum with a value needs a clamp: see make_scales.
+// Rounds stochastically with 16 random bits per value. The sum with a value needs a clamp: see make_scales.
 ZCOMM_INLINE void quantize_stochastic(const Word32* values, const Word16* bits, std::int64_t count, float reciprocal,
                                       float max_code, std::uint8_t* codes) {
 #pragma omp simd

@@ -16,11 +16,11 @@ struct Isa {
   const Kernels* kernels;
 };
 
-// Slowest first.
+// Lists instruction sets, slowest first.
 std::vector<Isa> detect() {
   std::vector<Isa> isas = {{"baseline", &kBaselineKernels}};
 #ifdef ZCOMM_X86_KERNELS
-  // These ask whether the operating system saves the registers, too.
+  // __builtin_cpu_supports also checks that the operating system saves the registers.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
       __builtin_cpu_supports("bmi2")) {
     isas.push_back({"avx2", &kAvx2Kernels});
@@ -41,7 +41,8 @@ const std::vector<Isa>& isas() {
 const Isa& find(std::string_view isa) {
   const char* argument = "isa";
   if (isa.empty()) {
-    // Read each time, so that a test can change it. C++ reads one more variable: ZCOMM_NCCL_LIB, in nccl_symbols.cpp.
+    // Reads the variable on every call, so that tests can change it. C++ reads one other variable: ZCOMM_NCCL_LIB, in
+    // nccl_symbols.cpp.
     const char* value = std::getenv("ZCOMM_ISA");
     if (value == nullptr || *value == '\0') return isas().back();
     argument = "ZCOMM_ISA";

@@ -1,4 +1,4 @@
-// Which kernels this machine runs.
+// Selection of the kernels for this machine's instruction set.
 #pragma once
 
 #include <string_view>
@@ -7,11 +7,11 @@
 
 namespace zcomm::cpu {
 
-// The name of the instruction set that `isa` stands for in find_kernels().
+// Returns the name of the instruction set that find_kernels(isa) uses.
 std::string_view find_isa(std::string_view isa);
 
-// The kernels of one of cpu_isas(); empty means ZCOMM_ISA if that is set, else the fastest. Throws ArgumentError if the
-// named one is not there.
+// Returns the kernels of one of cpu_isas(). Empty means ZCOMM_ISA if it is set, else the fastest. Throws ArgumentError
+// if this machine does not support the named one.
 const Kernels& find_kernels(std::string_view isa);
 
 }  // namespace zcomm::cpu

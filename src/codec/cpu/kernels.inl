@@ -1,8 +1,8 @@
-// The loops of the host codec. Included once per instruction set, by a file that defines ZCOMM_KERNELS, the name of its
-// table. See kernels.hpp for why nothing here may have external linkage or come from a header.
+// Loops of the host codec. Included once per instruction set, by a file that defines ZCOMM_KERNELS, the name of its
+// table. kernels.hpp says why nothing here may have external linkage or come from a header.
 //
-// Most loops are plain and carry `omp simd`. Those that large tensors spend their time in go through groups of
-// registers first: see lanes.inl.
+// Most loops are plain and carry `omp simd`. Hot loops of large tensors first run through groups of registers: see
+// lanes.inl.
 #include "codec/cpu/kernels.hpp"
 #ifdef __SSE2__
 #include <immintrin.h>  // compiler built-ins that are always inlined
@@ -16,15 +16,15 @@ namespace {
 constexpr float kMinScale = 0x1p-126f;
 constexpr float kMaxScale = 0x1.fep127f;
 constexpr float kLargestFinite = 0x1.fffffep127f;
-constexpr float kRoundToInteger = 0x1.8p23f;  // x + this has round_to_nearest_even(x) in its low bits, |x| <= 2^22
+constexpr float kRoundToInteger = 0x1.8p23f;  // low bits of x + this: round_to_nearest_even(x), |x| <= 2^22
 
-// Bytes from what is decoded to what is prefetched, and from what an encode searches for its largest magnitude.
+// Prefetch distance in bytes, for decoding and for an encode's search for the largest magnitude.
 constexpr std::int64_t kPrefetchBytes = 2048;
 constexpr std::int64_t kEncodeAhead = 3072;
 
-// The hardware does not look ahead across the pages that a tile ends on. Into the L2 cache: an L1 cache has too few
-// buffers for lines that come from memory. Past the end of a buffer this does nothing; a pointer may not be moved
-// there, an integer may.
+// Prefetches past the page a tile ends on, where the hardware prefetcher stops. Targets the L2 cache: an L1 cache has
+// too few buffers for lines from memory. Does nothing past the end of a buffer. The address is an integer, because a
+// pointer may not be moved past the end.
 ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t num_bytes) {
   constexpr int kIntoL2 = 2;
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(offset);
@@ -38,7 +38,7 @@ ZCOMM_INLINE void prefetch(const void* data, std::int64_t offset, std::int64_t n
 #include "codec/cpu/codes.inl"
 #include "codec/cpu/encode.inl"
 
-// values = round(terms * factor), NaNs canonical. kStream: past the caches, to an address that is aligned to 64.
+// Stores round(terms * factor), NaNs canonical. kStream: past the caches, to an address that is aligned to 64.
 template <class Type, bool kStream>
 void store_values(const float* terms, std::int64_t count, float factor, std::byte* value_bytes) {
   typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
@@ -84,7 +84,7 @@ void stream(const std::byte* source, std::int64_t num_bytes, std::byte* destinat
 #ifdef __SSE2__
   done = min_of(static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(destination) % 64), num_bytes);
   __builtin_memcpy(destination, source, static_cast<std::size_t>(done));
-  for (; done + 64 <= num_bytes; done += 64) {  // whole lines: partly written ones are slow
+  for (; done + 64 <= num_bytes; done += 64) {  // whole lines: partial writes are slow
     for (std::int64_t i = done; i < done + 64; i += 16) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(destination + i),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));

@@ -1,4 +1,4 @@
-// A register of AVX2: see lanes.inl.
+// Register operations for AVX2: see lanes.inl.
 
 #define ZCOMM_LANES 8
 using Floats = __m256;

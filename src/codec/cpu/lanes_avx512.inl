@@ -1,4 +1,4 @@
-// A register of AVX-512: see lanes.inl. The forms without a mask set off GCC's warning of uninitialized variables.
+// Register operations for AVX-512: see lanes.inl. Masked forms avoid GCC's warning about uninitialized variables.
 
 #define ZCOMM_LANES 16
 using Floats = __m512;

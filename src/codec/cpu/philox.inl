@@ -1,8 +1,7 @@
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11): the random bits
-// of kernels.inl.
+// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11): random bits for
+// kernels.inl.
 
-// As many calls of the generator as a register has 64-bit lanes. Each lane holds a 32-bit word of a call; what is above
-// it does not matter.
+// Vector of generator calls, one per 64-bit lane. Each lane holds one 32-bit word; its upper half is ignored.
 #if defined(__AVX512F__)
 using Calls = std::uint64_t __attribute__((vector_size(64)));
 constexpr Calls kCallIndex = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -37,7 +36,7 @@ ZCOMM_INLINE Calls interleaved_high(Calls a, Calls b) { return __builtin_shuffle
 #endif
 constexpr std::int64_t kCalls = sizeof(Calls) / 8;
 
-// `bits` (a tile and a register) of at least `count` elements, the first of them number `first_element`.
+// Fills `bits` (room for a tile and a register) for at least `count` elements; random.first_element is the first.
 ZCOMM_INLINE void random_bits(Random random, std::int64_t count, Word16* bits) {
   constexpr Calls kZero = {};
   for (std::int64_t i = 0; i < count; i += kCalls * 8) {

@@ -1,9 +1,9 @@
-// The Walsh-Hadamard transform of groups of 32: the part of kernels.inl between values and what is encoded.
+// Walsh-Hadamard transform of groups of 32: the part of kernels.inl between values and encoding.
 
 constexpr std::int64_t kRotated = 32;
 
 #if defined(__AVX512F__)
-// Lanes kStep apart change places.
+// Swaps lanes kStep apart.
 template <int kStep>
 ZCOMM_INLINE Floats swapped(Floats floats) {
   if constexpr (kStep == 1) return _mm512_maskz_permute_ps(kAllLanes, floats, 0xb1);
@@ -22,7 +22,7 @@ ZCOMM_INLINE Floats swapped(Floats floats) {
 
 #ifdef ZCOMM_LANES
 
-// a, b become a + b, a - b, where b is kStep elements after a.
+// Replaces a, b by a + b, a - b, where b is kStep elements after a.
 template <int kStep>
 ZCOMM_INLINE void rotate_step(Group& group) {
   constexpr int kRegisters = kRotated / ZCOMM_LANES;
@@ -59,7 +59,7 @@ ZCOMM_INLINE void rotate_group(const float* terms, float factor, float* rotated)
   for (int i = 0; i < kRotated / ZCOMM_LANES; ++i) store(rotated + i * ZCOMM_LANES, group[i]);
 }
 
-// Whole groups. Returns the largest magnitude of what is written, as float32 bits.
+// Rotates whole groups. Returns the largest magnitude written, as float32 bits.
 template <class Type>
 ZCOMM_INLINE std::uint32_t rotate_groups(const typename Type::Bits* values, std::int64_t count, float* rotated) {
   Floats largest = broadcast(0.0f);
@@ -106,7 +106,7 @@ ZCOMM_INLINE std::uint32_t rotate_groups(const typename Type::Bits* values, std:
 }
 #endif
 
-// Blocks, of which `largest` gets the largest magnitudes of what is written, as float32 bits.
+// Rotates blocks; sets `largest` to the largest magnitude written per block, as float32 bits.
 template <class Type>
 ZCOMM_INLINE void rotate(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* rotated,
                          std::uint32_t* largest) {
@@ -126,7 +126,7 @@ ZCOMM_INLINE void rotate(const typename Type::Bits* values, std::int64_t count, 
   }
 }
 
-// A group that may overflow, or that has a NaN, which is rare: scaled down before and up after.
+// Rotates back a group that may overflow or has a NaN, which is rare: scales down before and up after.
 __attribute__((noinline)) void rotate_back_large(const float* terms, float* rotated) {
   float group[kRotated];
   rotate_group(terms, 0x1p-5f, group);

@@ -1,4 +1,4 @@
-// Sums of values of several wires. Part of kernels.inl.
+// Sums values of several wires. Part of kernels.inl.
 
 template <class Type, bool kAdd>
 void load_values(const std::byte* value_bytes, std::int64_t count, float* terms) {
@@ -17,8 +17,8 @@ void load_values(const std::byte* value_bytes, std::int64_t count, float* terms)
   }
 }
 
-// terms = or += part of a block of each wire, one after the other, of which the fast loop does not take all. `codes`
-// and `scale` are those of the wires.
+// Sets or adds to `terms` a part of a block of each wire, in order, where the fast loop does not apply. `codes` and
+// `scale` have one entry per wire.
 template <bool kNibbles, bool kAdd>
 __attribute__((noinline)) void add_rest(const std::int8_t* const* codes, const float* scale, int num_wires,
                                         std::int64_t first, std::int64_t count, float limit, float* terms) {
@@ -31,8 +31,8 @@ __attribute__((noinline)) void add_rest(const std::int8_t* const* codes, const f
 }
 
 #ifdef ZCOMM_LANES
-// sum += a group of each wire, of finite terms. A product of code and scale is exact: it does not matter whether it is
-// fused with the addition. Groups of nibbles are not in order: see load_codes.
+// Adds a group of finite terms of each wire. The product of code and scale is exact, so a fused multiply-add gives the
+// same bits. Groups of nibbles are not in order: see load_codes.
 template <int kWires, bool kNibbles>
 ZCOMM_INLINE void add_group(const std::int8_t* const* codes, const Floats* scale, std::int64_t first, Group& sum) {
   for (int w = 0; w < kWires; ++w) {
@@ -43,7 +43,7 @@ ZCOMM_INLINE void add_group(const std::int8_t* const* codes, const Floats* scale
 }
 #endif
 
-// terms = or += whole groups of finite terms of each wire, one after the other.
+// Sets or adds to `terms` whole groups of finite terms of each wire, in order.
 template <int kWires, bool kNibbles, bool kAdd>
 ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale, std::int64_t first,
                              std::int64_t count, float* terms) {
@@ -71,8 +71,8 @@ ZCOMM_INLINE void add_groups(const std::int8_t* const* codes, const float* scale
 #endif
 }
 
-// Calls of_groups for the whole groups of each finite block, and of_rest for what is left. Both get the codes and the
-// scale of each wire, and the range of the tile: its first element and their number.
+// Calls of_groups for the whole groups of each finite block, and of_rest for the remainder. Both get the codes and the
+// scale of each wire, and the range of the tile: first element and count.
 template <int kWires, bool kNibbles, class OfGroups, class OfRest>
 ZCOMM_INLINE void add_blocks(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
                              float limit, const OfGroups& of_groups, const OfRest& of_rest) {
@@ -97,7 +97,7 @@ ZCOMM_INLINE void add_blocks(const Tile* tiles, const CodedBlocks& wire, std::in
   }
 }
 
-// kWires at once, so that terms are loaded and stored once for all of them.
+// Adds kWires wires at once, so that terms are loaded and stored once.
 template <int kWires, bool kNibbles, bool kAdd>
 ZCOMM_INLINE void add_tiles(const Tile* tiles, const CodedBlocks& wire, std::int64_t begin, std::int64_t count,
                             float limit, float* terms) {
@@ -156,8 +156,8 @@ void add_codes(const CodedBlocks* wires, int num_wires, std::int64_t begin, std:
 }
 
 #ifdef ZCOMM_LANES
-// values = round(the sum of the wires * factor), of whole groups of finite terms. `factor` is finite and not 0. A sum
-// of finite terms may be infinite, but is never NaN.
+// Stores round(sum of the wires * factor) for whole groups of finite terms. `factor` is finite and not 0. A sum of
+// finite terms may be infinite, but is never NaN.
 template <class Type, int kWires, bool kNibbles, bool kStream>
 ZCOMM_INLINE void store_sums(const std::int8_t* const* codes, const float* scale, std::int64_t first,
                              std::int64_t count, float factor, typename Type::Bits* values) {
@@ -172,7 +172,7 @@ ZCOMM_INLINE void store_sums(const std::int8_t* const* codes, const float* scale
   }
 }
 
-// The same of what the fast loop does not take. Apart from sum_tiles, which would have this room on its stack.
+// Stores the remainder that the fast loop skips. Separate from sum_tiles, to keep this buffer off its stack.
 template <class Type, bool kNibbles>
 __attribute__((noinline)) void store_rest(const std::int8_t* const* codes, const float* scale, int num_wires,
                                           std::int64_t first, std::int64_t count, float limit, float factor,
@@ -216,7 +216,7 @@ __attribute__((noinline)) void sum_in_memory(const CodedBlocks* wires, int num_w
   store_values<Type>(terms, count, factor, values, stream);
 }
 
-// In registers, if there are instructions for it and no NaN: terms need not be written and read again.
+// Sums in registers if vector instructions exist and no term is NaN: terms are not written and read again.
 template <class Type>
 void sum_values(const CodedBlocks* wires, int num_wires, std::int64_t begin, std::int64_t count, float limit,
                 float factor, std::byte* value_bytes, bool stream) {

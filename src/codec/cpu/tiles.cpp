@@ -31,9 +31,9 @@ CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
   return blocks;
 }
 
-// No term of these blocks is larger than this, which their scales say; infinity if there is a NaN.
+// Returns a bound of the terms of these blocks, from their scales; infinity if there is a NaN.
 float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t count) {
-  std::uint16_t largest = 0;  // magnitude, whose order is that of its bits; a wire that no codec wrote may have a sign
+  std::uint16_t largest = 0;  // magnitude; its bits order like its value. Wires that no codec wrote may have a sign
   for (std::int64_t i = begin / blocks.block_size; i * blocks.block_size < begin + count; ++i) {
     std::uint16_t scale;
     std::memcpy(&scale, blocks.scales + kScaleBytes * static_cast<std::size_t>(i), kScaleBytes);
@@ -43,12 +43,12 @@ float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t c
   return std::isnan(term) ? std::numeric_limits<float>::infinity() : term;
 }
 
-// Whether wires of this kind can be added to a sum without a term of their own in memory.
+// Tells whether a sum can add wires of this kind without buffering their terms.
 bool is_plain(const Wire& wire) {
   return wire.format.has_scales() && wire.format.kind != ElementKind::fp8 && wire.factor == 1.0f && !wire.nan_is_zero;
 }
 
-// terms = elements [begin, begin + count) of a wire of `num_elements`, times its factor. Up to a tile.
+// Sets `terms` to elements [begin, begin + count) of a wire of `num_elements`, times its factor. At most a tile.
 void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
                 std::int64_t count, float* terms) {
   constexpr std::size_t kFloat32 = static_cast<std::size_t>(DType::float32);
@@ -62,7 +62,7 @@ void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_eleme
   if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
 }
 
-// blocks = those of wires[0] and of the wires after it that one pass adds. Returns how many: 0 if wires[0] is not
+// Sets `blocks` to wires[0] and the following wires that one pass can add. Returns their number, 0 if wires[0] is not
 // plain.
 std::size_t plain_blocks(std::span<const Wire> wires, std::int64_t num_elements, CodedBlocks* blocks) {
   std::size_t num_wires = 0;
@@ -73,8 +73,8 @@ std::size_t plain_blocks(std::span<const Wire> wires, std::int64_t num_elements,
   return num_wires;
 }
 
-// terms = (`is_empty`) or += elements [begin, begin + count) of wires[0] and of those after it that are added with it;
-// returns how many.
+// Sets (`is_empty`) or adds to `terms` elements [begin, begin + count) of wires[0] and of the wires that are added with
+// it. Returns the number of wires.
 std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements,
                       std::int64_t begin, std::int64_t count, bool is_empty, float* terms) {
   const Wire& wire = wires[0];
@@ -95,11 +95,11 @@ std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::
   return 1;
 }
 
-// Encodes tiles of `values`, the first of them element `begin` of a wire of this layout. With scales.
+// Encodes tiles of `values` into a wire with scales; the first tile begins at element `begin` of the wire.
 void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
                   const WireLayout& layout, std::int64_t begin, std::byte* wire) {
   const CodedBlocks blocks = coded_blocks(format);
-  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // of which there is a copy
+  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // encode_tile makes a float32 copy
   const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
@@ -134,7 +134,7 @@ void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elem
     float* rotated = is_in_place ? reinterpret_cast<float*>(values.data) : terms;
     kernels.rotate_back(terms, values.num_elements, largest < kLargeTerm, rotated);
     if (is_in_place) return;
-    // What 32 terms give, and the rounding of that.
+    // Saturates where the bound on a sum of 32 terms, rounding included, exceeds the limit.
     if (largest * 33.0f > kLargestFinite[dtype]) kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);

@@ -1,5 +1,5 @@
-// Codes of every kind, rotated and rounded as the format says, in one kernel each to encode, decode and sum. The kinds
-// that are used most, as they are, have kernels of their own, with the types of codes.cuh.
+// Generic kernels for codes of every kind, with any rotation and rounding: one each to encode, decode and sum. The most
+// common kinds, neither rotated nor stochastic, have kernels of their own with the types of codes.cuh.
 #pragma once
 
 #include "codec/cuda/codes.cuh"
@@ -10,7 +10,7 @@
 
 namespace zcomm::gpu {
 
-using CodeWords = std::uint32_t[4];  // of a group; kinds of fewer bits have fewer words, and zeros after them
+using CodeWords = std::uint32_t[4];  // of a group; kinds of fewer bits use fewer words, zeros follow
 
 // --- Between codes and words
 
@@ -41,7 +41,7 @@ ZCOMM_DEVICE void pack_any(CodeKind kind, const std::uint32_t (&codes)[kGroup], 
   }
 }
 
-// The group's words are a queue of bits that gives out one code after the other: one loop for all numbers of bits.
+// Unpacks a group's words as a queue that gives out one code after the other: one loop for all numbers of bits.
 ZCOMM_DEVICE void unpack_any(CodeKind kind, std::uint32_t bits, CodeWords& words, float (&codes)[kGroup]) {
   const std::uint32_t mask = (1u << bits) - 1, sign = kind == CodeKind::fp8 ? 0 : 1u << (bits - 1);
   std::uint32_t patterns[kGroup];
@@ -67,7 +67,7 @@ ZCOMM_DEVICE void unpack_any(CodeKind kind, std::uint32_t bits, CodeWords& words
   }
 }
 
-// Of the group that begins with element `begin`, the words that hold codes; zeros for the others.
+// Loads the code words of the group that begins with element `begin`, zeros past them.
 ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::uint32_t begin,
                              std::uint32_t num_elements, CodeWords& words) {
   const std::uint32_t* data = reinterpret_cast<const std::uint32_t*>(codes + begin / 8 * bits);
@@ -78,8 +78,8 @@ ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::ui
 
 // --- Terms
 
-// The terms of the group that begins with element `begin`: codes times a scale, which is the wire's times its factor,
-// both kept within +-kLargestFinite.
+// Computes the terms of the group that begins with element `begin`: codes times scale times the wire's factor, each
+// kept within +-kLargestFinite.
 ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements,
                              float (&terms)[kGroup]) {
   constexpr float kLimit = Float32::kLargestFinite;
@@ -95,7 +95,7 @@ ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uin
 
 // --- Codes
 
-// Magnitudes that round to 448 or less; ties to even. The sum of a subnormal one rounds at 2^-9.
+// Rounds to e4m3, ties to even. Magnitudes must round to 448 or less. The sum rounds subnormals at 2^-9.
 ZCOMM_DEVICE std::uint32_t to_e4m3(float value) {
   const std::uint32_t bits = __float_as_uint(value), magnitude = bits & kAbs32;
   const std::uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
@@ -103,7 +103,7 @@ ZCOMM_DEVICE std::uint32_t to_e4m3(float value) {
   return (magnitude < (121u << 23) ? subnormal : normal) | ((bits >> 24) & 0x80u);
 }
 
-// 1 / scale, rounded to nearest, for every finite scale: that of a scale of 2^126 or more is subnormal.
+// Returns 1 / scale, rounded to nearest, for every finite scale; a scale of 2^126 or more has a subnormal reciprocal.
 ZCOMM_DEVICE float any_reciprocal(float scale) {
   const float down = scale < 0x1p126f ? 1.0f : 0x1p-4f;
   return refine_reciprocal(scale, __fmul_rn(approximate_reciprocal(__fmul_rn(scale, down)), down));
@@ -132,8 +132,8 @@ ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, 
   }
 }
 
-// Encodes a thread's groups, as encode_any does. Values past the end are zeros, and so are those of idle threads. All
-// threads of a CTA come here.
+// Encodes a thread's groups, as encode_any does. Values past the end are zeros, and so are those of idle threads.
+// Called by all threads of a CTA.
 template <std::uint32_t kGroups>
 ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroups>& place, const BlocksOut& out,
                                    const AnyOut& any, WarpMaxima& maxima) {
@@ -181,7 +181,7 @@ ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroup
   for (std::uint32_t i = 0; i < any.code_padding; ++i) codes_end[i] = 0;
 }
 
-// --- Kernels, for values of every type. A thread has one group.
+// --- Kernels for values of every type. A thread has one group.
 
 template <class Type>
 ZCOMM_DEVICE void load_floats(const std::byte* values, std::uint32_t begin, std::uint32_t count,

@@ -1,5 +1,5 @@
-// The codec for the memory of NVIDIA GPUs. Calls check all jobs, then go through them once for each kernel, so that
-// jobs of one kind share a launch.
+// Codec for the memory of NVIDIA GPUs. Each call checks all jobs, then visits them once per kernel, so that jobs of one
+// kind share a launch.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -20,7 +20,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
 std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 
-// The kernels that take codes: two kinds, rounded to nearest and not rotated, have their own, and the others share one.
+// Kernel families by code: two kinds, rounded to nearest and not rotated, have their own; the others share one.
 enum class Coding { int8, int4, any, none };
 constexpr Coding kOwnKernels[] = {Coding::int8, Coding::int4};
 std::size_t index_of(Coding coding) { return static_cast<std::size_t>(coding); }
@@ -32,7 +32,7 @@ Coding coding_of(BlockFormat format) {
   return format.kind == ElementKind::int4 ? Coding::int4 : Coding::any;
 }
 
-// Decoding is the same however codes were rounded.
+// Selects the decoding kernel, which does not depend on how codes were rounded.
 Coding decoding_of(BlockFormat format) {
   format.stochastic = false;
   return coding_of(format);
@@ -76,7 +76,7 @@ constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
 // --- Steps
 
-// Copies values, and with `num_zeros` fills up the wire that they are copied to.
+// Copies values; `num_zeros` pads the wire that they are copied to.
 void add_copy(Launcher<CopyTable>& launcher, ConstTensorView values, std::byte* target, std::uint32_t num_zeros = 0) {
   const auto offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(target) % kCopyBytes);
   const std::int64_t n = values.num_elements;
@@ -92,13 +92,13 @@ std::uint32_t padding_of(const TensorView& wire) {
   return static_cast<std::uint32_t>(align_wire(wire.num_bytes()) - wire.num_bytes());
 }
 
-// Zeros what comes after the values of a wire without scales.
+// Zeros the padding after the values of a wire without scales.
 void add_padding(Launcher<CopyTable>& launcher, const TensorView& wire) {
   std::byte* const end = wire.data + wire.num_bytes();
   if (const std::uint32_t num_zeros = padding_of(wire); num_zeros > 0) launcher.add({end, end, 0, num_zeros}, 1);
 }
 
-// The values of a wire without scales.
+// Returns the values of a wire without scales.
 TensorView values_of(std::byte* wire, BlockFormat format, DType dtype, std::int64_t num_elements) {
   return {wire, num_elements, format.kind == ElementKind::bf16 ? DType::bfloat16 : dtype};
 }
@@ -124,7 +124,7 @@ void add(Launcher<EncodeAnyTable>& launcher, const Encode& job) {
 
 void add(Launcher<DecodeTable>& launcher, const Decode& job) {
   const std::int64_t n = job.values.num_elements;
-  const std::uint32_t groups = decoding_of(job.wire.format) == Coding::any ? 1 : kDecodeUnroll;  // of a thread
+  const std::uint32_t groups = decoding_of(job.wire.format) == Coding::any ? 1 : kDecodeUnroll;  // per thread
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     const TensorView values = job.values.slice(begin, count);
     launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count),
@@ -133,7 +133,7 @@ void add(Launcher<DecodeTable>& launcher, const Decode& job) {
   });
 }
 
-// `limit`: finite sums beyond it are set to it.
+// Adds a sum; finite results beyond +-`limit` are set to it.
 void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, float limit, TensorView values,
              bool stay_rotated = false) {
   const std::int64_t n = values.num_elements;
@@ -280,7 +280,7 @@ class CudaCodec final : public Codec {
                    [&](std::span<const Wire> few) { add_sum(launcher, few, factor, kNoLimit, values); });
   }
 
-  // Calls add(wires) with no more wires than fit a launch: the first ones are summed before.
+  // Calls add(wires) with at most as many wires as fit a launch; excess wires are summed by earlier launches.
   template <class Table, class Add>
   void with_few_wires(Launcher<Table>& launcher, std::span<const Wire> wires, std::int64_t num_elements,
                       StreamView stream, const Add& add_job) const {

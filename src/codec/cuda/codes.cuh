@@ -5,18 +5,18 @@
 
 namespace zcomm::gpu {
 
-// --- Scales. The host codec divides; see make_scales() in codec/cpu/kernels.inl.
+// --- Scales. The host codec divides; see make_scales() in codec/cpu/encode.inl.
 
-// x / max_code, rounded to nearest, for finite x >= 0 whose quotient is at least 2^-126; less than 2^-126 for others. A
-// product with the reciprocal is within one unit of the quotient, and its remainder is exact: adding the remainder's
-// part rounds right (Markstein). `reciprocal`: 1 / max_code.
+// Returns x / max_code, rounded to nearest, for finite x >= 0 whose quotient is at least 2^-126; below that, a number
+// less than 2^-126. The product with `reciprocal` (1 / max_code) is within one unit of the quotient, and its remainder
+// is exact: adding the remainder's part gives the correct rounding (Markstein).
 ZCOMM_DEVICE float divide_by_max_code(float x, float max_code, float reciprocal) {
   const float quotient = __fmul_rn(x, reciprocal);
   return __fmaf_rn(__fmaf_rn(-quotient, max_code, x), reciprocal, quotient);
 }
 
-// 1 / scale, rounded to nearest, from an approximation that is one unit or less from it: one step of Newton's leaves a
-// relative error of 2^-46, and no reciprocal of 8 significant bits is as near to the middle between two floats.
+// Returns 1 / scale, rounded to nearest, from an approximation that is at most one unit off. One Newton step leaves a
+// relative error of 2^-46; no reciprocal of 8 significant bits is that near to the middle between two floats.
 ZCOMM_DEVICE float refine_reciprocal(float scale, float approximation) {
   return __fmaf_rn(approximation, __fmaf_rn(-scale, approximation, 1.0f), approximation);
 }
@@ -31,7 +31,7 @@ ZCOMM_DEVICE float approximate_reciprocal(float x) {
 #endif
 }
 
-// The float32 bits of the scale of a block of finite values; those of infinity where it is beyond the largest bfloat16.
+// Returns the float32 bits of the scale of a block of finite values; infinity's beyond the largest bfloat16.
 ZCOMM_DEVICE std::uint32_t make_scale(float absmax, float max_code, float reciprocal) {
   const float quotient = divide_by_max_code(absmax, max_code, reciprocal);
   const std::uint32_t rounded_up = (__float_as_uint(quotient) + 0xffffu) & 0xffff0000u;
@@ -41,17 +41,17 @@ ZCOMM_DEVICE std::uint32_t make_scale(float absmax, float max_code, float recipr
 
 // --- Codes
 
-// The low bits are those of x * reciprocal, rounded to nearest even.
+// Rounds x * reciprocal to nearest even; the low bits of the result are the code.
 ZCOMM_DEVICE std::uint32_t quantize(float x, float reciprocal) {
   return __float_as_uint(__fadd_rn(__fmul_rn(x, reciprocal), 0x1.8p23f));
 }
 
-// The low bytes of four words.
+// Packs the low bytes of four words.
 ZCOMM_DEVICE std::uint32_t pack_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-// Byte i of `bytes`, less than 256, plus 32768: a float without a conversion.
+// Returns byte i of `bytes`, less than 256, plus 32768: a float without a conversion.
 ZCOMM_DEVICE float byte_to_float(std::uint32_t bytes, int i) {
   return __uint_as_float(__byte_perm(bytes, 0x47000000u, 0x7404u | static_cast<std::uint32_t>(i) << 4));
 }
@@ -68,7 +68,7 @@ struct Int8 {
       words[i] = pack_bytes(codes[4 * i], codes[4 * i + 1], codes[4 * i + 2], codes[4 * i + 3]);
     }
   }
-  // Codes plus kBias.
+  // Unpacks codes plus kBias.
   static ZCOMM_DEVICE void unpack(const std::uint32_t* words, float (&biased)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) biased[i] = byte_to_float(words[i / 4] ^ 0x80808080u, i % 4);
@@ -99,14 +99,14 @@ struct Int4 {
   }
 };
 
-// NaN stays NaN.
+// Keeps NaN.
 ZCOMM_DEVICE float clamp(float value, float limit) {
   if (value > limit) value = limit;
   if (value < -limit) value = -limit;
   return value;
 }
 
-// code * scale, both kept within their limits. Any scale, NaN included.
+// Returns code * scale, both kept within their limits. Accepts any scale, NaN included.
 template <class Codes>
 ZCOMM_DEVICE void dequantize_special(const float (&biased)[kGroup], float scale, float limit, float (&terms)[kGroup]) {
   scale = clamp(scale, Float32::kLargestFinite);

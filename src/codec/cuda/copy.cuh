@@ -1,4 +1,4 @@
-// Bytes as they are: values that are sent exactly, and the zeros that fill up a wire.
+// Byte copies: values that are sent exactly, and the zeros that pad a wire.
 #pragma once
 
 #include "codec/cuda/memory.cuh"
@@ -6,16 +6,16 @@
 
 namespace zcomm::gpu {
 
-inline constexpr std::uint32_t kCopyBytes = 16;  // of the target that a thread writes at once
-inline constexpr std::uint32_t kCopyUnroll = 4;  // of these, all read before any is written
+inline constexpr std::uint32_t kCopyBytes = 16;  // of the target, written by a thread at once
+inline constexpr std::uint32_t kCopyUnroll = 4;  // such writes per thread, all read before any is written
 
-// Bytes of the first 16 in the target that lie before the piece.
+// Returns the number of bytes, of the first 16 aligned ones in the target, that lie before the piece.
 ZCOMM_DEVICE std::uint32_t copy_offset(const CopyPiece& piece) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(piece.target) % kCopyBytes);
 }
 
-// What the piece has of 16 bytes that are aligned in the target; `begin`: those that come before them in the piece,
-// less than 0 for the first ones. A piece is aligned to 2 bytes and consists of pairs.
+// Copies the piece's part of 16 bytes that are aligned in the target. `begin` is their offset in the piece, negative
+// for the first ones. A piece is aligned to 2 bytes and has an even length.
 ZCOMM_DEVICE void copy_quad(const CopyPiece& piece, std::int32_t begin) {
   const auto num_bytes = static_cast<std::int32_t>(piece.num_bytes);
   const std::byte* const source = piece.source + begin;
@@ -26,7 +26,7 @@ ZCOMM_DEVICE void copy_quad(const CopyPiece& piece, std::int32_t begin) {
     store_words(words, piece.target + begin);
     return;
   }
-  if (begin >= 16 && begin + 32 <= num_bytes) {  // the 16-byte words around the source are of the piece, too
+  if (begin >= 16 && begin + 32 <= num_bytes) {  // the 16-byte words around the source are in the piece, too
     std::uint32_t window[8];
     std::uint32_t words[4];
     const auto offset = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(source) % 16);

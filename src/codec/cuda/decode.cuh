@@ -1,4 +1,4 @@
-// Scales and codes to values.
+// Decodes scales and codes to values.
 #pragma once
 
 #include "codec/cuda/codes.cuh"
@@ -11,9 +11,9 @@ ZCOMM_DEVICE std::uint32_t load_scale(const std::byte* scale) { return *reinterp
 
 ZCOMM_DEVICE float scale_value(std::uint32_t scale) { return __uint_as_float(scale << 16); }
 
-// Whether all codes times a scale, a bfloat16 pattern, are finite in `Type`, and remain so with the bias of codes added
-// to them. The scales of all blocks but the largest are. A wire that no codec wrote may have a scale of zero or less,
-// and a code of -128.
+// Tells whether all codes times a scale, a bfloat16 pattern, are finite in `Type`, also after the bias of codes is
+// added. This holds for all blocks except those with the largest scales. A wire that no codec wrote may have a scale of
+// zero or less, and a code of -128.
 template <class Type>
 ZCOMM_DEVICE bool is_plain_scale(std::uint32_t scale) {
   constexpr std::uint32_t kLargest = Type::kLargestFinite < 0x1p16f ? 0x43ffu : 0x7780u;  // before 2^9, 2^112

@@ -1,4 +1,4 @@
-// Streams of bits that the lanes of a warp write and read together, from the lowest bit of the first word on.
+// Bit streams that the lanes of a warp write and read together, from the lowest bit of the first word on.
 #pragma once
 
 #include "codec/cuda/numbers.cuh"
@@ -9,7 +9,7 @@ inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
 
 ZCOMM_DEVICE std::uint32_t lane_index() { return threadIdx.x % 32; }
 
-// Of all lanes; all come here.
+// Returns the sum over all lanes. Called by all lanes.
 template <class Number>
 ZCOMM_DEVICE Number sum_of_lanes(Number number) {
 #pragma unroll
@@ -17,7 +17,7 @@ ZCOMM_DEVICE Number sum_of_lanes(Number number) {
   return number;
 }
 
-// Of the lanes before this one, and of all; all come here.
+// Sums over the lanes before this one, and over all lanes. Called by all lanes.
 struct LaneSums {
   ZCOMM_DEVICE explicit LaneSums(std::uint32_t number) : before(0), total(number) {
 #pragma unroll
@@ -30,7 +30,7 @@ struct LaneSums {
   std::uint32_t before, total;
 };
 
-// The same of two numbers, the sums of which have 16 bits each.
+// Sums of two numbers; each total fits 16 bits.
 struct LanePairSums {
   ZCOMM_DEVICE LanePairSums(std::uint32_t first, std::uint32_t second) : sums(first | second << 16) {}
   ZCOMM_DEVICE std::uint32_t before_first() const { return sums.before & 0xffffu; }
@@ -55,16 +55,16 @@ ZCOMM_DEVICE std::uint32_t lowest_bit(std::uint64_t bits) {
   return static_cast<std::uint32_t>(__ffsll(static_cast<long long>(bits))) - 1;
 }
 
-// Where the bits of 32 go that a mask names, to lie side by side from bit 0 on: first in each byte by 1, 2 and 4 places
-// (Warren, Hacker's Delight, 2nd ed., 7-4), as many as there are zeros below; then the bytes. As many instructions for
-// any mask: a lane does not wait for the one with most bits.
+// Moves that pack the bits named by a mask of 32 from bit 0 on: bits shift within each byte by 1, 2 and 4 places
+// (Warren, Hacker's Delight, 2nd ed., 7-4), as many as there are zeros below; then the bytes shift. The number of
+// instructions does not depend on the mask, so no lane waits for the one with most bits.
 class BitPlaces {
  public:
   ZCOMM_DEVICE explicit BitPlaces(std::uint32_t mask) : mask_(mask) {
     std::uint32_t zeros = ~mask << 1 & 0xfefefefeu, rest = mask;
 #pragma unroll
     for (std::uint32_t i = 0; i < 3; ++i) {
-      std::uint32_t odd = zeros ^ (zeros << 1 & 0xfefefefeu);  // where an odd number of `zeros` is at or below
+      std::uint32_t odd = zeros ^ (zeros << 1 & 0xfefefefeu);  // set if the number of `zeros` at or below is odd
       odd ^= odd << 2 & 0xfcfcfcfcu;
       odd ^= odd << 4 & 0xf0f0f0f0u;
       moves_[i] = odd & rest;
@@ -84,7 +84,7 @@ class BitPlaces {
     return (bits & 0xffu) | (bits & 0xff00u) >> zeros_below_[0] | (bits & 0xff0000u) >> zeros_below_[1] |
            (bits & 0xff000000u) >> zeros_below_[2];
   }
-  // The inverse; further bits are not looked at.
+  // Inverts gather; ignores further bits.
   ZCOMM_DEVICE std::uint32_t scatter(std::uint32_t bits) const {
     bits = (bits & 0xffu) | (bits << zeros_below_[0] & 0xff00u) | (bits << zeros_below_[1] & 0xff0000u) |
            (bits << zeros_below_[2] & 0xff000000u);
@@ -97,7 +97,7 @@ class BitPlaces {
   std::uint32_t mask_, moves_[3], zeros_below_[3];
 };
 
-// The same, a loop over the ones of a mask: for those that have few.
+// Does the same with a loop over the ones of a mask: faster for masks with few ones.
 struct FewBitPlaces {
   ZCOMM_DEVICE explicit FewBitPlaces(std::uint32_t ones) : mask(ones) {}
 
@@ -121,20 +121,20 @@ struct FewBitPlaces {
   std::uint32_t mask;
 };
 
-// The bits of `bits` where `mask` has ones, side by side from bit 0 on.
+// Extracts the bits of `bits` where `mask` has ones, packed from bit 0 on.
 template <class Places>
 ZCOMM_DEVICE std::uint64_t gather_bits(std::uint64_t bits, std::uint64_t mask) {
   const std::uint64_t high = Places(high_half(mask)).gather(high_half(bits));
   return Places(low_half(mask)).gather(low_half(bits)) | high << popcount(low_half(mask));
 }
-// The inverse; further bits are not looked at.
+// Inverts gather_bits; ignores further bits.
 template <class Places>
 ZCOMM_DEVICE std::uint64_t scatter_bits(std::uint64_t bits, std::uint64_t mask) {
   const std::uint32_t above = low_half(bits >> popcount(low_half(mask)));
   return both_halves(Places(low_half(mask)).scatter(low_half(bits)), Places(high_half(mask)).scatter(above));
 }
 
-// The bytes of `bits` that `flags` names, side by side from byte 0 on.
+// Extracts the bytes of `bits` that `flags` names, packed from byte 0 on.
 ZCOMM_DEVICE std::uint64_t gather_bytes(std::uint64_t bits, std::uint32_t flags) {
   std::uint64_t gathered = 0;
 #pragma unroll 1
@@ -143,14 +143,14 @@ ZCOMM_DEVICE std::uint64_t gather_bytes(std::uint64_t bits, std::uint32_t flags)
   }
   return gathered;
 }
-// The inverse; further bytes are not looked at.
+// Inverts gather_bytes; ignores further bytes.
 ZCOMM_DEVICE std::uint64_t scatter_bytes(std::uint64_t bits, std::uint32_t flags) {
   std::uint64_t scattered = 0;
 #pragma unroll 1
   for (; flags != 0; flags &= flags - 1, bits >>= 8) scattered |= (bits & 0xffu) << (8 * lowest_bit(flags));
   return scattered;
 }
-// A flag for each byte of four that is not 0.
+// Sets a flag for each byte of four that is not 0.
 ZCOMM_DEVICE std::uint32_t byte_flags(std::uint32_t bytes) {
   bytes |= bytes >> 4;
   bytes |= bytes >> 2;
@@ -168,7 +168,7 @@ ZCOMM_DEVICE void put_bits(std::uint64_t bits, std::uint32_t position, std::uint
   }
 }
 
-// The 64 bits from `position` on: three words are read.
+// Returns the 64 bits from `position` on; reads three words.
 ZCOMM_DEVICE std::uint64_t take_bits(const std::uint32_t* words, std::uint32_t position) {
   const std::uint32_t* first = words + position / 32;
   const std::uint32_t shift = position % 32;

@@ -1,4 +1,4 @@
-// The host's side of the kernels of differences: a call launches three of them, each for all jobs.
+// Host side of the kernels for lossless differences: a call launches three of them, each for all jobs.
 #include <string>
 #include <vector>
 
@@ -49,8 +49,14 @@ void check_job(const DecodeDifference& job) {
   check_number("status", job.status);
 }
 
+void check_job(const NoteHash& job) {
+  difference::check_16_bits("values", job.values);
+  check_number("hash", job.hash);
+}
+
 void check_job(const CheckHash& job) {
   difference::check_16_bits("values", job.values);
+  difference::check_16_bits("spoiled", job.spoiled);
   check_number("hash", job.hash);
   check_number("status", job.status);
 }
@@ -59,9 +65,10 @@ void check_job(const CheckHash& job) {
 
 const TensorView& values_of(const EncodeDifference& job) { return job.base; }
 const TensorView& values_of(const DecodeDifference& job) { return job.base; }
-const TensorView& values_of(const CheckHash& job) { return job.values; }
+const ConstTensorView& values_of(const NoteHash& job) { return job.values; }
+const ConstTensorView& values_of(const CheckHash& job) { return job.values; }
 
-// The scratch of a call's jobs: their states, all zero, then their starts.
+// Scratch of a call's jobs: all states, zeroed, then all starts.
 class JobScratch {
  public:
   template <class Jobs>
@@ -71,8 +78,8 @@ class JobScratch {
                "zero the states of differences");
   }
 
-  // Of the next job.
-  DifferenceTiles next(const TensorView& values) {
+  // Returns the tiles of the next job.
+  DifferenceTiles next(const ConstTensorView& values) {
     auto* const states = reinterpret_cast<DifferenceState*>(scratch_.data());
     auto* const starts = reinterpret_cast<std::uint64_t*>(states + num_jobs_);
     const DifferenceTiles tiles{states + job_, starts + start_, static_cast<std::uint64_t>(values.num_elements),
@@ -83,7 +90,7 @@ class JobScratch {
   }
 
  private:
-  static std::size_t num_starts(const TensorView& values) {
+  static std::size_t num_starts(const ConstTensorView& values) {
     return static_cast<std::size_t>(divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles));
   }
   template <class Jobs>
@@ -98,23 +105,23 @@ class JobScratch {
   std::size_t job_ = 0, start_ = 0;
 };
 
-std::int64_t one_cta(const DifferenceTiles&) { return 1; }
-// A tile for each warp.
-std::int64_t tile_ctas(const DifferenceTiles& tiles) {
-  return divide_up(static_cast<std::int64_t>(tiles.num_elements), std::int64_t{kTileValues} * kTileWarps);
-}
-std::int64_t finish_ctas(const DifferenceTiles& tiles) {
+constexpr auto one_cta = [](const auto&) { return std::int64_t{1}; };
+// CTAs for a piece, with one tile per warp.
+constexpr auto tile_ctas = [](const auto& piece) {
+  return divide_up(static_cast<std::int64_t>(piece.tiles.num_elements), std::int64_t{kTileValues} * kTileWarps);
+};
+constexpr auto finish_ctas = [](const FinishPiece& piece) {
   constexpr std::int64_t kValues = std::int64_t{kThreads} * kFinishGroups * kGroup;
-  return std::max<std::int64_t>(1, divide_up(static_cast<std::int64_t>(tiles.num_elements), kValues));
-}
+  return std::max<std::int64_t>(1, divide_up(static_cast<std::int64_t>(piece.num_spoiled), kValues));
+};
 
-template <class Table>
-void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces,
-            std::int64_t (*num_ctas)(const DifferenceTiles&), StreamView stream) {
+template <class Table, class NumCtas>
+void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces, NumCtas num_ctas,
+            StreamView stream) {
   Launcher<Table> launcher(stream);
   launcher.use(kernel);
   for (const auto& piece : pieces) {
-    if (num_ctas(piece.tiles) > 0) launcher.add(piece, num_ctas(piece.tiles));
+    if (num_ctas(piece) > 0) launcher.add(piece, num_ctas(piece));
   }
   launcher.launch();
 }
@@ -148,29 +155,45 @@ class CudaDifferences final : public DeviceDifferences {
       pieces.push_back({tiles, job.message, job.num_bytes, job.base.data, job.hash, job.generation});
       const bool has_header = job.num_bytes >= kDifferenceHeaderBytes;
       const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
-      finishes.push_back({tiles, job.base.data, has_header ? fields + 4 : nullptr, job.hash, job.status, kResultError});
+      finishes.push_back({tiles, job.base.data, tiles.num_elements, has_header ? fields + 4 : nullptr, job.hash,
+                          job.status, kResultError});
     }
     launch(kBegin, pieces, one_cta, stream);
     launch(kDecode, pieces, tile_ctas, stream);
     launch(kFinish, finishes, finish_ctas, stream);
   }
 
+  void note(std::span<const NoteHash> jobs, StreamView stream) const override {
+    hash(jobs, stream, [](const NoteHash& job, const DifferenceTiles& tiles) {
+      return FinishPiece{tiles, nullptr, 0, nullptr, job.hash, nullptr, 0};
+    });
+  }
+
   void check(std::span<const CheckHash> jobs, StreamView stream) const override {
-    for (const CheckHash& job : jobs) check_job(job);
+    hash(jobs, stream, [](const CheckHash& job, const DifferenceTiles& tiles) {
+      const auto num_spoiled = static_cast<std::uint64_t>(job.spoiled.num_elements);
+      return FinishPiece{tiles, job.spoiled.data, num_spoiled, job.hash, nullptr, job.status, kKeptError};
+    });
+  }
+
+ private:
+  // Hashes the values of all jobs; `finish(job, tiles)` says how to check or store each hash.
+  template <class Job, class Finish>
+  void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
+    for (const Job& job : jobs) check_job(job);
     if (jobs.empty()) return;
     JobScratch scratch(workspace_, jobs, stream);
     std::vector<HashPiece> pieces;
     std::vector<FinishPiece> finishes;
-    for (const CheckHash& job : jobs) {
+    for (const Job& job : jobs) {
       const DifferenceTiles tiles = scratch.next(job.values);
       pieces.push_back({tiles, job.values.data});
-      finishes.push_back({tiles, job.values.data, job.hash, nullptr, job.status, kKeptError});
+      finishes.push_back(finish(job, tiles));
     }
     launch(kHash, pieces, tile_ctas, stream);
     launch(kFinish, finishes, finish_ctas, stream);
   }
 
- private:
   Workspace& workspace_;
 };
 

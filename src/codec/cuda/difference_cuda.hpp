@@ -8,7 +8,7 @@
 
 namespace zcomm::gpu {
 
-// `workspace` must outlive it: calls ask it for 16 bytes for each job and 8 for each 64 tiles.
+// Returns a codec. `workspace` must outlive it: each call allocates 16 bytes per job and 8 per 64 tiles.
 std::unique_ptr<DeviceDifferences> make_device_differences(Workspace& workspace);
 
 }  // namespace zcomm::gpu

@@ -1,5 +1,5 @@
-// A message and its base to values, in three kernels: the header and where tiles begin; the tiles; what is wrong. No
-// byte of a message is believed before it is known to be there.
+// Decodes a message and its base to values in three kernels: header and starts of tiles; the tiles; error status. A
+// byte of a message is used only after a check that the message contains it.
 #pragma once
 
 #include "codec/cuda/difference_planes.cuh"
@@ -8,7 +8,7 @@ namespace zcomm::gpu {
 
 // --- The header
 
-// Bits of DifferenceError. A message may be shorter than a header.
+// Returns bits of DifferenceError. A message may be shorter than a header.
 ZCOMM_DEVICE std::uint32_t check_header(const DecodeDifferencePiece& piece) {
   if (piece.num_bytes < kDifferenceHeaderBytes) return kHeaderError;
   const auto* const fields = reinterpret_cast<const std::uint64_t*>(piece.message);
@@ -22,7 +22,7 @@ ZCOMM_DEVICE std::uint32_t check_header(const DecodeDifferencePiece& piece) {
   return errors;
 }
 
-// Whether a body has the bytes that its table says, or whole values their own. All threads of a CTA come here.
+// Tells whether a body has the length that its table gives, or that whole values need. Called by all threads of a CTA.
 ZCOMM_DEVICE bool is_complete(const DecodeDifferencePiece& piece, WarpSums& sums) {
   const std::uint64_t body_bytes = piece.num_bytes - kDifferenceHeaderBytes;
   if (piece.generation == 0) return body_bytes == 2 * piece.tiles.num_elements;
@@ -31,7 +31,7 @@ ZCOMM_DEVICE bool is_complete(const DecodeDifferencePiece& piece, WarpSums& sums
   return (num_words + 3) / 4 * 16 == body_bytes;
 }
 
-template <class = void>  // as of encode_any_kernel
+template <class = void>  // as for encode_any_kernel
 __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__ DecodeDifferenceTable table) {
   __shared__ WarpSums sums;
   const DecodeDifferencePiece& piece = table.pieces[table.find()];
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__
 
 // --- A coded tile
 
-// The sections of a coded tile, one after the other.
+// Cursor over the sections of a coded tile.
 class Sections {
  public:
   ZCOMM_DEVICE Sections(const std::uint32_t* words, std::uint32_t num_words) : words_(words), num_words_(num_words) {}
@@ -53,14 +53,14 @@ class Sections {
     const LaneSums sums(num_bits);
     return move(sums.before, sums.total);
   }
-  // The same of two; `second` is at the second one then.
+  // Moves over two sections; `second` ends up at the second one.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits, std::uint32_t second_bits, Sections& second) {
     const LanePairSums sums(num_bits, second_bits);
     move(sums.before_first(), sums.first());
     second = *this;
     return second.move(sums.before_second(), sums.second());
   }
-  // The lane's next bits, 64 at most. There may be others above them.
+  // Returns the lane's next bits, at most 64; higher bits are undefined.
   ZCOMM_DEVICE std::uint64_t take(std::uint32_t num_bits) {
     const std::uint64_t bits = take_bits(words_, position_);
     position_ += num_bits;
@@ -79,12 +79,12 @@ class Sections {
   std::uint32_t num_words_, end_ = kHeadBits, position_ = 0;
 };
 
-// A lane's block: a bit for each value.
+// Block of a lane: one bit per value.
 struct CodedBlock {
   ZCOMM_DEVICE CodedBlock(const Widths& low, const Widths& high)
       : unlikely(both_halves(low.is_far_below, high.is_far_below)) {}
 
-  // Sections P, F and G; whether they are there. All lanes come here.
+  // Reads sections P, F and G. Returns whether the tile holds them. Called by all lanes.
   ZCOMM_DEVICE bool take_first_plane(bool has_unlikely, Sections& sections) {
     const std::uint32_t num_unlikely = popcount(unlikely), num_groups = has_unlikely ? (num_unlikely + 7) / 8 : 0;
     Sections likely = sections;
@@ -99,8 +99,8 @@ struct CodedBlock {
     ones = plane;
     return true;
   }
-  // Sections T1 to T5. r is the number of planes that have a value's bit: in binary, as each plane lies within the one
-  // before, each toggles the ones, and every other one the twos.
+  // Reads sections T1 to T5. r is the number of planes that have a value's bit. Each plane lies within the one before,
+  // so in binary each plane toggles the ones, and every other plane the twos.
   ZCOMM_DEVICE bool take_other_planes(Sections& sections) {
     if (!take_plane<BitPlaces>(sections)) return false;
     twos ^= plane;
@@ -115,11 +115,11 @@ struct CodedBlock {
   ZCOMM_DEVICE std::uint64_t escapes() const { return plane; }
 
   std::uint64_t unlikely;
-  std::uint64_t plane = 0;  // the last one that was taken
+  std::uint64_t plane = 0;  // the last plane read
   std::uint64_t ones = 0, twos = 0, fours = 0;
 
  private:
-  // The bits of the next plane where the last one has ones.
+  // Reads the next plane, which has bits only where the last one has ones.
   template <class Places>
   ZCOMM_DEVICE bool take_plane(Sections& sections) {
     const std::uint32_t num_bits = popcount(plane);
@@ -132,7 +132,7 @@ struct CodedBlock {
 
 // Half a block. `widths` are 0 for escapes.
 struct HalfScales {
-  // Four bytes of r << width, and four with the bits above these eight as bits 6 and 7, and the width below.
+  // Computes four bytes of r << width, and four with the bits above these eight as bits 6 and 7 and the width below.
   ZCOMM_DEVICE HalfScales(std::uint32_t ones, std::uint32_t twos, std::uint32_t fours, const Widths& widths) {
     std::uint32_t shifted[10] = {ones, twos, fours};
     shift_up(shifted, widths.planes);
@@ -148,13 +148,13 @@ struct HalfScales {
   std::uint32_t shifted_words[8], others[8];
 };
 
-// Two values and their differences as natural numbers, below 2^15.
+// Adds differences, as natural numbers below 2^15, to two values.
 ZCOMM_DEVICE std::uint32_t add_pair(std::uint32_t values, std::uint32_t z) {
   const std::uint32_t differences = (z >> 1 & 0x7fff7fffu) ^ (z & 0x00010001u) * 0xffffu;
   return ((values & 0x7fff7fffu) + (differences & 0x7fff7fffu)) ^ ((values ^ differences) & 0x80008000u);
 }
 
-// Section L of half a block, after which its values are those of the message, but for escapes.
+// Reads section L of half a block; all its values but the escapes are then those of the message.
 ZCOMM_DEVICE void add_differences(const HalfScales& scales, Sections& sections, std::uint32_t* row) {
 #pragma unroll
   for (std::uint32_t i = 0; i < 8; i += 2) {
@@ -173,7 +173,7 @@ ZCOMM_DEVICE void add_differences(const HalfScales& scales, Sections& sections, 
   }
 }
 
-// Section X.
+// Reads section X.
 ZCOMM_DEVICE void take_escapes(std::uint64_t escapes, Sections& sections, std::uint32_t* row) {
 #pragma unroll 1
   for (; escapes != 0; escapes &= escapes - 1) {
@@ -183,8 +183,8 @@ ZCOMM_DEVICE void take_escapes(std::uint64_t escapes, Sections& sections, std::u
   }
 }
 
-// A tile of `size` words at `source`; `row` holds the lane's block of the base, then of the values. Returns whether an
-// encoder may have written it. All lanes come here.
+// Decodes a tile of `size` words at `source`. `row` holds the lane's block, first of the base, then of the values.
+// Returns whether an encoder may have written the tile. Called by all lanes.
 ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, HalfType type, std::uint32_t* words,
                                std::uint32_t* row) {
   if (size < kHeadBits / 32) return false;
@@ -211,7 +211,7 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
 
 // --- Tiles
 
-// Values as they are, to `base` unless that is null.
+// Hashes plain values and copies them to `base` unless that is null.
 ZCOMM_DEVICE void take_plain(const std::byte* values, std::uint32_t count, std::byte* base, TileHash& hash) {
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
@@ -222,7 +222,7 @@ ZCOMM_DEVICE void take_plain(const std::byte* values, std::uint32_t count, std::
   }
 }
 
-// As decode_coded().
+// Decodes a tile and updates its base; returns as decode_coded().
 ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, std::uint32_t count, HalfType type,
                              std::byte* base, Rows& rows, std::uint32_t* coded, TileHash& hash) {
   std::uint32_t words[kGroupWords];
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-// --- The hash of what is there
+// --- Hash alone
 
 template <class = void>
 __global__ void __launch_bounds__(kTileThreads) hash_kernel(const __grid_constant__ HashTable table) {
@@ -294,9 +294,9 @@ __global__ void __launch_bounds__(kTileThreads) hash_kernel(const __grid_constan
   hash.add_to(piece.tiles.state, tile);
 }
 
-// --- What is wrong
+// --- Error status
 
-inline constexpr std::uint32_t kFinishGroups = 4;  // of a thread
+inline constexpr std::uint32_t kFinishGroups = 4;  // per thread
 
 template <class = void>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishTable table) {
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const std::uint64_t cta = blockIdx.x - table.first_cta[index];
   std::uint32_t errors = state.errors;
   if (state.has_bad_tile != 0) errors |= kBodyError;
-  if (errors == 0 && *piece.expected != state.hash) errors = piece.error;
+  if (errors == 0 && piece.expected != nullptr && *piece.expected != state.hash) errors = piece.error;
   if (cta == 0 && threadIdx.x == 0) {
     if (errors != 0) {
       atomicOr(piece.status, errors);
@@ -321,9 +321,10 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 #pragma unroll 1
   for (std::uint32_t i = 0; i < kFinishGroups; ++i) {
     const std::uint64_t begin = ((cta * kFinishGroups + i) * kThreads + threadIdx.x) * kGroup;
-    if (begin >= piece.tiles.num_elements) return;
-    const std::uint64_t rest = piece.tiles.num_elements - begin;
-    store_group<Bfloat16>(nans, 0, static_cast<std::uint32_t>(rest < kGroup ? rest : kGroup), piece.values + 2 * begin);
+    if (begin >= piece.num_spoiled) return;
+    const std::uint64_t rest = piece.num_spoiled - begin;
+    store_group<Bfloat16>(nans, 0, static_cast<std::uint32_t>(rest < kGroup ? rest : kGroup),
+                          piece.spoiled + 2 * begin);
   }
 }
 

@@ -1,17 +1,17 @@
-// Values and their base to a message, in three kernels: sizes of tiles and the hash; where tiles begin and the header;
-// the tiles. The first and the last compute the same codes: room for the codes of a whole message, from which they were
-// to be copied together, would take as much memory as the values.
+// Encodes values and their base to a message in three kernels: sizes of tiles and the hash; starts of tiles and the
+// header; the tiles. The first and the last compute the same codes: a buffer for the codes of a whole message would
+// take as much memory as the values.
 #pragma once
 
 #include "codec/cuda/difference_planes.cuh"
 
 namespace zcomm::gpu {
 
-// --- What is known of a tile before any bit is written
+// --- Layout of a tile, before any bit is written
 
 // Half a block: the exponents of its base, and the differences as natural numbers z, at most 255.
 struct HalfDifferences {
-  // Each of kHalfWords words.
+  // Takes kHalfWords words each.
   ZCOMM_DEVICE HalfDifferences(const std::uint32_t* base, const std::uint32_t* values, HalfType type) {
     const HalfPlanes before(base), after(values);
     std::uint32_t planes[16], borrow = 0, is_large = 0;
@@ -40,7 +40,7 @@ struct HalfDifferences {
   Bytes exponents, z;
 };
 
-// A lane's block.
+// Block of a lane.
 struct Differences {
   ZCOMM_DEVICE Differences(const std::uint32_t* base, const std::uint32_t* values, HalfType type)
       : low(base, values, type), high(base + kHalfWords, values + kHalfWords, type) {}
@@ -48,14 +48,14 @@ struct Differences {
   HalfDifferences low, high;
 };
 
-// The values of a tile and their base.
+// Values of a tile and their base.
 struct TileRows {
   ZCOMM_DEVICE void put(std::uint32_t group, const std::uint32_t (&old)[kGroupWords],
                         const std::uint32_t (&now)[kGroupWords]) {
     base.put(group, old);
     values.put(group, now);
   }
-  // Of this lane.
+  // Returns this lane's block.
   ZCOMM_DEVICE Differences block(HalfType type) const { return {base.of_lane(), values.of_lane(), type}; }
 
   Rows base, values;
@@ -63,7 +63,7 @@ struct TileRows {
 
 inline constexpr std::uint32_t kWeighedPlanes = 15;
 
-// Twice ceil(z / 2) times the weight of z: 64 >> clamp(e - exponent, 0, 7), but 0 at 7.
+// Computes twice ceil(z / 2) times the weight of z, which is 64 >> clamp(e - exponent, 0, 7), but 0 at 7.
 ZCOMM_DEVICE void weigh(const HalfDifferences& half, std::uint32_t e, std::uint32_t (&weighed)[kWeighedPlanes]) {
   Widths widths(e, half.exponents);
   const std::uint32_t is_weighed = ~widths.is_above(6);
@@ -86,7 +86,7 @@ ZCOMM_DEVICE std::uint32_t sum_of_weighed(const HalfDifferences& half, std::uint
   for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) sum += popcount(weighed[i]) << i;
   return sum / 2;
 }
-// The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^e.
+// Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^e.
 ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t count, HalfType type) {
   const std::uint32_t padding = (kTileValues - count) * exponent_of(kPadding, type);
   const std::uint32_t exponents = block.low.sum_of_exponents() + block.high.sum_of_exponents();
@@ -97,7 +97,7 @@ ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t coun
   return c < 0 ? 0 : smaller_of(static_cast<std::uint32_t>(c), 255);
 }
 
-// Half a block in a tile of this c.
+// Layout of half a block in a tile of this c.
 struct HalfShape {
   ZCOMM_DEVICE HalfShape(const HalfDifferences& half, std::uint32_t c) : widths(c, half.exponents) {
     std::uint32_t r[8], is_escape = ~0u;
@@ -113,7 +113,7 @@ struct HalfShape {
   std::uint32_t ones, twos, fours;  // bits of r
 };
 
-// A lane's block: a bit for each value.
+// Layout of a lane's block: one bit per value.
 class BlockShape {
  public:
   ZCOMM_DEVICE BlockShape(const HalfShape& low, const HalfShape& high)
@@ -129,7 +129,7 @@ class BlockShape {
     flags = byte_flags(low_half(unlikely_bits)) | byte_flags(high_half(unlikely_bits)) << 4;
   }
 
-  // Whether r > number.
+  // Tells whether r > number.
   ZCOMM_DEVICE std::uint64_t plane(std::uint32_t number) const {
     switch (number) {
       case 0:
@@ -151,15 +151,15 @@ class BlockShape {
   std::uint64_t unlikely;
   std::uint32_t num_unlikely;
   std::uint32_t field_bits;
-  bool has_unlikely;                // ones with plane 0; if not, the next two are 0
-  std::uint64_t unlikely_bits = 0;  // plane 0 of those alone
-  std::uint32_t flags = 0;          // groups of these that have ones
+  bool has_unlikely;                // with a bit in plane 0; if none, the next two are 0
+  std::uint64_t unlikely_bits = 0;  // plane 0 of the unlikely values
+  std::uint32_t flags = 0;          // groups of unlikely_bits that have ones
 
  private:
   std::uint64_t ones_, twos_, fours_;  // bits of r
 };
 
-// Where a lane's part of each section begins, and where the last one ends.
+// Start of a lane's part of each section, and the end of the last section.
 struct SectionPlaces {
   ZCOMM_DEVICE explicit SectionPlaces(const BlockShape& shape) {
     place(likely, 64 - shape.num_unlikely, flags, shape.has_unlikely ? (shape.num_unlikely + 7) / 8 : 0);
@@ -187,7 +187,7 @@ struct SectionPlaces {
 
 // --- Sizes and hash
 
-template <class = void>  // as of encode_any_kernel
+template <class = void>  // as for encode_any_kernel
 __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_constant__ EncodeDifferenceTable table) {
   __shared__ TileRows all_rows[kTileWarps];
   const std::uint32_t index = table.find();
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     std::uint32_t values[kGroupWords], base[kGroupWords];
     load_filled(piece.values + offset, group, count, values);
-    if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both are under way at once
+    if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both loads overlap
     hash.add(values, group);
     if (is_whole) continue;
     rows.put(group, base, values);
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) seal_kernel(const __grid_constant__ 
 
 // --- Tiles
 
-// Section L.
+// Writes section L.
 ZCOMM_DEVICE void put_fields(const Bytes& z, const Widths& widths, std::uint32_t& position, std::uint32_t* coded) {
   Bytes width_planes{}, field_planes{};
 #pragma unroll
@@ -279,7 +279,7 @@ ZCOMM_DEVICE void put_fields(const Bytes& z, const Widths& widths, std::uint32_t
   }
 }
 
-// A coded tile, all words of which are zero. `values` are those of the lane's block.
+// Writes a coded tile, all words of which are zero. `values` are those of the lane's block.
 ZCOMM_DEVICE void put_sections(const BlockShape& shape, const SectionPlaces& places, std::uint32_t c,
                                const std::byte* values, std::uint32_t* coded) {
   const std::uint32_t blocks = sum_of_lanes(static_cast<std::uint32_t>(shape.has_unlikely) << lane_index());
@@ -299,7 +299,7 @@ ZCOMM_DEVICE void put_sections(const BlockShape& shape, const SectionPlaces& pla
   }
 }
 
-// The values as they are.
+// Writes plain values.
 ZCOMM_DEVICE void write_plain(const std::byte* values, std::uint32_t count, std::byte* base, std::uint32_t* target) {
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); 2 * i < count; i += 32) {
@@ -312,7 +312,7 @@ ZCOMM_DEVICE void write_plain(const std::byte* values, std::uint32_t count, std:
   }
 }
 
-// Of whole values. `target` may be null.
+// Copies whole values. `target` may be null.
 ZCOMM_DEVICE void copy_tile(const std::byte* values, std::uint32_t count, std::byte* base, std::byte* target) {
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group * kGroup < count; group += 32) {
@@ -335,7 +335,7 @@ ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, Half
   }
   __syncwarp();
   const Differences block = rows.block(type);
-  __syncwarp();  // from here on, bits are put in the place of rows
+  __syncwarp();  // bits overwrite the rows from here on
   std::uint32_t* const coded = rows.values.words;
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); i < size; i += 32) coded[i] = 0;
@@ -343,7 +343,7 @@ ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, Half
   const HalfShape low(block.low, c), high(block.high, c);
   const BlockShape shape(low, high);
   const SectionPlaces places(shape);
-  if (places.num_words() != size) return;  // somebody writes to the values: what was measured is not there any more
+  if (places.num_words() != size) return;  // the values changed after their size was measured
   __syncwarp();
   put_sections(shape, places, c, values + lane_index() * (4 * kBlockWords), coded);
   std::uint32_t position = places.fields;

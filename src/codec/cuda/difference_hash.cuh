@@ -1,5 +1,5 @@
-// The hash of 16-bit values: NH (Black et al., UMAC, CRYPTO 1999) of each tile in four sums, and what a tile adds to
-// the whole.
+// Hash of 16-bit values: NH (Black et al., UMAC, CRYPTO 1999) of each tile in four sums, and a tile's share of the
+// whole.
 #pragma once
 
 #include "codec/cuda/difference_bits.cuh"
@@ -19,7 +19,7 @@ constexpr __host__ __device__ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// One for each word of a tile.
+// Keys, one per word of a tile.
 struct HashKeys {
   alignas(16) std::uint32_t words[kTileValues / 2];
 };
@@ -31,10 +31,10 @@ constexpr HashKeys make_hash_keys() {
 }
 static __device__ constexpr HashKeys kHashKeys = make_hash_keys();
 
-// Of the tile that a warp has.
+// Hash of a warp's tile.
 class TileHash {
  public:
-  // Group `group` of the tile: 16 values. Four pairs of words: one for each sum.
+  // Adds group `group` of the tile, 16 values: four pairs of words, one for each sum.
   ZCOMM_DEVICE void add(const std::uint32_t (&words)[kGroupWords], std::uint32_t group) {
     std::uint32_t keys[kGroupWords];
     load_words(reinterpret_cast<const std::byte*>(kHashKeys.words + group * kGroupWords), keys);
@@ -44,7 +44,7 @@ class TileHash {
       sums_[i] += static_cast<std::uint64_t>(first) * second;
     }
   }
-  // After the last group of all lanes, which all come here.
+  // Adds the tile to the hash, after the last group of all lanes. Called by all lanes.
   ZCOMM_DEVICE void add_to(DifferenceState* state, std::uint64_t tile) {
     std::uint64_t hash = 0;
 #pragma unroll

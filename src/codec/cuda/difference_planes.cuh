@@ -1,4 +1,4 @@
-// Small numbers of 32 values at once: plane i has bit i of all of them, so that an instruction works on 32 values. A
+// Bit-sliced arithmetic: plane i holds bit i of 32 small numbers, so that one instruction works on all of them. A
 // lane's block is two halves of 32 values.
 #pragma once
 
@@ -10,7 +10,7 @@ inline constexpr std::uint32_t kHalfWords = kBlockWords / 2;
 
 // --- From values to planes and back
 
-// Byte i of the four words becomes word i.
+// Moves byte i of the four words to word i.
 ZCOMM_DEVICE void transpose_bytes(std::uint32_t& a, std::uint32_t& b, std::uint32_t& c, std::uint32_t& d) {
   const std::uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
   const std::uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
@@ -25,9 +25,9 @@ ZCOMM_DEVICE void exchange_bits(std::uint32_t& a, std::uint32_t& b) {
   a = low;
 }
 
-// A byte, or less, of each of 32 values.
+// Planes of up to 8 bits of 32 values.
 struct Bytes {
-  // From words whose byte k of word i is that of value 8 k + i to planes, and from planes to these words.
+  // Converts between words and planes, in either direction. Byte k of word i is that of value 8 k + i.
   ZCOMM_DEVICE void transpose() {
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) exchange_bits<4, 0x0f0f0f0fu>(planes[i], planes[i + 4]);
@@ -39,7 +39,7 @@ struct Bytes {
     for (std::uint32_t i = 0; i < 8; i += 2) exchange_bits<1, 0x55555555u>(planes[i], planes[i + 1]);
   }
 
-  // From planes to words: byte k of word i is that of value 4 i + k.
+  // Converts planes to words: byte k of word i is that of value 4 i + k.
   ZCOMM_DEVICE void to_words(std::uint32_t (&words)[8]) const {
     Bytes bytes = *this;
     bytes.transpose();
@@ -55,7 +55,7 @@ struct Bytes {
   std::uint32_t planes[8];
 };
 
-// Values of a half block: kHalfWords words, each with two.
+// Planes of a half block: kHalfWords words of two values.
 struct HalfPlanes {
   ZCOMM_DEVICE explicit HalfPlanes(const std::uint32_t* words) {
 #pragma unroll
@@ -83,15 +83,15 @@ struct HalfPlanes {
 
 // --- Arithmetic
 
-// Where `number` has a one: all ones.
+// Repeats bit `bit` of `number` in all places.
 ZCOMM_DEVICE std::uint32_t plane_of(std::uint32_t number, std::uint32_t bit) { return 0 - (number >> bit & 1u); }
 
-// What is borrowed from the next bits by a - b - borrow.
+// Returns the borrow that a - b - borrow takes from the next bits.
 ZCOMM_DEVICE std::uint32_t next_borrow(std::uint32_t a, std::uint32_t b, std::uint32_t borrow) {
   return (~a & (b | borrow)) | (b & borrow);
 }
 
-// Of `number`, below 512, from exponents: clamp(number - e, 0, 7), and whether e > number + 1.
+// Widths from exponents e: clamp(number - e, 0, 7), and whether e > number + 1. `number` is below 512.
 struct Widths {
   ZCOMM_DEVICE Widths(std::uint32_t number, const Bytes& exponents) {
     std::uint32_t borrow = 0, ones = ~0u, high = 0;
@@ -119,7 +119,7 @@ struct Widths {
   ZCOMM_DEVICE std::uint32_t sum() const {
     return popcount(planes[0]) + 2 * popcount(planes[1]) + 4 * popcount(planes[2]);
   }
-  // Whether a width is larger.
+  // Tells whether a width is larger.
   ZCOMM_DEVICE std::uint32_t is_above(std::uint32_t number) const {
     const std::uint32_t odd = planes[0], two = planes[1], four = planes[2];
     switch (number) {
@@ -144,7 +144,7 @@ struct Widths {
   std::uint32_t is_far_below;
 };
 
-// Numbers of `kPlanes` bits, each times 2^width or divided by it.
+// Multiplies or divides numbers of `kPlanes` bits by 2^width.
 template <std::uint32_t kPlanes>
 ZCOMM_DEVICE void shift_up(std::uint32_t (&numbers)[kPlanes], const std::uint32_t (&widths)[3]) {
 #pragma unroll
@@ -170,11 +170,11 @@ ZCOMM_DEVICE void shift_down(std::uint32_t (&numbers)[kPlanes], const std::uint3
 
 // --- Fields, four at a time
 
-// Where each of four fields begins, as bytes; `widths` are bytes, 7 at most.
+// Returns where each of four fields begins, as bytes; `widths` are bytes, 7 at most.
 ZCOMM_DEVICE std::uint32_t field_places(std::uint32_t widths) { return widths * 0x01010100u; }
 ZCOMM_DEVICE std::uint32_t sum_of_bytes(std::uint32_t bytes) { return bytes * 0x01010101u >> 24; }
 
-// Byte `i` of the fields, moved to its place.
+// Moves byte `i` of the fields to its place.
 ZCOMM_DEVICE std::uint32_t moved_field(std::uint32_t fields, std::uint32_t places, std::uint32_t i) {
   return __funnelshift_l(0, __byte_perm(fields, 0, 0x4440 | i), places >> (8 * i));
 }
@@ -184,12 +184,12 @@ ZCOMM_DEVICE std::uint32_t join_fields(std::uint32_t fields, std::uint32_t width
          moved_field(fields, places, 3);
 }
 
-// Four bytes of 2^width - 1.
+// Returns four bytes of 2^width - 1.
 ZCOMM_DEVICE std::uint32_t field_masks(std::uint32_t widths) {
   const std::uint32_t nibbles = __byte_perm(widths | widths >> 4, 0, 0x4420);
   return __byte_perm(0x07030100u, 0x7f3f1f0fu, nibbles);
 }
-// The inverse of join_fields; there may be other bits above the fields.
+// Inverts join_fields; ignores other bits above the fields.
 ZCOMM_DEVICE std::uint32_t split_fields(std::uint32_t bits, std::uint32_t widths) {
   const std::uint32_t places = field_places(widths);
   const std::uint32_t low = __byte_perm(bits, __funnelshift_r(bits, 0, places >> 8), 0x0040);

@@ -1,5 +1,5 @@
-// What the kernels of lossless differences work on, and what those of a job hand on to each other. The bytes are those
-// of docs/wire_format.md, whose names these are.
+// Inputs of the kernels for lossless differences, and the state that the kernels of a job share. docs/wire_format.md
+// specifies the bytes and their names.
 #pragma once
 
 #include "codec/cuda/tables.cuh"
@@ -8,28 +8,28 @@
 namespace zcomm::gpu {
 
 inline constexpr std::uint32_t kTileValues = 2048;
-inline constexpr std::uint32_t kTileWarps = 4;  // of a CTA: a tile each
+inline constexpr std::uint32_t kTileWarps = 4;  // per CTA, one tile each
 inline constexpr std::uint32_t kTileThreads = 32 * kTileWarps;
-// Tiles from one place that is noted in `starts` to the next: two for each lane.
+// Tiles between two places noted in `starts`: two for each lane.
 inline constexpr std::uint32_t kStartTiles = 64;
 
-// A type of 16 bits.
+// Bit layout of a 16-bit type.
 struct HalfType {
   std::uint16_t nan;
   std::uint8_t exponent_shift, exponent_mask;
 };
 
-// Of a job, in scratch; zeros before its first kernel.
+// State of a job, in scratch; zeroed before its first kernel.
 struct DifferenceState {
   std::uint64_t hash;          // of the values: each tile adds its share
   std::uint32_t errors;        // of a message as a whole: bits of DifferenceError
   std::uint32_t has_bad_tile;  // 1 if any is
 };
 
-// What the kernels of every job have.
+// Tiles of a job, in every kernel.
 struct DifferenceTiles {
   DifferenceState* state;
-  std::uint64_t* starts;  // where tiles kStartTiles * i begin, in words after the table
+  std::uint64_t* starts;  // starts of tiles kStartTiles * i, in words after the table
   std::uint64_t num_elements;
   HalfType type;
 
@@ -67,20 +67,21 @@ struct HashPiece {
   const std::byte* values;
 };
 
-// The last step of a decode or check.
+// Last step of a decode or check.
 struct FinishPiece {
   DifferenceTiles tiles;
-  std::byte* values;
-  const std::uint64_t* expected;  // hash; null if there are errors already
-  std::uint64_t* hash;            // gets that of the values; null: stays as it is
+  std::byte* spoiled;  // becomes NaN on an error
+  std::uint64_t num_spoiled;
+  const std::uint64_t* expected;  // hash; null: any, or there are errors already
+  std::uint64_t* hash;            // receives the hash of the values; null: unchanged
   std::uint32_t* status;
-  std::uint32_t error;  // if the hash is another one
+  std::uint32_t error;  // reported if the hash differs
 };
 
 using EncodeDifferenceTable = Pieces<EncodeDifferencePiece, 48>;
 using DecodeDifferenceTable = Pieces<DecodeDifferencePiece, 53>;
 using HashTable = Pieces<HashPiece, 92>;
-using FinishTable = Pieces<FinishPiece, 53>;
+using FinishTable = Pieces<FinishPiece, 48>;
 static_assert(sizeof(EncodeDifferenceTable) <= kMaxParameterBytes &&
               sizeof(DecodeDifferenceTable) <= kMaxParameterBytes);
 static_assert(sizeof(HashTable) <= kMaxParameterBytes && sizeof(FinishTable) <= kMaxParameterBytes);

@@ -1,4 +1,4 @@
-// A tile in the hands of a warp: first a lane has groups of 16 values, as memory has them, then a block of 64.
+// Tile of a warp: each lane first loads groups of 16 values in memory order, then owns a block of 64.
 #pragma once
 
 #include "codec/cuda/difference_hash.cuh"
@@ -7,16 +7,16 @@ namespace zcomm::gpu {
 
 inline constexpr std::uint32_t kTileGroups = kTileValues / kGroup;
 inline constexpr std::uint32_t kBlockWords = 32;    // a word has two values
-inline constexpr std::uint32_t kPadding = 0x7f80u;  // what a short tile is filled up with
+inline constexpr std::uint32_t kPadding = 0x7f80u;  // fills up a short tile
 inline constexpr std::uint32_t kHeadBits = 64;      // of a coded tile, ahead of its sections
-inline constexpr std::uint32_t kEscape = 6;         // of r
+inline constexpr std::uint32_t kEscape = 6;         // value of r
 
-// The first 8 bytes of a header: "ZD16", version 1, the kind, zeros.
+// First 8 bytes of a header: "ZD16", version 1, the kind, zeros.
 inline constexpr std::uint64_t kHeaderStart = 0x13631445au;
 inline constexpr std::uint32_t kKindShift = 40;
 inline constexpr std::uint32_t kHeaderWords = kDifferenceHeaderBytes / 4;
 
-// 16 bits of each value of a tile, in shared memory. The rows of lanes begin in different banks.
+// Shared memory for 16 bits of each value of a tile. The rows of lanes begin in different banks.
 struct Rows {
   ZCOMM_DEVICE std::uint32_t* group(std::uint32_t group) {
     return words + group / 4 * (kBlockWords + 1) + group % 4 * kGroupWords;
@@ -31,7 +31,7 @@ struct Rows {
   std::uint32_t words[32 * (kBlockWords + 1)];
 };
 
-// The words of a coded tile, which is shorter than its values, and what take_bits() reads past it.
+// Words of a coded tile, which is shorter than its values, and room for take_bits() to read past it.
 struct CodedWords {
   std::uint32_t words[kTileValues / 2 + 4];
 };
@@ -40,17 +40,11 @@ ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
   return static_cast<std::uint64_t>(blockIdx.x - first_cta) * kTileWarps + threadIdx.x / 32;
 }
 
-// Of a value whose base has this exponent, in a tile of this c.
-ZCOMM_DEVICE std::uint32_t field_width(std::uint32_t exponent, std::uint32_t c) {
-  return c > exponent ? smaller_of(c - exponent, 7) : 0;
-}
-ZCOMM_DEVICE bool is_unlikely(std::uint32_t exponent, std::uint32_t c) { return exponent > smaller_of(c + 1, 255); }
-
 ZCOMM_DEVICE std::uint32_t exponent_of(std::uint32_t value, HalfType type) {
   return value >> type.exponent_shift & type.exponent_mask;
 }
 
-// A group with the padding from value `count` of the tile on.
+// Pads a group from value `count` of the tile on.
 ZCOMM_DEVICE void fill_up(std::uint32_t group, std::uint32_t count, std::uint32_t (&words)[kGroupWords]) {
   if ((group + 1) * kGroup <= count) return;
 #pragma unroll
@@ -62,17 +56,17 @@ ZCOMM_DEVICE void fill_up(std::uint32_t group, std::uint32_t count, std::uint32_
 }
 ZCOMM_DEVICE void load_filled(const std::byte* tile, std::uint32_t group, std::uint32_t count,
                               std::uint32_t (&words)[kGroupWords]) {
-  load_group<Bfloat16>(tile, group * kGroup, count, words);  // or float16: bits are bits
+  load_group<Bfloat16>(tile, group * kGroup, count, words);  // or float16: only bits are moved
   fill_up(group, count, words);
 }
 
-// Of `count` in groups of 8, the last of which may be short, those in the groups that `flags` names.
+// Counts the elements in the groups of 8 that `flags` names, among `count`; the last group may be short.
 ZCOMM_DEVICE std::uint32_t bits_of_groups(std::uint32_t flags, std::uint32_t count) {
   const bool has_short_one = (flags >> (count / 8) & 1u) != 0;
   return 8 * popcount(flags) - (has_short_one ? 8 - count % 8 : 0);
 }
 
-// --- Where tiles are in a message
+// --- Places of tiles in a message
 
 ZCOMM_DEVICE std::uint32_t* table_of(std::byte* message) {
   return reinterpret_cast<std::uint32_t*>(message) + kHeaderWords;
@@ -84,14 +78,14 @@ ZCOMM_DEVICE std::uint32_t size_of(const std::uint32_t* table, std::uint64_t til
   return table[tile / 2] >> (tile % 2 * 16) & 0xffffu;
 }
 
-// Two entries of the table that count if they are of tiles before `end`.
+// Sums two entries of the table; entries of tiles from `end` on count as 0.
 ZCOMM_DEVICE std::uint32_t sum_of_sizes(const std::uint32_t* table, std::uint64_t pair, std::uint64_t end) {
   if (2 * pair >= end) return 0;
   const std::uint32_t sizes = table[pair];
   return (sizes & 0xffffu) + (2 * pair + 1 < end ? sizes >> 16 : 0);
 }
 
-// Where a tile begins, in words after the table; all lanes come here.
+// Returns where a tile begins, in words after the table. Called by all lanes.
 ZCOMM_DEVICE std::uint64_t start_of(const DifferenceTiles& tiles, const std::uint32_t* table, std::uint64_t tile) {
   const std::uint64_t first = tile / kStartTiles;
   const std::uint32_t sizes = sum_of_sizes(table, first * (kStartTiles / 2) + lane_index(), tile);
@@ -100,10 +94,10 @@ ZCOMM_DEVICE std::uint64_t start_of(const DifferenceTiles& tiles, const std::uin
 
 using WarpSums = std::uint32_t[kThreads / 32];
 
-// Starts that a warp computes in a round of scan_sizes(). Their loads are in flight together: latency bounds a round.
+// Starts that a warp computes per round of scan_sizes(). Their loads are in flight together: latency bounds a round.
 inline constexpr std::uint32_t kScanStarts = 8;
 
-// Notes in `starts` where tiles begin; returns the words of all. All threads of a CTA of kThreads come here.
+// Notes in `starts` where tiles begin; returns the words of all tiles. Called by all threads of a CTA of kThreads.
 ZCOMM_DEVICE std::uint64_t scan_sizes(const DifferenceTiles& tiles, const std::uint32_t* table, WarpSums& sums) {
   constexpr std::uint32_t kWarps = kThreads / 32;
   const std::uint64_t num_tiles = tiles.num_tiles();

@@ -1,4 +1,4 @@
-// Values to scales and codes.
+// Encodes values to scales and codes.
 #pragma once
 
 #include "codec/cuda/codes.cuh"
@@ -7,15 +7,15 @@
 
 namespace zcomm::gpu {
 
-// Whether a wire has codes, or the zeros that pad them to 16 bytes, where the group that begins with this element is.
+// Tells whether a wire has codes, or zeros that pad them to 16 bytes, for the group that begins with this element.
 template <class Codes>
 ZCOMM_DEVICE bool has_codes(std::uint32_t begin, std::uint32_t num_elements) {
   constexpr std::uint32_t kUnit = 16 * Codes::kCodesPerByte;
   return begin / kUnit * kUnit < num_elements;
 }
 
-// The kGroups groups of a thread among the blocks that a piece writes. The threads that share a block are a power of
-// two, so that they are a shuffle's segment or whole warps.
+// Maps a thread to its kGroups groups among the blocks that a piece writes. The number of threads that share a block is
+// a power of two, so that they form a shuffle segment or whole warps.
 template <std::uint32_t kGroups>
 struct Place {
   ZCOMM_DEVICE Place(const BlocksOut& out, std::uint32_t slot)
@@ -32,7 +32,7 @@ struct Place {
 
 using WarpMaxima = std::uint32_t[kThreads / 32];
 
-// The largest of a block's values, given that of each of its groups. All threads of a CTA come here.
+// Returns the largest value of a block, given that of each group. Called by all threads of a CTA.
 template <int kUnroll>
 ZCOMM_DEVICE void reduce_blocks(std::uint32_t (&largest)[kUnroll], std::uint32_t lanes, WarpMaxima* maxima) {
 #pragma unroll
@@ -59,7 +59,7 @@ ZCOMM_DEVICE void reduce_blocks(std::uint32_t (&largest)[kUnroll], std::uint32_t
   }
 }
 
-// How a block is encoded whose largest magnitude has the float32 bits `largest`.
+// Encoding parameters of a block whose largest magnitude has the float32 bits `largest`.
 template <class Codes>
 struct Scaling {
   ZCOMM_DEVICE explicit Scaling(std::uint32_t largest) {
@@ -98,8 +98,8 @@ ZCOMM_DEVICE void store_scale(const Scaling<Codes>& scaling, std::uint32_t block
   for (std::uint32_t i = 1; i <= out.scale_padding; ++i) scales[i] = 0;
 }
 
-// Encodes a thread's groups where blocks may be short and threads idle. Values past the end are zeros, whose codes pad
-// the wire, and so are those of idle threads. All threads of a CTA come here.
+// Encodes a thread's groups where blocks may be short and threads idle. Values past the end and those of idle threads
+// are zeros; their codes pad the wire. Called by all threads of a CTA.
 template <class Type, class Codes, std::uint32_t kGroups>
 ZCOMM_DEVICE void encode_any(const std::uint32_t (&words)[kGroups][Type::kWords], const Place<kGroups>& place,
                              const BlocksOut& out, WarpMaxima& maxima) {

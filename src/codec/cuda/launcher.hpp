@@ -1,4 +1,4 @@
-// The host's side of the tables: cuts jobs into pieces, fills tables, launches kernels.
+// Host side of the tables: splits jobs into pieces, fills tables, launches kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,18 +14,18 @@ namespace zcomm::gpu {
 
 template <class Table>
 struct Kernel {
-  const char* name;  // in words: what it does
+  const char* name;  // its action, for error texts
   void (*function)(Table);
-  std::uint32_t threads = kThreads;  // of a CTA
+  std::uint32_t threads = kThreads;  // per CTA
 };
 
-// Collects pieces and launches a kernel for as many as fit a table.
+// Collects pieces and launches a kernel whenever a table is full.
 template <class Table>
 class Launcher {
  public:
   explicit Launcher(StreamView stream) : stream_(stream) {}
 
-  // What is added from here on is for this kernel.
+  // Selects the kernel for the pieces that follow.
   void use(const Kernel<Table>& kernel) {
     launch();
     kernel_ = &kernel;
@@ -39,8 +39,8 @@ class Launcher {
     num_ctas_ += static_cast<std::uint32_t>(num_ctas);
   }
 
-  // A piece whose wires are part(wire) of each of `wires`, the rotated ones first: no more than fit a table. The sum of
-  // these is rotated back unless it is to `stay_rotated`.
+  // Adds a piece whose wires are part(wire) of each of `wires`, the rotated ones first; they must fit a table. Their
+  // sum is rotated back unless `stay_rotated`.
   template <class Part>
   void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
            bool stay_rotated = false) {
@@ -88,14 +88,14 @@ class Launcher {
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Calls run(begin, count) for ranges that cover num_elements elements, all but the last of them whole blocks.
+// Calls run(begin, count) for ranges that cover num_elements elements; all but the last are whole blocks.
 template <class Run>
 void for_pieces(std::int64_t num_elements, std::int64_t block_size, const Run& run) {
   const std::int64_t step = kPieceElements / block_size * block_size;
   for (std::int64_t begin = 0; begin < num_elements; begin += step) run(begin, std::min(step, num_elements - begin));
 }
 
-// A wire of num_elements elements from element `begin`, a multiple of 32, on.
+// Returns the part of a wire of num_elements elements from element `begin`, a multiple of 32, on.
 inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int64_t begin) {
   static_assert(static_cast<Source>(DType::float16) == Source::float16);
   WirePart part{};
@@ -121,8 +121,8 @@ inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int6
   return part;
 }
 
-// Elements [begin, begin + count) of a wire of num_elements, whole blocks but for its end, written by threads that have
-// thread_elements each.
+// Describes elements [begin, begin + count) of a wire of num_elements, whole blocks except at its end, for threads that
+// write thread_elements each.
 inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t num_elements, std::int64_t begin,
                             std::int64_t count, std::uint32_t thread_elements) {
   const WireLayout layout(format, DType::float32, num_elements);
@@ -138,7 +138,7 @@ inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t nu
   return out;
 }
 
-// The same elements, for a kernel for any codes.
+// Describes the same elements for the kernel for any codes.
 inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t num_elements, std::int64_t begin,
                       std::int64_t count) {
   const WireLayout layout(format, DType::float32, num_elements);
@@ -159,7 +159,7 @@ inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t
   return any;
 }
 
-// Threads that blocks are shared out to, idle ones included.
+// Returns the number of threads that share the blocks, idle ones included.
 inline std::int64_t num_lanes(const BlocksOut& out) {
   return divide_up(out.num_elements, out.block_size) << out.log2_lanes;
 }

@@ -1,4 +1,4 @@
-// Groups of sixteen values in memory that is aligned to a value, or to 16 bytes.
+// Loads and stores groups of sixteen values in memory that is aligned to a value, or to 16 bytes.
 #pragma once
 
 #include "codec/cuda/numbers.cuh"
@@ -7,7 +7,7 @@ namespace zcomm::gpu {
 
 ZCOMM_DEVICE bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-// kWords words from and to an address that is aligned to 16 bytes, or for two words to 8.
+// Loads and stores kWords words at an address that is aligned to 16 bytes, or for two words to 8.
 template <int kWords>
 ZCOMM_DEVICE void load_words(const std::byte* data, std::uint32_t (&words)[kWords]) {
   if constexpr (kWords == 2) {
@@ -34,9 +34,8 @@ ZCOMM_DEVICE void store_words(const std::uint32_t (&words)[kWords], std::byte* d
   }
 }
 
-// The same for all lanes of a warp, whose words lie `lane_bytes` apart. A lane alone writes half of a sector of 32
-// bytes at once, and memory takes as long for it as for a whole one; two neighbors exchange halves and write whole
-// ones.
+// Stores for all lanes of a warp, whose words lie `lane_bytes` apart. A lane alone would write half of a 32-byte
+// sector, which costs as much as a whole one. Two neighbors exchange halves and write whole sectors.
 template <int kWords>
 ZCOMM_DEVICE void store_words_in_pairs(const std::uint32_t (&words)[kWords], std::byte* data,
                                        std::uint32_t lane_bytes) {
@@ -57,7 +56,7 @@ ZCOMM_DEVICE void store_words_in_pairs(const std::uint32_t (&words)[kWords], std
   }
 }
 
-// The kWords words that begin `offset` bytes into a window; offset < 16.
+// Extracts the kWords words that begin `offset` bytes into a window; offset < 16.
 template <int kWords>
 ZCOMM_DEVICE void cut_window(std::uint32_t (&window)[kWords + 4], std::uint32_t offset,
                              std::uint32_t (&words)[kWords]) {
@@ -82,7 +81,7 @@ ZCOMM_DEVICE std::uint32_t load_value(const std::byte* value) {
   }
 }
 
-// Values [begin, begin + 16) of `count`, with zeros from `count` on.
+// Loads values [begin, begin + 16) of `count`, with zeros from `count` on.
 template <class Type>
 ZCOMM_DEVICE void load_group(const std::byte* values, std::uint32_t begin, std::uint32_t count,
                              std::uint32_t (&words)[Type::kWords]) {
@@ -91,8 +90,8 @@ ZCOMM_DEVICE void load_group(const std::byte* values, std::uint32_t begin, std::
     load_words(data, words);
     return;
   }
-  // The 16-byte words around the group are values, too. Where a sum is in the place of these values other threads may
-  // be writing to them at that time: what is not the group's is cut off.
+  // Reads aligned 16-byte words around the group, which are values, too. Other threads may be writing to them if a sum
+  // replaces these values: bytes outside the group are discarded.
   if (begin > 0 && begin + 2 * kGroup <= count) {
     std::uint32_t window[Type::kWords + 4];
     const auto offset = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(data) % 16);
@@ -112,7 +111,7 @@ ZCOMM_DEVICE void load_group(const std::byte* values, std::uint32_t begin, std::
   }
 }
 
-// Writes no value from `count` on.
+// Stores a group, but no value from `count` on.
 template <class Type>
 ZCOMM_DEVICE void store_group(const std::uint32_t (&words)[Type::kWords], std::uint32_t begin, std::uint32_t count,
                               std::byte* values) {
@@ -133,7 +132,7 @@ ZCOMM_DEVICE void store_group(const std::uint32_t (&words)[Type::kWords], std::u
   }
 }
 
-// The same for a warp's lanes, whose groups lie `lane_elements` apart; lanes past the end may be missing.
+// Stores for a warp's lanes, whose groups lie `lane_elements` apart; lanes past the end may be missing.
 template <class Type>
 ZCOMM_DEVICE void store_warps_group(const std::uint32_t (&words)[Type::kWords], std::uint32_t begin,
                                     std::uint32_t lane_elements, std::uint32_t count, std::byte* values) {

@@ -1,7 +1,7 @@
-// Numbers: value types, sixteen values at a time. Where an instruction has no name in C++ there is PTX, and beside it a
-// twin in C++ with which the tests run the kernels on a host.
+// Value types, sixteen values at a time. An instruction without a name in C++ is written in PTX. The C++ version next
+// to it lets tests run the kernels on a host.
 //
-// Nothing here may be contracted or approximated: bits are those of the host codec.
+// Nothing here may be contracted or approximated: results have the bits of the host codec.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kNan32 = 0x7fc00000u;
 ZCOMM_DEVICE std::uint32_t larger_of(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
 ZCOMM_DEVICE std::uint32_t smaller_of(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
 
-// The larger of two magnitudes, NaN if one of the two is, with any sign and payload. `type` is a PTX type of 32 bits.
+// Returns the larger of two magnitudes, NaN if either is NaN, with any sign and payload. `type` is a 32-bit PTX type.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
 #define ZCOMM_LARGER_MAGNITUDE(type)                                               \
   std::uint32_t larger;                                                            \
@@ -38,11 +38,11 @@ ZCOMM_DEVICE std::uint32_t smaller_of(std::uint32_t a, std::uint32_t b) { return
   return larger
 #endif
 
-// A value type has kWords words in a group and these, for the words and values of one:
-//   widen    float32 values
-//   narrow   the values nearest to float32 values, the first in the low half, NaNs with any payload
-//   larger   of magnitudes, by value: NaN if one of two is, with any sign and payload
-//   float32_bits    of the largest magnitude that a word holds, whatever its sign
+// Value types. Each has kWords words in a group and these functions on a word and the values in it:
+//   widen    converts to float32
+//   narrow   rounds float32 values to the nearest, the first in the low half; NaNs with any payload
+//   larger   larger magnitude, by value: NaN if either is NaN, with any sign and payload
+//   float32_bits    float32 bits of the largest magnitude in a word, whatever its sign
 struct Float32 {
   static constexpr int kWords = 16;
   static constexpr int kBytes = 4;
@@ -69,7 +69,7 @@ struct Float32 {
   }
 };
 
-// What the two 16-bit types share.
+// Common part of the two 16-bit types.
 template <std::uint32_t kInfinity, std::uint32_t kNan>
 struct Halves {
   static constexpr int kWords = 8;
@@ -194,7 +194,7 @@ struct Float16 : Halves<0x7c00u, 0x7e00u> {
 
 #undef ZCOMM_LARGER_MAGNITUDE
 
-// The float32 bits of the largest magnitude of a group; at least kInfinity32 if it holds a NaN or infinity.
+// Returns the float32 bits of a group's largest magnitude; at least kInfinity32 if it holds a NaN or infinity.
 template <class Type>
 ZCOMM_DEVICE std::uint32_t absmax(const std::uint32_t (&words)[Type::kWords]) {
   std::uint32_t largest[Type::kWords / 2];

@@ -5,8 +5,8 @@
 
 namespace zcomm::gpu {
 
-// The 16 random bits of each of 16 elements, two in a word, the first in its low half. `element`: the first one's
-// index, a multiple of 16.
+// Returns the 16 random bits of each of 16 elements, two in a word, the first in its low half. `element` is the index
+// of the first one, a multiple of 16.
 ZCOMM_DEVICE void random_bits(std::uint64_t seed, std::uint64_t element, std::uint32_t (&bits)[kGroup / 2]) {
 #pragma unroll
   for (int call = 0; call < 2; ++call) {

@@ -1,15 +1,15 @@
-// Sums of wires, to values or to blocks.
+// Sums wires, to values or to blocks.
 #pragma once
 
 #include "codec/cuda/any_codes.cuh"
 
 namespace zcomm::gpu {
 
-// A thread has two groups of a sum: as blocks are multiples of 32 elements, the two share their scales.
+// Groups per thread in a sum. Blocks are multiples of 32 elements, so the two groups share their scales.
 inline constexpr std::uint32_t kSumGroups = 2;
 inline constexpr std::uint32_t kSumElements = kSumGroups * kGroup;
 inline constexpr std::uint32_t kSumThreads = 128;  // of a CTA: the largest block is shared by as many
-// On a multiprocessor: for enough loads in flight. Where additions take register pairs, that many would spill.
+// CTAs per multiprocessor, for enough loads in flight. Where additions take register pairs, as many would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr std::uint32_t kSumCtas = 4;
 #else
@@ -17,7 +17,7 @@ inline constexpr std::uint32_t kSumCtas = 5;
 #endif
 using Sum = Halves32<kSumGroups>;
 
-// The codes and the scale of a thread's elements in one wire.
+// Codes and scale of a thread's elements in one wire.
 template <class Codes>
 struct Coded {
   ZCOMM_DEVICE void load(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements) {
@@ -37,7 +37,7 @@ struct Coded {
   std::uint32_t scale;
 };
 
-// Adds the terms of kWires wires, one after the other, from element `begin` on. Their loads are in flight together.
+// Adds the terms of kWires wires, in order, from element `begin` on. Their loads are in flight together.
 template <class Codes, int kWires>
 ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
   Coded<Codes> coded[kWires];
@@ -62,7 +62,7 @@ ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uin
     return;
   }
 #pragma unroll 1
-  for (int w = 0; w < kWires; ++w) {  // rare: again, in little code
+  for (int w = 0; w < kWires; ++w) {  // rare: repeated in compact code
     Coded<Codes> special;
     special.load(wires[w], begin, num_elements);
 #pragma unroll
@@ -75,7 +75,7 @@ ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uin
   }
 }
 
-// Wires of one kind, with 64 bytes of codes in flight.
+// Adds wires of one kind, with 64 bytes of codes in flight.
 template <class Codes>
 ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
                           Sum& sum) {
@@ -86,7 +86,7 @@ ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint32_
   for (; run > 0; --run, ++wires) add_codes<Codes, 1>(wires, begin, num_elements, sum);
 }
 
-// Codes of any kind and factor.
+// Adds codes of any kind and factor.
 ZCOMM_DEVICE void add_any(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
                           Sum& sum) {
 #pragma unroll 1
@@ -130,11 +130,11 @@ ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint
   }
 }
 
-// The sum of a piece's wires from element `begin`, a multiple of 32, on. Past the end it is anything.
+// Sums a piece's wires from element `begin`, a multiple of 32, on. Past the end the sum is undefined.
 template <class Table>
 ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t begin, std::uint32_t num_elements,
                             Sum& sum) {
-  // -0 plus x is x, whatever its sign; where codes come first, the host begins with 0.
+  // Starts from -0, as -0 plus x is x for either sign of x. Where codes come first, the host begins with 0.
   const float start = table.wires[range.begin].source < Source::int8 ? -0.0f : 0.0f;
 #pragma unroll
   for (std::uint32_t g = 0; g < kSumGroups; ++g) {
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
   }
 }
 
-// Zeros in the place of the sum past the end.
+// Zeros the sum past the end.
 ZCOMM_DEVICE void cut_off(Sum& sum, std::uint32_t begin, std::uint32_t num_elements) {
   if (begin + kSumElements <= num_elements) return;
 #pragma unroll
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   encode_any<Float32, Codes>(words, place, piece.out, maxima);
 }
 
-template <class = void>  // as of encode_any_kernel
+template <class = void>  // as for encode_any_kernel
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_any_kernel(const __grid_constant__ SumEncodeTable table) {
   __shared__ WarpMaxima maxima;

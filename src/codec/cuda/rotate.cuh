@@ -1,4 +1,4 @@
-// The Walsh-Hadamard transform of groups of 32 values: see rotate() in zcomm/reference.py.
+// Walsh-Hadamard transform of groups of 32 values: see rotate() in zcomm/reference.py.
 #pragma once
 
 #include "codec/cuda/numbers.cuh"
@@ -8,7 +8,7 @@ namespace zcomm::gpu {
 inline constexpr std::uint32_t kRotated = 32;
 inline constexpr std::uint32_t kLarge = 250u << 23;  // 2^123: 32 values of this magnitude may overflow when added
 
-// A thread has kGroups groups of 16 values: both halves of a group of 32, or one, and its neighbour the other.
+// Groups of 16 values per thread: both halves of a group of 32, or one half, with the other in the neighbor.
 template <std::uint32_t kGroups>
 using Halves32 = float[kGroups][kGroup];
 
@@ -32,7 +32,7 @@ ZCOMM_DEVICE std::uint32_t largest_magnitude(const Halves32<kGroups>& values) {
   return largest;
 }
 
-// Five steps. With one group all threads of a warp come here.
+// Transforms in five steps. With one group per thread, called by all threads of a warp.
 template <std::uint32_t kGroups>
 ZCOMM_DEVICE void hadamard(Halves32<kGroups>& values) {
 #pragma unroll
@@ -82,7 +82,7 @@ ZCOMM_DEVICE void rotate_back(Halves32<kGroups>& terms) {
       const bool is_finite = (__float_as_uint(terms[g][i]) & kAbs32) < kInfinity32;
       const float value = __fmul_rn(terms[g][i], 32.0f);
       const bool overflows = is_finite && (__float_as_uint(value) & kAbs32) == kInfinity32;
-      terms[g][i] = overflows ? __uint_as_float(__float_as_uint(value) - 1) : value;  // before infinity: the largest
+      terms[g][i] = overflows ? __uint_as_float(__float_as_uint(value) - 1) : value;  // largest finite value
     }
   }
 }

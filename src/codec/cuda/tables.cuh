@@ -1,4 +1,4 @@
-// What a launch works on, as one kernel parameter: calls need no device memory and can be captured in a graph.
+// Inputs of a launch as one kernel parameter: calls need no device memory and can be captured in a graph.
 #pragma once
 
 #include "codec/code_kind.hpp"
@@ -8,10 +8,10 @@
 
 namespace zcomm::gpu {
 
-inline constexpr std::uint32_t kThreads = 256;  // of a CTA
+inline constexpr std::uint32_t kThreads = 256;  // per CTA
 inline constexpr std::size_t kMaxParameterBytes = 4096;
 
-// A job is cut into pieces of this many elements or less, so that 32 bits are enough for an index in one.
+// Largest piece of a job, in elements, so that 32 bits suffice for an index in it.
 #ifdef ZCOMM_CUDA_PIECE_ELEMENTS
 inline constexpr std::int64_t kPieceElements = ZCOMM_CUDA_PIECE_ELEMENTS;
 #else
@@ -19,10 +19,10 @@ inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 26;
 #endif
 static_assert(kPieceElements % 4096 == 0 && kPieceElements <= std::int64_t{1} << 26);
 
-// What a wire adds to a sum: values, codes whose factor is 1, or codes of any kind.
+// Contribution of a wire to a sum: values, codes with a factor of 1, or codes of any kind.
 enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4, any };
 
-// The part of a wire that belongs to a piece.
+// Part of a wire that belongs to a piece.
 struct WirePart {
   const std::byte* data;    // values or codes
   const std::byte* scales;  // of the block that holds the first element
@@ -30,26 +30,26 @@ struct WirePart {
   float factor;
   std::uint16_t phase;  // groups of the first block that lie before the piece
   Source source;
-  std::uint8_t run;  // wires from this one on that have the same source, and are rotated or not as it is
+  std::uint8_t run;  // number of wires from this one on with the same source and rotation
   CodeKind kind;
-  std::uint8_t bits;  // of a code
+  std::uint8_t bits;  // per code
   bool nan_is_zero;
 
-  // Scale of the block that holds group `group`. Groups are less than 2^22 + 256, blocks are 256 groups at most, and
-  // magic * groups in a block is less than 256 above 2^32: group * magic / 2^32 exceeds the true quotient by less than
-  // one group's share of it.
+  // Returns the scale of the block that holds group `group`. Groups are below 2^22 + 256, blocks have at most 256
+  // groups, and magic * groups in a block exceeds 2^32 by less than 256. So group * magic / 2^32 exceeds the true
+  // quotient by less than one group's share.
   ZCOMM_DEVICE const std::byte* scale(std::uint32_t group) const {
     return scales + __umulhi(group + phase, magic) * std::uint32_t{kScaleBytes};
   }
 };
 
-// Where blocks are written.
+// Output of an encode: location and shape of blocks.
 struct BlocksOut {
   std::byte* scales;
   std::byte* codes;
   std::uint32_t num_elements;
   std::uint16_t block_size;
-  std::uint8_t log2_lanes;     // of the threads that share a block; some are idle if its size is no power of two
+  std::uint8_t log2_lanes;     // threads that share a block; some idle if its size is no power of two
   std::uint8_t scale_padding;  // in scales
 };
 
@@ -58,14 +58,14 @@ struct EncodePiece {
   BlocksOut out;
 };
 
-// How codes of any kind are written.
+// Output of an encode with codes of any kind.
 struct AnyOut {
   std::uint64_t seed;
   std::uint64_t first_element;  // of the piece, in the whole message
   float max_code;
   float max_code_reciprocal;
   CodeKind kind;
-  std::uint8_t bits;  // of a code
+  std::uint8_t bits;  // per code
   bool hadamard;
   bool stochastic;
   std::uint8_t code_padding;  // words after the last one that holds codes
@@ -88,10 +88,10 @@ struct DecodePiece {
 
 struct WireRange {
   std::uint16_t begin;
-  std::uint16_t rotated_end;  // after the last one that is rotated, where the sum is rotated back
+  std::uint16_t rotated_end;  // end of the rotated wires, where the sum is rotated back
   std::uint16_t end;
 };
-inline constexpr std::uint16_t kStaysRotated = 0xffffu;  // a rotated_end: the sum of rotated wires as it is
+inline constexpr std::uint16_t kStaysRotated = 0xffffu;  // a rotated_end: the sum of rotated wires stays rotated
 
 struct SumPiece {
   std::byte* values;
@@ -104,10 +104,10 @@ struct SumPiece {
 struct SumEncodePiece {
   BlocksOut out;
   WireRange wires;
-  AnyOut any;  // of the kernel for any codes
+  AnyOut any;  // for the kernel for any codes
 };
 
-// The two may be aligned to 2 bytes only, and all lengths are even.
+// Copy of bytes. Source and target may be aligned to only 2 bytes, and all lengths are even.
 struct CopyPiece {
   const std::byte* source;
   std::byte* target;
@@ -124,7 +124,7 @@ struct Pieces {
   std::uint32_t first_cta[kMaxPieces];
   Piece pieces[kMaxPieces];
 
-  // The piece of this CTA.
+  // Returns the piece of this CTA.
   ZCOMM_DEVICE std::uint32_t find() const {
     std::uint32_t begin = 0;
     for (std::uint32_t end = num_pieces; end - begin > 1;) {

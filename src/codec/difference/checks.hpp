@@ -1,4 +1,4 @@
-// What is checked of the arguments of differences, on a host and on a device.
+// Argument checks of the difference codecs, shared by host and device.
 #pragma once
 
 #include <string>

@@ -1,9 +1,9 @@
-// A coded tile is read section by section; all of it is known to be there before a value is written.
+// Decodes a tile section by section; values are written only after the whole tile was found to be complete.
 
 struct Coded {
   Shape shape;
-  alignas(64) std::uint8_t low[kTileValues];      // bits of z, of blocks that have any
-  std::uint8_t padded[kTileBytes + kReadBeyond];  // the tile, and what BitReader reads past it
+  alignas(64) std::uint8_t low[kTileValues];      // low bits of z, of blocks that have any
+  std::uint8_t padded[kTileBytes + kReadBeyond];  // the tile, and room for BitReader to read past it
 };
 
 template <class Float>
@@ -25,7 +25,7 @@ inline void look(const std::uint16_t* base, int c, Shape& shape) {
   }
 }
 
-// Sections P, F and G.
+// Reads sections P, F and G.
 inline bool take_first_plane(BitReader& in, std::uint32_t z, Shape& shape) {
   std::uint64_t* plane = shape.planes[0];
   for (int block = 0; block < kBlocks; ++block) {
@@ -55,7 +55,7 @@ inline bool take_first_plane(BitReader& in, std::uint32_t z, Shape& shape) {
   return true;
 }
 
-// Sections T1 to T5.
+// Reads sections T1 to T5.
 inline bool take_other_planes(BitReader& in, Shape& shape) {
   std::uint32_t blocks = shape.touched;
   for (int plane = 1; plane < kPlanes; ++plane) {
@@ -75,7 +75,7 @@ inline bool take_other_planes(BitReader& in, Shape& shape) {
   return true;
 }
 
-// An escape has no field.
+// Clears the fields of escapes, which have none.
 inline void drop_fields_of_escapes(Shape& shape) {
   for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {
     const int block = lowest(left);
@@ -90,7 +90,7 @@ inline void drop_fields_of_escapes(Shape& shape) {
   }
 }
 
-// Section L.
+// Reads section L.
 inline bool take_fields(BitReader& in, Coded& tile) {
   for (std::uint32_t left = tile.shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
@@ -114,10 +114,10 @@ inline bool take_fields(BitReader& in, Coded& tile) {
   return true;
 }
 
-// Adds z to the values of the blocks that have any. Escapes become anything.
+// Adds z to the values of the blocks that have any. Escapes get undefined values.
 inline void add_differences(const Coded& tile, std::uint16_t* values) {
   const Shape& shape = tile.shape;
-  // The number of planes of each value, in binary. From memory, bits spread faster.
+  // Counts the planes of each value, in binary. Bits spread faster from memory.
   std::uint64_t ones[kBlocks], twos[kBlocks], fours[kBlocks];
   for (int block = 0; block < kBlocks; ++block) {
     const auto plane = [&](int number) { return shape.planes[number][block]; };
@@ -143,7 +143,7 @@ inline void add_differences(const Coded& tile, std::uint16_t* values) {
   }
 }
 
-// Section X, whose first bit is the reader's next one.
+// Reads section X, which begins at the reader's next bit.
 inline void take_escapes(const BitReader& in, const Shape& shape, std::uint16_t* values) {
   const std::uint8_t* next = in.bytes + in.position / 8;
   for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {

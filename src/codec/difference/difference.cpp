@@ -1,4 +1,4 @@
-// Headers, tables of tiles and tasks around the loops of kernels.inl.
+// Headers, tables of tiles and parallel tasks around the loops of kernels.inl.
 #include "zcomm/difference.hpp"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ constexpr HashKeys make_keys() {
   return keys;
 }
 
-// What tile number `tile` adds to the hash of a message.
+// Returns the share of tile number `tile` in a message's hash.
 std::uint64_t hash_of_tile(const std::uint64_t* lanes, std::int64_t tile) {
   std::uint64_t hash = 0;
   for (int lane = 0; lane < kNumLanes; ++lane) {
@@ -45,7 +45,7 @@ std::uint64_t hash_of_tile(const std::uint64_t* lanes, std::int64_t tile) {
 const Kernels& kernels_of(std::string_view isa) {
 #ifdef ZCOMM_X86_KERNELS
   if (isa == "avx512") return kAvx512Kernels;
-  // pext and pdep take hundreds of cycles on AMD's Zen 1 and 2.
+  // Avoids AVX2 kernels on AMD Zen 1 and 2, where pext and pdep take hundreds of cycles.
   if (isa == "avx2" && !__builtin_cpu_is("amdfam17h")) return kAvx2Kernels;
 #endif
   return kBaselineKernels;
@@ -77,7 +77,7 @@ std::vector<Run> cut(std::int64_t tiles) {
   return runs;
 }
 
-// Calls work(run) for each, in parallel; returns the sum of their hashes.
+// Calls work(run) for each run, in parallel; returns the sum of their hashes.
 template <class Work>
 std::uint64_t for_each_run(std::vector<Run>& runs, const Work& work) {
   parallel_for(static_cast<std::int64_t>(runs.size()),
@@ -166,7 +166,7 @@ DifferenceCodec::Encoded DifferenceCodec::encode(ConstTensorView values, TensorV
   std::byte* const first_tile = body + table_bytes(tiles);
   std::memset(body, 0, table_bytes(tiles));
   std::vector<Run> runs = cut(tiles);
-  // Each run where it is at the latest; then they move together.
+  // Encodes each run at its latest possible position, then moves all runs together.
   const std::uint64_t hash = for_each_run(runs, [&](Run& run) {
     std::byte* const begin = first_tile + run.first * kTileBytes;
     for (std::int64_t tile = run.first; tile < run.end; ++tile) {
@@ -201,7 +201,7 @@ std::uint64_t DifferenceCodec::decode(std::span<const std::byte> body, TensorVie
   };
   std::vector<Run> runs = cut(tiles);
   std::size_t end = table_bytes(tiles);
-  std::vector<std::size_t> begins;  // of each run
+  std::vector<std::size_t> begins;  // offset of each run
   for (const Run& run : runs) {
     begins.push_back(end);
     for (std::int64_t tile = run.first; tile < run.end; ++tile) end += 4 * std::size_t{size_of(tile)};

@@ -1,4 +1,4 @@
-// A tile is encoded in two looks at it: what has changed and by how much, which gives `c`; then bits by bits.
+// Encodes a tile in two passes: the first finds all changes and their sizes, which give `c`; the second writes bits.
 
 struct Look {
   alignas(64) std::uint8_t z[kTileValues];
@@ -13,7 +13,7 @@ inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) 
   return false;
 }
 
-// Makes the values the base, and hashes them on the way.
+// Copies the values to the base and hashes them in the same pass.
 template <class Float>
 inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, std::uint64_t* lanes) {
   Sums exponent_sums = no_sums();
@@ -33,14 +33,14 @@ inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, s
   store_lanes(lanes, hashes);
 }
 
-// The exponent from which on an update is below the last place, about: the tile's mean update in units of 2^E.
+// Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^E.
 template <class Float>
 inline int choose_c(const Look& seen, int count) {
   constexpr int kExponentOfPadding = kPadding >> Float::kShift & Float::kMask;
   const auto n = static_cast<std::uint32_t>(count);
   const std::uint32_t padding = (kTileValues - n) * static_cast<std::uint32_t>(kExponentOfPadding);
   const int e = static_cast<int>((seen.sum_of_exponents - padding) / n) + 2;
-  const int beyond = e > 255 ? e - 255 : 0;  // of a byte
+  const int beyond = e > 255 ? e - 255 : 0;  // excess over a byte
   const Bytes top = splat(e - beyond);
   Sums sums = no_sums();
   for (int i = 0; i < kTileValues; i += kWidth) {
@@ -52,7 +52,7 @@ inline int choose_c(const Look& seen, int count) {
   return c < 0 ? 0 : c > 255 ? 255 : c;
 }
 
-// In how many planes each value has a bit: z >> k, and all for an escape.
+// Counts the planes in which each value has a bit: z >> k, or all for an escape.
 inline Bytes num_planes(Bytes z, Bytes k) {
   const Bytes units = smaller(shift_right(z, look_up(kTables.factors, k)), splat(kPlanes));
   return smaller(add(units, look_up(kTables.planes_of_escape, subtract_saturated(z, splat(254)))), splat(kPlanes));
@@ -62,7 +62,7 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
   const int first = first_unlikely(c);
   for (int block = 0; block < kBlocks; ++block) {
     std::uint64_t unlikely = 0;
-    std::uint64_t ones = 0, twos = 0, fours = 0;  // of the number of planes, in binary
+    std::uint64_t ones = 0, twos = 0, fours = 0;  // number of planes, in binary
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
@@ -91,7 +91,7 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
   }
 }
 
-// Sections P, F and G. Returns Z.
+// Writes sections P, F and G. Returns Z.
 inline std::uint32_t put_first_plane(const Shape& shape, BitWriter& out) {
   std::uint32_t z = 0;
   for (int block = 0; block < kBlocks; ++block) {
@@ -118,7 +118,7 @@ inline std::uint32_t put_first_plane(const Shape& shape, BitWriter& out) {
   return z;
 }
 
-// Section L.
+// Writes section L.
 inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
   for (std::uint32_t left = shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
@@ -139,7 +139,7 @@ inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
   out.align();
 }
 
-// The tile in `coded`, of kMostCodedBytes. Returns its size.
+// Writes the tile to `coded`, which has kMostCodedBytes. Returns its size.
 inline int put_sections(const Look& seen, const Shape& shape, int c, const std::uint16_t* values, std::uint8_t* coded) {
   BitWriter out{coded + 8};
   const std::uint32_t z = put_first_plane(shape, out);

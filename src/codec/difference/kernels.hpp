@@ -1,5 +1,5 @@
-// The loops of the difference codec, as a table per instruction set. See codec/cpu/kernels.hpp: this header holds no
-// code for the same reason.
+// Loops of the difference codec, as one table per instruction set. Holds no code for the reason in
+// codec/cpu/kernels.hpp.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ struct HashKeys {
 };
 extern const HashKeys kHashKeys;
 
-// Values are bit patterns of 16 bits. `count` is 1 to kTileValues. A tile's size is in units of 4 bytes: 0 if nothing
-// has changed, (count + 1) / 2 if it holds the values as they are, else less than that.
+// Kernel table. Values are bit patterns of 16 bits; `count` is 1 to kTileValues. A tile's size is in units of 4 bytes:
+// 0 if no value has changed, (count + 1) / 2 if it holds plain values, else a size between.
 struct Kernels {
-  // Writes the tile to `wire`, which has room for 2 * count bytes and 2 more if count is odd, and `values` to `base`.
-  // Returns the tile's size and sets `lanes` to the sums of the values' hash.
+  // Writes the tile to `wire`, which has room for 2 * count bytes (2 more if count is odd), and `values` to `base`.
+  // Returns the tile's size and sets `lanes` to the partial sums of the values' hash.
   using Encode = int (*)(const std::byte* values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes);
-  // The inverse: updates `base`. Reads `size` units of `wire`. False, and `base` is as it was, if no encoder wrote
+  // Inverse: updates `base` from `size` units of `wire`. Returns false and leaves `base` unchanged if no encoder wrote
   // them.
   using Decode = bool (*)(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes);
   Encode encode_bfloat16, encode_float16;
   Decode decode_bfloat16, decode_float16;
-  // The sums of the values' hash alone.
+  // Computes only the partial sums of the values' hash.
   void (*hash)(const std::byte* values, int count, std::uint64_t* lanes);
 };
 

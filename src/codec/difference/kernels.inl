@@ -1,6 +1,6 @@
-// The loops of the difference codec. Included once per instruction set, by a file that defines
-// ZCOMM_DIFFERENCE_KERNELS, the name of its table. See kernels.hpp for why nothing here may have external linkage or
-// come from a header. The code is specified in docs/wire_format.md, whose names these are.
+// Loops of the difference codec. Included once per instruction set, by a file that defines ZCOMM_DIFFERENCE_KERNELS,
+// the name of its table. kernels.hpp says why nothing here may have external linkage or come from a header.
+// docs/wire_format.md specifies the code and its names.
 #if defined(__BMI2__)
 #include <immintrin.h>
 #endif
@@ -16,9 +16,9 @@ namespace {
 constexpr int kBlock = 64;  // values
 constexpr int kBlocks = kTileValues / kBlock;
 constexpr int kPlanes = 6;
-constexpr std::uint16_t kPadding = 0x7f80;  // what a short tile is filled up with
-// Of a coded tile before it is known to be shorter than its values: all sections at their longest, and what BitWriter
-// writes past them.
+constexpr std::uint16_t kPadding = 0x7f80;  // fills up a short tile
+// Largest size of a coded tile before it is known to be shorter than its values: all sections at their longest, and the
+// bytes that BitWriter writes past them.
 constexpr int kMostCodedBytes = 8192;
 
 struct Bfloat16 {
@@ -29,10 +29,10 @@ struct Float16 {
 };
 
 struct Tables {
-  std::uint8_t fields[16] = {};                              // by k: its bits, 2^k - 1
+  std::uint8_t fields[16] = {};                              // mask of the k low bits: 2^k - 1
   std::uint8_t factors[16] = {128, 64, 32, 16, 8, 4, 2, 1};  // by k: 2^(7 - k)
-  std::uint8_t planes_of_escape[16] = {0, kPlanes};          // by whether z is 255
-  std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};       // by how far an exponent is below the one that counts most
+  std::uint8_t planes_of_escape[16] = {0, kPlanes};          // index: whether z is 255
+  std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};       // by how far an exponent is below the dominant one
 };
 constexpr Tables make_tables() {
   Tables tables;
@@ -43,7 +43,7 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-// A short tile, filled up.
+// Copies a short tile and pads it.
 inline void fill_up(const std::byte* values, int count, std::uint16_t* filled) {
   __builtin_memcpy(filled, values, 2 * static_cast<std::size_t>(count));
   for (int i = count; i < kTileValues; ++i) filled[i] = kPadding;
@@ -63,32 +63,32 @@ void hash(const std::byte* values, int count, std::uint64_t* lanes) {
   hash_tile(filled, lanes);
 }
 
-// Exponents from here on are unlikely to differ in their values; 256 if none is.
+// Returns the first exponent whose values are unlikely to differ; 256 if there is none.
 inline int first_unlikely(int c) { return c + 1 < 255 ? c + 2 : 256; }
 
 inline std::uint64_t unlikely_of(Bytes exponents, int first) {
   return first < 256 ? at_least(exponents, splat(first)) : 0;
 }
-// k of each value.
+// Returns k of each value.
 inline Bytes widths(Bytes exponents, int c) { return smaller(subtract_saturated(splat(c), exponents), splat(7)); }
 
-// One bit for each byte that is not zero, in its highest place.
+// Sets the highest bit of each byte that is not zero.
 inline std::uint64_t nonzero_bytes(std::uint64_t x) {
   constexpr std::uint64_t kRest = 0x7f7f7f7f7f7f7f7f;
   return (((x & kRest) + kRest) | x) & ~kRest;
 }
-// The bits of those groups of 8 of `count` that `flags` names.
+// Returns a mask of the groups of 8, among `count` bits, that `flags` names.
 inline std::uint64_t bits_of_groups(std::uint64_t flags, int count) {
   const std::uint64_t groups = scatter_bits(flags, 0x0101010101010101) * 255;
   return count < 64 ? groups & ((std::uint64_t{1} << count) - 1) : groups;
 }
 
-// What is known of a tile's values before any is coded; per block a bit for each value.
+// Layout of a tile's code, found before any value is coded: one bit per value in each block.
 struct Shape {
   std::uint64_t unlikely[kBlocks];
   std::uint64_t planes[kPlanes][kBlocks];
-  alignas(64) std::uint8_t fields[kTileValues];  // the bits of z that are sent as they are: 2^k - 1
-  // Blocks that have such bits, that have a value with plane 0, and that have an escape.
+  alignas(64) std::uint8_t fields[kTileValues];  // bits of z that are sent literally: 2^k - 1
+  // Masks of blocks: with literal bits, with a value in plane 0, with an escape.
   std::uint32_t with_fields = 0, touched = 0, with_escapes = 0;
 };
 

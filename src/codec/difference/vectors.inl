@@ -19,21 +19,21 @@ inline Bytes both(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 inline Bytes without(Bytes a, Bytes b) { return _mm512_andnot_si512(b, a); }
 inline bool is_zero(Bytes a) { return _mm512_test_epi8_mask(a, a) == 0; }
 inline std::uint64_t at_least(Bytes a, Bytes b) { return _mm512_cmpge_epu8_mask(a, b); }
-// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+// Expands the next bits of a 64-bit word, from bit `part` on, to bytes of ones or zeros.
 inline Bytes spread(const std::uint64_t* word, int) { return _mm512_movm_epi8(*word); }
-// Bit kBit of each byte.
+// Extracts bit kBit of each byte.
 template <int kBit>
 inline std::uint64_t bits_of(Bytes a) {
   return _mm512_movepi8_mask(_mm512_slli_epi16(a, 7 - kBit));
 }
-// a * factors / 128, of factors up to 128.
+// Returns a * factors / 128; factors are at most 128.
 inline Bytes shift_right(Bytes a, Bytes factors) {
   const __m512i low = _mm512_set1_epi16(255);
   const __m512i even = _mm512_mullo_epi16(_mm512_and_si512(a, low), _mm512_and_si512(factors, low));
   const __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(factors, 8));
   return _mm512_or_si512(_mm512_srli_epi16(even, 7), _mm512_andnot_si512(low, _mm512_slli_epi16(odd, 1)));
 }
-// table[index[i]], of 16 entries.
+// Returns table[index[i]]; the table has 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
 }
@@ -41,7 +41,7 @@ inline Bytes look_up(const std::uint8_t* table, Bytes index) {
 using Sums = __m512i;
 inline Sums no_sums() { return _mm512_setzero_si512(); }
 inline Sums add_bytes(Sums sums, Bytes a) { return _mm512_add_epi32(sums, _mm512_sad_epu8(a, _mm512_setzero_si512())); }
-// Of ceil(z / 2) * weight; weights are below 128.
+// Adds ceil(z / 2) * weight; weights are below 128.
 inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
   const __m512i pairs = _mm512_maddubs_epi16(_mm512_avg_epu8(z, _mm512_setzero_si512()), weight);
   return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
@@ -69,7 +69,7 @@ inline __m512i zigzag(__m512i a, __m512i b) {
   const __m512i z = _mm512_xor_si512(_mm512_add_epi16(d, d), _mm512_srai_epi16(d, 15));
   return _mm512_min_epu16(z, _mm512_set1_epi16(255));
 }
-// The difference of b to a as a natural number, at most 255.
+// Maps the difference from a to b to a natural number, at most 255.
 inline Bytes zigzag(Words a, Words b) { return narrow(zigzag(a.low, b.low), zigzag(a.high, b.high)); }
 inline __m512i undo_zigzag(__m512i a, __m256i z8) {
   const __m512i z = _mm512_cvtepu8_epi16(z8);
@@ -120,7 +120,7 @@ inline bool is_zero(Bytes a) { return _mm256_testz_si256(a, a) != 0; }
 inline std::uint64_t at_least(Bytes a, Bytes b) {
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(a, b), a)));
 }
-// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+// Expands the next bits of a 64-bit word, from bit `part` on, to bytes of ones or zeros.
 inline Bytes spread(const std::uint64_t* word, int part) {
   int bits;
   __builtin_memcpy(&bits, reinterpret_cast<const char*>(word) + part / 8, 4);
@@ -129,19 +129,19 @@ inline Bytes spread(const std::uint64_t* word, int part) {
   const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of);
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit_of), bit_of);
 }
-// Bit kBit of each byte.
+// Extracts bit kBit of each byte.
 template <int kBit>
 inline std::uint64_t bits_of(Bytes a) {
   return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(a, 7 - kBit)));
 }
-// a * factors / 128, of factors up to 128.
+// Returns a * factors / 128; factors are at most 128.
 inline Bytes shift_right(Bytes a, Bytes factors) {
   const __m256i low = _mm256_set1_epi16(255);
   const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(a, low), _mm256_and_si256(factors, low));
   const __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(factors, 8));
   return _mm256_or_si256(_mm256_srli_epi16(even, 7), _mm256_andnot_si256(low, _mm256_slli_epi16(odd, 1)));
 }
-// table[index[i]], of 16 entries.
+// Returns table[index[i]]; the table has 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {
   const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), index);
@@ -150,7 +150,7 @@ inline Bytes look_up(const std::uint8_t* table, Bytes index) {
 using Sums = __m256i;
 inline Sums no_sums() { return _mm256_setzero_si256(); }
 inline Sums add_bytes(Sums sums, Bytes a) { return _mm256_add_epi32(sums, _mm256_sad_epu8(a, _mm256_setzero_si256())); }
-// Of ceil(z / 2) * weight; weights are below 128.
+// Adds ceil(z / 2) * weight; weights are below 128.
 inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_avg_epu8(z, _mm256_setzero_si256()), weight);
   return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -167,7 +167,7 @@ inline void store_words(std::uint16_t* p, Words a) {
   store(p, a.low);
   store(p + 16, a.high);
 }
-// Numbers of at most 255.
+// Narrows numbers of at most 255 to bytes.
 inline Bytes narrow(__m256i low, __m256i high) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xd8);
 }
@@ -182,7 +182,7 @@ inline __m256i zigzag(__m256i a, __m256i b) {
   const __m256i z = _mm256_xor_si256(_mm256_add_epi16(d, d), _mm256_srai_epi16(d, 15));
   return _mm256_min_epu16(z, _mm256_set1_epi16(255));
 }
-// The difference of b to a as a natural number, at most 255.
+// Maps the difference from a to b to a natural number, at most 255.
 inline Bytes zigzag(Words a, Words b) { return narrow(zigzag(a.low, b.low), zigzag(a.high, b.high)); }
 inline __m256i undo_zigzag(__m256i a, __m128i z8) {
   const __m256i z = _mm256_cvtepu8_epi16(z8);
@@ -260,22 +260,22 @@ inline std::uint64_t at_least(Bytes a, Bytes b) {
   for (int i = 0; i < kWidth; ++i) bits |= static_cast<std::uint64_t>(a.at[i] >= b.at[i]) << i;
   return bits;
 }
-// A byte of ones for each of the next bits of a word of 64, from bit `part` on.
+// Expands the next bits of a 64-bit word, from bit `part` on, to bytes of ones or zeros.
 inline Bytes spread(const std::uint64_t* word, int part) {
   return for_each_byte([&](int i) { return (*word >> (part + i) & 1) != 0 ? 255 : 0; });
 }
-// Bit kBit of each byte.
+// Extracts bit kBit of each byte.
 template <int kBit>
 inline std::uint64_t bits_of(Bytes a) {
   std::uint64_t bits = 0;
   for (int i = 0; i < kWidth; ++i) bits |= static_cast<std::uint64_t>(a.at[i] >> kBit & 1) << i;
   return bits;
 }
-// a * factors / 128, of factors up to 128.
+// Returns a * factors / 128; factors are at most 128.
 inline Bytes shift_right(Bytes a, Bytes factors) {
   return for_each_byte([&](int i) { return a.at[i] * factors.at[i] >> 7; });
 }
-// table[index[i]], of 16 entries.
+// Returns table[index[i]]; the table has 16 entries.
 inline Bytes look_up(const std::uint8_t* table, Bytes index) {
   return for_each_byte([&](int i) { return table[index.at[i]]; });
 }
@@ -286,7 +286,7 @@ inline Sums add_bytes(Sums sums, Bytes a) {
   for (const std::uint8_t byte : a.at) sums += byte;
   return sums;
 }
-// Of ceil(z / 2) * weight.
+// Adds ceil(z / 2) * weight.
 inline Sums add_weighted_halves(Sums sums, Bytes z, Bytes weight) {
   for (int i = 0; i < kWidth; ++i) sums += (z.at[i] + 1u) / 2 * weight.at[i];
   return sums;
@@ -303,7 +303,7 @@ template <int kShift>
 inline Bytes fields(Words a, int mask) {
   return for_each_byte([&](int i) { return a.at[i] >> kShift & mask; });
 }
-// The difference of b to a as a natural number, at most 255.
+// Maps the difference from a to b to a natural number, at most 255.
 inline Bytes zigzag(Words a, Words b) {
   return for_each_byte([&](int i) {
     const auto d = static_cast<std::uint16_t>(b.at[i] - a.at[i]);

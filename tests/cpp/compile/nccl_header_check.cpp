@@ -1,4 +1,4 @@
-// Compiled against a real nccl.h: our declarations are those of this version. See test_nccl_headers.py.
+// Check of zcomm's NCCL declarations against a real nccl.h, when this compiles. See test_nccl_headers.py.
 #include <nccl.h>
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace zcomm::nccl {
 namespace {
 
-// What NCCL calls our types.
+// Maps zcomm's types to NCCL's.
 template <class T>
 struct Theirs {
   using Type = T;
@@ -67,7 +67,7 @@ static_assert(static_cast<int>(DataType::int8) == ncclInt8);
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && sizeof(UniqueId) == NCCL_UNIQUE_ID_BYTES);
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));
 
-// Ours is a prefix of theirs.
+// zcomm's Config is a prefix of NCCL's.
 static_assert(sizeof(Config) <= sizeof(ncclConfig_t));
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
 static_assert(offsetof(Config, magic) == offsetof(ncclConfig_t, magic));

@@ -255,7 +255,6 @@ Result ncclGetUniqueId(UniqueId* id) {
 Result ncclCommInitRankConfig(Comm* made, int size, UniqueId id, int rank, Config* config) {
   if (rank < 0 || rank >= size || size > kMaxRanks || config->magic != Config{}.magic) return Result::invalid_argument;
   ncclComm& communicator = make_communicator(id.internal, rank, size, is_blocking(*config));
-  if (config->max_ctas != zcomm::nccl::kUndefined) communicator.num_channels = config->max_ctas;
   *made = &communicator;
   return connect_in_background(communicator, [&communicator] { meet(communicator); });
 }

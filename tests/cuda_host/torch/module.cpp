@@ -1,4 +1,4 @@
-// What the Python tests use: see tests/cuda_host/python.
+// What the Python tests use: see tests/gpu/stand_in.
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 //

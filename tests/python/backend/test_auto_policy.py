@@ -1,6 +1,6 @@
 """`policy="auto"`: all ranks decide alike, results are those of either way, and what was decided is told.
 
-No test knows which way is faster on the machine that it runs on. Where one must, a calibration that is made up decides.
+No test knows which way is faster on the machine that it runs on. Where one must, a table that is made up decides.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import NUM, OPT_INS, data, expect, gather, gather_list, mine, newly_counted, scatter
+from support.calls import NUM, OPT_INS, data, expect, gather, gather_in_place, gather_list, mine, newly_counted, scatter
+from support.decisions import FAST_LINK, SLOW_LINK, row, table
 from support.expected import all_gather, assert_same_bits
 from support.fsdp_model import NODES, batch, sharded
-from support.worlds import WorldError, options, run
+from support.worlds import options, run
 
 import zcomm
 from zcomm.distributed.groups import backend_of
@@ -25,15 +26,6 @@ from zcomm.distributed.report import report_of
 from zcomm.distributed.stats import Decision
 
 AUTO = zcomm.Options(policy="auto")
-SLOW_LINK = {"bytes_per_second": 1e6, "exchange_seconds": 1e-6, "hop_seconds": 1e-6, "message_bytes": 1 << 20}
-FAST_LINK = {"bytes_per_second": 1e15, "exchange_seconds": 1e-6, "hop_seconds": 1e-6, "message_bytes": 1 << 20}
-
-
-def calibration(folder: Path, link: dict[str, float], name: str = "cluster.json", **fields: Any) -> str:
-    """A file of a cluster with that link everywhere, and a codec of 1 GB/s."""
-    content = {"schema": "zcomm-calibration/1", "intra": link, "inter": link, "codec_bytes_per_second": 1e9}
-    (folder / name).write_text(json.dumps(content | fields))
-    return str(folder / name)
 
 
 def decided() -> list[Decision]:
@@ -60,6 +52,7 @@ def test_all_ranks_decide_alike_and_once() -> None:
         gather(mine(dtype=torch.bfloat16))
         with zcomm.override(all_gather="int4:128"):
             gather(mine())
+        assert zcomm.report().decisions == [str(decision) for decision in decided()]
         return decided(), zcomm.stats().rehearsals.calls
 
     decisions, rehearsals = same_on_all_ranks(run(body, 4, options=AUTO, nodes=NODES))
@@ -82,10 +75,10 @@ def test_all_ranks_decide_alike_and_once() -> None:
 
 
 def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> None:
-    """Of inputs in place, in-place all-reduces, and random bits, which the calls of a step draw in turn."""
+    """Checks inputs in place, in-place all-reduces, and random bits, which the calls of a step draw in turn."""
 
     def body() -> None:
-        zcomm.set_step(7)
+        zcomm.codec.set_step(7)
         whole = gather(mine())
         total = torch.full((2 * NUM,), 1.0 + dist.get_rank())
         dist.all_reduce(total)
@@ -94,7 +87,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         drawn = [decision.compressed for decision in stats.decisions]
         with zcomm.override(policy="always"):
             after = gather(mine())
-            zcomm.set_step(7)
+            zcomm.codec.set_step(7)
             drawn_alone = [gather(mine()) for _ in range(sum(drawn) + 1)]
         assert_same_bits(after, drawn_alone[-1], "after rehearsals")
         exactly = torch.cat([data(rank, NUM) for rank in range(2)])
@@ -106,7 +99,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         assert sent.bytes == sum(2 * (decision.rounds + 1) * 8 * NUM for decision in stats.decisions)
         assert 0 < sent.intra_node_bytes < sent.bytes and sent.inter_node_bytes == 0
 
-    fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128", "telemetry_every": 1}
+    fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128", "sample_errors_every": 1}
     run(body, options=zcomm.Options(policy="auto", **fields))
 
 
@@ -122,32 +115,32 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("link", ["slow", "fast"])
-def test_a_calibration_decides_without_a_rehearsal(call: str, link: str, tmp_path: Path) -> None:
-    """Where the link is slow calls are compressed; where the codec is the slower one they stay exact."""
-    file = calibration(tmp_path, SLOW_LINK if link == "slow" else FAST_LINK)
+def test_a_table_decides_without_a_rehearsal(call: str, link: str, tmp_path: Path) -> None:
+    """Calls are compressed over a slow link, and stay exact if the codec is slower."""
+    file = table(tmp_path, SLOW_LINK if link == "slow" else FAST_LINK)
 
     def body() -> tuple[dict[str, int], list[Decision], int]:
         return newly_counted(CALLS[call]), decided(), zcomm.stats().rehearsals.calls
 
-    found = run(body, options=zcomm.Options(policy="auto", calibration=file, **OPT_INS))
+    found = run(body, options=zcomm.Options(policy="auto", decisions=file, **OPT_INS))
     counted, decisions, rehearsals = same_on_all_ranks(found)
     assert {reason.split(": ")[1] for reason in counted} == {"compressed" if link == "slow" else "no_gain"}
     assert [(one.compressed, one.rounds) for one in decisions] == [(link == "slow", 0)]
     assert rehearsals == 0
 
 
-def test_ranks_that_read_different_calibrations_decide_alike(tmp_path: Path) -> None:
-    """By the slower times of both."""
+def test_ranks_that_read_different_tables_decide_alike(tmp_path: Path) -> None:
+    """Ranks use the slower times of both files."""
     folders = [tmp_path / str(rank) for rank in range(2)]
-    for folder, link in zip(folders, (SLOW_LINK, FAST_LINK), strict=True):
+    for folder, seconds in zip(folders, ((1.0, 0.5, 0.0), (0.2, 0.6, 0.0)), strict=True):
         folder.mkdir()
-        calibration(folder, link)
+        table(folder, seconds)
 
     def body() -> list[Decision]:
         os.chdir(folders[dist.get_rank()])
-        group = dist.new_group(pg_options=zcomm.Options(policy="auto", calibration="cluster.json"))
+        group = dist.new_group(pg_options=zcomm.Options(policy="auto", decisions="cluster.json"))
         whole = torch.zeros(2 * NUM)
-        dist.all_gather_single(whole, whole[dist.get_rank() * NUM :][:NUM], group=group)
+        gather_in_place(whole, group)
         return zcomm.stats(group).decisions
 
     assert [one.compressed for one in same_on_all_ranks(run(body))] == [True]
@@ -158,12 +151,12 @@ def test_ranks_that_read_different_calibrations_decide_alike(tmp_path: Path) -> 
 def test_fsdp2_trains_with_what_was_decided(planned: bool, link: str | None, tmp_path: Path) -> None:
     fields = {}
     if link is not None:
-        fields["calibration"] = calibration(tmp_path, SLOW_LINK if link == "slow" else FAST_LINK)
+        fields["decisions"] = table(tmp_path, SLOW_LINK if link == "slow" else FAST_LINK)
 
     def body() -> tuple[list[Decision], int, int, list[str]]:
         model = sharded()
         if planned:
-            zcomm.fsdp.compress(model, all_gather="int4:64")
+            zcomm.fsdp.compress(model, weights="int4:64")
         for _ in range(2):
             model(batch()).sum().backward()
         stats = zcomm.stats()
@@ -179,13 +172,9 @@ def test_fsdp2_trains_with_what_was_decided(planned: bool, link: str | None, tmp
         assert (gathers, reductions) == (0, 0)
 
 
-# Where starting an exchange is what takes time, between nodes and inside.
-LATENCY = {"bytes_per_second": 1e12, "exchange_seconds": 1e-3, "hop_seconds": 1e-2, "message_bytes": 1 << 20}
-
-
 @pytest.mark.parametrize("planned", [False, True])
 def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path) -> None:
-    """With the bits of two hops. Reductions do not: their bits would be others."""
+    """One-hop gathers have the bits of two hops. Reductions keep two hops, as their bits would differ."""
 
     def body() -> list[Decision]:
         whole = torch.zeros(4 * NUM)
@@ -195,7 +184,7 @@ def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path
             assert plan is not None and plan.description.endswith(" in one hop")
             plan.run(whole, own).wait()
         else:
-            dist.all_gather_single(whole, own)
+            gather_in_place(whole)
         wanted = [data(rank, NUM) for rank in range(4)]
         assert_same_bits(whole, all_gather(wanted, "int8:256"), "gathered")
         scatter(mine(4 * NUM))
@@ -205,22 +194,19 @@ def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path
         assert len(stats.reduce_scatter.hops) == 2
         return stats.decisions
 
-    file = calibration(tmp_path, LATENCY)
+    file = table(tmp_path, (1.0, 0.9, 0.5))
     gathers, reductions = same_on_all_ranks(
-        run(body, 4, options=zcomm.Options(policy="auto", calibration=file), nodes=NODES)
+        run(body, 4, options=zcomm.Options(policy="auto", decisions=file), nodes=NODES)
     )
     assert gathers.compressed and gathers.one_hop and 0 < gathers.one_hop_seconds < gathers.compressed_seconds
     assert "compressed in one hop, as an exact call takes" in str(gathers)
     assert reductions.compressed and not reductions.one_hop and reductions.one_hop_seconds == 0
 
 
-# Between these nodes a gather gains by compression only if the next one is served by secondary shards.
-JUST_TOO_FAST = {**FAST_LINK, "bytes_per_second": 4.4e8}
-
-
 @pytest.mark.parametrize("rehearsed", [False, True])
 def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Path) -> None:
-    file = None if rehearsed else calibration(tmp_path, FAST_LINK, inter=JUST_TOO_FAST)
+    once_and_twice = [row(FAST_LINK, "all_gather", "int8:256"), row(SLOW_LINK, "all_gather", "int8:256", again=True)]
+    file = None if rehearsed else table(tmp_path, once_and_twice)
 
     def body() -> tuple[list[Decision], int]:
         whole = torch.zeros(4 * NUM)
@@ -231,45 +217,44 @@ def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Pa
             assert once is None and twice is not None
         return decided(), zcomm.stats().rehearsals.calls
 
-    options = zcomm.Options(policy="auto", calibration=file)
+    options = zcomm.Options(policy="auto", decisions=file)
     (once, twice), rehearsals = same_on_all_ranks(run(body, 4, options=options, nodes=NODES))
     assert not once.again and twice.again and ", and again from secondary shards: " in str(twice)
     assert rehearsals == (3 * (once.rounds + 1) + 4 * (twice.rounds + 1) if rehearsed else 0)
 
 
 def test_fsdp2_says_which_gathers_come_again(tmp_path: Path) -> None:
-    """Those of modules that are resharded after the forward pass. The root is not."""
-    file = calibration(tmp_path, SLOW_LINK)
+    """Modules that are resharded after the forward pass gather again. The root does not."""
+    file = table(tmp_path, SLOW_LINK)
 
     def body() -> tuple[set[bool], set[bool]]:
         model = sharded()
         model(batch()).sum().backward()
         before = {one.again for one in decided() if one.collective == "all_gather"}
-        zcomm.fsdp.enable_secondary_shards(model)
+        zcomm.fsdp.compress(model)
         model(batch()).sum().backward()
         return before, {one.again for one in decided() if one.collective == "all_gather"}
 
-    found = run(body, 4, options=options(policy="auto", calibration=file), nodes=NODES)
+    found = run(body, 4, options=options(policy="auto", decisions=file), nodes=NODES)
     assert same_on_all_ranks(found) == ({False}, {False, True})
 
 
 def test_decisions_are_reported(tmp_path: Path) -> None:
     pytest.importorskip("rich")
-    file = calibration(tmp_path, SLOW_LINK)
+    file = table(tmp_path, SLOW_LINK)
 
     def body() -> list[str]:
         gather(mine())
         assert "auto: all_gather of 256 KiB and more" in str(zcomm.stats())
-        assert not [name for name in zcomm.metrics() if "decisions" in name]
+        assert not [name for name in zcomm.stats().to_dict() if "decisions" in name]
         zcomm.report(json=tmp_path / f"{dist.get_rank()}.json")
         found: list[str] = json.loads((tmp_path / f"{dist.get_rank()}.json").read_text())["decisions"]
         return found
 
-    (line,) = same_on_all_ranks(run(body, options=zcomm.Options(policy="auto", calibration=file, telemetry_every=1)))
-    assert line.startswith(
-        "all_gather of 256 KiB and more, float32 in int8:256: compressed, as an exact call takes 131 "
-    )
-    assert line.endswith("by the calibration")
+    made = zcomm.Options(policy="auto", decisions=file, sample_errors_every=1)
+    (line,) = same_on_all_ranks(run(body, options=made))
+    assert line.startswith("all_gather of 256 KiB and more, float32 in int8:256: compressed, as an exact call takes ")
+    assert line.endswith("by the table of decisions")
 
 
 def test_the_user_has_the_last_word() -> None:
@@ -292,35 +277,3 @@ def test_ranks_that_call_different_things_are_told() -> None:
         expect(zcomm.Error, f"got an all_gather of {8 * num} bytes of float32", lambda: gather(mine(num)))
 
     run(body, options=AUTO)
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("", "calibration: .*expected a calibration file"),
-        ('{"schema": "another"}', "calibration: .*expected the schema 'zcomm-calibration/1', got 'another'"),
-    ],
-)
-def test_a_wrong_file_is_refused_when_the_group_is_made(content: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text(content)
-    with pytest.raises(WorldError, match=text):
-        run(lambda: None, options=zcomm.Options(policy="auto", calibration=str(tmp_path / "cluster.json")))
-
-
-def test_what_a_calibration_cannot_predict_is_refused(tmp_path: Path) -> None:
-    def uneven() -> None:
-        expect(RuntimeError, "expected nodes with equally many ranks in the group, got [1, 2]", lambda: gather(mine()))
-
-    def unmeasured() -> None:
-        expect(RuntimeError, "expected 'inter' in it, as this group has 2 nodes of 1 ranks", lambda: gather(mine()))
-
-    def without_codec() -> None:
-        expect(RuntimeError, "expected 'codec_bytes_per_second' in it", lambda: gather(mine()))
-
-    auto = {"policy": "auto", "calibration": calibration(tmp_path, SLOW_LINK)}
-    run(uneven, 3, options=zcomm.Options(**auto), nodes=[0, 0, 1])
-    content = json.loads(Path(auto["calibration"]).read_text())
-    for missing, body in (("inter", unmeasured), ("codec_bytes_per_second", without_codec)):
-        rest = {name: value for name, value in content.items() if name != missing}
-        Path(auto["calibration"]).write_text(json.dumps(rest))
-        run(body, 2, options=zcomm.Options(**auto), nodes=[0, 1])

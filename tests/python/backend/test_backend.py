@@ -1,4 +1,4 @@
-"""The promises about values (docs/design.md), one test each or more, on real processes."""
+"""The promises about values (docs/promises.md), one test each or more, on real processes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_replicas_agree_and_runs_are_deterministic() -> None:
 
 
 def available_isas() -> list[str]:
-    """Those that this machine can run, in the words of ZCOMM_ISA."""
+    """Return the instruction sets that this machine can run, as ZCOMM_ISA names them."""
     best = torch.backends.cpu.get_cpu_capability()
     return {"AVX512": ["baseline", "avx2", "avx512"], "AVX2": ["baseline", "avx2"]}.get(best, ["baseline"])
 
@@ -178,7 +178,7 @@ EXACTLY = {"int8:32": 127, "int4:32": 7}
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3], [0, 1]], ids=str)
 @pytest.mark.parametrize("exact", [False, True], ids=["compressed", "exact"])
 def test_sum_avg_and_premul_sum_mean_the_same_everywhere(nodes: list[int], format: str, exact: bool) -> None:
-    """On values that the format holds exactly, all paths give the exact sum, mean and scaled sum, padded or not."""
+    """All paths give the exact sum, mean and scaled sum of values that the format holds exactly, padded or not."""
 
     def body() -> None:
         size, rank, num = len(nodes), dist.get_rank(), 77
@@ -204,7 +204,7 @@ def test_sum_avg_and_premul_sum_mean_the_same_everywhere(nodes: list[int], forma
                 assert_same_bits(whole, (codes[: size * num - 3] * factor).to(dtype), ("all_reduce", name, dtype))
 
     chosen = "exact" if exact else format
-    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter=chosen, all_reduce=chosen, lists=True))
+    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter=chosen, all_reduce=chosen, forms="in_place,list"))
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -230,7 +230,7 @@ def test_no_and_one_element(size: int, min_bytes: int) -> None:
             dist.all_gather(outputs, shards[dist.get_rank()])
             assert_close(torch.cat(outputs), torch.cat(shards))
 
-    run(body, size, options=options(all_reduce="int8:32", lists=True, min_bytes=min_bytes))
+    run(body, size, options=options(all_reduce="int8:32", forms="in_place,list", min_bytes=min_bytes))
 
 
 @pytest.mark.promise(6)

@@ -1,4 +1,4 @@
-"""What torch offers around collectives: async work, coalescing, point-to-point, objects, groups, meshes, splits."""
+"""Features of torch around collectives: async work, coalescing, point-to-point, objects, groups, meshes, splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import NUM, data, gather, gathered, mine, newly_counted, scatter, start_gather
+from support.calls import NUM, data, gather, gathered, logged, mine, newly_counted, scatter, start_gather
 from support.expected import all_gather, all_reduce, assert_same_bits
 from support.worlds import options, run
 from torch._C._distributed_c10d import _DistributedBackendOptions
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def test_async_calls_in_flight() -> None:
-    """Many at once, compressed and exact mixed, waited for in any order; a barrier comes after all of them."""
+    """Many compressed and exact calls at once may be waited for in any order; a barrier comes after all of them."""
 
     def body() -> None:
         flights = [start_gather(seed) for seed in range(8)]
@@ -52,7 +52,7 @@ def test_async_calls_in_flight() -> None:
 
 
 def test_work_may_be_dropped_at_once() -> None:
-    """Neither the Work nor the caller's tensors need to be kept for the call to be right on the other rank."""
+    """The result arrives on the other rank even if the caller keeps neither the Work nor the tensors."""
 
     def body() -> None:
         for seed in range(20):
@@ -120,7 +120,7 @@ def test_coalescing_manager(opted_in: bool, device: torch.device | None, async_o
                 dist.reduce_scatter_single(output, torch.full((2 * NUM,), 2.0))
         assert all(((output - 4).abs() < 0.1).all() for output in outputs)
 
-    fields: dict[str, Any] = {"coalesced": True, "all_reduce": "int8:256"} if opted_in else {"all_gather": "exact"}
+    fields: dict[str, Any] = {"forms": "coalesced", "all_reduce": "int8:256"} if opted_in else {"all_gather": "exact"}
     run(body, options=zcomm.Options(**fields))
 
 
@@ -135,7 +135,7 @@ def test_coalescing_ends_with_an_exception() -> None:
             dist.distributed_c10d._world.pg_coalesce_state.clear()  # torch's own record of the block
         assert_same_bits(gather(mine()), gathered(0))
 
-    run(body, options=options(out_of_place=True))
+    run(body, options=options(forms="in_place,out_of_place"))
 
 
 def test_a_peer_that_does_not_exist_is_named() -> None:
@@ -203,7 +203,7 @@ def test_object_collectives() -> None:
             dist.recv_object_list(received, 0)
             assert received == ["hello"]
 
-    run(body, 3, options=options(lists=True, out_of_place=True))
+    run(body, 3, options=options(forms="in_place,out_of_place,list"))
 
 
 @pytest.mark.promise(5)
@@ -266,33 +266,6 @@ def test_two_groups_from_two_threads() -> None:
     run(body)
 
 
-def test_split() -> None:
-    """A split makes children with the parent's options, or with their own."""
-
-    def body() -> None:
-        world, rank = dist.group.WORLD, dist.get_rank()
-        members = [0, 2] if rank % 2 == 0 else [1, 3]
-        child = world.split_group(members, group_name=f"half{rank % 2}")
-        assert child.size() == 2 and child.rank() == rank // 2
-        backend = child._get_backend(CPU)
-        assert repr(backend.options) == repr(world._get_backend(CPU).options)
-        whole, own = torch.zeros(2 * NUM), data(child.rank(), NUM)
-        for _ in range(3):
-            part = whole[child.rank() * NUM :][:NUM].copy_(own)
-            child._allgather_base(whole, part, AllgatherOptions()).wait()
-            assert_same_bits(whole, all_gather([data(r, NUM) for r in range(2)], "int4:64"))
-        assert backend.stats()["all_gather"]["calls"] == 3
-        changed = world.split_group(members, opts=zcomm.Options(all_gather="int8:64"), group_name=f"other{rank % 2}")
-        assert changed._get_backend(CPU).options.all_gather == "int8:64"
-        for part in (changed, child):
-            part.shutdown()
-        again = world.split_group(members, group_name=f"other{rank % 2}")  # the name of one that has ended
-        assert again._get_backend(CPU) is not changed._get_backend(CPU)
-        again.shutdown()
-
-    run(body, 4, options=options(all_gather="int4:64"))
-
-
 @pytest.mark.parametrize("backend", ["zcomm", "cpu:zcomm", "cpu:zcomm,cuda:gloo"])
 def test_backend_names(backend: str) -> None:
     """A name per device is accepted, and statistics are found under it."""
@@ -306,6 +279,17 @@ def test_backend_names(backend: str) -> None:
 @pytest.mark.skipif(not dist.is_nccl_available() or not torch.cuda.is_available(), reason="needs NCCL and a GPU")
 def test_beside_nccl() -> None:
     run(lambda: gather(mine()).sum(), backend="cpu:zcomm,cuda:nccl")
+
+
+def test_lazy_connections_of_gloo() -> None:
+    """Contexts that connect lazily must not share a device: Gloo tells their connections apart by rank alone."""
+
+    def body() -> None:
+        dist.barrier()
+        assert_same_bits(gather(mine()), gathered(0, size=3))
+        dist.barrier()
+
+    run(body, 3, env={"TORCH_GLOO_LAZY_INIT": "1"})
 
 
 def test_debug_level_detail() -> None:
@@ -345,7 +329,7 @@ def test_a_group_can_end_while_its_threads_let_go_of_a_tensor() -> None:
 
 
 def test_groups_can_be_destroyed_and_made_again() -> None:
-    """In one process, with other options, and with threads and files given back."""
+    """Groups in one process may follow each other, with other options; threads and files are given back."""
 
     def body() -> None:
         store = dist.FileStore(os.environ["AGAIN"], 2)
@@ -377,10 +361,7 @@ def test_log_line_at_the_end() -> None:
     """ZCOMM_LOG=info: one line for each group on each rank when it is destroyed."""
 
     def body() -> list[str]:
-        lines: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("zcomm").addHandler(handler)
+        lines = logged()
         logging.getLogger("zcomm").setLevel(logging.INFO)
         part = dist.new_group([0, 1])
         dist.all_reduce(torch.ones(1), group=part)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from support.calls import expect, gather_list, newly_counted
 from support.worlds import run
 
 import zcomm
+from zcomm.distributed import environment
 from zcomm.distributed.options import OPTION_FIELDS, variable_of
+
+README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
 
 
 @pytest.mark.parametrize(
@@ -22,47 +27,96 @@ from zcomm.distributed.options import OPTION_FIELDS, variable_of
     [
         ({"policy": "never"}, ValueError),
         ({"policy": True}, TypeError),
-        ({"calibration": 3}, TypeError),
-        ({"calibration": "it's.json"}, ValueError),
+        ({"decisions": 3}, TypeError),
+        ({"decisions": "it's.json"}, ValueError),
         ({"all_gather": "int5:64"}, ValueError),
         ({"all_gather": "int8:33"}, ValueError),
         ({"all_gather": "int8:64/int4:64"}, ValueError),
         ({"all_gather": 8}, TypeError),
         ({"reduce_scatter": "int8:64/"}, ValueError),
-        ({"reduce_scatter": "exact:direct/exact"}, ValueError),
-        ({"small_reduce_scatter": "int8:64"}, ValueError),
-        ({"all_reduce": "exact:direct"}, ValueError),
+        ({"reduce_scatter": "direct"}, ValueError),
+        ({"direct": "sometimes"}, ValueError),
+        ({"direct": True}, TypeError),
         ({"all_reduce": ""}, ValueError),
         ({"min_bytes": "64"}, TypeError),
         ({"min_bytes": 1.5}, TypeError),
         ({"min_bytes": -1}, ValueError),
-        ({"lists": 1}, TypeError),
+        ({"forms": 1}, TypeError),
+        ({"forms": [1]}, TypeError),
+        ({"forms": "lists"}, ValueError),
+        ({"forms": ["list", "traced:"]}, ValueError),
         ({"strict": "yes"}, TypeError),
         ({"node_size": 0}, ValueError),
         ({"node_size": "2"}, TypeError),
         ({"chunk_bytes": 0}, ValueError),
         ({"chunk_bytes": 1e6}, TypeError),
-        ({"telemetry_every": -1}, ValueError),
-        ({"telemetry_every": True}, TypeError),
+        ({"sample_errors_every": -1}, ValueError),
+        ({"sample_errors_every": True}, TypeError),
         ({"no_such_field": 1}, TypeError),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[Exception]) -> None:
     expect(error, next(iter(fields)), lambda: zcomm.Options(**fields))
-    if not fields.keys() & {"node_size", "chunk_bytes", "telemetry_every", "calibration"}:
+    if not fields.keys() & {"node_size", "chunk_bytes", "sample_errors_every", "decisions"}:
         expect(error, next(iter(fields)), lambda: zcomm.override(**fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"allgather": "exact"}, "unexpected keyword argument 'allgather'"),
+        ({"all_gather": "int8:128/int4:128"}, "expected one format"),
+        ({"all_gather": 8}, "a format such as 'int8:256' or 'exact', got 8"),
+        ({"all_reduce": "int8"}, "expected a block size, such as int8:256"),
+        ({"direct": "small "}, "direct: expected 'never' or 'small' or 'always', got 'small '"),
+        ({"direct": 1}, "direct: expected 'never', 'small' or 'always', got 1"),
+        ({"forms": True}, "forms: expected names of forms, got True"),
+        (
+            {"forms": "in_place,lists"},
+            "forms: expected in_place, out_of_place, list, coalesced, or traced:DIM, DIM a mesh dimension's name or "
+            "world, got 'lists'",
+        ),
+        ({"decisions": 1}, "decisions: expected the name of a file, got 1"),
+    ],
+    ids=str,
+)
+def test_errors_say_what_to_write(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        zcomm.Options(**fields)
+
+
 def test_override_refuses_what_cannot_change() -> None:
-    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"telemetry_every": 1}):
+    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"sample_errors_every": 1}):
         expect(TypeError, next(iter(fields)), lambda fields=fields: zcomm.override(**fields))
 
 
+PROGRAM = """import zcomm
+zcomm.Options(all_gather="int8:256", forms=["list"])
+zcomm.override(min_bytes=1, direct="small")
+zcomm.Options(al_gather="int8:256")
+zcomm.Options(direct="sometimes")
+zcomm.override(sample_errors_every=1)
+print(zcomm.Options().forms, zcomm.Options().form)
+"""
+
+
+@pytest.mark.timeout(400)  # mypy reads torch
+def test_type_checkers_know_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    monkeypatch.setenv("MYPYPATH", str(README.parent))
+    text, errors, _ = api.run(["--ignore-missing-imports", str(file)])
+    assert not errors
+    lines = {int(found) for found in re.findall(r"program.py:(\d+): error", text)}
+    assert lines == {4, 5, 6, 7}, text
+
+
 def test_options_are_values() -> None:
-    """They print what they hold, and copies hold the same."""
+    """Options print all their values, and copies are equal."""
     made = zcomm.Options(all_gather="int4:64", node_size=3, strict=True)
-    assert (made.all_gather, made.node_size, made.strict, made.lists) == ("int4:64", 3, True, False)
+    assert (made.all_gather, made.node_size, made.strict, made.forms) == ("int4:64", 3, True, ())
     for twin in (copy.copy(made), copy.deepcopy(made), eval(repr(made), {"zcomm": zcomm})):
         assert isinstance(twin, zcomm.Options)
         assert twin == made and hash(twin) == hash(made)
@@ -70,53 +124,47 @@ def test_options_are_values() -> None:
     assert made != zcomm.Options() and made != "options"
 
 
-README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
+PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 # Another value than the default for every option: the text of its variable, and the option.
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "policy": ("auto", "auto"),
     "all_gather": ("int4:96", "int4:96"),
     "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
-    "small_reduce_scatter": ("exact:direct", "exact:direct"),
     "all_reduce": ("bf16", "bf16"),
+    "direct": ("small", "small"),
     "min_bytes": ("7", 7),
-    "out_of_place": ("1", True),
-    "lists": ("true", True),
-    "coalesced": ("True", True),
+    "forms": ("traced:fsdp, list,traced:dp_shard", ("list", "traced:dp_shard", "traced:fsdp")),
     "strict": ("1", True),
     "node_size": ("2", 2),
     "chunk_bytes": ("4096", 4096),
-    "seed": ("12", 12),
-    "high_priority_stream": ("0", False),
-    "blocking_wait": ("1", True),
-    "end_on_failure": ("0", False),
-    "max_ctas": ("16", 16),
-    "telemetry_every": ("100", 100),
-    "calibration": ("cluster.json", "cluster.json"),
+    "sample_errors_every": ("100", 100),
+    "decisions": ("cluster.json", "cluster.json"),
 }
 
 
 def test_every_option_is_printed_compared_and_documented() -> None:
-    """Each row of the table: in repr, in ==, in the README's table, and, if ranks compare it, in the handshake."""
+    """Each row of the table: in the signatures, in repr, in ==, and in the page's table."""
     names = [field.name for field in OPTION_FIELDS]
     assert names == list(OTHER_VALUES) == list(inspect.signature(zcomm.Options).parameters)
-    rows = [line.split("|") for line in README.read_text().splitlines() if line.startswith("| `")]
+    overridable = [field.name for field in OPTION_FIELDS if field.overridable]
+    assert overridable == list(inspect.signature(zcomm.override).parameters)
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     documented = "".join(row[1] for row in rows if "ZCOMM_" in row[2])
     default = zcomm.Options()
     for field in OPTION_FIELDS:
         changed = zcomm.Options(**{field.name: OTHER_VALUES[field.name][1]})
         assert changed != default and hash(changed) != hash(default)
         assert repr(changed) != repr(default)
-        assert (changed.handshake_text() != default.handshake_text()) == field.compared
         assert f"`{field.name}`" in documented
         assert f"        {field.name}: " in str(zcomm.Options.__doc__)
     uncompared = [field.name for field in OPTION_FIELDS if not field.compared]
-    assert uncompared == ["high_priority_stream", "blocking_wait", "end_on_failure", "telemetry_every"]
+    assert uncompared == ["sample_errors_every"]
 
 
 @pytest.mark.parametrize("value", [2**63, 2**70, -(2**70)])
 def test_numbers_that_no_option_holds_are_refused(value: int) -> None:
-    expect(ValueError, "seed", lambda: zcomm.Options(seed=value))
+    expect(ValueError, "min_bytes", lambda: zcomm.Options(min_bytes=value))
     expect(ValueError, "node_size", lambda: zcomm.Options(node_size=value))
 
 
@@ -128,19 +176,40 @@ def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> N
     assert {name: getattr(made, name) for name in OTHER_VALUES} == {
         name: value for name, (_, value) in OTHER_VALUES.items()
     }
-    assert zcomm.Options(min_bytes=9, out_of_place=False).min_bytes == 9
-    assert not zcomm.Options(out_of_place=False).out_of_place
-    for name in OTHER_VALUES.keys() - {"calibration"}:  # which any text may name: it is read when a group is made
+    assert zcomm.Options(min_bytes=9, strict=False).min_bytes == 9
+    assert not zcomm.Options(strict=False).strict
+    assert zcomm.Options(forms=()).forms == ()
+    for name in OTHER_VALUES.keys() - {"decisions"}:  # which may name what is made later
         with monkeypatch.context() as patch:
             patch.setenv(variable_of(name), "nonsense")
-            with pytest.raises(ValueError, match=f"(?i){name}"):
+            with pytest.raises(ValueError, match=f"^{variable_of(name)}: "):
                 zcomm.Options()
+
+
+def test_a_variable_that_nothing_reads_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_ALL_GATER", "exact")
+    monkeypatch.setenv("ZCOMM_FLIGHT_RECORDER", "dump")
+    environment.warn_of_unknown.cache_clear()
+    with pytest.warns(UserWarning) as caught:
+        zcomm.Options()
+        zcomm.Options()
+    texts = [str(warning.message) for warning in caught]
+    expected = "zcomm does not read the environment variable ZCOMM_ALL_GATER: did you mean ZCOMM_ALL_GATHER?"
+    assert [text for text in texts if "GATER" in text] == [expected]
+    assert not [text for text in texts if "RECORDER" in text]
+
+
+def test_a_wrong_variable_is_the_first_error_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_ALL_GATHER", "int8")
+    with pytest.raises(ValueError, match=r"^ZCOMM_ALL_GATHER: ") as caught:
+        dist.init_process_group("zcomm", store=dist.HashStore(), rank=0, world_size=1)
+    assert "not initialized" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_ranks_may_differ_in_what_is_not_compared() -> None:
     def body() -> None:
         rank = dist.get_rank()
-        loose = dist.new_group([0, 1], pg_options=zcomm.Options(telemetry_every=rank, blocking_wait=bool(rank)))
+        loose = dist.new_group([0, 1], pg_options=zcomm.Options(sample_errors_every=rank))
         dist.all_reduce(torch.ones(1), group=loose)
         strict = dist.new_group([0, 1], pg_options=zcomm.Options(all_gather=f"int8:{64 * (1 + rank)}"))
         with pytest.raises(RuntimeError, match="disagree on the options"):
@@ -150,14 +219,14 @@ def test_ranks_may_differ_in_what_is_not_compared() -> None:
 
 
 def test_groups_take_their_options_from_the_environment_or_pg_options() -> None:
-    """Without pg_options the variables count, for subgroups too; pg_options is a zcomm.Options or refused."""
+    """Variables count without pg_options, also for subgroups; pg_options must be a zcomm.Options."""
 
     def body() -> None:
         assert newly_counted(gather_list) == {"all_gather: compressed": 1}
-        assert dist.new_group([0, 1])._get_backend(torch.device("cpu")).options.lists
-        other = dist.new_group([0, 1], pg_options=zcomm.Options(lists=False))
-        assert not other._get_backend(torch.device("cpu")).options.lists
-        for wrong in ({"lists": True}, dist.ProcessGroupGloo._Options()):
+        assert dist.new_group([0, 1])._get_backend(torch.device("cpu")).options.forms == ("list",)
+        other = dist.new_group([0, 1], pg_options=zcomm.Options(forms=[]))
+        assert other._get_backend(torch.device("cpu")).options.forms == ()
+        for wrong in ({"forms": "list"}, dist.ProcessGroupGloo._Options()):
             expect(TypeError, "pg_options", lambda wrong=wrong: dist.new_group([0, 1], pg_options=wrong))
 
-    run(body, env={"ZCOMM_LISTS": "1"})
+    run(body, env={"ZCOMM_FORMS": "list"})

@@ -1,8 +1,10 @@
-"""Who may wait for whom: callbacks, first calls, calls that are refused in part, and ends with calls under way."""
+"""Order of waits: callbacks, first calls, calls refused in part, and groups that end during calls."""
 
 from __future__ import annotations
 
 import datetime
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,9 @@ from support.worlds import options, run
 import zcomm
 
 
-@pytest.mark.parametrize("in_callback", ["a compressed call", "an exact call", "a barrier"])
+@pytest.mark.parametrize("in_callback", ["a compressed call", "a call's future", "an exact call", "a barrier"])
 def test_a_callback_may_call_its_own_group_and_wait(in_callback: str) -> None:
-    """As torch's PowerSGD hook does; the group's own thread runs the callback, and must not wait for itself."""
+    """The group's own thread runs the callback, and must not wait for itself. PowerSGD waits for a future."""
 
     def call(_: torch.futures.Future) -> torch.Tensor:
         if in_callback == "a barrier":
@@ -24,7 +26,7 @@ def test_a_callback_may_call_its_own_group_and_wait(in_callback: str) -> None:
         elif in_callback == "an exact call":
             dist.all_reduce(torch.ones(3))
         whole, work = start_gather(1)
-        work.wait()
+        (work.get_future() if in_callback == "a call's future" else work).wait()
         return whole
 
     def body() -> None:
@@ -37,6 +39,37 @@ def test_a_callback_may_call_its_own_group_and_wait(in_callback: str) -> None:
         assert_same_bits(third, gathered(2))
 
     run(body)
+
+
+def test_a_callback_may_wait_for_calls_made_before() -> None:
+    def body() -> None:
+        ready = threading.Event()  # the callback runs on the group's thread, with the other call behind it
+        first = start_gather(0)[1].get_future().then(lambda _: ready.wait())
+        whole, work = start_gather(1)
+        second = first.then(lambda _: work.wait())
+        ready.set()
+        assert second.wait()
+        assert_same_bits(whole, gathered(1))
+
+    run(body)
+
+
+def test_a_chain_of_callbacks_goes_on() -> None:
+    """Each starts a call whose callback is the next: they do not run inside each other until the stack is full."""
+
+    def body() -> None:
+        tensor, done, calls = torch.ones(8), threading.Event(), iter(range(2000))
+
+        def start(_: Any = None) -> None:
+            if next(calls, None) is None:
+                done.set()
+            else:
+                dist.all_reduce(tensor, async_op=True).get_future().then(start)
+
+        start()
+        assert done.wait(60)
+
+    run(body, options=options(all_reduce="int8:128"))
 
 
 def test_a_first_collective_does_not_wait_for_peers_that_come_later() -> None:
@@ -70,7 +103,7 @@ def test_a_coalesced_call_is_checked_whole_before_any_byte_moves() -> None:
         work.wait()
         assert_same_bits(whole, gathered(3), rank)
 
-    run(body, options=options(coalesced=True))
+    run(body, options=options(forms="in_place,coalesced"))
 
 
 def test_premul_sum_of_float64_is_exact() -> None:
@@ -114,4 +147,4 @@ def test_a_combined_future_holds_tensors() -> None:
         assert sorted(value.numel() for value in values)[-1] == 2 * NUM
         assert all(isinstance(value, torch.Tensor) for value in values)
 
-    run(body, options=options(coalesced=True, min_bytes=1024))
+    run(body, options=options(forms="in_place,coalesced", min_bytes=1024))

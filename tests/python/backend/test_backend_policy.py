@@ -27,6 +27,11 @@ from torch.distributed import _functional_collectives as functional
 import zcomm
 
 
+def gather_own_weights() -> None:
+    whole = mine(2 * NUM)
+    dist.all_gather_single(whole, whole.chunk(2)[dist.get_rank()])
+
+
 def gather_out_of_place() -> None:
     dist.all_gather_single(torch.empty(2 * NUM), mine())
 
@@ -59,7 +64,7 @@ def reduce_all_coalesced() -> None:
 
 # Call -> what is counted by default, and with every opt-in.
 TABLE: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "FSDP2's all-gather": (lambda: gather(mine()), "all_gather: compressed", ""),
+    "all-gather of copies": (lambda: gather(mine()), "all_gather: compressed", ""),
     "of bfloat16": (lambda: gather(mine(dtype=torch.bfloat16)), "all_gather: compressed", ""),
     "of float16": (lambda: gather(mine(dtype=torch.float16)), "all_gather: compressed", ""),
     "FSDP2's reduce-scatter": (
@@ -76,6 +81,7 @@ TABLE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "all-gather, small": (lambda: gather(mine(8191)), "all_gather: min_bytes", ""),
     "all-gather, just large enough": (lambda: gather(mine(8192)), "all_gather: compressed", ""),
     "reduce-scatter, small": (lambda: scatter(mine(16382)), "reduce_scatter: min_bytes", ""),
+    "all-gather, in place": (gather_own_weights, "all_gather: in_place", "all_gather: compressed"),
     "all-gather, out of place": (gather_out_of_place, "all_gather: out_of_place", "all_gather: compressed"),
     "all-gather, list": (gather_list, "all_gather: form", "all_gather: compressed"),
     "all-gather, functional": (gather_functional, "all_gather: form", "all_gather: compressed"),
@@ -107,6 +113,34 @@ def test_the_table_of_what_is_compressed(opted_in: bool) -> None:
         return wrong
 
     assert run(body, options=zcomm.Options(**OPT_INS) if opted_in else None) == [[], []]
+
+
+def test_traced_names_the_groups_of_graphs() -> None:
+    """Named groups compress the calls that graphs make, and no other calls; other groups compress none of them."""
+    of_graphs: dict[str, Callable[[], Any]] = {
+        "all_gather": gather_functional,
+        "reduce_scatter": scatter_functional,
+        "all_gather, in place": gather_own_weights,
+    }
+    others = ["all-gather, out of place", "all-gather, list", "all-gather, coalesced", "reduce-scatter, list"]
+
+    def body() -> None:
+        for name, call in of_graphs.items():
+            collective = name.partition(",")[0]
+            assert newly_counted(call) == {f"{collective}: compressed": 1}, name
+            with zcomm.override(forms="traced:another"):
+                reason = "in_place" if "in place" in name else "form"
+                assert newly_counted(call) == {f"{collective}: {reason}": 1}, name
+        for name in others:
+            call, default, _ = TABLE[name]
+            assert newly_counted(call) == {default.removesuffix(" 2"): 2 if default.endswith(" 2") else 1}, name
+        group = dist.new_group([0, 1], group_desc="mesh_another")
+        gather = lambda: functional.all_gather_tensor(mine(), 0, group).sum()  # noqa: E731
+        assert newly_counted(gather, group) == {"all_gather: form": 1}
+        with zcomm.override(forms="traced:world, traced:another"):
+            assert newly_counted(gather, group) == {"all_gather: compressed": 1}
+
+    run(body, options=zcomm.Options(forms="traced:world"))
 
 
 EXACT_DTYPES = {
@@ -148,6 +182,22 @@ def test_other_dtypes_pass_bit_for_bit(name: str) -> None:
     run(body, options=options(**OPT_INS))
 
 
+@pytest.mark.promise(7)
+def test_complex_tensors_stay_exact_in_inference_mode() -> None:
+    """torch hands over real views of them, and there no view says of what it is one. Other tensors are compressed."""
+
+    @torch.inference_mode()
+    def body() -> None:
+        rank = dist.get_rank()
+        shards = [torch.complex(data(r, NUM), -data(r, NUM)) for r in range(2)]
+        call = lambda: assert_same_bits(gather(shards[rank]), torch.cat(shards))  # noqa: E731
+        assert newly_counted(call) == {"all_gather: dtype": 1}
+        assert newly_counted(lambda: dist.all_reduce(shards[rank])) == {"all_reduce: dtype": 1}
+        assert newly_counted(lambda: gather(mine())) == {"all_gather: compressed": 1}
+
+    run(body, options=options(**OPT_INS))
+
+
 def test_one_rank_moves_nothing() -> None:
     """A world of one counts single_rank and keeps the values."""
 
@@ -160,7 +210,7 @@ def test_one_rank_moves_nothing() -> None:
 
 
 def test_tensors_that_are_not_contiguous_go_exact() -> None:
-    """They are counted under layout, and right to the last bit."""
+    """Such calls are counted under layout, and are correct to the last bit."""
 
     def body() -> None:
         rank = dist.get_rank()
@@ -173,15 +223,42 @@ def test_tensors_that_are_not_contiguous_go_exact() -> None:
     run(body, options=options(**OPT_INS))
 
 
+def test_layouts_that_gloo_gets_wrong_are_refused() -> None:
+    """gloo ignores the strides of such tensors; the group stays usable."""
+
+    def body() -> None:
+        values, strided, turned = torch.ones(2 * NUM), torch.ones(4 * NUM)[::2], torch.ones(NUM, 2).t()
+        table, is_root = values.view(2, -1), dist.get_rank() == 0
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("tensor: expected values without gaps", lambda: dist.all_reduce(strided)),
+            ("tensor: expected values without gaps", lambda: dist.broadcast(strided, 0)),
+            ("tensor: expected values without gaps", lambda: dist.reduce(strided, 0)),
+            ("output: expected a contiguous tensor", lambda: dist.all_to_all_single(strided, values)),
+            ("tensor: expected a contiguous tensor", lambda: dist.scatter(turned, [table] * 2 if is_root else None)),
+            ("output: expected a contiguous tensor", lambda: dist.reduce_scatter(turned, [table] * 2)),
+            ("input_list: expected a contiguous tensor", lambda: dist.reduce_scatter(table, [turned] * 2)),
+        ]
+        if is_root:
+            wrong += [("scatter_list: expected a contiguous tensor", lambda: dist.scatter(table, [turned] * 2))]
+        for text, call in wrong:
+            expect(ValueError, text, call)
+        dist.all_reduce(turned)
+        assert_same_bits(turned, torch.full_like(turned, 2.0))
+
+    run(body)
+
+
 @pytest.mark.promise(8)
 def test_strict_raises_before_any_byte_moves() -> None:
     """Only for large floating-point calls, naming the reason and the way out; the group stays usable."""
 
     def body() -> None:
         if dist.get_rank() == 0:  # the others do not even hear of it
-            expect(RuntimeError, "out_of_place=True", gather_out_of_place)
-            expect(RuntimeError, "lists=True", gather_list)
-            expect(RuntimeError, "coalesced=True", gather_functional)
+            expect(RuntimeError, "forms='out_of_place'", gather_out_of_place)
+            expect(RuntimeError, "forms='list'", gather_list)
+            expect(RuntimeError, "forms='coalesced'", gather_functional)
+            expect(RuntimeError, "'traced:DIM' those that compiled graphs call", scatter_functional)
+            expect(RuntimeError, "'traced:DIM' those in the group", gather_own_weights)
             expect(RuntimeError, "float32, bfloat16 and float16", lambda: gather(mine(dtype=torch.float64)))
             expect(RuntimeError, "SUM, AVG and PREMUL_SUM", lambda: scatter(mine(2 * NUM), dist.ReduceOp.MAX))
             strided = torch.ones(NUM, 2)[:, 0]
@@ -216,7 +293,7 @@ def test_exact_and_override_nest() -> None:
         with pytest.raises(KeyError), zcomm.exact():
             raise KeyError
         assert reason() == "compressed"
-        again = zcomm.override(out_of_place=True)
+        again = zcomm.override(forms="in_place,out_of_place")
         for _ in range(2):
             with again, again:
                 assert newly_counted(gather_out_of_place) == {"all_gather: compressed": 1}

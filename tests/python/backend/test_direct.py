@@ -1,4 +1,4 @@
-"""`exact:direct`: exact reduce-scatters that zcomm makes in one hop, and which calls are."""
+"""`Options(direct=)`: exact reduce-scatters that zcomm makes in one hop, and which calls are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.worlds import run
 
 import zcomm
 
-DIRECT = zcomm.Options(reduce_scatter="exact:direct")
+DIRECT = zcomm.Options(reduce_scatter="exact", direct="always")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -51,7 +51,7 @@ def test_direct_calls_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
 
 
 def test_small_calls_alone() -> None:
-    """Below min_bytes they are direct, above they are compressed, and under zcomm.exact() all are gloo's."""
+    """Calls below min_bytes are direct, calls above are compressed, and calls under zcomm.exact() are gloo's."""
 
     def body() -> None:
         direct = lambda: zcomm.stats().direct_reduce_scatter.calls  # noqa: E731
@@ -63,11 +63,19 @@ def test_small_calls_alone() -> None:
             scatter(mine(2 * NUM))
         assert direct() == 1
         assert "direct reduce_scatter 1 calls" in str(zcomm.stats())
-        with zcomm.override(reduce_scatter="exact:direct"):
+        with zcomm.override(reduce_scatter="exact"):
             scatter(mine(2 * NUM))
-        assert direct() == 2
+            assert direct() == 1
+            scatter(mine(2 * 1000))
+            assert direct() == 2
+        with zcomm.override(reduce_scatter="exact", direct="always"):
+            scatter(mine(2 * NUM))
+        assert direct() == 3
+        with zcomm.override(direct="never"):
+            scatter(mine(2 * 1000))
+        assert direct() == 3
 
-    run(body, options=zcomm.Options(small_reduce_scatter="exact:direct"))
+    run(body, options=zcomm.Options(direct="small"))
 
 
 def test_other_calls_are_gloos() -> None:

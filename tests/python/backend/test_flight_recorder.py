@@ -25,12 +25,12 @@ OTHERS = (0, 1, 3)
 
 
 def analyze(caplog: pytest.LogCaptureFixture, folder: Path, *arguments: str) -> str:
-    """What torchfrtrace says."""
+    """Return the output of torchfrtrace."""
     caplog.clear()
     try:
         fr_trace.main([str(folder), *arguments])
     finally:
-        gc.enable()  # which it disables
+        gc.enable()  # torchfrtrace disables it
     return caplog.text
 
 
@@ -124,7 +124,7 @@ def calls_of_all_kinds() -> None:
 def test_the_analyzer_finds_nothing_wrong_with_calls_of_all_kinds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And knows each of them. Groups are told apart."""
+    """Groups are told apart, and the dump knows each of them."""
 
     def body() -> None:
         alone = [dist.new_group([rank], group_desc="alone") for rank in range(2)][dist.get_rank()]
@@ -132,7 +132,7 @@ def test_the_analyzer_finds_nothing_wrong_with_calls_of_all_kinds(
         dist.all_reduce(torch.ones(1), group=alone)
         zcomm.dump_flight_recorder(tmp_path / "rank_")
 
-    run(body, options=options(lists=True, all_reduce="int8:128"))
+    run(body, options=options(forms="in_place,list", all_reduce="int8:128"))
     dump = pickle.loads((tmp_path / "rank_1").read_bytes())
     messages_of = {f"default_pg {way}{tag}": "[0, 1]" for way in ("0->1", "1->0") for tag in ("", " tag 1")}
     groups = {group["desc"]: group["ranks"] for group in dump["pg_config"].values()}
@@ -152,6 +152,42 @@ def test_the_last_calls_are_kept(tmp_path: Path) -> None:
 
     assert run(body, env={"TORCH_FR_BUFFER_SIZE": "3"}) == [[3, 4, 5]] * 2
     assert run(body, env={"TORCH_FR_BUFFER_SIZE": "0"}) == [[]] * 2
+
+
+def test_tags_are_forgotten_with_their_messages(tmp_path: Path) -> None:
+    """A program may have a new one for each message. The numbers of one that comes again start anew."""
+
+    def body() -> list[int]:
+        for tag in (*range(8), 1):
+            send = dist.isend(torch.ones(1), 1 - dist.get_rank(), tag=tag)
+            dist.recv(torch.ones(1), tag=tag, src=1 - dist.get_rank())
+            send.wait()
+        dump = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())
+        return [entry["collective_seq_id"] for entry in dump["entries"]]
+
+    assert run(body, env={"TORCH_FR_BUFFER_SIZE": "2"}) == [[1, 1]] * 2
+    assert run(body, env={"TORCH_FR_BUFFER_SIZE": "100"})[0][-2:] == [2, 2]
+
+
+def test_a_call_that_is_refused_has_no_number(tmp_path: Path) -> None:
+    """A number would make the analyzer compare later calls with different calls of other ranks."""
+
+    def body() -> list[tuple[int, str, str]]:
+        exactly()
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match="invalid tensor size"):
+                dist.all_gather([torch.ones(3), torch.ones(4)], torch.ones(3))
+            with pytest.raises(RuntimeError, match="contiguous"):
+                dist.send(torch.ones(4)[::2], 1)
+        exactly()
+        dist.send(torch.ones(4), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(4), 0)
+        dump = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())
+        return [(entry["collective_seq_id"], entry["profiling_name"][:15], entry["state"]) for entry in dump["entries"]]
+
+    first, second = run(body)
+    sums = [(number, "nccl:all_reduce", "completed") for number in (1, 2)]
+    assert first == [*sums, (1, "nccl:send 0->1", "completed")]
+    assert second == [*sums, (1, "nccl:recv 1<-0", "completed")]
 
 
 def test_a_number_of_calls_that_is_none_is_refused() -> None:

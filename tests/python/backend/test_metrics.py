@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import gather_in_place
 from support.worlds import run
 
 import zcomm
@@ -18,19 +20,24 @@ DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "zcomm.json"
 
 def counted(folder: str) -> dict[str, float]:
     whole = torch.zeros(2 * NUM)
-    dist.all_gather_into_tensor(whole, whole[NUM * dist.get_rank() :][:NUM])
+    gather_in_place(whole)
     dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
-    found = zcomm.metrics()
     stats = zcomm.stats()
+    found = stats.to_dict()
     assert found["zcomm/all_gather/calls"] == stats.all_gather.calls == 1
     assert found["zcomm/all_gather/bytes"] == 8 * NUM
+    assert found["zcomm/all_gather/wire_bytes"] == stats.all_gather.wire_bytes
     assert found["zcomm/reduce_scatter/exact/min_bytes/calls"] == 1
     assert found["zcomm/reduce_scatter/exact/min_bytes/bytes"] == 32
     assert found["zcomm/all_gather/hops/0/intra_node_bytes"] == found["zcomm/all_gather/intra_node_bytes"] > 0
     assert all(type(value) is float for value in found.values())
-    zcomm.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
+    stats.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
     with pytest.raises(ValueError, match=r"path: expected a name that ends in .prom, got 'zcomm.txt'"):
-        zcomm.write_prometheus("zcomm.txt")
+        stats.write_prometheus("zcomm.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "prometheus_client", None)
+        with pytest.raises(ImportError, match=r"needs prometheus_client: pip install 'zcomm\[metrics\]'"):
+            stats.write_prometheus(Path(folder) / "none.prom")
     return found
 
 

@@ -18,8 +18,7 @@ def test_calls_that_repeat_make_no_plan() -> None:
 
     def body() -> None:
         model = sharded()
-        zcomm.fsdp.compress(model, reduce_scatter="int8:64/int4:64", error_feedback=zcomm.ErrorFeedback())
-        shards = zcomm.fsdp.enable_secondary_shards(model)
+        shards = zcomm.fsdp.compress(model, gradients="int8:64/int4:64", error_feedback=zcomm.codec.ErrorFeedback())
         backend = backend_of()
 
         def step() -> int:
@@ -66,7 +65,7 @@ def test_a_plan_knows_its_bytes(nodes: list[int]) -> None:
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1], NODES, [0, 0, 1]], ids=str)
 def test_hops_have_the_bytes_of_their_links(nodes: list[int]) -> None:
-    """Between nodes first in a gather, last in a reduction; of an all-reduce both, one after the other."""
+    """Inter-node bytes come first in a gather and last in a reduction; an all-reduce has both, in this order."""
 
     def body() -> None:
         size, rank = dist.get_world_size(), dist.get_rank()
@@ -98,21 +97,30 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
     def body() -> None:
         group = dist.new_group([0, 1], pg_options=options(min_bytes=0))
         backend = backend_of(group)
+        dist.barrier(group)  # Gloo fails on a rank that still connects if the other one has ended
         whole = torch.ones(2000)
         own = whole[dist.get_rank() * 1000 :][:1000]
         plan = backend.plan_gather(whole, own)
         assert plan is not None
-        assert backend.plan_gather(whole, own, kept=plan) is plan
+        assert backend.plan_gather(whole, own, like=plan) is plan
         with zcomm.override(all_gather="int4:64"):
-            other = backend.plan_gather(whole, own, kept=plan)
+            other = backend.plan_gather(whole, own, like=plan)
             assert other is not plan and other is not None and other.format == "int4:64"
         with zcomm.exact():
-            assert backend.plan_gather(whole, own, kept=plan) is None
-        assert backend.plan_gather(whole, own, parts=[(1000, True)], kept=plan) is None
+            assert backend.plan_gather(whole, own, like=plan) is None
+        assert backend.plan_gather(whole, own, parts=[(1000, True)], like=plan) is None
         with pytest.raises(ValueError, match="as was planned"):
             plan.run(whole[:1000], own[:500])
-        with pytest.raises(ValueError, match=r"secondary: expected .* got 7 contiguous"):
-            plan.run_from_secondary(whole, torch.empty(7, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"expected a tensor of 2000 Float on cpu, as was planned, got .* on meta"):
+            plan.run(torch.ones(2000, device="meta"), own)
+        with pytest.raises(ValueError, match=r"input: expected a contiguous tensor on cpu, got strides \[1\] on meta"):
+            plan.run(whole, torch.ones(1000, device="meta"))
+        with pytest.raises(ValueError, match=r"kept: expected .* got 7 contiguous"):
+            plan.keeping(torch.empty(7, dtype=torch.uint8)).run(whole)
+        with pytest.raises(ValueError, match="input: expected a tensor, as nothing is kept, got none"):
+            plan.run(whole)
+        with pytest.raises(ValueError, match="op: expected none, got one"):
+            plan.run(whole, own, dist.ReduceOp.SUM)
         del backend
         dist.destroy_process_group(group)
         del group
@@ -120,3 +128,32 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
             plan.run(whole, own)
 
     run(body)
+
+
+def test_calls_of_all_plans_refuse_other_layouts() -> None:
+    """Such calls would read and write beyond the end of the tensor."""
+
+    def body() -> None:
+        backend, rank = backend_of(), dist.get_rank()
+        whole, half = torch.ones(2000), torch.ones(2000, dtype=torch.bfloat16)
+        own, own_half = whole[rank * 1000 :][:1000], half[rank * 1000 :][:1000]
+        strided, strided_half = torch.ones(4000)[::2], torch.ones(4000, dtype=torch.bfloat16)[::2]
+        gather, total = backend.plan_gather(whole, own), dist.ReduceOp.SUM
+        reduce, all_reduce = backend.plan_reduce(own, whole, total), backend.plan_all_reduce(whole, total)
+        differences = backend.plan_differences(half, own_half)
+        held = differences.keeping(torch.zeros(differences.kept_bytes, dtype=torch.uint8))
+        secondary = gather.keeping(torch.zeros(gather.kept_bytes, dtype=torch.uint8))
+        for call in (
+            lambda: gather.run(strided, own),
+            lambda: secondary.run(strided),
+            lambda: held.run(strided_half, own_half),
+            lambda: held.run(half, strided_half[::2]),
+            lambda: held.run(strided_half),
+            lambda: reduce.run(own, strided, total),
+            lambda: reduce.run(strided[:1000], whole, total),
+            lambda: all_reduce.run(strided, op=total),
+        ):
+            with pytest.raises(ValueError, match=r": expected a contiguous tensor on cpu, got strides \[[24]\]"):
+                call()
+
+    run(body, nodes=[0, 1], options=options(min_bytes=0, all_reduce="int8:128"))

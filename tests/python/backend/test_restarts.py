@@ -16,6 +16,7 @@ import zcomm
 
 WORKER = """
 import os, torch, torch.distributed as dist
+os.environ["ZCOMM_FORMS"] = "in_place"
 dist.init_process_group("zcomm")
 rank = dist.get_rank()
 whole = torch.zeros(2, 32768)
@@ -26,6 +27,29 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(3 + rank)  # nobody says good-bye
 dist.destroy_process_group()
 os._exit(0)  # at the interpreter's end threads of torch's own abort now and then, which the agent takes for a failure
+"""
+
+
+# Worker 1 fails once all have begun. Worker 0 does not notice: its agent restarts it, and counts no failure.
+FAR_WORKER = """
+import os, pathlib, sys, time, torch, torch.distributed as dist
+os.environ["ZCOMM_FORMS"] = "in_place"
+dist.init_process_group("zcomm")
+rank = dist.get_rank()
+whole = torch.zeros(2, 32768)
+whole[rank] = rank + 1
+dist.all_gather_into_tensor(whole, whole[rank])
+begun = pathlib.Path(sys.argv[1])
+if not (begun / "failed").exists():
+    (begun / str(rank)).touch()
+    if rank == 0:
+        time.sleep(3600)
+    while len(list(begun.iterdir())) < 2:
+        time.sleep(0.05)
+    (begun / "failed").touch()
+    os._exit(3)
+dist.destroy_process_group()
+os._exit(0)  # as above
 """
 
 
@@ -44,7 +68,7 @@ dist.init_process_group("zcomm")
 model = make_model()
 for block in [*model, model]:
     fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-secondary = zcomm.fsdp.enable_secondary_shards(model, wire="difference")
+secondary = zcomm.fsdp.compress(model, weights="lossless")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 if begin > 0:
     states = get_state_dict(model, optimizer)
@@ -69,19 +93,43 @@ os._exit(0)  # as above
 """
 
 
-def run_agent(folder: Path, program: str, size: int, *arguments: str, **env: str) -> None:
-    """Under torchrun, which starts all workers once more if one of them fails."""
+def agent(folder: Path, program: str, size: int, *options: str) -> list[str]:
+    """The command of torchrun, which starts all workers once more if one of them fails."""
     worker = folder / "worker.py"
     worker.write_text(program)
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--max-restarts=1"]
-    command += ["--master-addr=127.0.0.1", f"--log-dir={folder}", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", str(worker), *arguments]
-    ended = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False)
+    return [*command, f"--log-dir={folder}", "--rdzv-backend=c10d", *options, str(worker)]
+
+
+def run_agent(folder: Path, program: str, size: int, *arguments: str, **env: str) -> None:
+    command = agent(folder, program, size, "--master-addr=127.0.0.1", "--rdzv-endpoint=127.0.0.1:0")
+    ended = subprocess.run(
+        [*command, *arguments], env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
 def test_workers_that_an_agent_restarts_connect_again(tmp_path: Path) -> None:
     run_agent(tmp_path, WORKER, 2)
+
+
+def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    where = [
+        "--nnodes=2",
+        f"--rdzv-endpoint={tmp_path / 'agents'}",
+        "--rdzv-conf=store_type=file",
+        "--local-addr=localhost",
+    ]
+    command = [*agent(tmp_path, FAR_WORKER, 1, *where), str(begun)]
+    agents = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        ends = [process.communicate(timeout=100)[1] for process in agents]
+    finally:
+        for process in agents:
+            process.kill()
+    assert [process.returncode for process in agents] == [0, 0], "\n".join(end[-3000:] for end in ends)
 
 
 @pytest.mark.timeout(500)  # twelve processes import torch
@@ -104,7 +152,8 @@ def test_training_by_lossless_differences_goes_on_after_a_restart(tmp_path: Path
 def _two_worlds(rank: int, path: str, answers: Any) -> None:
     store = dist.FileStore(path, 2)
     for world in range(3):
-        dist.init_process_group("zcomm", store=store, rank=rank, world_size=2)
+        options = zcomm.Options(forms="in_place")
+        dist.init_process_group("zcomm", store=store, rank=rank, world_size=2, pg_options=options)
         whole = torch.zeros(2, 32768)
         whole[rank] = 10 * world + rank + 1
         dist.all_gather_into_tensor(whole, whole[rank])
@@ -153,7 +202,7 @@ def test_an_exact_group_is_not_split_off_a_world_that_is_bound_to_a_device(monke
         monkeypatch.setattr(
             dist, "new_group", lambda *args, **fields: (seen.append(world.bound_device_id), made(*args, **fields))[1]
         )
-        group = zcomm.new_exact_group([0])
+        group = zcomm.distributed.new_exact_group([0])
         assert seen == [None] and world.bound_device_id == torch.device("cuda", 0)
         assert group._get_backend(torch.device("cpu")).name() == "gloo"
         world.bound_device_id = None

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "support"
-# What gloo passes in torch 2.13 on a CPU; the others are skipped there: for CUDA, NCCL or MPI, or for want of ranks.
-# `test_all_of_the_suite_as_gloo` notices when it changes.
+# Tests that gloo passes in torch 2.13 on a CPU; the others are skipped: they need CUDA, NCCL, MPI or more ranks.
+# `test_all_of_the_suite_as_gloo` fails when the list changes.
 TESTS = (FOLDER / "torch_suite_tests.txt").read_text().split()
 EXPECTED_FAILURES = {
     "test_ddp_logging_data_cpu": "compares the name of the group object, which is 'custom' for every plug-in",
@@ -59,7 +59,7 @@ def test_the_suite_passes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_of_the_suite_as_gloo(tmp_path: Path) -> None:
-    """The same tests pass under both, and the list of them is up to date."""
+    """Both backends pass the same tests, and the list of tests is up to date."""
     theirs = run_suite("gloo", tmp_path, [])
     ours = run_suite("zcomm", tmp_path, [])
     passed = sorted(name for name, outcome in theirs.items() if outcome == "passed")

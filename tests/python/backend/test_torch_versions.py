@@ -1,4 +1,4 @@
-"""What differs between the versions of torch: the binding that is loaded, names of calls, deprecations."""
+"""Differences between the versions of torch: the binding that is loaded, names of calls, deprecations."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def test_a_binding_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch, 
 
 
 def gather_and_scatter(gather: Any, scatter: Any) -> tuple[int, int]:
-    """How many calls of each kind were compressed."""
+    """Return the number of compressed calls of each kind."""
     whole = torch.randn(2 * NUM, generator=torch.Generator().manual_seed(1))
-    gather(whole, whole[dist.get_rank() * NUM :][:NUM])
+    with zcomm.override(forms="in_place"):
+        gather(whole, whole[dist.get_rank() * NUM :][:NUM])
     scatter(torch.empty(NUM), whole)
     stats = zcomm.stats()
     return stats.all_gather.calls, stats.reduce_scatter.calls
 
 
 def by_older_names() -> tuple[int, int]:
-    warnings.simplefilter("ignore", FutureWarning)  # which torch 2.13 gives
+    warnings.simplefilter("ignore", FutureWarning)  # from torch 2.13
     return gather_and_scatter(dist.all_gather_into_tensor, dist.reduce_scatter_tensor)
 
 
@@ -68,7 +69,7 @@ def test_both_names_of_a_call_are_compressed() -> None:
 
 def train_with_secondary_shards() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
-    secondary = zcomm.fsdp.enable_secondary_shards(model)
+    secondary = zcomm.fsdp.compress(model)
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
@@ -108,5 +109,5 @@ def test_what_is_in_force_is_referenced_until_it_ends() -> None:
 def test_the_inner_group_of_cuda_tensors_is_what_torch_calls_nccl() -> None:
     options = zcomm.Options()
     options._timeout, options.group_name, options.global_ranks_in_group = datetime.timedelta(seconds=9), "group", [0]
-    with pytest.raises(RuntimeError, match="nccl2 requires at least one CUDA device"):  # what only that engine says
+    with pytest.raises(RuntimeError, match="nccl2 requires at least one CUDA device"):  # said by that engine alone
         backend._make_nccl(dist.HashStore(), 0, 1, options)

@@ -287,6 +287,7 @@ def test_torch_tensors():
 def test_wrong_arguments_are_refused_by_name(monkeypatch):
     x = np.ones((8, 8), np.float32)
     wire = codec.encode(x, "int8:32")
+    nothing = np.empty(0, np.uint8)
     read_only = np.ones(64, np.float32)
     read_only.flags.writeable = False
     for error, message, call in [
@@ -315,6 +316,11 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
             lambda: codec.decode_sum([(x, "exact"), (x[0, :3], "exact")], x),
         ),
         (ValueError, "num_elements: expected 0 or more, got -1", lambda: codec.wire_bytes("exact", "float32", -1)),
+        (
+            ValueError,
+            "num_elements: expected at most .* got 4611686018427387904",
+            lambda: codec.decode_sum_encode([(nothing, "exact")], 2**62, "exact", out=nothing),
+        ),
         (ValueError, "dtype: expected float32, .* got 'float64'", lambda: codec.wire_bytes("exact", "float64", 1)),
         (ValueError, "num_threads: expected 1 or more, got 0", lambda: _core.set_num_threads(0)),
         (

@@ -1,5 +1,5 @@
-"""What a Communicator refuses before any byte moves, and what it says where there is no GPU. That it moves the right
-bytes is in tests/cuda_host/python."""
+"""Calls that a Communicator refuses before any byte moves, and its errors without a GPU. tests/gpu/stand_in tests
+its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class FakeCore:
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self.calls.append((name, *arguments))
+        if name.startswith("make_"):
+            return lambda *arguments: (name, *arguments)
+        return lambda *arguments, **fields: self.calls.append((name, *arguments, *fields.values()))
 
     def close(self) -> None:
         self.is_closed = True
@@ -65,9 +67,9 @@ def test_arguments_arrive(connections: list[tuple[Any, ...]]) -> None:
         ({"node_size": 3, "device": 7, "timeout": 0.5}, [0, 0, 0, 1], 7, 0.5),
         ({"node_ids": (4, 2, 4, 2), "timeout": hour}, [4, 2, 4, 2], 1, 3600),
     ]:
-        comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, max_ctas=3, **fields)
+        comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, **fields)
         limit = datetime.timedelta(seconds=timeout)
-        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096, 3)
+        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096)
         assert (comm.rank, comm.size, comm.num_nodes, comm.device) == (1, 4, 2, device)
     assert zcomm.Communicator(9, 16, ID).device == 1
     assert repr(comm) == "<zcomm.Communicator: rank 1 of 4 in 2 nodes, GPU 1>"
@@ -77,7 +79,7 @@ def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
     for message, rank, size, unique_id, fields in [
         ("rank: expected 0 to size - 1, got 4 of size 4", 4, 4, ID, {}),
         ("rank: expected 0 to size - 1, got 0 of size 0", 0, 0, ID, {}),
-        ("unique_id: expected the 128 bytes of zcomm.unique_id.., got 127 bytes", 0, 1, ID[1:], {}),
+        ("unique_id: expected the 128 bytes of Communicator.unique_id.., got 127 bytes", 0, 1, ID[1:], {}),
         ("unique_id: expected the 128 bytes .* got str", 0, 1, "x" * 128, {}),
         ("node_size: expected it or node_ids, got both", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
         ("node_size: expected at least 1, got 0", 0, 2, ID, {"node_size": 0}),
@@ -85,7 +87,6 @@ def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
         ("device: expected 0 to 7, got 8: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),
         ("timeout: expected more than 0 seconds, got 0", 0, 1, ID, {"timeout": 0}),
         ("chunk_bytes: expected at least 1, got 0", 0, 1, ID, {"chunk_bytes": 0}),
-        ("max_ctas: expected at least 0, got -1", 0, 1, ID, {"max_ctas": -1}),
     ]:
         with pytest.raises(ValueError, match=message):
             zcomm.Communicator(rank, size, unique_id, **fields)
@@ -96,15 +97,16 @@ def test_calls_arrive(comm: Any) -> None:
     whole, part = gpu(12), gpu(3)
     address, own = whole.array.ctypes.data, (part.array.ctypes.data, 3, "float32")
     slots = [(address + 12 * i, 3, "float32") for i in range(4)]
+    whole_array = (address, 12, "float32")
     limit = datetime.timedelta(minutes=10)
     comm.all_gather(part, whole, format="int8:64", stream=0x70)
     comm.reduce_scatter(whole, part, op="avg")
     comm.all_reduce(whole, formats="int8:64", stream=2)
     comm.abort("enough")
     assert comm._core.calls == [
-        ("all_gather", own, slots, [(3, "int8:64")], limit, 0x70),
-        ("reduce_scatter", slots, own, [(3, "int8:128/int4:128")], 0.25, limit, 0),
-        ("all_reduce", (address, 12, "float32"), "int8:64", 1.0, limit, 2),
+        ("run", ("make_all_gather", slots, [(3, "int8:64")]), [own], slots, limit, 0x70),
+        ("run", ("make_reduce_scatter", slots, [(3, "int8:128/int4:128")]), slots, [own], limit, 0, 0.25),
+        ("run", ("make_all_reduce", whole_array, "int8:64"), [], [whole_array], limit, 2, 1.0),
         ("abort", "enough"),
     ]
     assert whole.streams == [*part.streams[:2], 2] == [0x70, 1, 2]
@@ -190,14 +192,6 @@ def test_an_error_inside_aborts(comm: Any) -> None:
     assert comm._core.is_closed
 
 
-def test_a_direct_reduce_scatter_is_for_hosts(comm: Any) -> None:
-    with pytest.raises(
-        ValueError, match="formats: expected 'exact' or others, got 'exact:direct': it is for host memo"
-    ):
-        comm.reduce_scatter(gpu(12), gpu(3), formats="exact:direct")
-    assert comm._core.calls == []
-
-
 def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 0)
     with pytest.raises(RuntimeError, match=r"found no GPU: a Communicator needs one per rank.*LocalWorld"):
@@ -208,11 +202,11 @@ def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch:
 def test_a_build_without_cuda_says_so() -> None:
     message = "this build of zcomm has no CUDA: no nvcc was found when it was built. Install the CUDA toolkit"
     for call in (
-        zcomm.unique_id,
+        zcomm.Communicator.unique_id,
         _nccl.load,
         lambda: zcomm.Communicator(0, 1, ID),
         lambda: _core.synchronize(0),
-        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1, 0),
+        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1),
     ):
         with pytest.raises(_core.Error, match=message):
             call()
@@ -241,16 +235,8 @@ def test_local_communicators_can_be_closed() -> None:
     assert first.is_closed
     x = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="this communicator is closed"):
-        first.all_reduce((x.ctypes.data, 4, "float32"), "int8:32", 1.0, datetime.timedelta(seconds=1))
-
-
-def test_info_tells_what_was_built() -> None:
-    pytest.importorskip("typer")
-    command = [sys.executable, "-m", "zcomm", "info"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
-        assert name in told
-    assert ("not built (no nvcc)" in told) != bool(_core.cuda_build().toolkit)
+        values = (x.ctypes.data, 4, "float32")
+        first.run(first.make_all_reduce(values, "int8:32"), [], [values], datetime.timedelta(seconds=1))
 
 
 def test_no_torch_is_needed() -> None:
@@ -258,7 +244,7 @@ def test_no_torch_is_needed() -> None:
 import sys
 sys.modules["torch"] = None
 import zcomm
-zcomm.Communicator, zcomm.unique_id
+zcomm.Communicator, zcomm.Communicator.unique_id
 from zcomm import codec, testing
 assert not {"cupy", "jax"} & set(sys.modules)
 """

@@ -1,4 +1,4 @@
-"""Where nvcc is, the package has the kernels for all targets."""
+"""A package built where nvcc is installed has the kernels for all targets."""
 
 from __future__ import annotations
 

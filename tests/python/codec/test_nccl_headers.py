@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# What nccl.h needs of CUDA, so that no toolkit is needed here.
+# Stubs of the CUDA headers that nccl.h includes, so that no toolkit is needed here.
 CUDA_HEADERS = {
     "cuda_runtime.h": """
         #pragma once
@@ -25,7 +25,7 @@ CUDA_HEADERS = {
 
 
 def include_folders() -> list[Path]:
-    """Of the wheels nvidia-nccl-cu12 and -cu13, and of what $NCCL_HOME names (several are parted by colons)."""
+    """Return the folders of the wheels nvidia-nccl-cu12 and -cu13, and those in $NCCL_HOME (separated by colons)."""
     folders = [Path(home) / "include" for home in os.environ.get("NCCL_HOME", "").split(":") if home]
     try:
         wheel = importlib.util.find_spec("nvidia.nccl")

@@ -1,4 +1,4 @@
-"""What a plan says of a call, from Python, beside what the call sends."""
+"""Properties of plans in Python, compared with the bytes that calls send."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def test_a_plan_tells_what_a_call_sends(nodes: list[int]) -> None:
         whole = np.random.default_rng(rank).standard_normal((size, NUM), np.float32)
         out = np.empty(NUM, np.float32)
         slots = [values_of(slot) for slot in whole]
-        reduced = communicators[rank].reduce_scatter(slots, values_of(out), REDUCED, 1.0, TIMEOUT)
-        gathered = communicators[rank].all_gather(slots[rank], slots, SEGMENTS, TIMEOUT)
-        all_reduced = communicators[rank].all_reduce(values_of(out), "int8:32", 1.0, TIMEOUT)
+        own = communicators[rank]
+        reduced = own.run(own.make_reduce_scatter(slots, REDUCED), slots, [values_of(out)], TIMEOUT)
+        gathered = own.run(own.make_all_gather(slots, SEGMENTS), [slots[rank]], slots, TIMEOUT)
+        all_reduced = own.run(own.make_all_reduce(values_of(out), "int8:32"), [], [values_of(out)], TIMEOUT)
         return [(stats.intra_node_bytes, stats.inter_node_bytes) for stats in (reduced, gathered, all_reduced)]
 
     with ThreadPoolExecutor(size) as pool:

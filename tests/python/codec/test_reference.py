@@ -177,9 +177,9 @@ def test_philox_gives_the_numbers_of_its_authors():
 
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_stochastic_rounding_has_no_bias(kind):
-    """Of 2^18 codes of c + f, with the scale 1, 2^18 f are expected above c, with a standard deviation of sqrt(2^18 f
-    (1 - f)). A false alarm is farther away than 6 of these: 2e-9 for each of the 4 x 9 numbers, 1e-7 in all, and as the
-    seed is fixed it would have been seen when this was written. 2^-16 is what 16 bits cannot tell apart."""
+    """Codes of c + f at scale 1: of 2^18, 2^18 f are expected above c, with a standard deviation of sqrt(2^18 f (1 -
+    f)). The bound is 6 of these, a false alarm of 2e-9 for each of the 4 x 9 numbers, 1e-7 in all. The seed is fixed,
+    so a false alarm would have shown when this was written. 16 bits cannot resolve less than 2^-16."""
     size, max_code = 2**18, ref.KINDS[kind].max_code
     for c in {-max_code, 0, max_code - 1}:
         for f in (2.0**-10, 0.25, 0.7):
@@ -195,7 +195,7 @@ def test_stochastic_rounding_has_no_bias(kind):
 
 
 def test_seeds_and_elements_are_independent():
-    """Of 2^20 pairs of offsets the correlation is below 6 / 2^10: a false alarm has a probability of 2e-9 each."""
+    """The correlation of 2^20 pairs of offsets is below 6 / 2^10: a false alarm has a probability of 2e-9 each."""
     size = 2**20
     plain = ref.random_offsets(5, 0, size)
     assert plain.min() > -0.5 and plain.max() < 0.5 and np.unique(plain).size > 60000

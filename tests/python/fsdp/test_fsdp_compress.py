@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 import zcomm
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
-from zcomm.fsdp import compress, enable_secondary_shards, one_dimensional, smaller_than
+from zcomm.fsdp import compress, one_dimensional, smaller_than
 
 
 def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
@@ -33,17 +33,18 @@ def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
     return torch.cat(shards)
 
 
-@pytest.mark.parametrize("secondary", ["no", "before", "after"])
-def test_each_parameter_arrives_in_the_format_that_was_chosen_for_it(secondary: str) -> None:
+@pytest.mark.parametrize("keep_in_node", [False, True])
+@pytest.mark.parametrize("before", [False, True], ids=["after fully_shard", "before"])
+def test_each_parameter_arrives_in_the_format_that_was_chosen_for_it(before: bool, keep_in_node: bool) -> None:
     def body() -> None:
-        model = sharded()
-        if secondary == "before":
-            enable_secondary_shards(model)
-        compress(model, all_gather="int8:64")
-        compress(model[1], all_gather="int4:32", exempt=["norm.*", one_dimensional])
-        compress(model[2], all_gather="exact")
-        if secondary == "after":
-            enable_secondary_shards(model)
+        def settings(model: nn.Sequential) -> None:
+            compress(model, weights="int8:64", keep_in_node=keep_in_node)
+            compress(model[1], weights="int4:32", keep_in_node=keep_in_node, exempt=["norm.*", one_dimensional])
+            compress(model[2], weights="exact")
+
+        model = sharded(first=settings if before else None)
+        if not before:
+            settings(model)
         for _ in range(2):
             values = gathered(model)
             for name, parameter in model.named_parameters():
@@ -70,7 +71,7 @@ def test_each_gradient_arrives_in_the_format_that_was_chosen_for_it(nodes: list[
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         backward(plain)  # this rank's own gradients
         model = sharded()
-        compress(model, all_gather="exact", reduce_scatter=formats)
+        compress(model, weights="exact", gradients=formats)
         backward(model)
         for (name, parameter), own in zip(model.named_parameters(), plain.parameters(), strict=True):
             assert own.grad is not None and isinstance(parameter.grad, DTensor)
@@ -116,15 +117,15 @@ def test_disable_gives_the_bits_of_before_and_a_later_call_has_the_last_word() -
     def body() -> None:
         model = sharded()
         before = gathered(model)
-        first = compress(model, all_gather="int4:32")
-        second = compress(model[0], all_gather="exact")
+        first = compress(model, weights="int4:32")
+        second = compress(model[0], weights="exact")
         assert any(not torch.equal(value, before[name]) for name, value in gathered(model).items())
         first.disable()
         assert_same_bits(gathered(model)["0.up.weight"], whole(model[0].up.weight))
         second.disable()
         for name, value in gathered(model).items():
             assert_same_bits(value, before[name])
-        assert str(first) == "disabled"
+        assert str(first) == "no modules"
 
     run(body, 2, options=options())
 
@@ -132,7 +133,7 @@ def test_disable_gives_the_bits_of_before_and_a_later_call_has_the_last_word() -
 def test_exact_and_override_have_the_last_word() -> None:
     def body() -> None:
         model = sharded()
-        compress(model, all_gather="int4:32")
+        compress(model, weights="int4:32")
         with zcomm.exact():
             for name, parameter in model.named_parameters():
                 assert_same_bits(gathered(model)[name], whole(parameter))
@@ -159,7 +160,7 @@ def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
         assert sum(one.reduced_intra_node_bytes for one in modules) == total.reduce_scatter.intra_node_bytes > 0
         assert sum(one.gathers for one in modules) == total.all_gather.calls
         assert [one.reduces for one in modules] == [2, 2, 2]
-        assert "0: all_gather as the group, reduce_scatter as the group, 175 of 5075 elements" in str(compression)
+        assert "0: weights as the group, gradients as the group, 175 of 5075 elements" in str(compression)
 
     run(body, 4, nodes=NODES, options=options())
 
@@ -198,7 +199,7 @@ def test_the_report_names_parameters() -> None:
         wanted = {"0.down.weight", "1.up.weight", "1.down.weight", "2.weight"}
         assert {site.site for site in made.all_gather} == {site.site for site in made.reduce_scatter} == wanted
 
-    run(body, 2, options=options(telemetry_every=1))
+    run(body, 2, options=options(sample_errors_every=1))
 
 
 def test_frozen_parameters_and_accumulated_gradients() -> None:
@@ -212,7 +213,7 @@ def test_frozen_parameters_and_accumulated_gradients() -> None:
                 block.up.requires_grad_(False)
                 block.norm.weight.requires_grad_(False)
             if with_rule:
-                compress(model, all_gather="exact", reduce_scatter="exact/int8:32", exempt=["*.bias", "*.norm.*"])
+                compress(model, weights="exact", gradients="exact/int8:32", exempt=["*.bias", "*.norm.*"])
             for last in (False, True):
                 model.set_requires_gradient_sync(last)
                 model(batch()).square().sum().backward()
@@ -253,7 +254,7 @@ def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
                 nn.init.normal_(parameter)
             fully_shard(model)
             if not exact:
-                compress(model, all_gather="exact")
+                compress(model, weights="exact")
             with zcomm.override(reduce_scatter="exact") if exact else zcomm.override():
                 for _ in range(2):
                     model(batch()).square().sum().backward()
@@ -272,11 +273,9 @@ def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
 def test_shards_of_a_smaller_mesh_after_the_forward_pass() -> None:
     def body() -> None:
         model = sharded(reshard_after_forward=2)
-        compression = compress(model, all_gather="int8:32", reduce_scatter="exact")
+        compression = compress(model, weights="int8:32", gradients="exact")
         model(batch()).square().sum().backward()
         assert [one.gathers for one in compression.stats().values()] == [2, 2, 2]  # the second among two ranks
-        with pytest.raises(ValueError, match="difference: expected reshard_after_forward=False or True of 0"):
-            compress(model, all_gather="int8:32", difference=True)
 
     run(body, 4, nodes=NODES, options=options())
 
@@ -285,8 +284,8 @@ def test_wrong_arguments() -> None:
     def body() -> None:
         model = sharded()
         for arguments, message in [
-            ({"all_gather": "int5:32"}, "got 'int5:32'"),
-            ({"reduce_scatter": "int8"}, "got 'int8'"),
+            ({"weights": "int5:32"}, "^weights: .* got 'int5:32'"),
+            ({"gradients": "int8"}, "^gradients: .* got 'int8'"),
             ({"exempt": "*.norm.*"}, "exempt: expected a sequence .* got '\\*.norm.\\*'"),
             ({"exempt": ["*.nrom.*"]}, "exempt: '\\*.nrom.\\*' selects no parameter"),
             ({"exempt": [nn.Conv2d]}, "exempt: <class .*Conv2d'> selects no parameter"),
@@ -294,7 +293,5 @@ def test_wrong_arguments() -> None:
         ]:
             with pytest.raises(ValueError, match=message):
                 compress(model, **arguments)
-        with pytest.raises(ValueError, match="model: fully_shard was applied to no module"):
-            compress(nn.Linear(2, 2))
 
     run(body, 2, options=options())

@@ -26,15 +26,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
-from zcomm.fsdp import SecondaryShards, compress, enable_secondary_shards
+from zcomm.fsdp import Compression, compress
 from zcomm.fsdp.differences import DifferenceGather
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 TWO_NODES = [0, 0, 1, 1]
-GRADIENTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "exact": zcomm.exact,
-    "compressed": lambda: zcomm.override(all_gather="exact"),
-}
+GRADIENTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"exact": zcomm.exact, "compressed": nullcontext}
 
 
 def sharded(policy: MixedPrecisionPolicy = BF16) -> nn.Sequential:
@@ -78,14 +75,15 @@ def assert_same_training(one: tuple[list[float], list[torch.Tensor]], other: tup
 @pytest.mark.parametrize("gradients", GRADIENTS)
 @pytest.mark.parametrize("nodes", [TWO_NODES, [0, 1, 2, 3], [0, 0, 0, 1]], ids=["2x2", "4x1", "3+1"])
 def test_training_equals_that_with_exact_weights(nodes: list[int], gradients: str, steps: int) -> None:
-    """With exact gradients that is gloo's: zcomm.exact() hands every call to it."""
+    """Exact gradients are gloo's: zcomm.exact() hands every call to it."""
 
     def body() -> None:
         with GRADIENTS[gradients]():
             plain = sharded()
+            compress(plain, weights="exact")
             expected = train(plain, adamw(plain), steps, micro_batches=2)
         model = sharded()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         with zcomm.override(reduce_scatter="exact") if gradients == "exact" else nullcontext():
             losses = train(model, adamw(model), steps, micro_batches=2)
         assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
@@ -99,12 +97,13 @@ def test_training_equals_that_with_exact_weights(nodes: list[int], gradients: st
 def test_bytes_between_nodes_follow_the_learning_rate() -> None:
     def body() -> None:
         model = sharded()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         optimizer = adamw(model, lr=0.0)
         block = secondary.stats
         train(model, optimizer, steps=1)
         assert all(stats.bits_per_weight > 16 for stats in block().values())  # whole weights and headers
-        assert zcomm.report().weights == []
+        with pytest.raises(ValueError, match="no samples"):  # and nothing else to tell
+            zcomm.report()
         bits = {}
         for lr in (1e-2, 1e-3, 1e-5, 0.0):
             for group in optimizer.param_groups:
@@ -120,7 +119,7 @@ def test_bytes_between_nodes_follow_the_learning_rate() -> None:
         assert bits[1e-3] < 10  # the same batch in each step: AdamW moves every weight by the whole rate
         assert bits[0.0] < 0.2
 
-    run(body, 4, nodes=TWO_NODES, options=options(telemetry_every=1))
+    run(body, 4, nodes=TWO_NODES, options=options())
 
 
 def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
@@ -134,7 +133,7 @@ def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
             return model
 
         plain, model = start(), start()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         results = []
         for one, context in ((plain, zcomm.exact()), (model, zcomm.override(reduce_scatter="exact"))):
             with context:
@@ -154,17 +153,17 @@ def test_on_and_off_while_training_and_formats_of_their_own() -> None:
         plain, model = sharded(), sharded()
         with zcomm.exact():
             expected = train(plain, adamw(plain), steps=8)
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
 
         def switch(step: int) -> None:
             nonlocal secondary
             if step == 1:
                 secondary.disable()
             if step == 3:
-                secondary = enable_secondary_shards(model, wire="difference")
+                secondary = compress(model, weights="lossless")
             if step == 5:
-                secondary.wire = "compressed"
-                secondary.wire = "difference"
+                compress(model)
+                secondary = compress(model, weights="lossless")
 
         optimizer = adamw(model)
         with zcomm.override(reduce_scatter="exact"):
@@ -175,11 +174,14 @@ def test_on_and_off_while_training_and_formats_of_their_own() -> None:
         assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
 
         # A module with a format of its own is not exact, and the others are.
-        compress(model[1], all_gather="int8:64")
+        lossy = compress(model[1], weights="int8:64")
         train(model, optimizer, steps=2)
-        stats = secondary.stats()
-        assert stats["1"].generation == 0 < stats["0"].generation
-        assert stats["1"].memory_bytes < stats["0"].memory_bytes
+        assert secondary.stats().keys() == {"0", "2"} and lossy.stats().keys() == {"1"}
+        assert lossy.stats()["1"].generation == 0 < secondary.stats()["0"].generation
+        assert lossy.stats()["1"].memory_bytes < secondary.stats()["0"].memory_bytes
+        assert (lossy.stats()["1"].weights, secondary.stats()["0"].weights) == ("int8:64", "lossless")
+        lossy.disable()
+        assert not lossy.stats() and secondary.stats().keys() == {"0", "2"}
 
     run(body, 4, nodes=TWO_NODES, options=options())
 
@@ -191,7 +193,7 @@ def test_checkpoints_and_training_that_goes_on_from_them(tmp_path: Path) -> None
         def start(differences: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
             model = sharded()
             if differences:
-                enable_secondary_shards(model, wire="difference")
+                compress(model, weights="lossless")
             return model, adamw(model)
 
         with zcomm.override(reduce_scatter="exact"):
@@ -235,7 +237,7 @@ def test_hybrid_shards_and_compiled_blocks() -> None:
         plain, model = start(), start()
         with zcomm.exact():
             expected = train(plain, adamw(plain), steps=4)
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         with zcomm.override(reduce_scatter="exact"):
             losses = train(model, adamw(model), steps=4)
         assert_same_training((losses, parameters_of(model)), (expected, parameters_of(plain)))
@@ -263,17 +265,17 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     def body() -> None:
         monkeypatch.setattr(DifferenceGather, "__init__", make_needing_sizes)
         monkeypatch.setattr(DifferenceGather, "gather", checked_gather)
-        monkeypatch.setattr("zcomm.fsdp.secondary.prepare", prepare)
+        monkeypatch.setattr("zcomm.fsdp.compression.prepare", prepare)
         model = sharded()
         model[1].requires_grad_(False)
-        enable_secondary_shards(model, wire="difference")
+        compress(model, weights="lossless", check=False)  # of host memory, which a GPU does not have
         weights = list(model[0].parameters())
         optimizers = [adamw(model[2]), torch.optim.SGD(weights[:1], lr=0.1), torch.optim.SGD(weights[1:], lr=0.1)]
         for step in range(4):
             train(model, optimizers[0], steps=1)
             for optimizer in optimizers[1:]:
                 optimizer.step()
-            # At first each module by itself; then those whose weights have changed, once for all optimizers.
+            # Each module prepares by itself at first; later all changed modules at once, for all optimizers.
             assert [len(batch) for batch in prepared] == [1, 1, 1] + [2] * step
         with torch.no_grad():
             model[1][0].weight.mul_(2)  # noticed without an optimizer
@@ -283,26 +285,26 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     run(body, 4, nodes=TWO_NODES, options=options())
 
 
-def shard_of(secondary: SecondaryShards) -> Any:
-    return next(iter(secondary._shards.values()))
+def shard_of(secondary: Compression) -> Any:
+    return next(iter(secondary._modules.shards().values()))
 
 
 @pytest.mark.parametrize("what", ["a write", "another generation", "a gather that is skipped", "a rank that is killed"])
 def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
     def body() -> None:
         model = sharded()
-        secondary = enable_secondary_shards(model, wire="difference")
+        secondary = compress(model, weights="lossless")
         optimizer = adamw(model)
         train(model, optimizer, steps=2)
         if dist.get_rank() == 3:
             shard = shard_of(secondary)
             if what == "a write":
-                for slot in shard._differences.held.data.view(2, -1):  # its own, and that of rank 1
+                for slot in shard._differences.held.kept.view(2, -1):  # its own, and that of rank 1
                     slot[20] ^= 1
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: shard._differences.gather_again(call, shard._intra_node)
+                shard.gather = lambda call: shard._differences.gather_again(call, shard.intra_node)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)
@@ -326,17 +328,34 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
             assert "by differences to generation 0" in outcomes[rank].error
 
 
-def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="wire: expected 'compressed' or 'difference', got 'delta'"):
-        enable_secondary_shards(nn.Linear(2, 2), wire="delta")
-    assert enable_secondary_shards(nn.Linear(2, 2)).wire == "compressed"
-    monkeypatch.setenv("ZCOMM_SECONDARY_WIRE", "difference")
-    assert enable_secondary_shards(nn.Linear(2, 2)).wire == "difference"
+def test_lossless_whatever_the_options_and_the_mesh_have() -> None:
+    """Of weights that cannot be watched, and in a group whose format is exact."""
 
     def body() -> None:
-        model = sharded(MixedPrecisionPolicy())
-        enable_secondary_shards(model, wire="difference")
-        with pytest.raises(ValueError, match=r"expected BFloat16 or Half, .* got Float.*MixedPrecisionPolicy"):
-            model(make_batch(0)[0])
+        plain, model = make_model(), make_model()
+        for one in (plain, model):
+            for block in [*one, one]:
+                fully_shard(block, mp_policy=BF16, reshard_after_forward=2)
+        compress(plain, weights="exact", gradients="exact")
+        secondary = compress(model, weights="lossless", gradients="exact", exempt=["*"])
+        expected = train(plain, adamw(plain), steps=3), parameters_of(plain)
+        assert_same_training((train(model, adamw(model), steps=3), parameters_of(model)), expected)
+        for stats in secondary.stats().values():
+            assert (stats.generation, stats.gathers_inter_node, stats.gathers_plain) == (3, 3, 3)
+
+    for all_gather in ("int4:64", "exact"):
+        run(body, 4, nodes=TWO_NODES, options=options(all_gather=all_gather))
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    def body() -> None:
+        for dtype, name in ((torch.float32, "Float"), (torch.float64, "Double")):
+            model = sharded(MixedPrecisionPolicy(param_dtype=dtype))
+            compress(model, weights="lossless")
+            with pytest.raises(
+                ValueError,
+                match=rf"weights: 0 cannot .*expected BFloat16 or Half, .* got {name}.*MixedPrecisionPolicy",
+            ):
+                model(make_batch(0)[0].to(dtype))
 
     run(body, 2, nodes=[0, 1], options=options())

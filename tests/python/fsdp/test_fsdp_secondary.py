@@ -25,16 +25,18 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
-from zcomm.fsdp import SecondaryShards, enable_secondary_shards
-
-Sharded = tuple[nn.Module, SecondaryShards | None]
+from zcomm.fsdp import Compression, compress
 
 
-def sharded(secondary: bool, **fields: Any) -> Sharded:
+def sharded(secondary: bool, **fields: Any) -> tuple[nn.Module, Compression]:
     model = make_model()
     for block in [*model, model]:
         fully_shard(block, **fields)
-    return model, enable_secondary_shards(model) if secondary else None
+    return model, compress(model, keep_in_node=secondary, exempt=())
+
+
+def memory_bytes(compression: Compression) -> int:
+    return sum(stats.memory_bytes for stats in compression.stats().values())
 
 
 def optimizers() -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
@@ -86,7 +88,6 @@ def test_the_same_bits_as_without_and_every_step_is_noticed(name: str, nodes: li
 def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
     def body() -> None:
         model, secondary = sharded(True)
-        assert secondary is not None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for micro_batches in (1, 4):
             before = inter_node_bytes()
@@ -99,19 +100,18 @@ def test_weights_cross_nodes_once_for_each_optimizer_step() -> None:
         for stats in modules:  # 15 micro-batches, forward and backward
             assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (6, 24, 0)
         dist.barrier()
-        assert sum(stats.inter_node_bytes for stats in modules) == inter_node_bytes()
-        assert sum(stats.intra_node_bytes for stats in modules) == zcomm.stats().all_gather.intra_node_bytes
+        assert sum(stats.gathered_inter_node_bytes for stats in modules) == inter_node_bytes()
+        assert sum(stats.gathered_intra_node_bytes for stats in modules) == zcomm.stats().all_gather.intra_node_bytes
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
 @pytest.mark.parametrize("name", optimizers())
 def test_frozen_weights_may_be_in_the_optimizer(name: str) -> None:
-    """As in ``AdamW(model.parameters())``: no optimizer of torch changes a parameter without a gradient."""
+    """``AdamW(model.parameters())`` has them: no optimizer of torch changes a parameter without a gradient."""
 
     def body() -> None:
         model, secondary = sharded(True)
-        assert secondary is not None
         optimizer = optimizers()[name](model.parameters())
         train(model, optimizer, steps=1)
         model[0].requires_grad_(False)
@@ -133,7 +133,6 @@ def test_frozen_weights_may_be_in_the_optimizer(name: str) -> None:
 def test_frozen_weights_cross_nodes_once_for_good() -> None:
     def body() -> None:
         model, secondary = sharded(True)
-        assert secondary is not None
         inputs, _ = make_batch(dist.get_rank())
         model.requires_grad_(False)
         first = model(inputs)
@@ -143,36 +142,35 @@ def test_frozen_weights_cross_nodes_once_for_good() -> None:
                 for _ in range(3):
                     assert torch.equal(model(inputs), first)
         assert inter_node_bytes() == before
-        assert secondary.memory_bytes() > 0
+        assert memory_bytes(secondary) > 0
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
 def test_every_way_to_change_weights_is_noticed() -> None:
-    def change_in_place(model: nn.Module, _: SecondaryShards) -> None:
+    def change_in_place(model: nn.Module, _: Compression) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.5)
 
-    def load(model: nn.Module, _: SecondaryShards) -> None:
+    def load(model: nn.Module, _: Compression) -> None:
         model.load_state_dict({name: value.detach() * 2 for name, value in model.state_dict().items()})
 
-    def assign(model: nn.Module, _: SecondaryShards) -> None:
+    def assign(model: nn.Module, _: Compression) -> None:
         model.load_state_dict({name: value.detach() * 3 for name, value in model.state_dict().items()}, assign=True)
 
-    def change_local(model: nn.Module, _: SecondaryShards) -> None:
+    def change_local(model: nn.Module, _: Compression) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.to_local().add_(0.125)
 
-    def swap(model: nn.Module, secondary: SecondaryShards) -> None:
+    def swap(model: nn.Module, secondary: Compression) -> None:
         for parameter in model.parameters():
             parameter.data.mul_(1.5)
-        secondary.invalidate()  # what PyTorch does not count
+        secondary.invalidate()  # PyTorch did not count the change
 
     def body() -> None:
         model, secondary = sharded(True)
-        assert secondary is not None
         plain, _ = sharded(False)
         inputs, _ = make_batch(dist.get_rank())
         for change in (change_in_place, load, assign, change_local, swap):
@@ -188,7 +186,7 @@ def test_every_way_to_change_weights_is_noticed() -> None:
 def test_before_fully_shard_nested_and_several_models() -> None:
     def body() -> None:
         model = make_model()
-        secondary = enable_secondary_shards(model)
+        secondary = compress(model, exempt=())
         for block in [*model, model]:
             fully_shard(block, reshard_after_forward=True)
         other, other_secondary = sharded(True)
@@ -197,13 +195,15 @@ def test_before_fully_shard_nested_and_several_models() -> None:
         for _ in range(2):
             assert torch.equal(model(inputs), plain(inputs))
             assert torch.equal(other(inputs), plain(inputs))
-        assert other_secondary is not None
         assert all(stats.gathers_inter_node == 1 for stats in secondary.stats().values())
         assert len(secondary.stats()) == len(other_secondary.stats()) == 3  # the root has no parameters of its own
         secondary.disable()
-        assert secondary.memory_bytes() == 0 and not secondary.stats()
-        assert torch.equal(model(inputs), plain(inputs))
-        assert other_secondary.memory_bytes() > 0
+        assert memory_bytes(secondary) == 0 and not secondary.stats()
+        bare = make_model()
+        for block in [*bare, bare]:
+            fully_shard(block)
+        assert torch.equal(model(inputs), bare(inputs))
+        assert memory_bytes(other_secondary) > 0
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
@@ -230,11 +230,11 @@ def test_a_limit_leaves_whole_modules_out_and_names_them(caplog: pytest.LogCaptu
         model = make_model()
         for block in [*model, model]:
             fully_shard(block)
-        secondary = enable_secondary_shards(model, max_bytes=12_000)
+        secondary = compress(model, max_bytes=12_000, exempt=())
         inputs, _ = make_batch(dist.get_rank())
         first = model(inputs)
         assert torch.equal(model(inputs), first)
-        assert 0 < secondary.memory_bytes() <= 12_000
+        assert 0 < memory_bytes(secondary) <= 12_000
         without = [
             name for name, stats in secondary.stats().items() if stats.memory_bytes == 0 and stats.gathers_beyond_limit
         ]
@@ -247,9 +247,9 @@ def test_secondary_shards_cost_half_of_what_bfloat16_ones_would() -> None:
     def body() -> None:
         model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False))
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        secondary = enable_secondary_shards(model)
+        secondary = compress(model)
         model(torch.randn(2, 512))
-        assert secondary.memory_bytes() <= 0.55 * 2 * 2 * 512 * 512 / 2
+        assert memory_bytes(secondary) <= 0.55 * 2 * 2 * 512 * 512 / 2
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
@@ -258,12 +258,11 @@ def test_what_the_options_leave_exact_is_gathered_as_before() -> None:
     def body() -> None:
         model, secondary = sharded(True)
         plain, _ = sharded(False)
-        assert secondary is not None
         inputs, _ = make_batch(dist.get_rank())
         with zcomm.exact():
             for _ in range(2):
                 assert torch.equal(model(inputs), plain(inputs))
-        assert secondary.memory_bytes() == 0
+        assert memory_bytes(secondary) == 0
         with zcomm.override(all_gather="int4:64"):  # another format is another shard
             assert torch.equal(model(inputs), plain(inputs))
         assert torch.equal(model(inputs), plain(inputs))
@@ -288,7 +287,7 @@ def test_checkpoints_are_exact_and_training_goes_on_from_them(tmp_path: Path) ->
         saved_model, saved_optimizer = get_state_dict(model, optimizer)
         dcp.save({"model": saved_model, "optimizer": saved_optimizer}, checkpoint_id=tmp_path)
         again, again_optimizer = start()
-        train(again, again_optimizer, steps=1)  # whose secondary shards must not be seen any more
+        train(again, again_optimizer, steps=1)  # these secondary shards must not be used later
         loaded_model, loaded_optimizer = get_state_dict(again, again_optimizer)
         dcp.load({"model": loaded_model, "optimizer": loaded_optimizer}, checkpoint_id=tmp_path)
         set_state_dict(again, again_optimizer, model_state_dict=loaded_model, optim_state_dict=loaded_optimizer)
@@ -300,7 +299,7 @@ def test_checkpoints_are_exact_and_training_goes_on_from_them(tmp_path: Path) ->
 
 def test_nothing_outlives_the_model() -> None:
     model = nn.Linear(2, 2)
-    secondary = weakref.ref(enable_secondary_shards(model))
+    secondary = weakref.ref(compress(model)._modules)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert secondary() is not None
     del model
@@ -311,4 +310,6 @@ def test_nothing_outlives_the_model() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="max_bytes: expected 0 or more, or None, got -1"):
-        enable_secondary_shards(nn.Linear(2, 2), max_bytes=-1)
+        compress(nn.Linear(2, 2), max_bytes=-1)
+    with pytest.raises(ValueError, match="keep_in_node: expected True with weights='lossless'"):
+        compress(nn.Linear(2, 2), weights="lossless", keep_in_node=False)

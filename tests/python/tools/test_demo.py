@@ -53,11 +53,11 @@ def test_the_job_trains_and_reports(backends: list[str], tmp_path: Path) -> None
         assert summary.keys() >= KEYS
         assert summary["world_size"] == 2
         assert summary["final_loss"] < summary["first_loss"] - 0.1
-        # Where the machine allows no network namespaces, bytes are not known and there is no link.
+        # Machines without network namespaces have no link and unknown bytes.
         assert (summary["inter_node_bytes_per_step"] is None) == (summary["link"] is None)
     assert summaries["gloo"]["gradient_error"] == 0.0
     if "zcomm" in backends:
-        # Not zero, or the gradients were not compressed at all.
+        # A zero would mean that no gradient was compressed.
         assert 0.0 < summaries["zcomm"]["gradient_error"] < 0.2
         assert abs(summaries["zcomm"]["final_loss"] - summaries["gloo"]["final_loss"]) < 0.1
     assert (tmp_path / "loss.png").stat().st_size > 0
@@ -70,19 +70,18 @@ def run_example(name: str, *arguments: str) -> None:
 
 
 @needs_zcomm
-@pytest.mark.timeout(600)  # of two runs
+@pytest.mark.timeout(300)
 def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
-    moved = {}
-    for flag in ("--no-secondary-shards", "--secondary-shards --wire=difference"):
-        small = ["--nodes", "2x2", "--link", "1gbit", *MODEL[2:], "--steps", "4", "--micro-batches", "3"]
-        run_example("demo.py", "--backends", "zcomm", *flag.split(), "--out", str(tmp_path), *small)
-        summary = json.loads((tmp_path / "summary.json").read_text())["zcomm"]
-        moved[flag] = summary["inter_node_bytes_per_step"]
-        bits = summary["bits_per_weight"]  # of the steps after the first one, which sends whole weights
-        assert all(0 < each < 16 for each in bits) and len(bits) == (3 if "difference" in flag else 0)
-    if moved["--no-secondary-shards"] is not None:
-        # Of six gathers in a step one crosses nodes: whole weights in the first step, differences in the others.
-        assert moved["--secondary-shards --wire=difference"] < 0.5 * moved["--no-secondary-shards"]
+    small = ["--nodes", "2x2", "--link", "1gbit", *MODEL[2:], "--steps", "4", "--micro-batches", "3"]
+    ways = ["--secondary-shards", "--lossless"]
+    run_example("demo.py", "--backends", "zcomm", *ways, "--out", str(tmp_path), *small)
+    summary = json.loads((tmp_path / "summary.json").read_text())["zcomm"]
+    bits = summary["bits_per_weight"]  # of the steps after the first one, which sends whole weights
+    assert all(0 < each < 16 for each in bits) and len(bits) == 3
+    if summary["inter_node_bytes_per_step"] is not None:
+        without = inter_node_bytes(Job("2x2", "1gbit", 4, 4, 64, 64, 1, 3, "float32"), zcomm.Options())
+        # One of six gathers in a step crosses nodes: whole weights in the first step, differences in the others.
+        assert summary["inter_node_bytes_per_step"] < 0.5 * without
 
 
 @needs_zcomm
@@ -100,12 +99,12 @@ def test_generation_moves_no_weights_between_nodes_after_the_first_token(tmp_pat
 
 
 def test_the_plan_knows_the_bytes_that_will_move() -> None:
-    """Against what docs/performance.md has from the interfaces. The plan leaves out what packets add."""
+    """Compares the plan with the interface counts in docs/performance.md. The plan omits the packets' overhead."""
     job = Job("2x2", "100mbit", 40, 2, 128, 256, 4, 1, "float32")
     assert inter_node_bytes(job) == pytest.approx(59.3e6, rel=0.03)
     assert inter_node_bytes(job, zcomm.Options()) == pytest.approx(8.3e6, rel=0.03)
     assert inter_node_bytes(job, zcomm.Options(), secondary_shards=True) == pytest.approx(5.1e6, rel=0.03)
-    differences = inter_node_bytes(job, zcomm.Options(), secondary_shards=True, wire="difference")
+    differences = inter_node_bytes(job, zcomm.Options(), secondary_shards=True, lossless=True)
     assert differences < inter_node_bytes(job, zcomm.Options(), secondary_shards=True)
     assert inter_node_bytes(replace(job, micro_batches=4)) == pytest.approx(117.7e6, rel=0.03)
     assert inter_node_bytes(replace(job, nodes="1x4")) == 0

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from zcomm.lab import gpus
+from bench import results_file
+from zcomm_bench.lab import gpus
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[3]
@@ -156,7 +157,7 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
 
 
 def test_the_stages_are_commands_of_this_repository() -> None:
-    stages = run_gpu.stages("h200")
+    stages = run_gpu.stages()
     names = ["build", "info", "codec", "difference", "tests", "collectives", "training"]
     assert [one.name for one in stages] == names
     for one in stages:
@@ -166,34 +167,30 @@ def test_the_stages_are_commands_of_this_repository() -> None:
                     assert (ROOT / part).exists(), part
     assert {one.name: one.needs for one in stages if one.needs} == {"training": ("pyroute2",)}
     text = json.dumps([one.commands for one in stages])
-    for part in ("h200-codec.json", "h200-difference.json", "CMAKE_CUDA_ARCHITECTURES=native", "--no-index"):
+    for part in ('"--out", "bench/results"', "CMAKE_CUDA_ARCHITECTURES=native", "--no-index"):
         assert part in text
 
 
 def reports(folder: Path) -> list[Path]:
     row = {"codec": "zcomm", "operation": "encode", "format": "int8:128", "dtype": "bfloat16", "gbps": 4000.0}
     row |= {"values_bytes": 1 << 30, "of_copy": 0.93}
-    codec = {"results": [row, {**row, "format": "int8:64", "of_copy": 0.9}], "absent": {"DeepSpeed": "not installed"}}
-    record = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "busbw": 0.5, "speedup": 1.0, "max_error": 0.0}
+    codec = [row, {**row, "format": "int8:64", "of_copy": 0.9}]
     row = {"learning_rate": 3e-4, "bits_per_weight": 3.4321, "operation": "encode", "values_bytes": 1 << 24}
     row |= {"values_gbps": 222.0, "of_copy": 0.44}
-    difference = {"results": [row, {**row, "values_bytes": 1 << 28, "values_gbps": 333.0, "of_copy": 0.55}]}
-    ways = {"uncompressed": {"seconds": [1.0, 0.9, 0.9]}, "difference": {"seconds": [0.3, 0.2, 0.3]}}
-    training = {"nodes": "2x1", "rate": "1gbit", "parameters": 25502208, "ways": ways}
-    collective = {
-        "results": [record, {**record, "backend": "zcomm", "speedup": 2.0, "max_error": None}],
-        "note": "2 ranks share one NVIDIA H200",
+    difference = [row, {**row, "values_bytes": 1 << 28, "values_gbps": 333.0, "of_copy": 0.55}]
+    training = [{"way": "uncompressed", "seconds": 0.9}, {"way": "difference", "seconds": 0.3}]
+    row = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "speedup": 1.0, "max_error": 0.0}
+    collective = [row, {**row, "backend": "zcomm", "speedup": 2.0, "max_error": None}]
+    facts = {
+        "codec": {"absent": {"DeepSpeed": "not installed"}},
+        "training_step": {"nodes": "2x1", "rate": "1gbit", "parameters": 25502208},
     }
-    documents = {
-        "codec": codec,
-        "difference": difference,
-        "training_step_2x1_1gbit": training,
-        "all_gather_bfloat16_2x1": collective,
-        "broken": {},
-    }
-    for name, document in documents.items():
-        (folder / f"h200-{name}.json").write_text(json.dumps(document))
-    return [folder / f"h200-{name}.json" for name in documents]
+    rows = {"codec": codec, "difference": difference, "training_step": training, "collectives": collective}
+    for name, records in rows.items():
+        one = results_file.measured(name, "H200", list(records[0]), records, **facts.get(name, {}))
+        results_file.keep(folder / f"{name}-h200.jsonl", [one])
+    (folder / "difference-broken.jsonl").write_text("[1]\n")
+    return sorted(folder.glob("*.jsonl"))
 
 
 def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
@@ -203,17 +200,17 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     (logs / "build.log").write_text("built\n")
     endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log")]
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
-    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "share one NVIDIA H200", "2.00x", "h200-broken"):
+    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "2.00x", "difference-broken.jsonl: not readable"):
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
     assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("  difference"))
     assert line == ["difference", "0.3000", "s", "3.00x"], text
-    assert "not readable" in text and "build" in text.splitlines()[-1]
+    assert "build" in text.splitlines()[-1]
     run_gpu.hand_over(tmp_path / "out", text, paths, logs)
     assert (tmp_path / "out" / "summary.txt").read_text() == text
     with tarfile.open(tmp_path / "out" / "gpu.tar.gz") as archive:
-        assert {"logs/build.log", "results/h200-codec.json"} <= set(archive.getnames())
+        assert {"logs/build.log", "results/codec-h200.jsonl"} <= set(archive.getnames())
 
 
 def test_chips_and_sharing() -> None:

@@ -1,4 +1,4 @@
-"""Who may import whom and who may read what, read from the sources."""
+"""Rules of imports and of environment reads, checked on the sources."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "zcomm"
-#: Where torch is imported. Elsewhere a function may, for a caller who has torch.
-WITH_TORCH = re.compile(r"zcomm\.(distributed|fsdp|bench|ddp|_c10d)\b")
+WORKSHOP = ROOT / "bench" / "zcomm_bench"
+#: Modules that import torch. In others, a function may import it for callers who have torch.
+WITH_TORCH = re.compile(
+    r"(zcomm\.(distributed|fsdp|ddp|_c10d)|zcomm_bench\.(contenders|gpu_clock|measure|planner\.units|worker))\b"
+)
 
 
 def nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
-    """Those that run, TYPE_CHECKING left out; ``inside_functions``: also when a function is called."""
+    """Yield nodes that run, so not those under TYPE_CHECKING; with ``inside_functions`` also the bodies of
+    functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -37,8 +41,9 @@ def imports(file: Path, inside_functions: bool = True) -> set[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Those of the package by name, but for its first file, which loads the others when they are asked for."""
-    found = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    """Return the modules of both packages by name, without the first file of zcomm, which loads others on demand."""
+    files = [(file, package.parent) for package in (PACKAGE, WORKSHOP) for file in package.rglob("*.py")]
+    found = {".".join(file.relative_to(parent).with_suffix("").parts): file for file, parent in files}
     return {name.removesuffix(".__init__"): file for name, file in found.items() if name != "zcomm.__init__"}
 
 
@@ -61,7 +66,7 @@ def reached_from(start: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def test_torch_is_imported_in_its_rooms_alone() -> None:
-    """What works without torch does not import it, nor a module that does."""
+    """Modules that work without torch import neither torch nor a module that does."""
     graph = imported_modules(inside_functions=False)
     of_torch = {
         module
@@ -74,8 +79,14 @@ def test_torch_is_imported_in_its_rooms_alone() -> None:
             assert reached_from(module, graph) & of_torch == set(), module
 
 
+def test_what_trains_does_not_import_the_workshop() -> None:
+    for module, imported in imported_modules(inside_functions=True).items():
+        if module.split(".")[0] == "zcomm":
+            assert not any(name.split(".")[0] == "zcomm_bench" for name in imported), module
+
+
 def test_no_modules_import_each_other() -> None:
-    """Neither when they are imported nor later."""
+    """No circle exists, neither on import nor in functions."""
     graph = imported_modules(inside_functions=True)
     assert len(graph) > 25
     for module, imported in graph.items():
@@ -94,15 +105,21 @@ def test_one_module_reads_the_private_names_of_fsdp2() -> None:
             assert read & private | inside_torch == set(), file
 
 
+def test_one_module_reads_the_private_names_of_dtensor() -> None:
+    private = "torch.distributed.tensor._"
+    readers = {file.name for file in PACKAGE.rglob("*.py") if any(name.startswith(private) for name in imports(file))}
+    assert readers == {"_dtensor.py"}
+
+
 def test_functions_of_the_package_fit_on_a_page() -> None:
-    for file in PACKAGE.rglob("*.py"):
+    for file in modules().values():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None and node.end_lineno - node.lineno < 60, f"{file}: {node.name}"
 
 
 def test_no_test_imports_a_test() -> None:
-    """What tests share is in tests/support."""
+    """Shared code of tests is in tests/support."""
     tests = [file for file in (ROOT / "tests").rglob("*.py") if file.name.startswith(("test_", "conftest"))]
     assert len(tests) > 50
     names = {file.stem for file in tests}

@@ -29,7 +29,7 @@ def test_frozen_weights_cross_nodes_once(tmp_path: Path) -> None:
     losses = [run["loss"] for run in runs.values()]
     assert max(losses) < 1.01 * min(losses)
     moved = {key: run["bytes"] for key, run in runs.items()}
-    if not any(math.isnan(count) for count in moved.values()):  # where the machine has network namespaces
+    if not any(math.isnan(count) for count in moved.values()):  # NaN without network namespaces
         secondary = "zcomm, secondary shards"
         assert moved["zcomm", False] < 0.5 * moved["gloo", False]
         assert moved[secondary, False] < 0.7 * moved["zcomm", False]

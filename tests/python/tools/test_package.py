@@ -1,4 +1,4 @@
-"""What ``import zcomm`` gives: its public names, and no more."""
+"""Public names of ``import zcomm``, and no others."""
 
 from __future__ import annotations
 
@@ -18,22 +18,30 @@ from zcomm import _core
 def test_public_names_are_there_and_listed() -> None:
     pytest.importorskip("torch")
     assert dir(zcomm) == sorted(zcomm.__all__)
+    assert len(zcomm.__all__) == 16
     assert all(getattr(zcomm, name) is not None for name in dir(zcomm))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         zcomm.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["codec.wire_bytes", "testing.LocalWorld", "reference.encode", "TransportError"])
+@pytest.mark.parametrize("name", ["codec.wire_bytes", "testing.LocalWorld", "errors.TransportError"])
 def test_modules_are_there_after_import_zcomm(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import zcomm; zcomm.{name}"], check=True)
 
 
+def test_formats_are_listed_with_their_bits() -> None:
+    found = zcomm.formats()
+    assert {"exact", "bf16", "int8:256", "int4:256", "fp8:256"} <= found.keys()
+    assert (found["exact"], found["int8:256"]) == (32, 8 + 16 / 256)  # a scale of 16 bits for each block
+    assert zcomm.formats("bfloat16")["exact"] == 16
+
+
 def test_errors_can_be_named() -> None:
-    for error in (zcomm.ArgumentError, zcomm.TransportError, zcomm.TimeoutError):
+    for error in (zcomm.errors.ArgumentError, zcomm.errors.TransportError, zcomm.errors.TimeoutError):
         assert issubclass(error, zcomm.Error)
-    assert {zcomm.TransportError, builtins.TimeoutError} <= set(zcomm.TimeoutError.__mro__)
-    assert issubclass(zcomm.ArgumentError, ValueError)
-    with pytest.raises(zcomm.ArgumentError, match="int5"):
+    assert {zcomm.errors.TransportError, builtins.TimeoutError} <= set(zcomm.errors.TimeoutError.__mro__)
+    assert issubclass(zcomm.errors.ArgumentError, ValueError)
+    with pytest.raises(zcomm.errors.ArgumentError, match="int5"):
         zcomm.codec.wire_bytes("int5:32", "float32", 32)
 
 
@@ -41,11 +49,11 @@ def test_a_late_rank_is_a_timeout_of_python() -> None:
     world = zcomm.testing.LocalWorld("1x2", timeout=0.1)
     with pytest.raises(builtins.TimeoutError) as caught:
         world.ranks[0].all_gather(np.zeros(1024, np.float32), np.zeros(2048, np.float32))
-    assert isinstance(caught.value, zcomm.TimeoutError)
+    assert isinstance(caught.value, zcomm.errors.TimeoutError)
 
 
 def test_libraries_share_one_cpp_library_with_torch() -> None:
-    """Also where the compiler links its own into each: CXX="g++ -static-libstdc++"."""
+    """This also holds if the compiler links its own library into each: CXX="g++ -static-libstdc++"."""
     folder = Path(_core.__file__).parent
     libraries = [*folder.glob("_c*.so"), *folder.glob("libzcomm_core*.so")]
     assert len(libraries) >= 3, libraries

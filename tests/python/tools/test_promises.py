@@ -1,4 +1,4 @@
-"""Every promise of the README has a test in C++ and one with processes, and docs/testing.md lists them."""
+"""Every promise of docs/promises.md has a test in C++ and one with processes, and the page lists them."""
 
 from __future__ import annotations
 

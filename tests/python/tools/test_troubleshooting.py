@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-OF_OTHERS = {"Your assigned backend zcomm is not available, please use gloo"}  # Accelerate's
+OF_OTHERS = {
+    "Your assigned backend zcomm is not available, please use gloo",  # Accelerate's
+    "got an unexpected keyword argument '*name*'",  # Python's
+}
 
 
 def texts_of_sources() -> str:
@@ -33,6 +36,6 @@ def test_messages_are_those_of_the_sources() -> None:
     for message in messages():
         if message in OF_OTHERS:
             continue
-        for part in re.split(r'\*[^*]*\*|"', message):  # what differs is set in italics
+        for part in re.split(r'\*[^*]*\*|"', message):  # italics mark variable parts
             words = part.strip(" :,.()[]'#")
             assert not words or words in sources, f"{message}: no source says {words!r}"

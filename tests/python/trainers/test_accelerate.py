@@ -88,7 +88,7 @@ def train(kind: str, backend: str, steps: int, hook: bool) -> Result:
         if step == 0 and kind != "DeepSpeed":
             named = [(name.removeprefix("module."), p.grad) for name, p in model.named_parameters()]
             result.gradients = {name: whole(gradient) for name, gradient in named}
-        if kind != "DeepSpeed":  # whose engine clips, steps and clears in backward()
+        if kind != "DeepSpeed":  # its engine clips, steps and clears in backward()
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -104,7 +104,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def under_gloo() -> Callable[[str], Result]:
-    """The same training under gloo, run once."""
+    """Return results of the same training under gloo, each run once."""
     results: dict[str, Result] = {}
 
     def get(kind: str) -> Result:
@@ -122,7 +122,7 @@ def test_exact_training_is_bit_identical_to_gloo(kind: str, under_gloo: Callable
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compressed_training_stays_close_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
-    env = COMPRESSED | {"ZCOMM_OUT_OF_PLACE": "1"} if kind == "DeepSpeed" else COMPRESSED
+    env = COMPRESSED | {"ZCOMM_FORMS": "in_place,out_of_place"} if kind == "DeepSpeed" else COMPRESSED
     got = trained(kind, env=env, hook=kind == "DDP")
     tiny_llama.assert_close(got, under_gloo(kind))
     expected = ["all_reduce"] if kind == "DDP" else ["all_gather", "reduce_scatter"]
@@ -164,13 +164,14 @@ def test_what_a_user_gathers_and_saves_is_exact(kind: str) -> None:
 @pytest.mark.timeout(600)  # of two trainings by four ranks
 @pytest.mark.parametrize("gradients", ["exact", "compressed"])
 def test_lossless_differences_train_as_exact_weights_do(gradients: str) -> None:
-    """Bit for bit; with exact gradients that is gloo's. docs/trainers/accelerate.md has the line that a user writes."""
+    """Weights are equal bit for bit; exact gradients are gloo's. docs/trainers/accelerate.md has the user's line."""
 
     def train_exactly(backend: str, differences: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
         accelerator = make_accelerator("FSDP2", backend, "bf16")
         model = tiny_llama.make_model()
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-        secondary = zcomm.fsdp.enable_secondary_shards(model, wire="difference") if differences else None
+        weights = "lossless" if differences else "exact"
+        compression = zcomm.fsdp.compress(model, weights=weights) if backend == "zcomm" else None
         losses = []
         for step in range(STEPS):
             batch = tiny_llama.make_batch(step, accelerator.process_index)
@@ -180,8 +181,9 @@ def test_lossless_differences_train_as_exact_weights_do(gradients: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(tiny_llama.mean_over_ranks(loss))
-        if secondary is not None:
-            assert [stats.generation for stats in secondary.stats().values()] == [STEPS] * 4
+        if compression is not None:
+            generations = [stats.generation for stats in compression.stats().values()]
+            assert generations == ([STEPS] * 4 if differences else [0] * 4)
         return losses, {name: whole(parameter) for name, parameter in model.named_parameters()}
 
     def trained_exactly(backend: str, differences: bool, **env: str) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -203,7 +205,7 @@ def test_lossless_differences_train_as_exact_weights_do(gradients: str) -> None:
 
 @pytest.mark.parametrize("own_units", [False, True])
 def test_frozen_weights_cross_nodes_once_if_adapters_have_units_of_their_own(own_units: bool) -> None:
-    """As docs/fine-tuning.md has it."""
+    """docs/fine-tuning.md shows this setup."""
     tiny_llama.require("peft")
 
     def body() -> None:
@@ -217,7 +219,7 @@ def test_frozen_weights_cross_nodes_once_if_adapters_have_units_of_their_own(own
             parts = layer.named_modules()
             fully_shard([part for name, part in parts if ".lora_" in name and isinstance(part, nn.Linear)])
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-        secondary = zcomm.fsdp.enable_secondary_shards(model)
+        secondary = zcomm.fsdp.compress(model)
         for step in range(3):
             batch = tiny_llama.make_batch(step, accelerator.process_index)
             accelerator.backward(model(input_ids=batch, labels=batch).loss)

@@ -35,7 +35,7 @@ Training = tuple[nn.Module, torch.optim.Optimizer]
 def secondary() -> nn.Module:
     model = fsdp2()()
     if dist.get_backend() == "zcomm":
-        zcomm.fsdp.enable_secondary_shards(model)
+        zcomm.fsdp.compress(model)
     return model
 
 
@@ -46,7 +46,7 @@ TRAINERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "FSDP2, secondary shards": (secondary, {}),
     "HSDP": (fsdp2((2, 2)), {}),
     "FSDP1": (fsdp1(), {}),
-    "FSDP1, lists": (fsdp1(), {"lists": True}),
+    "FSDP1, lists": (fsdp1(), {"forms": "in_place,list"}),
     "DDP": (ddp, {"all_reduce": "int8:128"}),
 }
 NODES = {name: [0, 1] for name in TRAINERS} | {"FSDP2, secondary shards": TWO_NODES, "HSDP": TWO_NODES}
@@ -99,7 +99,7 @@ def test_before_training_checkpoints_are_those_of_gloo(name: str, tmp_path: Path
     def body(folder: Path) -> list[dict[str, list[str]]]:
         model = wrap()
         with torch.no_grad():
-            loss_of(model, dist.get_rank())  # what it gathers, compressed, must not be seen
+            loss_of(model, dist.get_rank())  # its compressed gathers must not be seen
         with zcomm.exact():
             states = [get_model_state_dict(model), get_model_state_dict(model, options=FULL)]
         dcp.save(states[0], checkpoint_id=folder)
@@ -117,9 +117,9 @@ def test_before_training_checkpoints_are_those_of_gloo(name: str, tmp_path: Path
 
 
 @pytest.mark.promise(7)
-@pytest.mark.parametrize("name", [name for name in TRAINERS if "secondary" not in name])  # which test_fsdp.py has
+@pytest.mark.parametrize("name", [name for name in TRAINERS if "secondary" not in name])  # see test_fsdp_secondary
 def test_training_goes_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
-    """In the middle of training: the checkpoint holds the weights, and from it come the same losses and weights."""
+    """A checkpoint during training holds the weights, and resuming gives the same losses and weights."""
     wrap, fields = TRAINERS[name]
 
     def body() -> None:
@@ -132,7 +132,7 @@ def test_training_goes_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
         if dist.get_rank() == 0 or name == "DDP":
             assert_same_tensors(renamed(full), exact, "full state dict")
         again = start(wrap)
-        train(again, 1)  # whose weights, and secondary shards, must not be seen any more
+        train(again, 1)  # these weights and secondary shards must not be used later
         with zcomm.exact():
             load(again, tmp_path)
         assert_same_tensors(whole_tensors(again[0]), exact, "loaded")

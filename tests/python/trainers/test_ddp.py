@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -94,7 +96,7 @@ def test_the_formats_around_a_step_have_the_last_word(feedback: bool) -> None:
     def body() -> None:
         want = gradients_of(DistributedDataParallel(make_model()))
         model = DistributedDataParallel(make_model())
-        state = zcomm.ddp.CompressState("int4:128", error_feedback=zcomm.ErrorFeedback() if feedback else None)
+        state = zcomm.ddp.CompressState("int4:128", error_feedback=zcomm.codec.ErrorFeedback() if feedback else None)
         model.register_comm_hook(state, zcomm.ddp.compress_hook)
         with zcomm.exact():
             assert torch.equal(gradients_of(model), want)
@@ -108,11 +110,27 @@ def test_the_formats_around_a_step_have_the_last_word(feedback: bool) -> None:
     run(body, 2, options=options())
 
 
+@pytest.mark.parametrize(("formats", "error"), [("int8:100", ValueError), (8, TypeError)])
+def test_wrong_formats_are_refused_at_once(formats: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^formats: (format: )?expected"):
+        zcomm.ddp.CompressState(formats)
+
+
+def test_a_hook_without_a_state_is_refused() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(make_model())
+        model.register_comm_hook(None, zcomm.ddp.compress_hook)
+        with pytest.raises(TypeError, match=r"state: expected a zcomm.ddp.CompressState, got None"):
+            gradients_of(model)
+
+    run(body, 2)
+
+
 def test_another_backend_is_refused() -> None:
     def body() -> None:
         model = DistributedDataParallel(make_model())
         model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
-        with pytest.raises(ValueError, match="it was not made with the backend 'zcomm'"):
+        with pytest.raises(ValueError, match="expected the backend 'zcomm'"):
             gradients_of(model)
 
     run(body, 2, backend="gloo")

@@ -26,7 +26,7 @@ def packages() -> None:
 
 
 def make_trainer(kind: str, folder: Path, steps: int, bf16: bool) -> Any:
-    """With FSDP2. Accelerate offers that on GPUs only; what it does with a model does not depend on the device."""
+    """Make a trainer with FSDP2. Accelerate offers FSDP2 only on GPUs, but treats models alike on all devices."""
     from accelerate import DistributedType, PartialState
     from transformers import Trainer, TrainingArguments
     from trl import SFTConfig, SFTTrainer
@@ -73,7 +73,7 @@ def make_tokenizer() -> Any:
 def train(kind: str, backend: str, folder: Path, steps: int, bf16: bool, differences: bool) -> Result:
     dist.init_process_group(backend)
     trainer = make_trainer(kind, folder, steps, bf16)
-    secondary = zcomm.fsdp.enable_secondary_shards(trainer.model, wire="difference") if differences else None
+    secondary = zcomm.fsdp.compress(trainer.model, weights="lossless") if differences else None
     trainer.train()
     if secondary is not None:
         assert [stats.generation for stats in secondary.stats().values()] == [steps] * 4
@@ -91,7 +91,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def under_gloo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Result]:
-    """The same training under gloo, run once. A learning rate that falls depends on the number of steps."""
+    """Return results of the same training under gloo, run once per number of steps: the learning rate depends on it."""
     results: dict[tuple[str, int], Result] = {}
 
     def get(kind: str, steps: int) -> Result:
@@ -125,6 +125,6 @@ def test_lossless_differences_train_as_gloo_does(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:
-    """On a CPU it is DDP, whose gradients the variable compresses."""
+    """The program uses DDP on a CPU; the variable compresses its gradients."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     tiny_llama.run_program("hugging-face.md", launch, tmp_path, ("all_reduce",), ZCOMM_ALL_REDUCE="int8:128/int4:128")

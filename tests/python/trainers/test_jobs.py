@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zcomm.lab.network import NetLab
+from zcomm_bench.lab.network import NetLab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -47,9 +47,9 @@ def command_of(section: str) -> str:
 
 
 def run_on_two_hosts(lab: NetLab, folder: Path, commands: list[str], env: list[dict[str, str]]) -> set[str]:
-    """What the ranks wrote: each host runs its command in ``folder``, where train.py is."""
+    """Run the commands, one per host, in ``folder``, where train.py is; return the lines that the ranks wrote."""
     (folder / "train.py").write_text(TRAINING)
-    torchrun = folder / "torchrun"  # that of this Python
+    torchrun = folder / "torchrun"  # runs this Python
     torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
     common = {"PATH": f"{folder}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": lab.interface, "OMP_NUM_THREADS": "1"}

@@ -129,7 +129,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def under_gloo() -> Callable[[Job], Result]:
-    """The same training under gloo, run once."""
+    """Return results of the same training under gloo, each run once."""
     results: dict[Job, Result] = {}
 
     def get(job: Job) -> Result:
@@ -165,7 +165,7 @@ def test_first_gradients_are_within_half_a_step(job: Job, under_gloo: Callable[[
 
 
 def test_fsdp_strategy_is_refused_on_a_cpu() -> None:
-    """By Lightning itself: so FSDPStrategy, which is FSDP1, is not tested here."""
+    """Lightning refuses it, so FSDPStrategy, which is FSDP1, is not tested here."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import FSDPStrategy
 
@@ -174,5 +174,5 @@ def test_fsdp_strategy_is_refused_on_a_cpu() -> None:
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:
-    """It starts its second process itself."""
+    """The program starts its second process itself."""
     tiny_llama.run_program("lightning.md", [], tmp_path)

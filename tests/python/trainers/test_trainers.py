@@ -41,7 +41,7 @@ def assert_compressed(job: Job, result: Result, steps: int) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_exact_training_is_bit_identical_to_gloo(name: str) -> None:
-    """With exact formats, and without all-reduces by default, zcomm is gloo: every loss, gradient and parameter."""
+    """zcomm with exact formats, and all-reduces exact by default, equals gloo: every loss, gradient and parameter."""
     job = JOBS[name]
     want = under_gloo(name, EXACT_STEPS)
     for ours, theirs in zip(trained(job, EXACT_STEPS, options=options(**job.exact)), want, strict=True):
@@ -66,7 +66,7 @@ def test_compressed_training_stays_within_one_percent_of_gloo(name: str) -> None
 
 @pytest.mark.parametrize("name", TWINS)
 def test_compressed_training_is_that_of_the_twin(name: str) -> None:
-    """Where weights are kept, and what is computed again, changes no bit of what is compressed."""
+    """The location of weights, and recomputation, change no bit of a compressed run."""
     job = JOBS[name]
     assert job.twin is not None
     for ours, theirs in zip(compressed(name), compressed(job.twin), strict=True):
@@ -78,8 +78,8 @@ def test_compressed_training_is_that_of_the_twin(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_first_gradients_are_within_half_a_step_per_hop(name: str) -> None:
-    """With exact weights: off by half a step of what each rank sends, by the largest gradient that it has in the part
-    of the model that is sent."""
+    """Gradients with exact weights are off by at most half a step of each rank's contribution, by the largest gradient
+    that the rank has in the same part of the model."""
     job = JOBS[name]
     want = under_gloo(name, EXACT_STEPS)[0].gradients
     for got, maxima in job.run(lambda: first_gradients(job), options=options(**job.options)):

@@ -40,7 +40,7 @@ def test_weights_of_odd_sizes_are_gathered_within_half_a_step() -> None:
         largest = max(float(tensor.abs().max()) for tensor in exact.values())
         assert 0 < error <= largest / 127 * HALF_STEP * 1.001
 
-    run(body, 3, options=options(lists=True))
+    run(body, 3, options=options(forms="in_place,list"))
 
 
 def test_with_its_gathers_compressed_a_full_state_dict_is_exact_inside_exact() -> None:
@@ -58,4 +58,4 @@ def test_with_its_gathers_compressed_a_full_state_dict_is_exact_inside_exact() -
             assert all(torch.equal(exact[key], value) for key, value in want.items())
             assert not all(torch.equal(compressed[key], value) for key, value in want.items())
 
-    run(body, 2, options=options(lists=True))
+    run(body, 2, options=options(forms="in_place,list"))

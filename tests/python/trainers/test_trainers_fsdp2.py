@@ -1,4 +1,4 @@
-"""What FSDP2 can do besides: scaled float16 gradients, accumulation, compiled blocks, divide factors."""
+"""Further features of FSDP2: scaled float16 gradients, accumulation, compiled blocks, divide factors."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_weights_that_are_kept_by_a_smaller_mesh_are_gathered_in_it() -> None:
 def compiled(backend: str) -> Callable[[nn.Module], nn.Module]:
     def block(block: nn.Module) -> nn.Module:
         if isinstance(block, Block):
-            block.compile(backend=backend, fullgraph=True)  # which raises if nothing was compiled
+            block.compile(backend=backend, fullgraph=True)  # raises if nothing was compiled
         return block
 
     return block

@@ -19,7 +19,7 @@ def replicated() -> dict[str, ParallelStyle]:
 
 
 def sequence_parallel() -> dict[str, ParallelStyle]:
-    """Between blocks each rank has its part of the tokens: activations are gathered, and reduced and scattered."""
+    """Split the tokens between blocks: activations are gathered before them and reduced and scattered after them."""
     return {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))}
 
 

@@ -1,0 +1,55 @@
+"""The pictures of the pages, from the files of bench/results: `make docs` draws them into build/pictures.
+
+python -m bench.pictures [FOLDER]
+
+A page has a comment in a picture's place, `<!-- picture: NAME: what it shows -->`. The site shows the picture there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import results_file, tables
+from bench.convergence import report
+
+
+def study(path: Path) -> None:
+    report.plot(tables.study_rows(), path)
+
+
+def difference_models(path: Path) -> None:
+    """Bits per weight, step by step, of each training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    (measurements,) = results_file.load("difference_models").values()
+    for name, curve in measurements.items():
+        bits = [record["bits"] for record in curve.records]
+        axes.plot(range(1, len(bits) + 1), bits, label=f"{name}, {curve.facts['parameters'] / 1e6:.1f} M")
+    for whole, name in ((8.06, "int8:256"), (4.06, "int4:256")):
+        axes.axhline(whole, color="gray", linewidth=0.8, linestyle="--")
+        axes.text(0, whole, name, va="bottom", color="gray")
+    axes.set(xlabel="step", ylabel="bits per bfloat16 weight", yscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {"study": study, "difference_models": difference_models}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else results_file.ROOT / "build" / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        draw(folder / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""The tables of docs/performance.md, and the study's of docs/numerics.md, from the files of bench/results.
+
+`python -m bench.tables`, or `make tables`, writes them into the pages.
+
+Every table names the commits and the machines of its figures. A table of a page stands between `<!-- table: NAME -->`
+and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench import results_file
+from bench.convergence import kept, report
+from bench.convergence.cases import CASES, CONFIGURATIONS
+from bench.results_file import ROOT, Measurement
+from bench.table_text import Source, label, lines_of, milliseconds, size_text
+
+PERFORMANCE, NUMERICS = ROOT / "docs" / "performance.md", ROOT / "docs" / "numerics.md"
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+RATES = {"100mbit": 1e8, "300mbit": 3e8, "1gbit": 1e9}
+
+
+def busy(measurement: Measurement | None, row: dict[str, Any] | None) -> str:
+    """The part of a call's time that its bytes take at the link's rate."""
+    rate = RATES.get(measurement.facts["link"]) if measurement else None
+    if rate is None or row is None or row["link_bytes"] is None:
+        return ""
+    return f"{row['link_bytes'] * 8 / rate / row['median_us'] * 1e6:.0%}".replace("%", " %")
+
+
+def links(name: str, baselines: Sequence[str]) -> Callable[[], list[str]]:
+    """The collective `name` over sizes, with a pair of columns for each instruction set."""
+
+    def make() -> list[str]:
+        source = Source("collectives")
+        kinds = source.kinds([name])
+        header = ["size", "gloo, ms"]
+        for kind in kinds:
+            header += [f"zcomm, {label(kind)}", "link busy"]
+        rows = []
+        for size in SIZES:
+            cells = [size_text(size), milliseconds(source.row(kinds[0], name, size=size, backend="gloo"), False)]
+            for kind in kinds:
+                own = source.row(kind, name, size=size, backend="zcomm")
+                cells += [milliseconds(own), busy(source.get(kind, name), own)]
+            cells += [milliseconds(source.row(kinds[0], name, size=size, backend=other)) for other in baselines]
+            rows.append(cells)
+        return lines_of([*header, *(other.replace("_", "-") for other in baselines)], rows, source)
+
+    return make
+
+
+FLOAT = {"float": "float32"}
+
+
+def layouts() -> list[str]:
+    """Other dtypes, links and layouts: two sizes of each."""
+    source, kind, rows = Source("collectives"), "avx512", []
+    for name in source.names(kind):
+        if name in ("all_gather_bfloat16_4x1_1gbit", "reduce_scatter_float_4x1_1gbit") or "300mbit" in name:
+            continue
+        found = source.get(kind, name)
+        assert found is not None
+        facts, largest = found.facts, max(row["size"] for row in found.records)
+        for size in (1 << 20, largest):
+            gloo, own = (source.row(kind, name, size=size, backend=backend) for backend in ("gloo", "zcomm"))
+            what = f"{facts['collective'].replace('_', '-')} {FLOAT.get(facts['dtype'], facts['dtype'])}"
+            where = f"{facts['nodes']}, {facts['link']}"
+            times = [milliseconds(gloo, False), milliseconds(own)]
+            rows.append([what, where, f"{size >> 20}", *times, busy(found, own)])
+    header = ["collective", "ranks, link", "MiB", "gloo, ms", "zcomm", "link busy"]
+    return lines_of(header, rows, source)
+
+
+def demo(*names: str) -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        source, rows = Source("demo"), []
+        for kind in source.kinds(names):
+            for name in names:
+                found = source.get(kind, name)
+                if found is None:
+                    continue
+                gloo, own = (source.row(kind, name, backend=backend) for backend in ("gloo", "zcomm"))
+                assert gloo is not None and own is not None
+                speeds = [each["steps_per_second"] for each in (gloo, own)]
+                sent = [f"{each['inter_node_bytes_per_step'] / 1e6:.2f}" for each in (gloo, own)]
+                losses = [f"{each['validation_loss']:.4f}" for each in (gloo, own)]
+                arguments = f"`{found.facts['arguments']}`" if found.facts["arguments"] else "none"
+                steps = [f"{speed:.3f}" for speed in speeds]
+                pairs = [" / ".join(sent), " / ".join(losses)]
+                rows.append([label(kind), arguments, *steps, f"{speeds[1] / speeds[0]:.2f}x", *pairs])
+        header = [
+            "processor",
+            "arguments",
+            "gloo, steps/s",
+            "zcomm, steps/s",
+            "",
+            "MB between nodes",
+            "validation loss",
+        ]
+        return lines_of(header, rows, source)
+
+    return make
+
+
+WAYS = {
+    "uncompressed": "exact / exact",
+    "exact": "exact / compressed",
+    "int8": "int8 / compressed",
+    "difference": "lossless / compressed",
+}
+
+
+def ways_cpu(rate: str) -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        source, rows = Source("training_step"), []
+        for name in source.names("avx512"):
+            if not name.startswith(f"2x2_{rate}_"):
+                continue
+            found = source.get("avx512", name)
+            assert found is not None
+            for row in found.records:
+                is_int8, is_lossless = row["way"] == "int8", row["way"] == "difference"
+                ratio = "" if is_int8 else f"{row['over_int8']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+                bits = f"{row['bits_per_weight']:.2f}" if is_lossless else ""
+                sent = f"{row['inter_node_bytes'] / 1e6:.2f}"
+                learning_rate = f"{found.facts['learning_rate']:g}"
+                rows.append([learning_rate, WAYS[row["way"]], f"{row['seconds']:.3f}", ratio, sent, bits])
+        header = ["learning rate", "weights / gradients", "s", "over int8's (quartiles)", "MB", "bits per weight"]
+        return lines_of(header, rows, source)
+
+    return make
+
+
+def ways_gpu() -> list[str]:
+    source, name = Source("training_step"), "2x1_1gbit_0.001"
+    kinds = source.kinds([name])
+    header = ["weights / gradients"]
+    for kind in kinds:
+        header += [f"{label(kind)}, s", "MB between nodes"]
+    rows = []
+    for way, text in WAYS.items():
+        cells = [text]
+        for kind in kinds:
+            first, row = source.row(kind, name, way="uncompressed"), source.row(kind, name, way=way)
+            assert first is not None and row is not None
+            cells += [f"{row['seconds']:.3f} ({first['seconds'] / row['seconds']:.2f}x)"]
+            cells += [f"{row['inter_node_bytes'] / 1e6:.1f}"]
+        rows.append(cells)
+    return lines_of(header, rows, source)
+
+
+def generation() -> list[str]:
+    source, rows = Source("generation"), []
+    for kind in source.kinds(["2x2_100mbit"]):
+        for row in source.rows(kind, "2x2_100mbit"):
+            kilobytes = [f"{row[name] / 1e3:.2f}" for name in ("bytes_per_token", "first_token_bytes")]
+            rows.append([row["run"], f"{row['tokens_per_second']:.1f}", *kilobytes, f"{row['step_bytes'] / 1e6:.2f}"])
+    header = ["", "tokens/s", "kB between nodes per token", "first token, kB", "training step, MB"]
+    return lines_of(header, rows, source)
+
+
+OPERATIONS = {
+    "encode": "of_read",
+    "decode": "of_copy",
+    "decode_sum of 4": "of_read",
+    "decode_sum_encode of 4": "of_read",
+}
+
+
+def codec_cpu() -> list[str]:
+    source, rows = Source("codec"), []
+    kinds = [kind for kind in source.kinds(["codec"]) if kind in results_file.CPUS]
+    for dtype in ("float32", "bfloat16"):
+        for operation, part in OPERATIONS.items():
+            cells = [dtype, operation, part.removeprefix("of_")]
+            for kind in kinds:
+                wanted: dict[str, Any] = {"codec": "zcomm", "operation": operation, "dtype": dtype, "threads": 1}
+                pair = [source.row(kind, "codec", format=f, **wanted) for f in ("int8:128", "int4:128")]
+                cells.append(" / ".join(f"{row[part]:.2f}" for row in pair if row))
+            rows.append(cells)
+    return lines_of(["values", "operation", "part of", *map(label, kinds)], rows, source)
+
+
+def of_words() -> list[str]:
+    """What a word of a format costs: GB/s, and times as long as without it."""
+    source, rows = Source("codec"), []
+    kinds = [kind for kind in source.kinds(["codec"]) if kind in results_file.CPUS]
+    for dtype in ("float32", "bfloat16"):
+        for word, operation in (("hadamard", "encode"), ("hadamard", "decode"), ("stochastic", "encode")):
+            cells = [dtype, f"`:{word}`", operation]
+            for kind in kinds:
+                wanted = {"codec": "zcomm", "operation": operation, "dtype": dtype, "threads": 1}
+                plain = source.row(kind, "codec", format="int4:128", **wanted)
+                own = source.row(kind, "codec", format=f"int4:128:{word}", **wanted)
+                cells.append(f"{own['gbps']:.1f} ({plain['gbps'] / own['gbps']:.2f}x)" if plain and own else "")
+            rows.append(cells)
+    return lines_of(["values", "int4:128 with", "operation", *map(label, kinds)], rows, source)
+
+
+GPU_PASSES = (
+    ("encode float32", "encode", "float32"),
+    ("encode bfloat16", "encode", "bfloat16"),
+    ("decode to float32", "decode", "float32"),
+    ("decode to bfloat16", "decode", "bfloat16"),
+    ("sum of 4 wires to float32", "decode_sum of 4", "float32"),
+    ("sum of 4 wires to bfloat16", "decode_sum of 4", "bfloat16"),
+    ("sum of 4 wires, encoded again", "decode_sum_encode of 4", "bfloat16"),
+)
+
+
+def codec_gpu() -> list[str]:
+    source, rows = Source("codec"), []
+    kinds = [kind for kind in source.kinds(["codec"]) if kind not in results_file.CPUS]
+    header = ["operation"] + [f"{label(kind)}, {form}" for kind in kinds for form in ("int8:256", "int4:128")]
+    for title, operation, dtype in GPU_PASSES:
+        cells = [title]
+        for kind in kinds:
+            for form in ("int8:256", "int4:128"):
+                found = source.rows(kind, "codec", codec="zcomm", operation=operation, dtype=dtype, format=form)
+                largest = max(found, key=lambda row: row["values_bytes"])
+                cells.append(f"{largest['gbps']:.0f} ({largest['of_copy']:.2f})")
+        rows.append(cells)
+    return lines_of(header, rows, source)
+
+
+def difference_gpu() -> list[str]:
+    source, rows = Source("difference"), []
+    kinds = source.kinds(["difference"])
+    header = ["learning rate", "bits per weight"]
+    header += [f"{label(kind)}, {operation}" for kind in kinds for operation in ("encode", "decode")]
+    for rate in (1e-3, 3e-4, 1e-4, 1e-5, 0.0):
+        cells = [f"{rate:g}" if rate else "0 (frozen)"]
+        for kind in kinds:
+            for operation in ("encode", "decode"):
+                found = source.rows(kind, "difference", learning_rate=rate, operation=operation)
+                largest = max(found, key=lambda row: row["values_bytes"])
+                cells += [f"{largest['bits_per_weight']:.2f}"] * (len(cells) == 1)
+                cells.append(f"{largest['values_gbps']:.0f} ({largest['of_copy']:.2f})")
+        rows.append(cells)
+    return lines_of(header, rows, source)
+
+
+GPU_CALLS = (
+    ("all_gather_bfloat16_2x1_1gbit", "all-gather bfloat16, 1 Gbit/s"),
+    ("reduce_scatter_float_2x1_1gbit", "reduce-scatter float32, 1 Gbit/s"),
+    ("all_gather_bfloat16_2x1", "all-gather bfloat16, loopback"),
+    ("reduce_scatter_float_2x1", "reduce-scatter float32, loopback"),
+    ("all_reduce_float_2x1", "all-reduce float32, loopback"),
+    ("all_gather_bfloat16_2x2", "all-gather bfloat16, loopback, 2x2"),
+    ("reduce_scatter_float_2x2", "reduce-scatter float32, loopback, 2x2"),
+)
+
+
+def calls_gpu() -> list[str]:
+    """Each call at its largest size, and at a small one where it is not clear that it gains."""
+    source = Source("collectives")
+    kinds = [kind for kind in source.kinds(name for name, _ in GPU_CALLS) if kind not in results_file.CPUS]
+    header = ["two ranks", "size", *(f"{label(kind)}, {what}" for kind in kinds for what in ("NCCL, ms", "zcomm"))]
+    rows = []
+    for name, title in GPU_CALLS:
+        sizes = sorted({row["size"] for row in source.rows(kinds[0], name) if row["size"] >= 1 << 19})
+        for size in (sizes[0], sizes[-1]) if "2x1" not in name or "gbit" in name else sizes[-1:]:
+            cells = [title, size_text(size)]
+            for kind in kinds:
+                nccl, own = (source.row(kind, name, size=size, backend=backend) for backend in ("nccl", "zcomm"))
+                cells += [milliseconds(nccl, False), milliseconds(own)]
+            rows.append(cells)
+    return lines_of(header, rows, source)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "reduce_scatter": links("reduce_scatter_float_4x1_1gbit", ["exact_all_to_all", "naive"]),
+    "all_gather": links("all_gather_bfloat16_4x1_1gbit", ["naive"]),
+    "layouts": layouts,
+    "demo": demo("default"),
+    "demo_links": demo("batch_8_100mbit", "batch_8_1gbit", "batch_8_unlimited"),
+    "secondary": demo("secondary", "secondary_4_micro_batches"),
+    "ways_1gbit": ways_cpu("1gbit"),
+    "ways_100mbit": ways_cpu("100mbit"),
+    "generation": generation,
+    "codec_cpu": codec_cpu,
+    "words": of_words,
+    "codec_gpu": codec_gpu,
+    "difference_gpu": difference_gpu,
+    "calls_gpu": calls_gpu,
+    "ways_gpu": ways_gpu,
+}
+
+
+def fill(page: str) -> str:
+    """A page with its tables made anew. Raises ValueError for a table that nothing makes."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match[2] not in TABLES:
+            raise ValueError(f"table: expected one of {', '.join(TABLES)}, got {match[2]}")
+        return "\n".join([match[1], *TABLES[match[2]](), "", match[3]])
+
+    return _TABLE.sub(replace, page)
+
+
+def study_rows() -> list[report.Row]:
+    return report.summarize(kept.in_order(kept.read(kept.PATH), CONFIGURATIONS, CASES))
+
+
+def main() -> None:
+    PERFORMANCE.write_text(fill(PERFORMANCE.read_text()))
+    report.write_markdown(study_rows(), NUMERICS)
+
+
+if __name__ == "__main__":
+    main()

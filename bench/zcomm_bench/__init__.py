@@ -1,0 +1,1 @@
+"""The workshop of zcomm: the planner, the benchmark of the collectives, and the network lab."""

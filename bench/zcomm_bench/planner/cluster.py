@@ -1,0 +1,176 @@
+"""The hardware that a prediction rests on, each figure with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zcomm._units import parse_rate
+
+SOURCES = ("measured", "given", "assumed")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its source: "measured" on this cluster, "given" by the user, or "assumed" from a table."""
+
+    value: float
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network. Rates are one direction, in bytes per second: of a node between nodes, of a rank inside a node.
+
+    `efficiency` is the share of `bandwidth` that large messages reach. `hop` is the time of one step of a ring in
+    seconds; `exchange` and `peer` are the time to start an all-to-all, and what each peer adds to it.
+    """
+
+    bandwidth: Figure
+    efficiency: Figure
+    hop: Figure
+    exchange: Figure
+    peer: Figure = Figure(1e-6)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that large messages reach."""
+        return self.bandwidth.value * self.efficiency.value
+
+    def exchange_seconds(self, num_peers: int) -> float:
+        """Seconds before the first byte of an all-to-all with `num_peers` peers has arrived."""
+        return self.exchange.value + num_peers * self.peer.value
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One rank's processor: peak FLOP/s of 16-bit matrix products, the share of it that training reaches, bytes of
+    memory and bytes per second of memory bandwidth, and the shares of that bandwidth that the codec reaches, and the
+    codec of lossless differences."""
+
+    peak: Figure
+    efficiency: Figure
+    memory: Figure
+    memory_bandwidth: Figure
+    codec_share: Figure = Figure(0.7)  # an H100 reached 0.68 to 0.93, re-encoding sums of int4 0.47 to 0.56
+    difference_share: Figure = Figure(0.5)  # an H100's codec reached 0.52 of the data sheet's rate at 3.4 bits
+
+    @property
+    def flops(self) -> float:
+        return self.peak.value * self.efficiency.value
+
+    @property
+    def codec_rate(self) -> float:
+        """Bytes that the codec reads and writes per second."""
+        return self.memory_bandwidth.value * self.codec_share.value
+
+    @property
+    def difference_rate(self) -> float:
+        """The same of lossless differences: bytes as `collectives.difference_bytes` counts them."""
+        return self.memory_bandwidth.value * self.difference_share.value
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` x `ranks_per_node` ranks, one processor each.
+
+    `exact_reduce_factor`: bytes of an exact reduce-scatter over those of a ring; 2 for Gloo, whose reduce-scatter is an
+    all-reduce, and 1 for NCCL.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    intra: Link
+    inter: Link
+    compute: Compute
+    exact_reduce_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def _compute(peak: float, memory: float, bandwidth: float) -> Compute:
+    return Compute(Figure(peak), Figure(0.5), Figure(memory), Figure(bandwidth))
+
+
+# Vendors' data sheets: dense bfloat16 (V100: float16) FLOP/s, bytes of memory, bytes/s of memory bandwidth.
+PROCESSORS = {
+    "v100": _compute(125e12, 32e9, 900e9),
+    "a100": _compute(312e12, 80e9, 2039e9),
+    "l40s": _compute(362e12, 48e9, 864e9),
+    "h100": _compute(989e12, 80e9, 3350e9),
+    "h200": _compute(989e12, 141e9, 4800e9),
+    "b200": _compute(2250e12, 180e9, 8000e9),
+}
+# Bytes/s of a GPU to the others of its node, one direction.
+INTRA = {
+    "nvlink2": 150e9,
+    "nvlink3": 300e9,
+    "nvlink4": 450e9,
+    "nvlink5": 900e9,
+    "pcie3": 16e9,
+    "pcie4": 32e9,
+    "pcie5": 64e9,
+}
+
+
+def intra_link(text: str) -> Link:
+    """The link inside a node: a name of `INTRA`, or a rate per rank."""
+    bandwidth = Figure(INTRA[text]) if text in INTRA else Figure(parse_rate(text), "given")
+    return Link(bandwidth, efficiency=Figure(0.8), hop=Figure(3e-6), exchange=Figure(20e-6))
+
+
+def inter_link(text: str) -> Link:
+    """The link of a node to the other nodes: a rate per node."""
+    bandwidth = Figure(parse_rate(text), "given")
+    return Link(bandwidth, efficiency=Figure(0.85), hop=Figure(10e-6), exchange=Figure(20e-6))
+
+
+def processor(name: str, share_of_peak: float | None = None) -> Compute:
+    """A processor of `PROCESSORS`; `share_of_peak` is what training reaches of its peak, if the user knows.
+
+    Raises ValueError for a name that is not there."""
+    if name not in PROCESSORS:
+        raise ValueError(f"gpu: expected one of {', '.join(PROCESSORS)}, got {name!r}")
+    compute = PROCESSORS[name]
+    return compute if share_of_peak is None else replace(compute, efficiency=Figure(share_of_peak, "given"))
+
+
+def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
+    """`cluster` with the figures that were measured in the place of those that were assumed or given."""
+    links = {}
+    for name in ("intra", "inter"):
+        measured, link = calibration.get(name), getattr(cluster, name)
+        if measured is not None:
+            link = replace(
+                link,
+                bandwidth=Figure(measured["bytes_per_second"], "measured"),
+                efficiency=Figure(1.0, "measured"),
+                hop=Figure(measured["hop_seconds"], "measured"),
+                exchange=Figure(measured["exchange_seconds"], "measured"),
+            )
+        links[name] = link
+    compute = cluster.compute
+    if "codec_bytes_per_second" in calibration:
+        rate = Figure(calibration["codec_bytes_per_second"], "measured")
+        compute = replace(compute, memory_bandwidth=rate, codec_share=Figure(1.0, "measured"))
+    if "difference_bytes_per_second" in calibration:
+        share = calibration["difference_bytes_per_second"] / compute.memory_bandwidth.value
+        compute = replace(compute, difference_share=Figure(share, "measured"))
+    return replace(
+        cluster,
+        **links,
+        compute=compute,
+        exact_reduce_factor=calibration.get("exact_reduce_factor", cluster.exact_reduce_factor),
+    )

@@ -1,0 +1,118 @@
+"""The command ``python -m zcomm_bench plan``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from zcomm.distributed.decisions import load
+from zcomm_bench.lab.usage import checked
+from zcomm_bench.planner import cluster as hardware
+from zcomm_bench.planner import differences, report, scale, step, workload
+from zcomm_bench.planner.cluster import Cluster, Figure
+
+console = Console(highlight=False)
+
+
+def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of other options from a YAML file; an option on the command line has the last word.
+
+    Raises typer.BadParameter if the file is no mapping, or names what is no option."""
+    if path is None:
+        return None
+    try:
+        given = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"expected a YAML file: {error}") from None
+    names = {parameter.name for parameter in context.command.params if parameter.name} - {"cluster_file"}
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"{path}: expected a mapping of options to values, got {type(given).__name__}")
+    options = {str(name).replace("-", "_"): value for name, value in given.items()}
+    if unknown := sorted(options.keys() - names):
+        raise typer.BadParameter(f"{path}: expected some of {', '.join(sorted(names))}, got {', '.join(unknown)}")
+    context.default_map = options
+    return path
+
+
+Model = Annotated[
+    str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
+]
+Inter = Annotated[
+    str,
+    typer.Option(callback=checked(hardware.inter_link), help='A node\'s link to the others, "100gbit" or "12.5GB/s".'),
+]
+Intra = Annotated[
+    str,
+    typer.Option(
+        callback=checked(hardware.intra_link),
+        help=f"{', '.join(hardware.INTRA)}, or a rate of one rank inside its node.",
+    ),
+]
+Gpu = Annotated[str, typer.Option(callback=checked(hardware.processor), help=", ".join(hardware.PROCESSORS))]
+LearningRate = Annotated[
+    float | None, typer.Option(help="By which weights move: it tells the bits of lossless differences.")
+]
+BitsPerWeight = Annotated[
+    float | None, typer.Option(min=0.0, max=16.0, help="Of lossless differences, in place of a learning rate.")
+]
+Overlap = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Of compute and network: 0 is none, 1 is full.")]
+
+
+def plan(
+    model: Model = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option("--cluster", callback=read_cluster, is_eager=True, help="A YAML file of the options below."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 2,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 8,
+    inter: Inter = "100gbit",
+    intra: Intra = "nvlink4",
+    gpu: Gpu = "h100",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and micro-batch.")] = 4096,
+    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
+    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
+    recompute: Annotated[bool, typer.Option(help="Activations are computed again in the backward pass.")] = False,
+    reduce_dtype: Annotated[str, typer.Option(help="Of gradients: float32 or bfloat16.")] = "float32",
+    learning_rate: LearningRate = None,
+    bits_per_weight: BitsPerWeight = None,
+    share_of_peak: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Of the GPU's peak.")] = None,
+    overlap: Overlap = None,
+    step_seconds: Annotated[float | None, typer.Option(help="Seconds of a measured exact step.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm_bench measure wrote.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the step over bandwidth into this file.")] = None,
+    grow: Annotated[bool, typer.Option("--scale", help="Print how the cost grows with the nodes.")] = False,
+) -> None:
+    """Predict a training step with and without compression, and say what to use."""
+    if model is None:
+        raise typer.BadParameter('expected --model with a config.json or "MODULE:FUNCTION"')
+    try:
+        units, flops = workload.load_model(model, sequence)
+        work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
+        if (bits := differences.figure(learning_rate, bits_per_weight)) is not None:
+            work = replace(work, bits_per_weight=bits)
+        compute = hardware.processor(gpu, share_of_peak)
+        cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
+        if calibration is not None:
+            cluster = hardware.calibrated(cluster, load(calibration))
+        hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
+        if step_seconds is not None:
+            cluster = step.calibrate_step(work, cluster, step_seconds, hidden)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    made = report.make(work, cluster, step.OPTIONS, hidden)
+    if plot is not None:
+        report.plot(made, plot)
+    if as_json:
+        console.print_json(json.dumps(report.to_json(made)))
+        return
+    report.show(made, console)
+    if grow:
+        scale.show(made, console)

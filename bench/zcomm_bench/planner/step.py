@@ -1,0 +1,197 @@
+"""Seconds of a training step for each choice of formats, with a band.
+
+step = max(compute, wire) + (1 - overlap) min(compute, wire) + latency + codec
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce as fold
+
+from zcomm import _core
+from zcomm_bench.planner import collectives
+from zcomm_bench.planner.cluster import Cluster, Figure
+from zcomm_bench.planner.collectives import Cost
+from zcomm_bench.planner.workload import DTYPE_BYTES, STATE_BYTES, Workload
+
+OVERLAP = Figure(0.5)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A choice that a user can make, and how to write it."""
+
+    name: str
+    all_gather: str = "exact"
+    reduce_scatter: str = "exact"
+    secondary: bool = False
+    wire: str = "compressed"  # of secondary shards
+
+    @property
+    def by_differences(self) -> bool:
+        """Weights are exact, by lossless differences."""
+        return self.secondary and self.wire == "difference"
+
+    @property
+    def paste(self) -> str:
+        arguments = f'all_gather="{self.all_gather}", reduce_scatter="{self.reduce_scatter}"'
+        lines = [f'dist.init_process_group("zcomm", pg_options=zcomm.Options({arguments}))']
+        if self.secondary:
+            weights = ', weights="lossless"' if self.by_differences else ""
+            lines.append(f"zcomm.fsdp.compress(model{weights})")
+        return "\n".join(lines)
+
+
+OPTIONS = (
+    Option("exact"),
+    Option("weights", "int8:256"),
+    Option("weights and gradients", "int8:256", "int8:128/int4:128"),
+    Option("with secondary shards", "int8:256", "int8:128/int4:128", secondary=True),
+    Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="difference"),
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one option: costs of a whole step by collective, seconds, bytes of memory of a rank, and the step's band."""
+
+    option: Option
+    costs: dict[str, Cost]
+    compute_seconds: float
+    step_seconds: float
+    memory_bytes: float
+    fits: bool
+    low: float
+    high: float
+
+    @property
+    def exposed(self) -> float:
+        """The share of the step that is not compute."""
+        return max(0.0, 1 - self.compute_seconds / self.step_seconds)
+
+    @property
+    def inter_bytes(self) -> float:
+        """Bytes that a node sends to the others in a step."""
+        return sum(cost.inter_bytes for cost in self.costs.values())
+
+
+def costs_of(option: Option, workload: Workload, cluster: Cluster) -> dict[str, Cost]:
+    """The collectives of one step."""
+    totals: dict[str, Cost] = {}
+    for name, cost in _costs(option, workload, cluster):
+        totals[name] = totals.get(name, Cost()) + cost
+    return totals
+
+
+def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tuple[str, Cost]]:
+    for unit in workload.units:
+        gathers, reductions = workload.gathers * unit.count, workload.reductions * unit.count
+        size, dtype = unit.num_elements, workload.gather_dtype
+        if option.all_gather == "exact":
+            yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
+        elif option.by_differences:
+            first = collectives.gather_differences(size, dtype, workload.bits_per_weight.value, cluster)
+            yield "all_gather", first * unit.count
+            repeated = collectives.gather_unchanged(size, dtype, cluster)
+            yield "gather_secondary", repeated * (gathers - unit.count)
+        elif option.secondary and cluster.nodes > 1:
+            yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * unit.count
+            repeated = collectives.secondary_gather(size, dtype, option.all_gather, cluster)
+            yield "gather_secondary", repeated * (gathers - unit.count)
+        else:
+            yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * gathers
+        dtype = workload.reduce_dtype
+        if option.reduce_scatter == "exact":
+            one = collectives.exact(size, dtype, cluster, cluster.exact_reduce_factor)
+        else:
+            one = collectives.reduce(size, dtype, option.reduce_scatter, cluster)
+        yield "reduce_scatter", one * reductions
+
+
+def combine(compute: float, cost: Cost, overlap: float) -> float:
+    """Seconds of a step: what hides behind what."""
+    hidden = max(compute, cost.wire) + (1 - overlap) * min(compute, cost.wire)
+    return hidden + cost.latency + cost.codec
+
+
+def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
+    """Bytes of a rank's sharded states, its secondary shards, and two gathered units. Activations are not counted."""
+    parameters = workload.num_parameters
+    largest = max(unit.num_elements for unit in workload.units)
+    gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
+    total = STATE_BYTES * parameters / cluster.ranks + gathered
+    if option.by_differences:
+        kept = (collectives.kept_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units)
+        total += sum(num_bytes * unit.count for num_bytes, unit in zip(kept, workload.units, strict=True))
+    elif option.secondary:
+        held = -(-parameters // cluster.ranks_per_node)
+        total += _core.WireLayout(option.all_gather, workload.gather_dtype, held).num_bytes
+    return total
+
+
+def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: float) -> float:
+    total = fold(Cost.__add__, costs_of(option, workload, cluster).values(), Cost())
+    return combine(workload.flops / cluster.compute.flops, total, overlap)
+
+
+def _variants(workload: Workload, cluster: Cluster, overlap: float) -> Iterator[tuple[Workload, Cluster, float]]:
+    """The same within what is not known: rates of links and compute 10 % off, no or full overlap, and, where they were
+    not measured or given, hops of 3 to 10 us, and half or twice the bits of differences."""
+    for factor in (0.9, 1.1):
+        inter = replace(cluster.inter, bandwidth=_scaled(cluster.inter.bandwidth, factor))
+        yield workload, replace(cluster, inter=inter), overlap
+        compute = replace(cluster.compute, efficiency=_scaled(cluster.compute.efficiency, factor))
+        yield workload, replace(cluster, compute=compute), overlap
+    if cluster.inter.hop.source != "measured":
+        for hop in (3e-6, 10e-6):
+            yield workload, replace(cluster, inter=replace(cluster.inter, hop=Figure(hop))), overlap
+    if workload.bits_per_weight.source != "given":
+        for factor in (0.5, 2.0):
+            yield replace(workload, bits_per_weight=_scaled(workload.bits_per_weight, factor)), cluster, overlap
+    for edge in (0.0, 1.0):
+        yield workload, cluster, edge
+
+
+def _scaled(figure: Figure, factor: float) -> Figure:
+    return Figure(figure.value * factor, figure.source)
+
+
+def predict(option: Option, workload: Workload, cluster: Cluster, overlap: Figure = OVERLAP) -> Prediction:
+    """The step with `option`. The band reruns the model at the edges of what is not known."""
+    seconds = _seconds(option, workload, cluster, overlap.value)
+    band = [_seconds(option, *variant) for variant in _variants(workload, cluster, overlap.value)]
+    memory = memory_of(option, workload, cluster)
+    return Prediction(
+        option,
+        costs_of(option, workload, cluster),
+        workload.flops / cluster.compute.flops,
+        seconds,
+        memory,
+        memory <= cluster.compute.memory.value,
+        min(seconds, *band),
+        max(seconds, *band),
+    )
+
+
+def calibrate_step(workload: Workload, cluster: Cluster, exact_seconds: float, overlap: Figure = OVERLAP) -> Cluster:
+    """`cluster` with the share of peak that explains a measured exact step of `exact_seconds`.
+
+    Raises ValueError where no share between 1 % and 100 % does: then the links, not the compute, are misjudged."""
+
+    def with_share(share: float) -> Cluster:
+        return replace(cluster, compute=replace(cluster.compute, efficiency=Figure(share, "measured")))
+
+    low, high = 0.01, 1.0
+    slowest, fastest = (_seconds(OPTIONS[0], workload, with_share(share), overlap.value) for share in (low, high))
+    if not fastest <= exact_seconds <= slowest:
+        raise ValueError(
+            f"step_seconds: expected between {fastest:.3g} and {slowest:.3g} with these links, got {exact_seconds:.3g}"
+        )
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _seconds(OPTIONS[0], workload, with_share(middle), overlap.value) > exact_seconds:
+            low = middle
+        else:
+            high = middle
+    return with_share(high)

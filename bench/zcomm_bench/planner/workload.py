@@ -1,0 +1,124 @@
+"""What is trained: the messages of FSDP2, which are its units, and the arithmetic of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zcomm_bench.planner.cluster import Figure
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BITS_PER_WEIGHT = Figure(3.43)  # of a lossless difference at a learning rate of 3e-4
+STATE_BYTES = 16  # per parameter, sharded: float32 weight, its gradient, and two moments of AdamW
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One module that FSDP2 wraps: one all-gather and one reduce-scatter of `num_elements` values. There are `count`
+    alike."""
+
+    name: str
+    num_elements: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step on each rank.
+
+    `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 gathers every unit twice
+    in each micro-batch, and reduces its gradients once in each, or once a step where the trainer accumulates them
+    (`reduce_every_micro_batch=False`). `recompute`: activations are computed again in the backward pass.
+    `bits_per_weight`: of lossless differences.
+    """
+
+    units: tuple[Unit, ...]
+    flops_per_token: float
+    tokens: int
+    micro_batches: int = 1
+    recompute: bool = False
+    gather_dtype: str = "bfloat16"
+    reduce_dtype: str = "bfloat16"
+    reduce_every_micro_batch: bool = False
+    bits_per_weight: Figure = BITS_PER_WEIGHT
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("gather_dtype", "reduce_dtype"):
+            if getattr(self, name) not in DTYPE_BYTES:
+                raise ValueError(f"{name}: expected one of {', '.join(DTYPE_BYTES)}, got {getattr(self, name)!r}")
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(unit.num_elements * unit.count for unit in self.units)
+
+    @property
+    def flops(self) -> float:
+        """Of one rank and step: the backward pass costs two forward passes."""
+        return self.flops_per_token * self.tokens * self.micro_batches * (4 if self.recompute else 3)
+
+    @property
+    def gathers(self) -> int:
+        return 2 * self.micro_batches
+
+    @property
+    def reductions(self) -> int:
+        return self.micro_batches if self.reduce_every_micro_batch else 1
+
+
+def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, ...], float]:
+    """Units, and FLOPs per token of a forward pass, of a dense decoder that a Hugging Face config.json describes:
+    Llama and its relatives (RMSNorm, gated MLP, grouped queries), or GPT-2.
+
+    Raises ValueError for another architecture: hand over a function that builds the module instead."""
+    kind = config.get("model_type")
+    if any("expert" in key for key in config):
+        raise ValueError(f"model_type: expected a dense decoder, got {kind!r} with experts; use MODULE:FUNCTION")
+    if kind == "gpt2":
+        hidden, layers, vocabulary = config["n_embd"], config["n_layer"], config["vocab_size"]
+        inner = config.get("n_inner") or 4 * hidden
+        layer = 4 * hidden * hidden + 2 * hidden * inner + 4 * hidden + hidden + inner + 4 * hidden
+        products = 4 * hidden * hidden + 2 * hidden * inner
+        root = vocabulary * hidden + config["n_positions"] * hidden + 2 * hidden
+    elif kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "olmo2"):
+        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        heads = config["num_attention_heads"]
+        head = config.get("head_dim") or hidden // heads
+        key_values = config.get("num_key_value_heads") or heads
+        products = 2 * hidden * head * heads + 2 * hidden * head * key_values + 3 * hidden * config["intermediate_size"]
+        layer = products + 2 * hidden
+        root = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2) + hidden
+    else:
+        raise ValueError(
+            f"model_type: expected gpt2, llama, mistral, qwen2, qwen3, gemma, smollm3 or olmo2, got {kind!r}; "
+            "use MODULE:FUNCTION for another model"
+        )
+    attention = 4 * sequence * hidden / 2  # scores and values; causal: half of them
+    flops = 2 * layers * products + layers * attention + 2 * vocabulary * hidden
+    return (Unit("layer", layer, layers), Unit("root", root)), flops
+
+
+def load_model(name: str, sequence: int) -> tuple[tuple[Unit, ...], float]:
+    """Units and FLOPs per token of a config.json, or of the module that "MODULE:FUNCTION" returns. A module counts two
+    FLOPs per element that a token is multiplied with, and none for attention scores.
+
+    Raises ValueError for what is neither."""
+    path = Path(name)
+    if path.suffix != ".json":
+        from zcomm_bench.planner import units
+
+        messages, elements = units.of_function(name)
+        return tuple(Unit(*message) for message in messages), 2.0 * elements
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model: expected a config.json: {error}") from None
+    try:
+        return from_config(config, sequence)
+    except KeyError as error:
+        raise ValueError(f"model: expected the key {error} in {path}") from None

@@ -1,0 +1,27 @@
+// World: a rank, its group's topology and its chunk size. Every plan is made for one.
+#pragma once
+
+#include <cstddef>
+
+#include "zcomm/chunks.hpp"
+#include "zcomm/topology.hpp"
+
+namespace zcomm {
+
+// Default size of a chunk, in bytes of values of a shard: large enough for a message to fill its link, small enough for
+// the hops and the codec to overlap.
+inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
+
+// Returns the default chunk size on GPUs, among `size` ranks. There a chunk costs a launch of NCCL, as long as 20 MiB
+// over NVLink; docs/performance.md has the model.
+constexpr std::size_t default_gpu_chunk_bytes(int size) {
+  return kMaxChunkBytesOfAllShards / static_cast<std::size_t>(size);
+}
+
+struct World {
+  Topology topology;
+  int rank = 0;
+  std::size_t chunk_bytes = kDefaultChunkBytes;  // bytes of values, per slot and chunk
+};
+
+}  // namespace zcomm

@@ -1,0 +1,77 @@
+// Python bindings of operations.
+#include <pybind11/stl.h>
+
+#include "bind.hpp"
+#include "operations.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+// Returns pairs of a number of elements and a format's name.
+NamedSegments named_segments(const PlannedOperation& planned) {
+  NamedSegments all;
+  for (const auto& segment : planned.operation->segments()) {
+    all.emplace_back(segment.num_elements, segment.format.to_string());
+  }
+  return all;
+}
+
+// Returns the bytes of a call that sends something of this rank; none if the values decide.
+std::optional<LinkBytes> bytes_of(const PlannedOperation& planned) {
+  const ConstTensorView any;
+  return planned.operation->bytes({{&any, 1}});
+}
+
+template <std::size_t LinkBytes::* link>
+std::optional<std::size_t> bytes_on(const PlannedOperation& planned) {
+  const std::optional<LinkBytes> bytes = bytes_of(planned);
+  if (!bytes) return std::nullopt;
+  return (*bytes).*link;
+}
+
+// Returns the same operation, bound to memory that calls check.
+PlannedPtr keeping(const PlannedOperation& planned, at::Tensor data) {
+  auto bound = std::make_shared<PlannedOperation>(planned);
+  bound->kept = std::make_shared<TensorKept>();
+  bound->kept->hold(std::move(data));
+  bound->operation = planned.operation->keeping(bound->kept);
+  return bound;
+}
+
+WorkPtr run(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+            const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
+            bool async) {
+  const BackendPtr group = planned.group.lock();  // keeps its `owner` valid
+  TORCH_CHECK(group, "zcomm: the process group of this plan was destroyed");
+  return planned.owner->run(planned, output, input, op, residual, site, async);
+}
+
+}  // namespace
+
+void bind_operations(py::module_& module) {
+  py::class_<HeldResidual>(module, "Residual")
+      .def(py::init(
+               [](at::Tensor data, float decay, bool empty) { return HeldResidual{std::move(data), decay, empty}; }),
+           py::arg("data"), py::kw_only(), py::arg("decay"), py::arg("empty"));
+  py::class_<PlannedOperation, PlannedPtr>(module, "Operation")
+      .def_property_readonly("description", [](const PlannedOperation& p) { return p.operation->description(); })
+      .def_property_readonly("format", [](const PlannedOperation& p) { return p.format.to_string(); })
+      .def_property_readonly("segments", &named_segments)
+      .def_property_readonly("intra_node_bytes", &bytes_on<&LinkBytes::intra_node>)
+      .def_property_readonly("inter_node_bytes", &bytes_on<&LinkBytes::inter_node>)
+      .def_property_readonly("kept_bytes", [](const PlannedOperation& p) { return p.operation->kept_bytes(); })
+      .def_property_readonly("largest_kept_bytes",
+                             [](const PlannedOperation& p) { return p.operation->largest_kept_bytes(); })
+      .def_property_readonly("residual_bytes", [](const PlannedOperation& p) { return p.operation->residual_bytes(); })
+      .def_property_readonly("kept", [](const PlannedOperation& p) { return p.kept ? p.kept->data : at::Tensor(); })
+      .def_property_readonly("generation",
+                             [](const PlannedOperation& p) { return p.kept ? p.kept->generation.load() : 0; })
+      .def_property_readonly("sent_bytes",
+                             [](const PlannedOperation& p) { return p.kept ? p.kept->sent_bytes.load() : 0; })
+      .def("keeping", &keeping, py::arg("data"))
+      .def("run", &run, py::arg("output"), py::arg("input") = py::none(), py::arg("op") = py::none(), py::kw_only(),
+           py::arg("residual") = py::none(), py::arg("site") = py::none(), py::arg("async_op") = false,
+           py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace zcomm::c10d_binding

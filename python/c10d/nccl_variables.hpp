@@ -1,0 +1,17 @@
+// Variables of torch's NCCL backend that count for compressed calls on GPUs, too.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+namespace zcomm::c10d_binding {
+
+// Whether the streams of asynchronous calls have high priority. torch's own default is that they have not.
+inline bool has_high_priority() { return ::c10d::getCvarBool({"TORCH_NCCL_HIGH_PRIORITY"}, true); }
+
+// Whether wait() blocks the host until the call is done.
+inline bool waits_on_host() { return ::c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT"}, false); }
+
+// Whether the process ends where transfers fail whose calls have returned.
+inline bool ends_on_failure() { return ::c10d::getCvarInt({"TORCH_NCCL_ASYNC_ERROR_HANDLING"}, 3) != 0; }
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,88 @@
+// Operations that their callers hold, for repeated calls with options per tensor: parts that are sent exactly, wires or
+// values kept in the node (hpZ of ZeRO++, arXiv 2306.10209), error feedback, and separate counters. A call equal to the
+// one before plans nothing.
+#pragma once
+
+#include <tuple>
+
+#include "compressed_calls.hpp"
+#include "inner_groups.hpp"
+
+namespace zcomm::c10d_binding {
+
+// Pairs of a number of elements of a shard and whether they are sent exactly. Empty: the policy's format applies to
+// all.
+using Parts = std::vector<std::pair<std::int64_t, bool>>;
+
+class Operations;
+
+// Operation, and the tensors that it was planned for.
+struct PlannedOperation {
+  c10::weak_intrusive_ptr<::c10d::Backend> group;  // keeps `owner` valid
+  Operations* owner;
+  Collective collective;
+  HopFormats format;  // of the parts that are not exact
+  at::DeviceType device;
+  at::ScalarType dtype;
+  std::int64_t num_elements;  // of the gathered, scattered or reduced tensor
+  Parts parts;
+  std::optional<BlockFormat> feedback;
+  OperationPtr operation;
+  std::shared_ptr<TensorKept> kept;
+};
+using PlannedPtr = std::shared_ptr<PlannedOperation>;
+
+// Residual in the planned format.
+struct HeldResidual {
+  at::Tensor data;  // uint8 [residual_bytes of the operation], on the device of the call
+  float decay = 1.0f;
+  bool empty = false;
+};
+
+class Operations {
+ public:
+  // Borrows all arguments.
+  Operations(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
+             CompressedCalls& compressed)
+      : group_(group), options_(std::move(options)), inner_(inner), compressed_(compressed) {}
+
+  // Returns null if the call stays exact: the policy says so, or all parts are exempt. `formats` replaces the group's
+  // formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
+  // announces a gather from kept values, which Choice::automatic takes into account.
+  PlannedPtr plan_gather(const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
+                         const Parts& parts, bool again, const PlannedPtr& like);
+  // Plans a gather of bfloat16 or float16; throws ValueError for other types. The policy does not apply.
+  PlannedPtr plan_differences(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
+  // Plans a reduction; `feedback` is the format of the residual, if any.
+  PlannedPtr plan_reduce(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+                         const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
+                         const PlannedPtr& like);
+  PlannedPtr plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
+                             const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
+
+  // Runs an operation. `output` is an all-reduce's tensor. Without an input, repeats a gather from kept values;
+  // precondition: no rank has changed the values since. `op` and `residual` are for reductions.
+  WorkPtr run(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+              const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
+              const SitePtr& site, bool async);
+  // Prepares lossless gathers on a GPU: the next call of each sends the tensor next to it. Encodes all, and blocks the
+  // host once.
+  WorkPtr prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async);
+
+ private:
+  Policy policy_of(const PolicyOverride* formats) const;
+  bool is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const at::Tensor& whole,
+                  const Parts& parts, const std::optional<BlockFormat>& feedback) const;
+  PlannedPtr planned(Collective collective, HopFormats format, const at::Tensor& whole, const Parts& parts,
+                     const std::optional<BlockFormat>& feedback, OperationPtr operation);
+  JobPtr job_of(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+                const ::c10d::ReduceOp& op, const CallSettings& settings);
+  CallSettings settings(bool async) const { return {options_->policy, options_->timeout, async}; }
+
+  ::c10d::Backend& group_;
+  c10::intrusive_ptr<ZcommOptions> options_;
+  InnerGroups& inner_;
+  CompressedCalls& compressed_;
+};
+
+}  // namespace zcomm::c10d_binding

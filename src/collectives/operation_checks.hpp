@@ -1,0 +1,95 @@
+// Argument checks of operations. All throw ArgumentError.
+#pragma once
+
+#include <charconv>
+#include <optional>
+#include <string>
+
+#include "codec/checks.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/operation.hpp"
+
+namespace zcomm {
+
+// Returns the fewest digits that identify a float.
+inline std::string exact_digits(float value) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof(digits), value).ptr};
+}
+
+template <class Views>
+const typename Views::value_type& only(const Views& views, const char* name) {
+  check_argument(views.size() == 1,
+                 [&] { return std::string(name) + ": expected one, got " + std::to_string(views.size()); });
+  return views.front();
+}
+
+// Checks that there are as many slots as ranks, with this rank's length and `dtype`; `own_name` is for messages.
+template <class Views>
+void check_slots(const Resources& r, const Views& slots, std::int64_t own_elements, DType dtype, const char* own_name) {
+  const int size = r.world.topology.size();
+  check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
+    return "slots: expected one for each of " + std::to_string(size) + " ranks, got " + std::to_string(slots.size());
+  });
+  for (const auto& slot : slots) {
+    check_argument(slot.dtype == dtype, [&] {
+      return "slots: expected dtype " + std::string(to_string(dtype)) + " as in `" + own_name + "`, got " +
+             std::string(to_string(slot.dtype));
+    });
+  }
+  const std::int64_t slot_elements = slots[static_cast<std::size_t>(r.world.rank)].num_elements;
+  check_argument(slot_elements == own_elements, [&] {
+    return std::string(own_name) + ": expected the " + std::to_string(slot_elements) + " elements of slot " +
+           std::to_string(r.world.rank) + ", got " + std::to_string(own_elements);
+  });
+}
+
+// Checks that a plan is for this rank, topology and chunk size, and for slots of this shape.
+template <class Plan>
+void check_plan(const Resources& r, const Plan& plan, const SlotShape& slots) {
+  const World& world = r.world;
+  check_argument(plan.rank() == world.rank && plan.topology() == world.topology, [&] {
+    return "plan: expected one of rank " + std::to_string(world.rank) + " in " + world.topology.to_string() +
+           ", got rank " + std::to_string(plan.rank()) + " in " + plan.topology().to_string();
+  });
+  check_argument(plan.world().chunk_bytes == world.chunk_bytes, [&] {
+    return "plan: expected one with a chunk_bytes of " + std::to_string(world.chunk_bytes) + ", got " +
+           std::to_string(plan.world().chunk_bytes);
+  });
+  check_argument(plan.slots() == slots, [&] {
+    return "plan: expected one of slots " + slots.to_string() + ", got " + plan.slots().to_string();
+  });
+}
+
+inline void check_kept(const Kept& kept, std::size_t num_bytes) {
+  check_argument(kept.memory.size() == num_bytes, [&] {
+    return "kept: expected " + std::to_string(num_bytes) + " bytes, got " + std::to_string(kept.memory.size());
+  });
+  check_aligned("kept", kept.memory.data(), kWireAlignment);
+}
+
+// Checks `feedback` against `planned`, the residual's format in the plan.
+inline void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned) {
+  const auto name = [](const std::optional<BlockFormat>& format) { return format ? format->to_string() : "none"; };
+  const std::optional<BlockFormat> given = feedback == nullptr ? std::nullopt : std::optional(feedback->format);
+  check_argument(given == planned, [&] {
+    return "feedback: expected a residual in the plan's format, " + name(planned) + ", got " + name(given);
+  });
+  if (feedback == nullptr) return;
+  const BlockFormat& format = feedback->format;
+  check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
+    return "feedback.format: expected a lossy format that rounds to nearest, got " + format.to_string();
+  });
+  check_aligned("feedback.residual", feedback->residual, kWireAlignment);
+  check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f,
+                 [&] { return "feedback.decay: expected 0 to 1, got " + exact_digits(feedback->decay); });
+}
+
+// Returns " times FACTOR" and the format of the feedback, which ranks compare.
+inline std::string words_of_sum(const Arguments& arguments) {
+  std::string text = " times " + exact_digits(arguments.factor);
+  if (arguments.feedback != nullptr) text.append(" with feedback in ").append(arguments.feedback->format.to_string());
+  return text;
+}
+
+}  // namespace zcomm

@@ -1,0 +1,266 @@
+"""Communicators without torch. The memory of the "GPUs" is that of NumPy arrays; the bits are those of
+zcomm.testing.LocalWorld."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.device_arrays import CUDA, CudaInterface, Dlpack, OldDlpack
+
+import zcomm
+from zcomm import _core, _nccl, codec
+from zcomm.testing import LocalWorld
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+GATHER, SCATTER, REDUCE = "int8:64", "int8:64/int4:32", "int8:32/int4:64"
+CORE = Path(_nccl.load()[0]).with_name("libzcomm_core.so")
+
+_runtime = ctypes.CDLL(str(CORE))
+
+
+def set_device(device: int) -> None:
+    """As frameworks do: the device of this thread."""
+    assert _runtime._Z13cudaSetDevicei(device) == 0
+
+
+def new_stream() -> int:
+    handle = ctypes.c_void_p()
+    assert _runtime._Z16cudaStreamCreatePP11CUstream_st(ctypes.byref(handle)) == 0
+    return int(handle.value or 0)
+
+
+def run(size: int, body: Callable[[Any], Any], **fields: Any) -> list[Any]:
+    """body(communicator) on every rank, in threads; each has a GPU of its own."""
+    unique_id = zcomm.Communicator.unique_id()
+
+    def rank_body(rank: int) -> Any:
+        set_device(rank)
+        with zcomm.Communicator(rank, size, unique_id, **{"timeout": 60, **fields}) as comm:
+            result = body(comm)
+            _core.synchronize(0)
+            return result
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(rank_body, range(size)))
+
+
+def values(rank: int, count: int, dtype: str) -> Any:
+    return np.random.default_rng(rank).standard_normal(count, np.float32).astype(DTYPES[dtype])
+
+
+def on_gpu(array: Any, device: int) -> Any:
+    """``array`` as one of the kinds of array on GPUs."""
+    kinds = [lambda: Dlpack(array, (CUDA, device)), lambda: OldDlpack(array, (CUDA, device))]
+    if array.dtype.kind == "f":
+        kinds.append(lambda: CudaInterface(array))
+    return kinds[device % len(kinds)]()
+
+
+def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[list[Any], list[Any], list[Any]]:
+    """What the three collectives give, once the stream is done, what they send, and what must be kept until then."""
+    rank, size = comm.rank, comm.size
+    shard = values(rank, count, dtype)
+    whole = np.zeros(size * count, shard.dtype)
+    slots = values(100 + rank, size * count, dtype)
+    part = np.zeros(count, shard.dtype)
+    total = values(200 + rank, 3 * count + 1, dtype)
+    in_place = np.zeros_like(whole)
+    own = in_place[rank * count : (rank + 1) * count]
+    own[:] = shard
+    stats = [
+        comm.all_gather(on_gpu(shard, rank), on_gpu(whole, rank), format=GATHER, stream=stream),
+        comm.all_gather(on_gpu(own, rank), on_gpu(in_place, rank), format=GATHER, stream=stream),
+        comm.reduce_scatter(on_gpu(slots, rank), on_gpu(part, rank), formats=SCATTER, op="avg", stream=stream),
+        comm.all_reduce(on_gpu(total, rank), formats=REDUCE, stream=stream),
+    ]
+    return [whole, in_place, part, total], stats, [shard, slots]
+
+
+def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
+    size = len(nodes)
+
+    def body(rank: Any) -> list[Any]:
+        kind = DTYPES[dtype]
+        whole = rank.all_gather(values(rank.rank, count, dtype), np.zeros(size * count, kind), GATHER)
+        slots = values(100 + rank.rank, size * count, dtype)
+        part = rank.reduce_scatter(slots, np.zeros(count, kind), SCATTER, factor=1 / size)
+        return [whole, whole, part, rank.all_reduce(values(200 + rank.rank, 3 * count + 1, dtype), REDUCE)]
+
+    return LocalWorld(nodes).run(body)
+
+
+def assert_same(got: list[Any], want: list[Any], what: object) -> None:
+    for name, one, other in zip(("gather", "gather in place", "scatter", "reduce"), got, want, strict=True):
+        bits = [array.view(f"u{array.itemsize}") for array in (one, other)]
+        assert (bits[0] == bits[1]).all(), (what, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1]])
+def test_the_bits_are_those_of_ranks_on_the_cpu(nodes: list[int], dtype: str) -> None:
+    for count in (0, 1, 1000, 20_000):
+        chunk = {"chunk_bytes": 8192} if count == 20_000 else {}
+        results = run(len(nodes), lambda comm, n=count: collectives(comm, n, dtype), node_ids=nodes, **chunk)
+        for rank, want in enumerate(expected(nodes, count, dtype)):
+            assert_same(results[rank][0], want, (nodes, count, rank))
+
+
+def test_bytes_are_counted() -> None:
+    count = 4096
+    (_, sent, _), *_ = run(4, lambda comm: collectives(comm, count, "float32"), node_size=2)
+    stats = [(one.intra_node_bytes, one.inter_node_bytes) for one in sent]
+    slot = codec.wire_bytes(GATHER, "float32", count)
+    assert stats[0] == stats[1] == (2 * slot, slot)  # between nodes the own slot, inside the node two
+    inside, between = (codec.wire_bytes(format, "float32", count) for format in SCATTER.split("/"))
+    assert stats[2] == (2 * inside, between)
+
+
+def test_the_host_does_not_wait() -> None:
+    """One thread makes the calls of all ranks, one after the other, on streams of its own."""
+    size, count = 4, 5000
+    unique_id = zcomm.Communicator.unique_id()
+    with ThreadPoolExecutor(size) as pool:
+        comms = list(pool.map(lambda rank: zcomm.Communicator(rank, size, unique_id, node_size=2), range(size)))
+    streams, gathered = [], []
+    for comm in comms:
+        set_device(comm.device)
+        streams.append(new_stream())
+    for comm, stream in zip(comms, streams, strict=True):
+        gathered.append(collectives(comm, count, "bfloat16", stream))
+    for stream in streams:
+        _core.synchronize(stream)
+    set_device(0)
+    for rank, want in enumerate(expected([0, 0, 1, 1], count, "bfloat16")):
+        assert_same(gathered[rank][0], want, rank)
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(lambda comm: comm.close(), comms))
+
+
+def _rank_process(rank: int, size: int, pipe: Any) -> None:
+    """The main function of a rank's process."""
+    unique_id = pipe.recv()
+    with zcomm.Communicator(rank, size, unique_id, node_size=2, device=rank, timeout=60) as comm:
+        set_device(rank)
+        results, _, _kept = collectives(comm, 3000, "float32")
+        _core.synchronize(0)
+    pipe.send([one.tobytes() for one in results])
+
+
+def test_ranks_as_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{CORE.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(size)]
+    ranks = [context.Process(target=_rank_process, args=(rank, size, pipes[rank][1])) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    unique_id = zcomm.Communicator.unique_id()
+    for pipe, _ in pipes:
+        pipe.send(unique_id)
+    try:
+        for rank, want in enumerate(expected([0, 0, 1, 1], 3000, "float32")):
+            assert pipes[rank][0].poll(60), f"rank {rank} is late"
+            assert pipes[rank][0].recv() == [one.tobytes() for one in want], rank
+    finally:
+        for process in ranks:
+            process.join(20)
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0] * size
+
+
+def test_codecs_on_a_gpu_give_the_bits_of_the_cpu() -> None:
+    x = values(0, 10_000, "float32")
+
+    def memory(num_bytes: int) -> Any:
+        raw = np.zeros(num_bytes + 16, np.uint8)
+        start = -raw.ctypes.data % 16
+        return raw[start : start + num_bytes]
+
+    for format in ("exact", "bf16", "int8:256", "int4:32"):
+        wire = codec.encode(x, format)
+        on_device, out = memory(wire.size), np.zeros_like(x)
+        sums = memory(codec.wire_bytes("int8:32", "float32", x.size))
+        queue = new_stream()
+        codec.encode(CudaInterface(x), format, out=CudaInterface(on_device), stream=queue)
+        codec.decode(CudaInterface(on_device), format, CudaInterface(out), stream=queue)
+        sources = [(CudaInterface(on_device), format), (CudaInterface(x), "exact")] * 12  # more than fit a launch
+        codec.decode_sum_encode(sources, x.size, "int8:32", out=CudaInterface(sums), stream=queue)
+        _core.synchronize(queue)
+        assert (on_device == wire).all()
+        assert (out == codec.decode(wire, format, np.empty_like(x))).all()
+        assert (sums == codec.decode_sum_encode([(wire, format), (x, "exact")] * 12, x.size, "int8:32")).all()
+        codec.decode_sum(sources, Dlpack(out), factor=0.5)
+        _core.synchronize(0)
+        assert (out == codec.decode_sum([(wire, format), (x, "exact")] * 12, np.empty_like(x), factor=0.5)).all()
+
+    def body(comm: Any) -> None:
+        wire, out = memory(codec.wire_bytes("int8:64", "float32", x.size)), np.zeros_like(x)
+        target = CudaInterface(wire)
+        assert comm.encode(CudaInterface(x), "int8:64", out=target) is target
+        comm.decode(target, "int8:64", Dlpack(out, (CUDA, comm.device)))
+        _core.synchronize(0)
+        assert (out == codec.decode(codec.encode(x, "int8:64"), "int8:64", np.empty_like(x))).all()
+
+    run(2, body)
+
+
+def test_a_rank_that_does_not_come_is_missed() -> None:
+    with pytest.raises(_core.TimeoutError, match="rank 0 of 2 could not connect over NCCL within 500 ms"):
+        zcomm.Communicator(0, 2, zcomm.Communicator.unique_id(), timeout=0.5)
+
+
+def test_an_abort_ends_the_calls_of_its_rank() -> None:
+    made = threading.Barrier(2)
+
+    def body(comm: Any) -> None:
+        made.wait(30)
+        if comm.rank == 0:
+            comm.abort("the trainer gave up")
+            with pytest.raises(_core.TransportError, match="the trainer gave up"):
+                comm.all_reduce(CudaInterface(np.zeros(64, np.float32)))
+        made.wait(30)
+
+    run(2, body)
+
+
+def test_a_peer_that_does_not_call_is_missed() -> None:
+    done = threading.Barrier(2)
+
+    def body(comm: Any) -> None:
+        if comm.rank == 0:
+            x = np.zeros(64, np.float32)
+            comm.all_reduce(CudaInterface(x))
+            _core.synchronize(0)  # the watchdog ends it
+            with pytest.raises(_core.TimeoutError, match="all_reduce"):
+                comm.all_reduce(CudaInterface(x))
+        done.wait(60)
+
+    run(2, body, timeout=2)
+
+
+def test_wrong_arguments_leave_the_communicator_usable() -> None:
+    def body(comm: Any) -> Any:
+        x = np.full(64, comm.rank + 1, np.float32)
+        for error, message, array, formats in [
+            (ValueError, "array: expected an array on GPU .*, got one on the CPU.*LocalWorld", x, "int8:32"),
+            (ValueError, f"expected an array on GPU {comm.rank}, got one on GPU 7$", Dlpack(x, (CUDA, 7)), "bf16"),
+            (ValueError, "format: expected exact, .* got 'int8:33'", CudaInterface(x), "int8:33"),
+        ]:
+            with pytest.raises(error, match=message):
+                comm.all_reduce(array, formats=formats)
+        comm.all_reduce(CudaInterface(x), formats="exact")
+        _core.synchronize(0)
+        return x
+
+    for x in run(2, body):
+        assert (x == 3).all()

@@ -1,0 +1,45 @@
+"""What a group that has failed still does: nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.stand_in import Gather, ReduceScatter, dist, host, run, torch
+
+RAISING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
+def fail_after_returning(seconds: float) -> None:
+    """A call that rank 1 does not make: it has returned long before the watchdog ends it."""
+    gather = Gather(4096)
+    gather()
+    host.synchronize()
+    if dist.get_rank() == 0:
+        ReduceScatter(4096)()
+        host.synchronize()
+        time.sleep(2)  # the stream goes on before the group knows
+    else:
+        time.sleep(seconds)
+
+
+def test_after_a_failure_no_call_of_the_group_takes_its_results() -> None:
+    """Exact calls, barriers and compressed calls of a group that has failed raise, on CPU tensors, too."""
+
+    def body() -> None:
+        fail_after_returning(8)
+        if dist.get_rank() == 1:
+            return
+        calls = [
+            lambda: dist.all_reduce(torch.ones(1)),
+            lambda: dist.all_reduce(host.as_cuda(torch.ones(1))),
+            dist.barrier,
+            lambda: dist.broadcast(torch.ones(1), 0),
+            lambda: dist.send(torch.ones(1), 1),
+            Gather(4096),
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="reduce_scatter"):
+                call()
+
+    run(body, 2, group_seconds=4.0, env=RAISING)

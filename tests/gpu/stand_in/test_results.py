@@ -1,0 +1,114 @@
+"""The backend on GPU tensors gives the bits of the CPU path."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from support import worlds
+from support.stand_in import NCCL, Gather, dist, host, run, values
+
+import zcomm
+from zcomm.testing import LocalWorld
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 1]], ids=str)
+def test_all_collectives_give_the_bits_of_the_cpu_path(nodes: list[int]) -> None:
+    size = len(nodes)
+
+    def body() -> None:
+        host.set_delays(dist.get_rank() + 1, 50)
+        for number, dtype in enumerate(DTYPES):
+            numel = 5003 + number
+            whole = [values(size * numel, dtype, number, rank) for rank in range(size)]
+
+            def expected(rank, dtype=dtype, numel=numel, number=number, whole=whole):
+                gathered = torch.zeros(size, numel, dtype=dtype)
+                rank.all_gather(values(numel, dtype, number, rank.rank), gathered)
+                scattered = rank.reduce_scatter(
+                    whole[rank.rank].clone(), torch.zeros(numel, dtype=dtype), factor=1 / size
+                )
+                reduced = rank.all_reduce(whole[rank.rank].clone(), "int8:64/int4:64")
+                return gathered, scattered, reduced
+
+            gathered, scattered, reduced = LocalWorld(nodes, chunk_bytes=4096).run(expected)[dist.get_rank()]
+            memory = torch.zeros(size, numel, dtype=dtype)
+            memory[dist.get_rank()].copy_(values(numel, dtype, number))
+            with zcomm.override(forms="in_place"):
+                dist.all_gather_into_tensor(host.as_cuda(memory), host.as_cuda(memory[dist.get_rank()]))
+            output = torch.zeros(numel, dtype=dtype)
+            source = whole[dist.get_rank()].clone()
+            dist.reduce_scatter_tensor(host.as_cuda(output), host.as_cuda(source), op=dist.ReduceOp.AVG)
+            total = whole[dist.get_rank()].clone()
+            dist.all_reduce(host.as_cuda(total))
+            host.synchronize()
+            assert torch.equal(memory, gathered)
+            assert torch.equal(output, scattered)
+            assert torch.equal(total, reduced)
+
+    run(body, size, nodes=nodes, options=worlds.options(all_reduce="int8:64/int4:64", chunk_bytes=4096))
+
+
+def test_chunks_are_larger_than_on_a_cpu() -> None:
+    """By default 128 MiB of all shards are one group of NCCL's; options say otherwise."""
+
+    def num_groups(numel: int) -> int:
+        gather = Gather(numel)
+        Gather(64)()  # connects
+        host.synchronize()
+        before = ctypes.CDLL(NCCL).nccl_host_num_launches()
+        gather()
+        gather.check()
+        return int(ctypes.CDLL(NCCL).nccl_host_num_launches() - before)
+
+    numel = 3 << 18  # of float32: 3 MiB
+    assert run(lambda: num_groups(numel), 2) == [1, 1]
+    assert run(lambda: num_groups(numel), 2, options=worlds.options(chunk_bytes=1 << 20)) == [3, 3]
+
+
+def test_the_mean_is_the_mean() -> None:
+    def body() -> None:
+        numel = 4096
+        for op, factor in ((dist.ReduceOp.SUM, 3.0), (dist.ReduceOp.AVG, 1.5), (dist._make_nccl_premul_sum(2.0), 6.0)):
+            whole = torch.full((2 * numel,), float(dist.get_rank() + 1))
+            output = torch.zeros(numel)
+            dist.reduce_scatter_tensor(host.as_cuda(output), host.as_cuda(whole), op=op)
+            host.synchronize()
+            # 1 and 2 are codes of their own maximum: a block of equal values loses no more than the last bits.
+            assert torch.allclose(output, torch.full((numel,), factor), rtol=2**-7, atol=0)
+
+    run(body, 2)
+
+
+def test_exact_calls_go_to_the_inner_group_of_the_device() -> None:
+    def body() -> None:
+        import zcomm.distributed.backend
+
+        made = []
+
+        def make(store, rank, size, options):
+            made.append(torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size))
+            return made[-1]
+
+        zcomm.distributed.backend._make_nccl = make
+        numbers = torch.arange(8)
+        dist.all_reduce(host.as_cuda(numbers))
+        dist.reduce(host.as_cuda(numbers), dst=0)
+        assert len(made) == 1
+        assert zcomm.stats().all_reduce.exact["format_exact"].calls == 1
+        on_cpu = torch.ones(3)
+        dist.all_reduce(on_cpu)
+        assert on_cpu.tolist() == [2, 2, 2]
+
+    run(body, 2)
+
+
+def test_a_torch_without_nccl_says_so() -> None:
+    def body() -> None:
+        with pytest.raises(RuntimeError, match="this torch was built without NCCL"):
+            dist.all_reduce(host.as_cuda(torch.arange(8)))
+
+    run(body, 2)

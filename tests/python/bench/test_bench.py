@@ -1,0 +1,250 @@
+"""The benchmark: its definitions, its options, and one small run. Nothing here asserts a time."""
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+import zcomm
+from bench import results_file
+from zcomm_bench import report_file
+from zcomm_bench.cli import app
+from zcomm_bench.run import FIGURES, merge
+from zcomm_bench.spec import Spec, algbw, bus_factor, parse_backend, shard_elements, sweep
+
+needs_ranks = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "pyroute2", "zcomm._core")),
+    reason="needs torch, pyroute2 and the torch.distributed backend",
+)
+RECORD_KEYS = {
+    *("size", "count", "type", "redop", "backend", "format", "exact_reason", "algbw", "busbw", "ratio", "link_busy"),
+    *("launch_medians_us", "hops", *FIGURES),
+}
+
+
+def test_sweeps() -> None:
+    assert sweep(8, 64) == [8, 16, 32, 64]
+    assert sweep(8, 63, factor=4) == [8, 32]
+    assert sweep(1024, 4096, step=1536) == [1024, 2560, 4096]
+    for wrong in ((0, 8), (16, 8), (8, 16, 1), (8, 16, 2, 0)):
+        with pytest.raises(ValueError, match="expected"):
+            sweep(*wrong)
+
+
+def test_every_size_has_a_shard() -> None:
+    assert shard_elements(8, "float", 4) == 1
+    assert shard_elements(1 << 20, "bfloat16", 4) == 1 << 17
+    # Sizes that round to the same shard are measured once.
+    assert Spec("all_gather", [8, 16, 32], nodes="4x1").shards == [1, 2]
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    assert algbw(2e9, 0.5) == 4.0
+    assert bus_factor("all_gather", 4) == bus_factor("reduce_scatter", 4) == 0.75
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_reduce", 1) == 0.0
+
+
+def test_backends_parse() -> None:
+    assert parse_backend("gloo") == ("gloo", None)
+    assert parse_backend("zcomm=int4:128") == ("zcomm", "int4:128")
+    for text in ("nccl", "gloo=int8:32", "zcomm=", ""):
+        with pytest.raises(ValueError, match="expected backends"):
+            parse_backend(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dtype": "int"}, "dtype: expected one of float, bfloat16, half"),
+        ({"op": "max"}, "op: expected one of sum, avg"),
+        ({"iters": 0}, "iters: expected at least 1"),
+        ({"backends": ["gloo", "gloo"]}, "no backend twice"),
+        ({"backends": ["exact_all_to_all"]}, "not for all_gather"),
+        ({"nodes": "4"}, "NODESxRANKS"),
+        ({"link": "fast"}, "expected a rate"),
+    ],
+)
+def test_a_spec_refuses_what_cannot_be_run(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Spec("all_gather", [1024], **wrong)  # type: ignore[arg-type]
+
+
+def sample(**changes: object) -> dict[str, object]:
+    """What a rank reports of a size: 1 MB gathered by 4 ranks in 10 ms."""
+    figures: dict[str, object] = dict.fromkeys(FIGURES)
+    figures |= {"median_us": 10_000.0, "min_us": 9_000.0, "p90_us": 12_000.0, "speedup": 1.0, "calls": 1}
+    known = {
+        "size": 1_000_000,
+        "count": 62_500,
+        "backend": "gloo",
+        "format": "exact",
+        "exact_reason": None,
+        "hops": None,
+    }
+    return {**known, **figures, **changes}
+
+
+def test_records_merge_launches() -> None:
+    spec = Spec("all_gather", [1_000_000], nodes="4x1", link="1gbit", launches=3)
+    samples = [sample(median_us=us, wire_bytes=250_000, link_bytes=500_000) for us in (8_000.0, 10_000.0, 30_000.0)]
+    record = merge(spec, samples)
+    assert record.keys() == RECORD_KEYS
+    assert record["median_us"] == 10_000.0
+    assert record["launch_medians_us"] == [8_000.0, 10_000.0, 30_000.0]
+    assert record["algbw"] == pytest.approx(0.1)
+    assert record["busbw"] == pytest.approx(0.075)
+    assert record["ratio"] == pytest.approx(3.0)
+    assert record["link_busy"] == pytest.approx(0.4)  # 4 Mbit in 10 ms, of 1 Gbit/s
+    assert record["hops"] is None
+
+
+def test_hops_are_medians_of_launches() -> None:
+    launches = [[hop(0.0, 8.0, wait), hop(4.0, 0.0, None)] for wait in (3.0, 9.0, 5.0)]
+    record = merge(Spec("all_gather", [1_000_000], launches=3), [sample(hops=hops) for hops in launches])
+    assert record["hops"] == [hop(0.0, 8.0, 5.0), hop(4.0, 0.0, None)]
+
+
+def hop(intra_node: float, inter_node: float, wait_us: float | None) -> dict[str, float | None]:
+    return {"intra_node_bytes": intra_node, "inter_node_bytes": inter_node, "wait_us": wait_us}
+
+
+def test_network_cards_are_those_that_are_up(tmp_path: Path) -> None:
+    """As Linux lists them in /sys/class."""
+
+    def write(path: str, **files: str) -> None:
+        (tmp_path / path).mkdir(parents=True)
+        for name, text in files.items():
+            (tmp_path / path / name).write_text(text + "\n")
+
+    write("net/eth0", type="1", operstate="up", speed="25000")
+    write("net/eth0/device")
+    write("net/eth1", type="1", operstate="up", speed="-1")  # of a virtual machine
+    write("net/eth1/device")
+    write("net/eth2", type="1", operstate="down", speed="25000")
+    write("net/eth2/device")
+    write("net/ib0", type="32", operstate="up", speed="400000")  # counted below
+    write("net/ib0/device")
+    write("net/veth0", type="1", operstate="up", speed="10000")
+    write("infiniband/mlx5_0/ports/1", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)")
+    write("infiniband/mlx5_1/ports/1", state="1: DOWN", rate="400 Gb/sec (4X NDR)")
+    assert report_file.network_cards(tmp_path) == [
+        {"name": "eth0", "bits_per_second": 25 * 10**9},
+        {"name": "eth1", "bits_per_second": None},
+        {"name": "mlx5_0:1", "bits_per_second": 400 * 10**9},
+    ]
+    assert report_file.network_cards(tmp_path / "none") == []
+
+
+def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    spec = Spec("all_gather", [1 << 10, 1 << 20], backends=["gloo", "zcomm"])
+    samples = [sample(size=size, backend=name) for size in spec.sizes for name in spec.backends]
+    report = {
+        "schema": report_file.SCHEMA,
+        "command": [],
+        "machine": report_file.machine(),
+        "note": "",
+        "config": dataclasses.asdict(spec),
+        "results": [merge(spec, [one]) for one in samples],
+    }
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for file in files:
+        report_file.save(report, file)
+    assert report_file.load(files[0]) == report
+    done = CliRunner().invoke(app, ["plot", *map(str, files), "-o", str(tmp_path / "plot.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    files[1].write_text("[]")
+    with pytest.raises(ValueError, match="not a report"):
+        report_file.load(files[1])
+
+
+@pytest.mark.parametrize("command", [[], ["all_gather"], ["overhead"], ["plot"]])
+def test_help(command: list[str]) -> None:
+    done = CliRunner().invoke(app, [*command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage" in done.output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (["--op", "max"], "op: "),
+        (["-b", "1T"], "--minbytes"),
+        (["-e", "1T"], "--maxbytes"),
+        (["-i", "1T"], "--stepbytes"),
+        (["--backends", "nccl"], "backends"),
+        (["--backends", "zcomm=int8"], "all_gather: "),
+        (["--backends", "naive=fp8:64"], "naive: "),
+        (["--all-gather", "int4:100"], "all_gather: "),
+        (["--link", "fast"], "--link"),
+        (["--nodes", "4"], "--nodes"),
+    ],
+)
+def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
+    done = CliRunner().invoke(app, ["all_gather", *wrong], env={"COLUMNS": "1000"})
+    assert done.exit_code == 2
+    assert "expected" in done.output and name in done.output
+
+
+def test_the_version_is_shown() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output.strip()) == (0, zcomm.__version__)
+
+
+@needs_ranks
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_training_step_with_lossless_differences_is_that_with_exact_weights(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "bench" / "training_step.py"
+    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (kept,) = results_file.load("training_step", tmp_path).values()
+    (measurement,) = kept.values()
+    assert measurement.facts["turns"] == 3
+    ways = {record["way"]: record for record in measurement.records}
+    assert list(ways) == ["exact", "int8", "difference"]
+    assert 0 < ways["difference"]["bits_per_weight"] < 8
+    exact, int8, difference = (record["inter_node_bytes"] for record in ways.values())
+    if exact is not None:  # None without network namespaces
+        assert exact > int8 > difference
+
+
+@needs_ranks
+def test_a_small_run(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    options = "--backends gloo,zcomm,exact_all_to_all,naive --nodes 2x1 --link none -n 2 -w 1 -m 1"
+    sizes = "-b 8 -e 8K -f 1024 --min-bytes 4096 -d bfloat16 -o avg --reduce-scatter int8:128"
+    done = CliRunner().invoke(app, ["reduce_scatter", *options.split(), *sizes.split(), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    report = report_file.load(file)
+    assert report.keys() == {"schema", "command", "machine", "note", "config", "results"}
+    assert json.dumps(report["config"]["sizes"]) == "[8, 8192]"
+    records = report["results"]
+    assert [record["size"] for record in records] == [8] * 4 + [8192] * 4
+    assert [record["backend"] for record in records[:4]] == ["gloo", "zcomm", "exact_all_to_all", "naive"]
+    assert all(record.keys() == RECORD_KEYS for record in records)
+    tiny, large = records[1], records[5]
+    assert (tiny["exact_reason"], tiny["wire_bytes"]) == ("min_bytes", None)
+    # One shard of 2048 values: a byte each, and a scale of two bytes for every 128.
+    assert (large["exact_reason"], large["wire_bytes"], large["format"]) == (None, 2048 + 32, "int8:128")
+    assert large["ratio"] == pytest.approx(4096 / 2080)
+    (hop,) = large["hops"]
+    assert (hop["intra_node_bytes"], hop["inter_node_bytes"]) == (0, 2048 + 32) and hop["wait_us"] > 0
+    assert tiny["hops"] is None and records[0]["hops"] is None
+    for record in records:
+        assert 0 < record["min_us"] <= record["median_us"] <= record["p90_us"]
+        assert record["max_error"] < 0.1
+    # One code in 127 of a block's maximum, which is below five times the root mean square; and bfloat16 values.
+    assert 0 < large["mean_error"] < 5 / 127

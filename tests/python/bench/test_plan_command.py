@@ -1,0 +1,97 @@
+"""``python -m zcomm_bench plan``: what it prints and draws, and which arguments it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from support.model_configs import GPT2, LLAMA_8B
+from typer.testing import CliRunner
+
+from zcomm_bench.cli import app
+from zcomm_bench.planner.cluster import processor
+
+
+def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    config, picture = tmp_path / "config.json", tmp_path / "plan.png"
+    config.write_text(json.dumps(LLAMA_8B))
+    arguments = ["plan", "--model", str(config), "--inter", "25gbit", "--json", "--plot", str(picture)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.output)
+    assert made["use"] == "exact weights by differences"
+    assert made["cluster"]["inter"]["bandwidth"] == {"value": 3.125e9, "source": "given"}
+    assert picture.stat().st_size > 10_000
+    table = CliRunner().invoke(app, arguments[:5])
+    assert table.exit_code == 0, table.output
+    assert "(assumed)" in table.output
+    assert "(given)" in table.output
+
+
+def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(GPT2))
+
+    def planned(*arguments: str) -> dict:
+        result = CliRunner().invoke(app, ["plan", "--json", "--model", str(config), *arguments])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)["workload"]["bits_per_weight"]
+
+    assert planned("--bits-per-weight", "2.5") == {"value": 2.5, "source": "given"}
+    slow, fast = planned("--learning-rate", "1e-5"), planned("--learning-rate", "1e-3")
+    assert slow["value"] < planned()["value"] < fast["value"]
+    assert slow["source"] == fast["source"] == "assumed"
+    for arguments, reason in [
+        (["--learning-rate", "1e-3", "--bits-per-weight", "2"], "expected it or a learning rate, got both"),
+        (["--learning-rate", "-1"], "learning_rate: expected 0 to 1, got -1.0"),
+    ]:
+        result = CliRunner().invoke(app, ["plan", "--model", str(config), *arguments], env={"COLUMNS": "1000"})
+        assert result.exit_code == 2 and reason in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "config.json"),
+        (["--model", "nothing.json"], "expected a config.json"),
+        (["--model", "x:y"], "model: expected a function"),
+        (["--model", "x:y", "--gpu", "h1000"], "Invalid value for '--gpu': gpu: expected one of v100"),
+        (["--model", "x:y", "--inter", "fast"], "Invalid value for '--inter': expected a rate"),
+        (["--model", "x:y", "--intra", "fast"], "Invalid value for '--intra': expected a rate"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], reason: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "1000"})
+    assert result.exit_code == 2
+    assert reason in " ".join(result.output.split())
+
+
+def test_a_cluster_in_a_file(tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.yaml"
+    model.write_text(json.dumps(GPT2))
+    file.write_text("nodes: 4\ngpus-per-node: 2\ninter: 25gbit\ngpu: a100\n")
+    arguments = ["plan", "--json", "--model", str(model), "--cluster", str(file)]
+
+    def planned(*more: str) -> dict:
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)["cluster"]
+
+    made = planned()
+    assert (made["nodes"], made["ranks_per_node"]) == (4, 2)
+    assert made["inter"]["bandwidth"] == {"value": 25e9 / 8, "source": "given"}
+    assert made["compute"]["peak"]["value"] == processor("a100").peak.value
+    assert planned("--nodes", "8")["nodes"] == 8  # the command line has the last word
+    for text, message in [("speed: 1", "got speed"), ("[1]", "expected a mapping"), ("a: [", "expected a YAML file")]:
+        file.write_text(text)
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"})
+        assert result.exit_code == 2 and message in result.output
+
+
+def test_the_help_names_the_scale() -> None:
+    result = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "200"})
+    assert "--scale" in result.output

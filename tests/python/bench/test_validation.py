@@ -1,0 +1,97 @@
+"""The planner's errors, against published training steps, measured ones, and reports of the benchmark."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from support.validation import lab_calls, lab_steps, published
+from typer.testing import CliRunner
+
+from bench import results_file
+from zcomm_bench.cli import app
+
+
+def test_errors_against_published_steps() -> None:
+    pytest.importorskip("scipy")
+    rows = published.load()
+    errors, _ = published.errors(rows)
+    by_hand = published.errors_of_line_rate(rows).summary()
+    summary = errors.summary()
+    assert summary["exact_mean"] <= 0.08
+    assert summary["zeropp_mean"] <= 0.09
+    assert summary["speedup_mean"] <= 0.08
+    assert summary["speedup_worst"] <= 0.20
+    assert summary["speedup_within_10_percent"] >= 0.8
+    for name in ("exact_mean", "zeropp_mean", "speedup_mean"):
+        assert summary[name] < by_hand[name]
+
+
+@pytest.mark.parametrize("model", ["18B", "138B"])
+def test_errors_of_a_fit_to_another_model(model: str) -> None:
+    pytest.importorskip("scipy")
+    summary = published.errors_without_model(published.load(), model).summary()
+    assert summary["exact_mean"] <= 0.20
+    assert summary["zeropp_mean"] <= 0.15
+    assert summary["speedup_mean"] <= 0.15
+
+
+def test_errors_against_measured_collectives() -> None:
+    reports = {name: one for name, one in results_file.collective_reports().items() if name.endswith("-avx512")}
+    calls = lab_calls.predict(reports)
+    assert len(calls) >= 20
+    assert sum(abs(call.error) for call in calls) / len(calls) <= 0.08
+    assert all(abs(call.error) <= 0.11 for call in calls if call.size >= 16 << 20)
+    assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_bytes_of_hops_are_those_of_a_benchmark(collective: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("pyroute2")
+    file = tmp_path / "report.json"
+    options = "--backends zcomm --nodes 2x2 --link none -n 1 -w 1 -m 1 -b 1M -e 1M --no-check"
+    done = CliRunner().invoke(app, [collective, *options.split(), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(file.read_text())
+    (row,) = report["results"]
+    assert lab_calls.hops_error(report, row) == 0
+    row["hops"][0]["intra_node_bytes"] *= 1.25
+    assert lab_calls.hops_error(report, row) == pytest.approx(0.2)
+    row["hops"].pop()
+    assert lab_calls.hops_error(report, row) == 1
+    assert lab_calls.hops_error(report, {**row, "hops": None}) is None
+
+
+def test_errors_against_measured_steps() -> None:
+    steps = lab_steps.predict(lab_steps.load())
+    errors = [abs(each.error) for each in steps if each.error is not None]
+    assert len(errors) == 5
+    assert max(errors) <= 0.15
+    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+
+
+def test_errors_by_how_weights_are_sent() -> None:
+    content = lab_steps.load()
+    steps = lab_steps.predict_weights(content)
+    errors = [abs(each.error) for each in steps if each.error is not None]
+    assert len(errors) == 7
+    assert max(errors) <= 0.15
+    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+    rows = iter(content["weights_rows"])
+    measured = results_file.load("training_step")["avx512"]
+    for name in ("2x2_1gbit_0.001", "2x2_100mbit_0.001", "2x2_100mbit_3e-05"):
+        for figures, row in zip(measured[name].records, rows, strict=False):
+            for key in {"seconds", "inter_node_bytes", "bits_per_weight"} & row.keys():
+                assert row[key] == pytest.approx(figures[key], rel=1e-3)
+
+
+def test_steps_are_shorter_behind_a_faster_link() -> None:
+    content = lab_steps.load()
+    slow = {each.option: each.predicted for each in lab_steps.predict(content) if each.link == "100mbit"}
+    rows = [{**row, "link": "1gbit"} if row["link"] == "100mbit" else row for row in content["rows"]]
+    fast = {each.option: each.predicted for each in lab_steps.predict({**content, "rows": rows}) if each.predicted}
+    assert all(fast[option] < seconds for option, seconds in slow.items() if option in fast)

@@ -1,0 +1,149 @@
+"""zcomm takes over FSDP2's collectives by itself: everything else that FSDP2 does stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.decisions import FAST_LINK, SLOW_LINK, table
+from support.fsdp_model import whole
+from support.worlds import options, run
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import zcomm
+
+WIDTH = 64
+TWO_NODES = [0, 0, 1, 1]
+
+
+def make_model(**fields: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+    for module in [*model, model]:
+        fully_shard(module, **fields)
+    return model
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
+    model(inputs).square().sum().backward()
+    return [parameter.grad.to_local().clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+
+
+def replicas() -> Any:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def auto(folder: Path, link: tuple[float, float, float], **fields: Any) -> Any:
+    return options(policy="auto", decisions=table(folder, link), forms=(), **fields)
+
+
+def test_other_dtypes_of_a_unit_stay_bytes_where_it_is_exact(tmp_path: Path) -> None:
+    """Both dtypes stay FSDP2's bytes, so no value can be taken for the other dtype's."""
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH).bfloat16().requires_grad_(False), nn.Linear(WIDTH, WIDTH))
+        fully_shard(model)
+        weights = [whole(parameter) for parameter in model.parameters()]
+        zcomm.fsdp.compress(model)
+        before = zcomm.stats().all_gather.exact["format_exact"].calls  # those of whole()
+        for _ in range(2):
+            model.unshard()
+            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
+            model.reshard()
+        stats = zcomm.stats().all_gather
+        assert stats.calls == 0 and stats.exact["format_exact"].calls == before + 2
+
+    run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, FAST_LINK))
+
+
+@pytest.mark.parametrize("kept", ["an exempt parameter", "an exact rule", "a hook", "exact()"])
+def test_what_is_to_stay_exact_of_replicas_stays_so(kept: str, tmp_path: Path) -> None:
+    def body() -> None:
+        model = make_model(mesh=replicas())
+        if kept == "an exempt parameter":
+            zcomm.fsdp.compress(model, exempt=["*"])
+        elif kept == "an exact rule":
+            zcomm.fsdp.compress(model, weights="exact", gradients="exact", exempt=())
+        elif kept == "a hook":
+            other = dist.new_group(pg_options=options())
+            for layer in model:
+                layer.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient, group=other))
+        if kept == "exact()":
+            with zcomm.exact():
+                gradients_of(model)
+        else:
+            gradients_of(model)
+        for group in dist.distributed_c10d._world.pg_map:
+            assert zcomm.stats(group).all_reduce.calls == 0, kept
+
+    run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
+
+
+def test_replicas_of_a_rule_have_its_format(tmp_path: Path) -> None:
+    def body() -> None:
+        mesh = replicas()
+        model = make_model(mesh=mesh)
+        zcomm.fsdp.compress(model, gradients="int8:64", exempt=())
+        gradients_of(model)
+        decisions = zcomm.stats(mesh.get_group("replicate")).decisions
+        assert {one.format for one in decisions if one.collective == "all_reduce"} == {"int8:64"}
+
+    run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
+
+
+def test_a_group_of_another_backend_gathers_as_before() -> None:
+    """reshard_after_forward with a number makes groups with the world's backend, which is gloo."""
+
+    def body(backend: str) -> list[torch.Tensor]:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",), backend_override={"fsdp": backend})
+        with zcomm.override(all_gather="exact", reduce_scatter="exact"):
+            return gradients_of(make_model(mesh=mesh, reshard_after_forward=2))
+
+    for got, want in zip(
+        run(lambda: body("zcomm"), 4, backend="gloo"), run(lambda: body("gloo"), 4, backend="gloo"), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_memory_of_the_process_group_can_be_chosen_at_any_time(ruled: bool) -> None:
+    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_allocate_memory_from_process_group_for_comm"):
+        pytest.skip("came with torch 2.12")
+
+    def body() -> None:
+        model = make_model()
+        if ruled:
+            zcomm.fsdp.compress(model, exempt=())
+        gradients_of(model)
+        before = zcomm.stats().all_gather.calls
+        for layer in model:
+            layer.set_allocate_memory_from_process_group_for_comm(True)
+        gradients_of(model)
+        stats = zcomm.stats().all_gather
+        assert stats.calls == 2 * before and not stats.exact
+
+    run(body, options=options(forms=()))
+
+
+def test_a_choice_that_torch_refuses_changes_nothing() -> None:
+    def body() -> None:
+        model = make_model()
+        gradients_of(model)
+        before = zcomm.stats().all_gather.calls
+        for layer in model:
+            with pytest.raises((RuntimeError, AssertionError, ValueError)):
+                layer.set_symm_mem_for_comm("no such backend")
+        gradients_of(model)
+        stats = zcomm.stats().all_gather
+        assert stats.calls == 2 * before and not stats.exact
+
+    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_symm_mem_for_comm"):
+        pytest.skip("came with a later torch")
+    run(body, options=options(forms=()))

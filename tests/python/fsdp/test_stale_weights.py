@@ -1,0 +1,171 @@
+"""Weights that change in any way are those of the next gather, with secondary shards of either kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.training import WIDTH, Block, make_batch
+from support.weight_changes import WAYS, data_copy, foreach_mul_of_data, in_place_operations, step
+from support.worlds import collect, options, run
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import zcomm
+from zcomm.fsdp import Compression, compress
+
+WEIGHTS = pytest.mark.parametrize("weights", ["int8:256", "lossless"])
+TWO_NODES = [0, 0, 1, 1]
+
+
+def sharded(weights: str, **fields: Any) -> tuple[nn.Module, Compression]:
+    """Each rank has some of each module."""
+    torch.manual_seed(0)
+    block = Block(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+    model = nn.Sequential(block, nn.Linear(WIDTH, 8))
+    for block in [*model, model]:
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    return model, compress(model, weights=weights, **fields)
+
+
+@WEIGHTS
+def test_every_way_to_change_weights(weights: str, tmp_path: Path) -> None:
+    """All ranks write alike: the next gather has the new values, as after ``invalidate()``."""
+
+    def body() -> None:
+        inputs, _ = make_batch(dist.get_rank())
+        with torch.no_grad():
+            for name, change in WAYS.items():
+                model, secondary = sharded(weights)
+                before = model(inputs)
+                assert torch.equal(model(inputs), before)
+                change(model, tmp_path / name)
+                got = model(inputs)
+                intra_node = [stats.gathers_intra_node for stats in secondary.stats().values()]
+                assert torch.equal(model(inputs), got)
+                assert [stats.gathers_intra_node - 1 for stats in secondary.stats().values()] == intra_node, name
+                secondary.invalidate()
+                assert torch.equal(model(inputs), got), f"{name}: the weights before it were gathered"
+                unchanged = name.startswith("dcp_load")  # loads the saved values
+                assert torch.equal(got, before) == unchanged, f"{name} changed nothing"
+
+    assert len(WAYS) >= 30
+    run(body, 4, nodes=TWO_NODES, options=options(), seconds=200, group_seconds=60)
+
+
+@WEIGHTS
+@pytest.mark.parametrize("writer", [0, 3])
+def test_a_change_on_some_ranks_is_an_error_that_names_the_module(weights: str, writer: int) -> None:
+    def body() -> None:
+        model, _ = sharded(weights)
+        inputs, targets = make_batch(dist.get_rank())
+        loss = (model(inputs).float()[:, :3] - targets).square().mean()
+        if dist.get_rank() == writer:
+            for parameter in model[1].parameters():
+                parameter.data.mul_(1.5)
+        loss.backward()  # gathers once more, and reduces between nodes
+
+    outcomes = collect(body, 4, nodes=TWO_NODES, options=options(), grace=20.0)
+    assert all(outcome.error for outcome in outcomes), outcomes
+    node = [outcomes[rank].error or "" for rank in (0, 1) if writer == 0] or [outcomes[3].error or ""]
+    assert any("in 1: " in error and "of weights that may have changed" in error for error in node), outcomes
+
+
+@WEIGHTS
+def test_without_the_check_uncounted_changes_need_invalidate(weights: str) -> None:
+    def body() -> None:
+        model, secondary = sharded(weights, check=False)
+        inputs, _ = make_batch(dist.get_rank())
+        with torch.no_grad():
+            before = model(inputs)
+            data_copy(model, Path())
+            assert torch.equal(model(inputs), before)
+            secondary.invalidate()
+            assert not torch.equal(model(inputs), before)
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+@WEIGHTS
+def test_ranks_that_have_nothing_of_a_module(weights: str) -> None:
+    """Such ranks cannot tell that others have changed their parts, unless PyTorch counts it or ``invalidate()`` is
+    called."""
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 3, bias=False))
+        for block in [*model, model]:
+            fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        secondary = compress(model, weights=weights)
+        inputs = torch.randn(4, 64)
+        with torch.no_grad():
+            for change in (in_place_operations, foreach_mul_of_data):
+                before = model(inputs)
+                change(model, Path())
+                secondary.invalidate()
+                assert not torch.equal(model(inputs), before)
+            foreach_mul_of_data(model, Path())
+            model(inputs)
+
+    outcomes = collect(body, 4, nodes=TWO_NODES, options=options(), grace=20.0)
+    assert all("of weights that" in (outcome.error or "") for outcome in outcomes), outcomes
+
+
+@WEIGHTS
+@pytest.mark.parametrize("first_use", ["forward", "a part", "another method", "unshard"])
+def test_enabled_before_fully_shard(weights: str, first_use: str) -> None:
+    """The first gather of each module is what those after it are: with lossless differences exact."""
+
+    class Model(nn.Sequential):
+        def features(self, inputs: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                inputs = layer(inputs)
+            return inputs
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = Model(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)).bfloat16()
+        secondary = compress(model, weights=weights)
+        fully_shard(model[0])
+        fully_shard(model)
+        torch.distributed.fsdp.register_fsdp_forward_method(model, "features")
+        wanted = [whole(parameter) for parameter in model.parameters()]
+        seen: dict[int, torch.Tensor] = {}
+        for number, layer in enumerate(model):
+            layer.register_forward_pre_hook(lambda layer, _, n=number: seen.update({n: layer.weight.detach().clone()}))
+        inputs = torch.randn(2, 128).bfloat16()
+        if first_use == "forward":
+            model(inputs)
+        elif first_use == "another method":
+            model.features(inputs)
+        elif first_use == "a part":
+            model[0](inputs)
+        else:
+            model.unshard()
+            seen[1] = model[1].weight.detach().clone()
+        assert seen
+        for number, weight in seen.items():
+            assert torch.equal(weight, wanted[number]) == (weights == "lossless")
+        assert sum(stats.gathers_inter_node for stats in secondary.stats().values()) == len(seen)
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    with zcomm.exact():
+        result: torch.Tensor = parameter.full_tensor().detach().clone()
+    return result
+
+
+def test_a_model_that_is_not_sharded_is_an_error_at_the_first_step() -> None:
+    def body() -> None:
+        model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+        compress(model)
+        step(torch.optim.SGD(other.parameters()), other.parameters())
+        with pytest.raises(RuntimeError, match="expected a model to whose modules fully_shard is applied"):
+            step(torch.optim.SGD(model.parameters()), model.parameters())
+
+    run(body)

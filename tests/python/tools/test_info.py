@@ -1,0 +1,45 @@
+"""``python -m zcomm info``: it needs no package beside zcomm's own, and names what the environment sets."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import zcomm
+from zcomm import _core
+
+
+def told(*arguments: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zcomm", *arguments]
+    env = {**os.environ, **variables}
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60, env=env)
+
+
+def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
+    pytest.importorskip("torch")
+    output = told("info", ZCOMM_MIN_BYTES="4096").stdout
+    for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
+        assert name in output
+    assert ("not built (no nvcc)" in output) != bool(_core.cuda_build().toolkit)
+    (line,) = (line for line in output.splitlines() if line.startswith("ZCOMM_MIN_BYTES"))
+    assert line.split() == ["ZCOMM_MIN_BYTES", "4096", "min_bytes=4096"]
+
+
+def test_a_wrong_option_of_the_environment_is_named() -> None:
+    pytest.importorskip("torch")
+    done = told("info", check=False, ZCOMM_MIN_BYTES="many")
+    assert done.returncode == 1 and "the environment holds a wrong option: ZCOMM_MIN_BYTES: " in done.stderr
+
+
+def test_it_needs_neither_torch_nor_packages_of_the_benchmarks() -> None:
+    script = "import sys, runpy; sys.modules |= dict.fromkeys(('torch', 'rich', 'typer', 'yaml'))"
+    script += "; sys.argv = ['', 'info']; runpy.run_module('zcomm', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "CPU codecs" in done.stdout, done.stderr
+
+
+def test_other_commands_are_refused() -> None:
+    assert told("--version").stdout.strip() == zcomm.__version__
+    for wrong in ([], ["plan"]):
+        assert told(*wrong, check=False).returncode == 2

@@ -1,0 +1,22 @@
+"""Formats by their names."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from zcomm import _core
+
+#: As formats() lists them; of reductions also INTRA_NODE/INTER_NODE.
+Format: TypeAlias = Literal["exact", "bf16", "int8:256", "int6:256", "int4:128", "int8:128/int4:128"] | str
+
+
+def formats(dtype: str = "float32") -> dict[str, float]:
+    """The formats, and the bits that a value of ``dtype`` takes in a long message, scales included.
+
+    Blocks have 256 elements here. Any multiple of 32 from 32 to 4096 may stand in its place, and ``":hadamard"`` and
+    then ``":stochastic"`` (not for fp8) may follow it, which change no size. Reductions take one, or two for the hops
+    inside a node and between nodes, ``"int8:128/int4:128"``.
+    """
+    num_elements = 1 << 20
+    names = [name + (":256" if has_scales else "") for name, has_scales in _core.ELEMENT_KINDS]
+    return {name: 8 * _core.WireLayout(name, dtype, num_elements).num_bytes / num_elements for name in names}

@@ -1,0 +1,347 @@
+"""How the modules of FSDP2 send their weights and gradients: one call for a model, further ones for parts of it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import statistics
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from zcomm._formats import Format
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.report import WEIGHT_SENDERS
+from zcomm.feedback import ErrorFeedback
+from zcomm.fsdp import _fsdp2
+from zcomm.fsdp.collectives import Collectives, GatherCall, Rule, collectives_of, owner_of
+from zcomm.fsdp.differences import prepare
+from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
+from zcomm.fsdp.selection import Selector, one_dimensional, select
+
+_log = logging.getLogger("zcomm")
+_numbers = itertools.count()
+
+
+def compress(
+    model: nn.Module,
+    *,
+    weights: Literal["lossless"] | Format | None = None,
+    gradients: Format | None = None,
+    keep_in_node: bool = True,
+    exempt: Sequence[Selector] = (one_dimensional,),
+    max_bytes: int | None = None,
+    error_feedback: ErrorFeedback | None = None,
+    check: bool = True,
+) -> Compression:
+    """Set how every module in ``model`` that ``fully_shard`` was applied to, or will be, sends weights and gradients.
+
+        zcomm.fsdp.compress(model, weights="lossless")
+        zcomm.fsdp.compress(model.lm_head, weights="int8:256", gradients="exact")
+
+    A later call replaces all settings of the modules that it reaches: call it for the model, then for the parts that
+    are to differ. All ranks make the same calls. What the options leave exact for other reasons than its format stays
+    exact, and ``zcomm.exact()`` and ``zcomm.override()`` have the last word.
+
+    Args:
+        weights: a format such as ``"int8:256"``; None: that of the process group. ``"exact"``: as torch sends them.
+            ``"lossless"``: exact, bit for bit, as lossless differences to what the nodes still have, of bfloat16 or
+            float16. On a GPU the host waits for the GPU once per optimizer step, and CUDA graphs cannot capture that.
+        gradients: formats intra-node, then inter-node, such as ``"int8:128/int4:128"``, or one for both; None: those of
+            the process group.
+        keep_in_node: keep secondary shards, so that weights cross nodes once per optimizer step: :class:`Compression`.
+            ``"lossless"`` needs them. ``"exact"`` has none, nor have gathers of a ``reshard_after_forward`` mesh.
+        exempt: parameters that are sent exactly, in the same messages. Default: those of less than two dimensions,
+            norms and biases. ``()`` exempts none. Of a parameter that modules share any of its names counts.
+        max_bytes: limit of a rank's secondary shards. Modules whose shards would exceed it go without, and are named in
+            a warning. None: no limit.
+        error_feedback: what a reduction drops is added to the next one of the same parameters.
+        check: notice changes of weights that PyTorch does not count: :class:`Compression`.
+
+    Raises:
+        ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
+            ``"lossless"`` without ``keep_in_node``; at a gather, weights of float32 or float64 with ``"lossless"``; at
+            the first forward pass, a process group without the backend "zcomm".
+        RuntimeError: ``fully_shard`` was applied to no module by the first step of the model's optimizer; weights of a
+            module have changed on some ranks only; a CUDA graph captures a gather with ``"lossless"``.
+    """
+    if max_bytes is not None and max_bytes < 0:
+        raise ValueError(f"max_bytes: expected 0 or more, or None, got {max_bytes}")
+    if weights == "lossless" and not keep_in_node:
+        raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
+    _check_formats(weights, gradients)
+    select(model, exempt)
+    settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback)
+    return Compression(_Modules(model, settings, max_bytes, check))
+
+
+def _check_formats(weights: str | None, gradients: str | None) -> None:
+    formats = {"all_gather": None if weights == "lossless" else weights, "reduce_scatter": gradients}
+    try:
+        _c10d.PolicyOverride(**{name: format for name, format in formats.items() if format is not None})
+    except (TypeError, ValueError) as error:
+        text = str(error).replace("all_gather: ", "weights: ", 1).replace("reduce_scatter: ", "gradients: ", 1)
+        raise type(error)(text) from None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of one call."""
+
+    number: int  # of the call
+    weights: str | None
+    gradients: str | None
+    keep_in_node: bool
+    exempt: Sequence[Selector]
+    error_feedback: ErrorFeedback | None
+
+    def rule_of(self, owner: _Modules, group: Collectives, exempt: set[tuple[int, str]]) -> Rule:
+        flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
+        return Rule(self.number, owner, self.weights, self.gradients, flags, self.error_feedback)
+
+
+@dataclass
+class ModuleStats:
+    """What one module of FSDP2 sends how, and what this rank has sent for it so far. Bytes are counted when a call is
+    done."""
+
+    weights: str  #: the format, or "lossless"; "" is the process group's format
+    gradients: str
+    elements: int  #: of all its parameters
+    exempt_elements: int  #: of them, those that are sent exactly
+    gathers: int = 0  #: those that zcomm made
+    gathers_inter_node: int = 0  #: to a secondary shard, from the shards of all ranks
+    gathers_intra_node: int = 0  #: from secondary shards, inside the node
+    gathers_plain: int = 0  #: left exact by the options, or of weights that cannot be watched
+    gathers_beyond_limit: int = 0  #: without a secondary shard, as ``max_bytes`` is used up
+    gathered_intra_node_bytes: int = 0  #: sent to ranks of the same node
+    gathered_inter_node_bytes: int = 0  #: sent to other nodes
+    reduces: int = 0
+    reduced_intra_node_bytes: int = 0
+    reduced_inter_node_bytes: int = 0
+    memory_bytes: int = 0  #: of this rank's secondary shard
+    generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
+    bits_per_weight: float = 0.0  #: that the last lossless difference took on its way to another node; 0 without one
+
+
+class Compression:
+    """What :func:`compress` returns: it counts, and takes the settings back.
+
+    *Secondary shards.* The ranks of a node keep the weights that they have gathered among them: L ranks an L-th of the
+    model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. A gather of weights that have
+    not changed since the last one moves no byte between nodes: in the backward pass, in further micro-batches, in
+    generation and evaluation.
+
+    *Changes of weights.* Steps of torch's optimizers, in-place operations and exchanged parameters are noticed as
+    PyTorch counts them. All others are noticed by a hash of this rank's own shard, which each gather reads anew: writes
+    through ``param.data``, foreach operations, collectives, NumPy. With ``check=False`` they leave the old weights in
+    use, unless ``invalidate()`` follows. On CPUs such a change on all ranks leads to a gather across nodes, as a step
+    does. If only some ranks have changed their weights, the ranks of their nodes raise, and ranks of other nodes at the
+    next call between nodes. On GPUs the host does not wait for the hash. Gathers of such a module give NaN on its node,
+    and the next gather or step of a rank that has changed it raises. So call ``invalidate()`` on all ranks after a
+    change that PyTorch does not count, such as replays of a CUDA graph that has an optimizer's step.
+    """
+
+    def __init__(self, modules: _Modules) -> None:
+        self._modules = modules
+
+    def stats(self) -> dict[str, ModuleStats]:
+        """By the name of the module, of those that no later call has other settings for, since they have these."""
+        return {group.name: _stats_of(group, rule) for group, rule in self._modules.in_force().items()}
+
+    def invalidate(self) -> None:
+        """Gather across nodes next time: on all ranks, after a change that PyTorch does not count, and on GPUs after
+        replays of a CUDA graph with an optimizer's step."""
+        for shard in self._modules.shards().values():
+            shard.outdate(forget_mark=True)
+
+    def disable(self) -> None:
+        """Sends as the process group has it, where no later call has other settings, and frees the secondary shards."""
+        self._modules.disable()
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name}: weights {one.weights or 'as the group'}, gradients {one.gradients or 'as the group'}, "
+            f"{one.exempt_elements} of {one.elements} elements as they are"
+            for name, one in self.stats().items()
+        ]
+        return "\n".join(rows) or "no modules"
+
+
+class _Modules:
+    """Those that a call of compress() reaches. The model keeps this object; so does each rule."""
+
+    def __init__(self, model: nn.Module, settings: _Settings, max_bytes: int | None, check: bool) -> None:
+        self._model = model
+        self._settings = settings
+        self.checks = check
+        self._rules: dict[Collectives, Rule] = {}
+        self._max_bytes = max_bytes
+        self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
+        # The model keeps this object until the rules do. A hook of torch's own must not keep the model.
+        self._hooks = [
+            model.register_forward_pre_hook(lambda *_: self.install()),
+            register_optimizer_step_post_hook(_StepHook(self)),
+        ]
+        weakref.finalize(self, self._hooks[1].remove)
+        WEIGHT_SENDERS.add(self)
+        _WATCHING[settings.number] = self
+        _watch_new_groups()
+        self.install()
+
+    def install(self) -> None:
+        """Settings for the modules that ``fully_shard`` was applied to by now."""
+        new = [group for group in collectives_of(self._model) if group not in self._rules]
+        if not new:
+            return
+        self._hooks[0].remove()
+        exempt = select(self._model, self._settings.exempt)
+        for group in new:
+            rule = self._rules[group] = self._settings.rule_of(self, group, exempt)
+            group.set_rule(rule, self._strategy_of(group))
+
+    def _strategy_of(self, group: Collectives) -> SecondaryShard | None:
+        if self._settings.weights == "lossless":
+            return KeptValues(self, group)
+        is_kept = self._settings.keep_in_node and self._settings.weights != "exact"
+        return KeptWires(self, group) if is_kept else None
+
+    def reaches(self, group: Collectives | None) -> bool:
+        """Whether it has been told of this group."""
+        return group in self._rules
+
+    def in_force(self) -> dict[Collectives, Rule]:
+        """The rules that no later call has replaced."""
+        return {group: rule for group, rule in self._rules.items() if group.rule is rule}
+
+    def shards(self) -> dict[Collectives, SecondaryShard]:
+        """The secondary shards of these."""
+        return {group: group.strategy for group in self.in_force() if isinstance(group.strategy, SecondaryShard)}
+
+    def disable(self) -> None:
+        """See Compression."""
+        for hook in self._hooks:
+            hook.remove()
+        _WATCHING.pop(self._settings.number, None)
+        for group, rule in self._rules.items():
+            group.drop_rule(rule)
+        self._rules = {}
+
+    def explain(self, group: str) -> list[str]:
+        """How the modules that gather in the group of this name send their weights, for :func:`zcomm.report`."""
+        lossless = {of.name: shard for of, shard in self.shards().items() if isinstance(shard, KeptValues)}
+        taken = {name: costs for name, shard in lossless.items() if (costs := shard.costs(group)) is not None}
+        if not taken:
+            return []
+        bits = [cost.bits_per_weight for cost in taken.values()]
+        lines = [
+            f"weights of {len(taken)} modules cross nodes as lossless differences, exact to the bit: "
+            f"{min(bits):.3g} to {max(bits):.3g} bits per weight in their last gathers, the median is "
+            f"{statistics.median(bits):.3g}"
+        ]
+        for name, cost in taken.items():
+            if cost.bits_per_weight > cost.compressed_bits:
+                lines.append(
+                    f"{name}: its last difference took {cost.bits_per_weight:.3g} bits per weight, {cost.format} "
+                    f"would take {cost.compressed_bits:.3g} and round: zcomm.fsdp.compress(weights={cost.format!r}) of "
+                    "this module sends less"
+                )
+        return lines
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
+        # they are.
+        params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
+        if not self._rules and not {id(param) for param in params}.isdisjoint(map(id, self._model.parameters())):
+            raise RuntimeError(
+                "zcomm.fsdp.compress: expected a model to whose modules fully_shard is applied before the first step "
+                f"of its optimizer, got a {type(self._model).__name__} without any"
+            )
+        changed = {id(param) for param in params if param.requires_grad or param.grad is not None}
+        for group, shard in self.shards().items():
+            shard.check_mark()
+            if any(_fsdp2.parameter_id(param) in changed for param in group.params):
+                shard.outdate()
+
+    def prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
+        """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so
+        that the host waits for the GPU once after a step, and not once for each module."""
+        gathers = [first.to_prepare(call.shard, version)]
+        for shard in self.shards().values():
+            if shard is first or not isinstance(shard, KeptValues):
+                continue
+            if (other := shard.outdated_in(call.group.group_name)) is not None:
+                gathers.append(shard.to_prepare(*other))
+        prepare(call.group, gathers, call.async_op)
+
+    def reserve(self, name: str, num_bytes: int) -> bool:
+        """Whether that many bytes are left of ``max_bytes``, which are taken then."""
+        if self._max_bytes is not None and self._used_bytes + num_bytes > self._max_bytes:
+            _log.warning(
+                "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
+                name, num_bytes, self._max_bytes, self._used_bytes,
+            )  # fmt: skip
+            return False
+        self._used_bytes += num_bytes
+        return True
+
+    def release(self, num_bytes: int) -> None:
+        """Gives back what was reserved."""
+        self._used_bytes -= num_bytes
+
+
+def _stats_of(group: Collectives, rule: Rule) -> ModuleStats:
+    numels = [_fsdp2.num_elements(param) for param in group.params]
+    made = ModuleStats(
+        weights=rule.weights or "",
+        gradients=rule.gradients or "",
+        elements=sum(numels),
+        exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
+        gathers=group.gathered.calls,
+        gathered_intra_node_bytes=group.gathered.intra_node_bytes,
+        gathered_inter_node_bytes=group.gathered.inter_node_bytes,
+        reduces=group.reduced.calls,
+        reduced_intra_node_bytes=group.reduced.intra_node_bytes,
+        reduced_inter_node_bytes=group.reduced.inter_node_bytes,
+    )
+    shard = group.strategy
+    if isinstance(shard, SecondaryShard):
+        made.gathers += shard.intra_node.calls
+        made.gathered_intra_node_bytes += shard.intra_node.intra_node_bytes
+        made.gathered_inter_node_bytes += shard.intra_node.inter_node_bytes
+        made.gathers_inter_node = shard.gathers_inter_node
+        made.gathers_intra_node = shard.gathers_intra_node
+        made.gathers_plain = shard.gathers_plain
+        made.gathers_beyond_limit = shard.gathers_beyond_limit
+        made.memory_bytes = shard.memory_bytes
+    if isinstance(shard, KeptValues):
+        made.generation, made.bits_per_weight = shard.generation, shard.bits_per_weight
+    return made
+
+
+_WATCHING: weakref.WeakValueDictionary[int, _Modules] = weakref.WeakValueDictionary()
+
+
+@functools.cache
+def _watch_new_groups() -> None:
+    def install(group: Any) -> None:
+        for modules in list(_WATCHING.values()):
+            if not modules.reaches(owner_of(group)):
+                modules.install()
+
+    _fsdp2.before_first_use(install)
+
+
+class _StepHook:
+    def __init__(self, modules: _Modules) -> None:
+        self._modules = weakref.ref(modules)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (modules := self._modules()) is not None:
+            modules.after_step(optimizer)

@@ -1,0 +1,353 @@
+"""Secondary shards: what a node keeps of the weights, so that they cross nodes once, however often they are gathered.
+
+The idea is hpZ of ZeRO++ (https://arxiv.org/abs/2306.10209): the ranks of a node keep the gathered weights among them,
+so that the next gather stays inside the node. Each of L ranks of a node keeps an L-th: compressed bytes as they came
+over the wire, or, of weights that are sent as lossless differences, values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
+from zcomm.distributed.overrides import override
+from zcomm.distributed.single import all_gather_single
+from zcomm.fsdp import _fsdp2
+from zcomm.fsdp.collectives import Collectives, GatherCall, finished
+from zcomm.fsdp.differences import DifferenceGather, plan_differences
+
+# Tensors and marks that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
+_IN_GRAPHS: dict[int, Any] = {}
+
+
+@dataclass(frozen=True)
+class DifferenceCosts:
+    """Cost of a module's last gather by a lossless difference, in bits, and the cost in ``format``."""
+
+    bits_per_weight: float
+    format: str
+    compressed_bits: float
+
+
+@dataclass(frozen=True)
+class WeightsVersion:
+    """Version of the weights in a secondary shard. Equal ones have the same weights, in the same message."""
+
+    params: tuple[tuple[int, ...], ...]
+    plan: _c10d.Operation
+    content: int | None  # a hash of this rank's shard, in host memory
+
+
+class Owner(Protocol):
+    """The settings that secondary shards belong to: see Compression."""
+
+    checks: bool
+
+    def reserve(self, name: str, num_bytes: int) -> bool:
+        """Reserve bytes of the limit for the group ``name``; return False if fewer are left."""
+        ...
+
+    def release(self, num_bytes: int) -> None: ...
+
+    def prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
+        """Encode the shards that ``first`` and others will gather by differences."""
+        ...
+
+
+class SecondaryShard(ABC):
+    """Secondary shard of one parameter group, which gathers from it if possible."""
+
+    def __init__(self, owner: Owner, group: Collectives) -> None:
+        self._owner = owner
+        self._group = group
+        self.intra_node = _c10d.Site(group.name, [])
+        self._kept_version: WeightsVersion | None = None  # of the weights that are kept
+        self._mark: _c10d.ShardMark | None = None  # of the weights that are kept, on a GPU
+        self._capture = 0  # the CUDA graph that the last gather was recorded in
+        self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
+        self.gathers_inter_node = 0
+        self.gathers_intra_node = 0
+        self.gathers_plain = 0
+        self.gathers_beyond_limit = 0
+
+    @abstractmethod
+    def keeps_wires(self) -> bool:
+        """See GatherStrategy."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> torch.Tensor | None:
+        """The memory."""
+
+    @abstractmethod
+    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
+        """Bytes of the rank that needs most, so that all ranks decide alike."""
+
+    @abstractmethod
+    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
+        """The memory for this gather; outdates what was kept in another."""
+
+    @abstractmethod
+    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
+        """From the shards of all ranks."""
+
+    @abstractmethod
+    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
+        """From what the ranks of the node keep."""
+
+    @abstractmethod
+    def _gather_without(self, call: GatherCall) -> Any:
+        """Where weights cannot be watched, or max_bytes is used up."""
+
+    def _can_be_captured(self) -> bool:
+        return True
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.kept is None else self.kept.numel()
+
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._group.plain.allocate(size, dtype, device)
+
+    def gather(self, call: GatherCall) -> Any:
+        plan = call.plan
+        version = None if plan is None else self._version_of(plan, call.shard)
+        self.check_mark()
+        is_captured = self._is_captured(call.output.device)
+        if plan is None:
+            self.gathers_plain += 1
+            return self._group.plain.gather(call)
+        if version is None or (is_captured and not self._can_be_captured()):
+            self.gathers_plain += 1
+            return self._gather_without(call)
+        if not self._fits(self._largest(call, plan)):
+            self.gathers_beyond_limit += 1
+            return self._gather_without(call)
+        kept = self._make_room(call, plan)
+        if version == self._kept_version:
+            self.gathers_intra_node += 1
+            self._check(call.shard, kept)
+            return self._gather_again(call, plan)
+        self._kept_version = None  # while it is being written
+        self.gathers_inter_node += 1
+        work = self._gather_across(call, plan, version)
+        self._kept_version = version
+        return work
+
+    def outdate(self, forget_mark: bool = False) -> None:
+        self._kept_version = None
+        if forget_mark:
+            self._mark = None
+
+    def forget(self) -> None:
+        """Free the kept data, which the next gathers cannot use."""
+        self._owner.release(self._reserved or 0)
+        self.outdate(forget_mark=True)
+        self._reserved = None
+
+    def _fits(self, num_bytes: int) -> bool:
+        if self._reserved is None:
+            self._reserved = num_bytes if self._owner.reserve(self._group.name, num_bytes) else 0
+        return self._reserved > 0 or num_bytes == 0
+
+    def _is_captured(self, device: torch.device) -> bool:
+        """Tell whether a CUDA graph captures this gather.
+
+        The first gather in a graph crosses nodes, because its replays need the weights of their time. So does the first
+        gather after a capture, because replays change the kept wires without the host's knowledge."""
+        capture = _c10d.capture_of(device)
+        if capture != self._capture:
+            self._capture = capture
+            self.outdate()
+        self._keep_for_replays(self.kept)
+        return capture != 0
+
+    def _keep_for_replays(self, used: Any) -> None:
+        if self._capture != 0 and used is not None:
+            _IN_GRAPHS[id(used)] = used
+
+    def _note(self, shard: torch.Tensor) -> None:
+        """Record the hash of ``shard`` on a GPU, where kernels compare it later so that the host need not wait."""
+        if self._owner.checks and not shard.is_cpu:
+            self._mark = self._mark or _c10d.ShardMark(shard.device)
+            self._mark.note(shard)
+            self._keep_for_replays(self._mark)
+
+    def _check(self, shard: torch.Tensor, kept: torch.Tensor) -> None:
+        if self._mark is not None and self._owner.checks:
+            self._mark.check(shard, kept)
+
+    def check_mark(self) -> None:
+        """Raise RuntimeError if a kernel has found a change of weights that PyTorch did not count."""
+        if self._mark is not None and self._mark.has_changed:
+            raise RuntimeError(
+                f"{self._group.name}: its weights have changed in a way that PyTorch does not count, and gathers since "
+                "then gave NaN: call invalidate() of what zcomm.fsdp.compress returned on all ranks after such a change"
+            )
+
+    def _version_of(self, plan: _c10d.Operation, shard: torch.Tensor | None = None) -> WeightsVersion | None:
+        """Return the version of the weights, or None if PyTorch does not count changes."""
+        params = []
+        for param in self._group.params:
+            version = _fsdp2.version_of(param)
+            if version is None:
+                return None
+            params.append(version)
+        # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
+        is_hashed = self._owner.checks and self._reserved != 0
+        content = _c10d.hash_of(shard) if is_hashed and shard is not None and shard.is_cpu else None
+        return WeightsVersion(tuple(params), plan, content)
+
+
+class KeptWires(SecondaryShard):
+    """Of weights in a format. What is gathered from them has the same bits as the first gather."""
+
+    def __init__(self, owner: Owner, group: Collectives) -> None:
+        super().__init__(owner, group)
+        self._wires: _c10d.Operation | None = None  # the gather that keeps them
+        self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        return self._wires.kept if self._wires else None
+
+    def keeps_wires(self) -> bool:
+        return self._reserved != 0
+
+    def forget(self) -> None:
+        super().forget()
+        self._wires = self._plan = None
+
+    def _can_be_captured(self) -> bool:
+        return self._wires is not None
+
+    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
+        return plan.largest_kept_bytes
+
+    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
+        kept = self.kept
+        if kept is None or kept.numel() != plan.kept_bytes:
+            kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=call.output.device)
+            self._plan = self._kept_version = None
+        if self._plan is not plan:
+            self._wires, self._plan = plan.keeping(kept), plan
+        return kept
+
+    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
+        assert self._wires is not None
+        self._note(call.shard)
+        work = self._wires.run(call.output, call.shard, site=self._group.gathered, async_op=call.async_op)
+        return finished(work, call.async_op)
+
+    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
+        assert self._wires is not None
+        work = self._wires.run(call.output, site=self.intra_node, async_op=call.async_op)
+        return finished(work, call.async_op)
+
+    def _gather_without(self, call: GatherCall) -> Any:
+        return self._group.plain.gather(call)
+
+
+class KeptValues(SecondaryShard):
+    """Of weights that are sent as lossless differences to what is kept."""
+
+    def __init__(self, owner: Owner, group: Collectives) -> None:
+        super().__init__(owner, group)
+        self._differences: DifferenceGather | None = None
+        self._plan: _c10d.Operation | None = None
+        self._group_name = ""  # of the last difference
+        self._alternative: _c10d.Operation | None = None  # what would be sent instead
+        self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        return self._differences.kept if self._differences else None
+
+    @property
+    def generation(self) -> int:
+        """Gathers since whole weights were sent, that one included."""
+        return self._differences.held.generation if self._differences else 0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """That the last difference took on its way to another node; 0 without one."""
+        return self._differences.bits_per_weight if self._differences else 0.0
+
+    def keeps_wires(self) -> bool:
+        return False
+
+    def outdate(self, forget_mark: bool = False) -> None:
+        super().outdate(forget_mark)
+        self._prepared_version = None
+
+    def forget(self) -> None:
+        super().forget()
+        self._differences = None
+
+    def costs(self, group: str) -> DifferenceCosts | None:
+        """None: this module has sent no difference in that process group."""
+        exact, other = self._differences, self._alternative
+        if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
+            return None
+        compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
+        return DifferenceCosts(exact.bits_per_weight, other.format, compressed_bits)
+
+    def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
+        """Return the weights that the next gather in that process group will send, and their version. None unless the
+        module has sent differences before and its weights have changed since."""
+        plan = self._group.last_gather_plan
+        if self._group.strategy is not self or self._differences is None or self._group_name != group or plan is None:
+            return None
+        version = self._version_of(plan)
+        if version is None or version in (self._kept_version, self._prepared_version):
+            return None
+        shard = self._group.shard()
+        return None if shard is None else (shard, version)
+
+    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[DifferenceGather, torch.Tensor, Any]:
+        assert self._differences is not None
+        self._prepared_version = version
+        self._note(shard)
+        return self._differences, shard, self._group.gathered
+
+    def gather(self, call: GatherCall) -> Any:
+        is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
+        if call.shard.dtype == torch.float64 and is_large:
+            plan_differences(self._group.name, call, None)  # raises, as for float32
+        return super().gather(call)
+
+    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
+        self._plan = plan_differences(self._group.name, call, self._plan)
+        return self._plan.largest_kept_bytes
+
+    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
+        assert self._plan is not None
+        if self._differences is None or self._differences.plan is not self._plan:
+            self.outdate()
+            self._differences = DifferenceGather(self._plan, call.output.device)
+            self._group_name = call.group.group_name
+        self._alternative = plan
+        return self._differences.kept
+
+    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
+        assert self._differences is not None
+        if self._differences.needs_sizes and self._prepared_version != version:
+            self._owner.prepare(self, call, version)
+        else:
+            self._check(call.shard, self._differences.kept)  # against what was prepared
+        self._prepared_version = None
+        return self._differences.gather(call, self._group.gathered)
+
+    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
+        assert self._differences is not None
+        return self._differences.gather_again(call, self.intra_node)
+
+    def _gather_without(self, call: GatherCall) -> Any:
+        with override(all_gather="exact"):
+            work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
+        return finished(work, call.async_op)

@@ -1,0 +1,87 @@
+"""What ``python -m zcomm info`` tells: versions, codecs, and the options that the environment sets."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+
+from zcomm import _nccl
+from zcomm._version import __version__
+
+
+def text() -> str:
+    """Two tables. Raises ValueError or TypeError that names the variable that sets a wrong option."""
+    facts = [
+        ("zcomm", __version__),
+        ("Python", platform.python_version()),
+        ("torch", _torch_version()),
+        ("CPU codecs", _codecs()),
+        *_gpu_facts(),
+    ]
+    return f"{_columns(facts)}\n\n{_columns([('variable', 'set to', 'option in force'), *_variables()])}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _variables() -> list[tuple[str, str, str]]:
+    from zcomm.distributed import environment
+
+    try:
+        from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
+    except ImportError:
+        in_force: dict[str, str] = {}  # without the binding no option does anything
+    else:
+        options = Options()
+        in_force = {variable_of(field.name): f"{field.name}={getattr(options, field.name)}" for field in OPTION_FIELDS}
+    others = {variable: f"({meaning})" for variable, meaning in environment.OTHERS.items()}
+    return [(variable, os.environ.get(variable, "-"), meaning) for variable, meaning in (in_force | others).items()]
+
+
+def _torch_version() -> str:
+    try:
+        running = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    try:
+        from zcomm.distributed.binding import bindings
+    except ImportError as error:
+        return f"{running}; the torch.distributed backend is not usable: {error}"
+    return f"{running} (zcomm was built for {', '.join(bindings())})"
+
+
+def _codecs() -> str:
+    try:
+        from zcomm import _core
+    except ImportError as error:
+        return f"the module zcomm._core is not usable: {error}"
+    isas = list(_core.cpu_isas())
+    chosen = os.environ.get("ZCOMM_ISA") or isas[-1]
+    if chosen not in isas:
+        return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
+    return f"{', '.join(isas)}; {chosen} in use"
+
+
+def _gpu_facts() -> list[tuple[str, str]]:
+    try:
+        from zcomm import _core
+    except ImportError:
+        return []
+    build, count = _core.cuda_build(), _core.cuda_device_count()
+    if not build.toolkit:
+        return [("CUDA", "not built (no nvcc)")]
+    try:
+        path, version = _nccl.load()
+        found = f"{version}, {path}"
+    except RuntimeError as error:
+        found = f"not found: {error}"
+    return [
+        ("CUDA", f"built with {build.toolkit}"),
+        ("CUDA codec", f"kernels for {', '.join(build.targets.split(';'))}"),
+        ("GPUs", str(count) if count else "none"),
+        ("NCCL", found),
+    ]

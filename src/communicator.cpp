@@ -45,11 +45,14 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   operation.check(resources, arguments);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);
+  Pipeline pipeline;
   try {
     transport_->begin(call, ranks(operation.peers(arguments)), timeout);
-    run_pipeline(resources, operation.stages(resources, arguments));
+    pipeline = operation.stages(resources, arguments);
+    run_pipeline(resources, pipeline);
   } catch (const std::exception& error) {
-    // Aborts, because peers wait for bytes that this rank will not send.
+    // Aborts, because peers wait for bytes that this rank will not send; before the stages drop their transfers, so that
+    // all peers learn why.
     transport_->abort("in " + call + ": " + error.what());
     throw;
   }

@@ -20,6 +20,7 @@ inline std::vector<Machine> machines() {
           {"2x8, NVLink, 100 Gbit/s", 2, 8, kNvlink, 100 * kGbit},
           {"16x8, NVLink, 400 Gbit/s", 16, 8, kNvlink, 400 * kGbit},
           {"16x8, NVLink, 100 Gbit/s", 16, 8, kNvlink, 100 * kGbit},
+          {"64x8, NVLink, 400 Gbit/s", 64, 8, kNvlink, 400 * kGbit},
           {"8, PCIe 4", 1, 8, kPcie4, 0},
           {"2x8, PCIe 4, 100 Gbit/s", 2, 8, kPcie4, 100 * kGbit}};
 }

@@ -72,6 +72,7 @@ struct Clock {
   double transport = 0;  // the stream of the transport
   int num_kernels = 0;
   int num_groups = 0;
+  std::size_t most_messages = 0;  // sends and receives of a group
 
   double end() const { return std::max(host, stream); }
 };
@@ -211,6 +212,7 @@ inline void SimulatedTransport::end_group(StreamView) {
   if (num_messages_ == 0) return;
   const Assumptions& assumed = clock_->assumed;
   ++clock_->num_groups;
+  clock_->most_messages = std::max(clock_->most_messages, num_messages_);
   // An event on either side of the group.
   clock_->host +=
       2 * assumed.event_host + assumed.group_host + assumed.message_host * static_cast<double>(num_messages_);

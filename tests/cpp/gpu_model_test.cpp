@@ -45,6 +45,18 @@ TEST_CASE("gpu model: a call takes a group per chunk, one more with two hops, an
   }
 }
 
+TEST_CASE("gpu model: a group has a send and a receive for each peer and hop") {
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter}) {
+    for (const char* name : {"2x8, NVLink, 400 Gbit/s", "16x8, NVLink, 400 Gbit/s", "64x8, NVLink, 400 Gbit/s"}) {
+      const Machine machine = machine_of(name);
+      const int in_node = machine.ranks_per_node - 1;
+      // A gather sends own slots, and those of other nodes, to each rank of the node.
+      const int num_sends = machine.nodes - 1 + (kind == Kind::all_gather ? 2 : 1) * in_node;
+      CHECK(by_default(machine, kind, 1024 * kMiB).most_messages == static_cast<std::size_t>(2 * num_sends));
+    }
+  }
+}
+
 // One chunk of one hop, by hand: two kernels, a group and its wait.
 TEST_CASE("gpu model: the time of a call without bytes is that of its launches") {
   Assumptions assumed;
@@ -128,6 +140,12 @@ TEST_CASE("gpu model: from the advised sizes on no call is slower than exact NCC
       }
     }
   }
+}
+
+TEST_CASE("gpu model: a gather of a layer of 70 B parameters over 64 nodes gains 1.6 times") {
+  const Machine machine = machine_of("64x8, NVLink, 400 Gbit/s");
+  constexpr std::size_t kLayerBytes = std::size_t{855'650'304} * 2;
+  CHECK(model::exact_seconds(machine, kLayerBytes) >= 1.6 * by_default(machine, Kind::all_gather, kLayerBytes).end());
 }
 
 TEST_CASE("gpu model: between two nodes over 100 Gbit/s large calls gain 1.7 and 3 times") {

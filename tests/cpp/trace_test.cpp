@@ -80,6 +80,24 @@ TEST_CASE("trace: a grouped call takes a group per chunk, one more with two hops
   }
 }
 
+TEST_CASE("trace: a group has a send and a receive for each peer and hop") {
+  for (const int num_nodes : {2, 16, 64}) {
+    const World world = world_of(std::vector<int>(static_cast<std::size_t>(num_nodes), 8), 4);
+    const auto most = [](const Trace& trace) {
+      return std::max_element(trace.begin(), trace.end(),
+                              [](const TraceStep& a, const TraceStep& b) {
+                                return (a.kind == Kind::transfer ? a.number : 0) <
+                                       (b.kind == Kind::transfer ? b.number : 0);
+                              })
+          ->number;
+    };
+    const auto others = static_cast<std::size_t>(num_nodes - 1);
+    // A gather sends its own slot, and those of other nodes, to each rank of the node.
+    CHECK(most(trace_of(gather_of(world), true)) == 2 * (others + 2 * 7));
+    CHECK(most(trace_of(reduce_of(world), true)) == 2 * (others + 7));
+  }
+}
+
 TEST_CASE("trace: bytes are those of the plan, and every transfer is waited for") {
   for (const std::vector<int>& shape : {std::vector{1}, {4}, {1, 1, 1}, {2, 2}, {3, 1}, {2, 2, 2}}) {
     for (const std::int64_t num_chunks : {1, 4}) {

@@ -87,6 +87,22 @@ def test_from_the_advised_sizes_on_no_call_is_slower_than_exact(machine: str, le
             assert seconds(collective, hardware, mebibytes) <= 1.05 * exact_seconds(hardware, mebibytes)
 
 
+def test_large_calls_gain_between_two_nodes_over_100_gbit() -> None:
+    machine = gpu_model.MACHINES["2x8, NVLink, 100 Gbit/s"]
+    for mebibytes in (256, 1024):
+        assert exact_seconds(machine, mebibytes) >= 1.7 * seconds("all_gather", machine, mebibytes)
+        assert exact_seconds(machine, mebibytes) >= 3 * seconds("reduce_scatter", machine, mebibytes)
+
+
+def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
+    machine = gpu_model.SCALE["64x8"]
+    size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
+    gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
+    reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
+    assert collectives.exact(size, "bfloat16", machine).seconds >= 1.6 * gather
+    assert collectives.exact(size, "float32", machine).seconds >= 2.8 * reduce
+
+
 # Published for nodes of 8 H100 with 8 x 400 Gbit/s. Their sizes are not: 8 GiB is what
 # nccl-tests ends at in its examples.
 BUS_BANDWIDTHS = {4: 360, 8: 345, 16: 320, 32: 300, 64: 280, 128: 260}  # GB/s of reduce-scatters, nccl#1229

@@ -257,8 +257,8 @@ GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint
 
 std::shared_ptr<void> GroupRecorder::queued(Job& job) {
   const CallSummary call = job.summary();
-  job.record = begin({analyzers_name(call.name), call.in_elements, call.out_elements, job.outputs[0].scalar_type(),
-                      job.timeout});
+  job.record = begin(
+      {analyzers_name(call.name), call.in_elements, call.out_elements, job.outputs[0].scalar_type(), job.timeout});
   return nullptr;
 }
 

@@ -26,8 +26,8 @@ class HostRunner final : public Runner {
   // Runs the queued jobs, then ends the thread. Thread-safe.
   void stop() override;
 
-  // Runs the next job of a `queue` inside of a callback on the runner's own thread, where nobody else can, and completes
-  // its work. Returns false and does nothing elsewhere, or without a job.
+  // Runs the next job of a `queue` inside of a callback on the runner's own thread, where nobody else can, and
+  // completes its work. Returns false and does nothing elsewhere, or without a job.
   static bool advance_inside_callback(const void* queue);
 
  private:

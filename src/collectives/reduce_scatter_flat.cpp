@@ -61,9 +61,7 @@ class FlatReduceScatter final : public Stages {
     recvs_.clear();
   }
 
-  void meanwhile(std::int64_t) override {
-    run_codec(r_, residuals_.updates());
-  }
+  void meanwhile(std::int64_t) override { run_codec(r_, residuals_.updates()); }
 
   // Lists the jobs that fill the message to the owner of a slot.
   void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {

@@ -38,7 +38,7 @@ struct CallStats {
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
 
-class DeviceGathers;
+class Preparations;
 
 // Resources of a collective, borrowed for one call.
 struct Resources {
@@ -48,9 +48,9 @@ struct Resources {
   Workspace& workspace;
   StreamView stream;
   CallStats& stats;
-  DeviceGathers* device_gathers = nullptr;  // of a GPU's codec
-  std::uint64_t seed = 0;                   // of stochastic rounding, different for each call
-  std::size_t first_hop = 0;                // index of the collective's first hop in CallStats::hops
+  Preparations& preparations;  // of lossless gathers
+  std::uint64_t seed = 0;      // of stochastic rounding, different for each call
+  std::size_t first_hop = 0;   // index of the collective's first hop in CallStats::hops
 };
 
 }  // namespace zcomm

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -43,36 +44,8 @@ void write_header(const DifferenceHeader& header, std::byte* wire);
 // Parses a header. Throws Error if these bytes are no header of this version.
 DifferenceHeader read_header(const std::byte* wire);
 
-// Codec of differences of bfloat16 and float16 values in host memory; threads as in codec.hpp. The hash detects stray
-// writes, not an adversary: NH (Black et al., UMAC, CRYPTO 1999) with public keys.
-class [[gnu::visibility("default")]] DifferenceCodec {
- public:
-  // Selects kernels by `isa`, as make_cpu_codec does.
-  explicit DifferenceCodec(std::string_view isa = {});
-
-  struct Encoded {
-    std::size_t num_bytes;  // written
-    std::uint64_t hash;     // of the values
-  };
-  // Encodes the difference of `values` to `base`, of the same size and dtype, into `body`, which has
-  // max_difference_bytes(). Copies the values to `base`.
-  Encoded encode(ConstTensorView values, TensorView base, std::byte* body) const;
-
-  // Adds a difference to `base`. Returns the hash of the result; it differs from the encoder's if the base does. Throws
-  // Error, and leaves `base` undefined, if no encoder wrote these bytes for a base of this size. Never reads beyond
-  // them.
-  std::uint64_t decode(std::span<const std::byte> body, TensorView base) const;
-
-  std::uint64_t hash(ConstTensorView values) const;
-
- private:
-  const difference::Kernels* kernels_;
-};
-
-// --- Device memory
-
-// Errors found on a device, which cannot throw: they set these bits in a status word and make all values NaN, so that
-// nobody uses wrong ones.
+// Errors in what a job was given. They set these bits in a status word and make all values NaN, so that nobody uses
+// wrong ones: a device cannot throw.
 enum DifferenceError : std::uint32_t {
   kHeaderError = 1,      // no header of this version, or of another number of bytes
   kGenerationError = 2,  // the message belongs to another generation
@@ -82,8 +55,8 @@ enum DifferenceError : std::uint32_t {
   kKeptError = 32,       // values have changed since their hash was taken
 };
 
-// Encoding job for bfloat16 or float16 values. Pointers are to device memory; `num_bytes` and `status` may be host
-// memory that the device can access. All of it is read and written in stream order.
+// Encoding job for bfloat16 or float16 values. Pointers are to the codec's memory; on a GPU, `num_bytes` and `status`
+// may be host memory that the device can access. All of it is read and written in stream order.
 struct EncodeDifference {
   ConstTensorView values;
   TensorView base;               // same size and dtype, no overlap; holds the values afterwards
@@ -117,16 +90,84 @@ struct CheckHash {
   std::uint32_t* status = nullptr;  // as in DecodeDifference
 };
 
-// Messages and hashes of DifferenceCodec, in memory of the device that is current at each call. Calls check their
-// arguments, then only queue kernels on `stream`, without synchronization; graphs can capture them. Jobs of a call may
-// share only a status word for writing. No byte beyond a message is read, whatever it contains.
-class DeviceDifferences {
+// Numbers that jobs read and write, for longer than a call. On a GPU they belong to the device that was current when
+// they were made, and an event marks their last use.
+class JobMemory {
  public:
-  virtual ~DeviceDifferences() = default;
+  virtual ~JobMemory() = default;
+  JobMemory(const JobMemory&) = delete;
+  JobMemory& operator=(const JobMemory&) = delete;
+
+  std::byte* data() const { return data_; }      // which jobs alone access
+  std::byte* shared() const { return shared_; }  // which the host accesses, too; zeros initially
+
+  // Takes the work that is on `stream` now for the last use; makes a stream wait for it; blocks the host until it is
+  // over; tells whether it is over. On a CPU it always is.
+  virtual void mark_use(StreamView) {}
+  virtual void make_wait(StreamView) const {}
+  virtual void wait() const {}
+  virtual bool is_over() const { return true; }
+
+ protected:
+  JobMemory(std::byte* data, std::byte* shared) : data_(data), shared_(shared) {}
+
+ private:
+  std::byte* data_;
+  std::byte* shared_;
+};
+
+// Codec of differences, with headers and hashes, for one kind of memory. As in Codec, a call takes independent jobs;
+// it returns when the work is done on a CPU, and when it is queued on `stream` on a GPU, without synchronization. Throws
+// ArgumentError on an invalid job, before any begins. Jobs of a call may share only a status word for writing. No byte
+// beyond a message is read, whatever it contains.
+class [[gnu::visibility("default")]] LosslessCodec {
+ public:
+  virtual ~LosslessCodec() = default;
   virtual void encode(std::span<const EncodeDifference> jobs, StreamView stream) const = 0;
   virtual void decode(std::span<const DecodeDifference> jobs, StreamView stream) const = 0;
   virtual void note(std::span<const NoteHash> jobs, StreamView stream) const = 0;
   virtual void check(std::span<const CheckHash> jobs, StreamView stream) const = 0;
+  // Makes memory of these sizes, see JobMemory::data() and shared().
+  virtual std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const = 0;
+};
+
+// Codec for host memory; threads as in codec.hpp. The hash detects stray writes, not an adversary: NH (Black et al.,
+// UMAC, CRYPTO 1999) with public keys.
+class [[gnu::visibility("default")]] DifferenceCodec final : public LosslessCodec {
+ public:
+  // Selects kernels by `isa`, as make_cpu_codec does.
+  explicit DifferenceCodec(std::string_view isa = {});
+
+  void encode(std::span<const EncodeDifference> jobs, StreamView stream) const override;
+  void decode(std::span<const DecodeDifference> jobs, StreamView stream) const override;
+  void note(std::span<const NoteHash> jobs, StreamView stream) const override;
+  void check(std::span<const CheckHash> jobs, StreamView stream) const override;
+  std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override;
+
+  // --- Bodies alone
+
+  struct Encoded {
+    std::size_t num_bytes;  // written
+    std::uint64_t hash;     // of the values
+  };
+  // Encodes the difference of `values` to `base`, of the same size and dtype, into `body`, which has
+  // max_difference_bytes(). Copies the values to `base`.
+  Encoded encode(ConstTensorView values, TensorView base, std::byte* body) const;
+
+  // Adds a difference to `base`. Returns the hash of the result; it differs from the encoder's if the base does. Throws
+  // Error, and leaves `base` undefined, if no encoder wrote these bytes for a base of this size. Never reads beyond
+  // them.
+  std::uint64_t decode(std::span<const std::byte> body, TensorView base) const;
+
+  std::uint64_t hash(ConstTensorView values) const;
+
+ private:
+  // Copies values to both places that are not null. Returns their hash.
+  std::uint64_t copy(ConstTensorView values, std::byte* first, std::byte* second) const;
+  // Updates a job's base. Returns bits of DifferenceError.
+  std::uint32_t update(const DecodeDifference& job) const;
+
+  const difference::Kernels* kernels_;
 };
 
 }  // namespace zcomm

@@ -19,7 +19,7 @@
 
 namespace zcomm {
 
-class DeviceKept;
+class KeptHashes;
 struct Pipeline;
 
 // Inputs and outputs of one call, borrowed until it is done.
@@ -33,8 +33,7 @@ struct Arguments {
 // Values that a rank keeps of a gather, for later gathers. Another thread may read the two counts at any time.
 struct Kept {
   std::span<std::byte> memory = {};           // Operation::kept_bytes(), aligned to kWireAlignment
-  std::vector<std::uint64_t> hashes = {};     // of each chunk of each held slot; empty on a GPU
-  std::shared_ptr<DeviceKept> device = {};    // hashes of values on a GPU, made on demand
+  std::shared_ptr<KeptHashes> hashes = {};    // of a lossless gather, made on demand
   std::atomic<std::uint64_t> generation = 0;  // gathers since whole values were sent, that one included; 0: none
   std::atomic<std::uint64_t> sent_bytes = 0;  // to each holder in another node by the last gather, with headers
 };

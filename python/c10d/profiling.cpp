@@ -78,8 +78,7 @@ class RangedCodec final : public Codec {
     RECORD_USER_SCOPE("zcomm::decode_sum_encode");
     codec_->decode_sum_encode(jobs, stream);
   }
-  const DifferenceCodec* differences() const override { return codec_->differences(); }
-  const DeviceDifferences* device_differences() const override { return codec_->device_differences(); }
+  const LosslessCodec* lossless() const override { return codec_->lossless(); }
 
  private:
   std::unique_ptr<Codec> codec_;
@@ -128,6 +127,7 @@ class RangedTransport final : public Transport {
     transport_->end_group(stream);
   }
   bool starts_at_once() const override { return transport_->starts_at_once(); }
+  bool takes_limits() const override { return transport_->takes_limits(); }
   void check() override { transport_->check(); }
   void watch(Finding finding) override { transport_->watch(std::move(finding)); }
   void abort(const std::string& reason) noexcept override { transport_->abort(reason); }

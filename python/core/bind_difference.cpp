@@ -58,13 +58,13 @@ CheckHash job_of(const CheckTuple& tuple) {
   return {view_of(values), view_of(values), pointer<const std::uint64_t>(hash), pointer<std::uint32_t>(status)};
 }
 
-// Queues `operation` of DeviceDifferences for a list of tuples.
-template <class Job, class Tuple, void (DeviceDifferences::*operation)(std::span<const Job>, StreamView) const>
+// Queues `operation` of LosslessCodec for a list of tuples.
+template <class Job, class Tuple, void (LosslessCodec::*operation)(std::span<const Job>, StreamView) const>
 void run_on_device(const std::vector<Tuple>& tuples, int device, std::uintptr_t stream) {
   std::vector<Job> jobs;
   for (const Tuple& tuple : tuples) jobs.push_back(job_of(tuple));
   on_gpu(device, stream,
-         [&](const Codec& codec, StreamView queue) { (codec.device_differences()->*operation)(jobs, queue); });
+         [&](const Codec& codec, StreamView queue) { (codec.lossless()->*operation)(jobs, queue); });
 }
 
 }  // namespace
@@ -80,11 +80,11 @@ void bind_difference(py::module_& module) {
   const auto jobs = py::arg("jobs");
   const auto device = py::arg("device") = kCurrentDevice;
   const auto stream = py::arg("stream") = 0;
-  module.def("encode_differences_on_device", &run_on_device<EncodeDifference, EncodeTuple, &DeviceDifferences::encode>,
+  module.def("encode_differences_on_device", &run_on_device<EncodeDifference, EncodeTuple, &LosslessCodec::encode>,
              jobs, device, stream, no_gil);
-  module.def("decode_differences_on_device", &run_on_device<DecodeDifference, DecodeTuple, &DeviceDifferences::decode>,
+  module.def("decode_differences_on_device", &run_on_device<DecodeDifference, DecodeTuple, &LosslessCodec::decode>,
              jobs, device, stream, no_gil);
-  module.def("check_hashes_on_device", &run_on_device<CheckHash, CheckTuple, &DeviceDifferences::check>, jobs, device,
+  module.def("check_hashes_on_device", &run_on_device<CheckHash, CheckTuple, &LosslessCodec::check>, jobs, device,
              stream, no_gil);
 }
 

@@ -1,4 +1,4 @@
-// Error texts of gathers by differences, on CPU and GPU.
+// Error texts of gathers by differences.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ inline std::string other_result(int slot, std::uint64_t base, const std::string&
   return in_slot(slot, "what this rank has made of generation " + std::to_string(base) + " is not generation " +
                            std::to_string(base + 1) + " of rank " + std::to_string(slot) + ": " + why);
 }
+inline constexpr const char* kOtherBody = "difference: expected what an encoder wrote, got other bytes";
 inline constexpr const char* kStrayWrite = "something has written into what one of the two keeps";
 inline std::string written_to(int slot, std::uint64_t generation, int rank) {
   return in_slot(slot, "generation " + std::to_string(generation) + " was written to on rank " + std::to_string(rank) +

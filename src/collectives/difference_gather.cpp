@@ -1,30 +1,97 @@
-// Gathers by lossless differences in host memory; device_gathers.cpp has those on GPUs.
 #include "difference_gather.hpp"
 
-#include "difference_errors.hpp"
-#include "message.hpp"
-#include "node_gather.hpp"
+#include <utility>
+
+#include "counted.hpp"
 
 namespace zcomm {
 namespace {
 
-// Gathers from the owners of slots to their holders in other nodes, then within the nodes. A message is a header and a
-// body. The receiver does not know its size and has room for the longest one.
+// Looks for errors in what this call's jobs were given: at once on a CPU, when the jobs are done on a GPU.
+void look_for_errors(const Resources& r, const Kept& kept) {
+  r.transport.watch([hashes = kept.hashes] { return hashes->finding(); });
+}
+
+void end_use(const Resources& r, const Kept& kept) {
+  kept.hashes->mark_use(r.stream);
+  look_for_errors(r, kept);
+}
+
+// Kept values of holders, sent within a node straight into the slots of their peers.
+class NodeGather {
+ public:
+  // Takes this rank's shard if the kept values are the same. If it lies in its slot, that is not written to.
+  NodeGather(const Resources& r, const DifferencePlan& plan, const Kept& kept, std::span<const TensorView> slots,
+             const std::byte* shard = nullptr)
+      : r_(r), plan_(plan), kept_(kept), slots_(slots), shard_(shard) {}
+
+  // Sends each rank's own slot; those of other nodes.
+  void start_own(std::int64_t chunk) { own_[chunk] = exchange(chunk, /*own=*/true); }
+  void start_others(std::int64_t chunk) { others_[chunk] = exchange(chunk, /*own=*/false); }
+
+  void finish(std::int64_t chunk) {
+    copies_.clear();
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0 || (slot == plan_.rank() && is_there(slot))) continue;
+      const ConstTensorView values = kept(slot, chunk);
+      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
+    }
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.decode(copies_, r_.stream);
+    }
+    finish_transfer(r_, own_[chunk], 1);
+    finish_transfer(r_, others_[chunk], 1);
+  }
+
+ private:
+  std::unique_ptr<Transfer> exchange(std::int64_t chunk, bool own) {
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.intra_node_hop().sends) {
+      if ((move.slot == plan_.rank()) != own) continue;
+      const TensorView values = kept(move.slot, chunk);
+      sends_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    for (const Move& move : plan_.intra_node_hop().recvs) {
+      if ((move.slot == move.peer) != own) continue;
+      const TensorView values = slot_values(move.slot, chunk);
+      recvs_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    return start_transfer(r_, sends_, recvs_, 1);
+  }
+  bool is_there(int slot) const { return slots_[static_cast<std::size_t>(slot)].data == shard_; }
+  TensorView kept(int slot, std::int64_t chunk) const { return kept_chunk(plan_, kept_, slot, chunk).values; }
+  TensorView slot_values(int slot, std::int64_t chunk) const {
+    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+
+  const Resources& r_;
+  const DifferencePlan& plan_;
+  const Kept& kept_;
+  const std::span<const TensorView> slots_;
+  const std::byte* shard_;
+  Ring<std::unique_ptr<Transfer>, 3> own_;
+  Ring<std::unique_ptr<Transfer>, 2> others_;
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Decode> copies_;
+};
+
+// Gathers from the owners of slots to their holders in other nodes, then within the nodes.
 class DifferenceGather final : public Stages {
  public:
-  DifferenceGather(const Resources& r, const DifferencePlan& plan, ConstTensorView shard,
-                   std::span<const TensorView> slots, Kept& kept)
+  DifferenceGather(const Resources& r, const DifferencePlan& plan, Kept& kept, std::span<const TensorView> slots,
+                   std::unique_ptr<DifferenceMessages> messages)
       : r_(r),
         plan_(plan),
-        codec_(*r.codec.differences()),
-        shard_(shard),
         kept_(kept),
-        base_(kept.generation),
-        node_gather_(r, plan, kept, slots, shard.data),
-        sent_(r, holders().empty() ? 0 : 1, most_bytes(plan.longest_chunk()), kDepth),
-        received_(r, static_cast<int>(owners().size()), most_bytes(plan.longest_chunk()), kDepth) {
+        messages_(std::move(messages)),
+        node_gather_(r, plan, kept, slots, messages_->kept_from),
+        received_(r, static_cast<int>(owners().size()), messages_->longest(), kDepth) {
     kept_.generation = 0;
-    kept_.hashes.resize(static_cast<std::size_t>(plan_.num_held() * plan_.num_chunks()));
+    kept_.hashes->begin_gather(messages_->base);
+    kept_.hashes->make_wait(r.stream);
   }
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
@@ -33,156 +100,98 @@ class DifferenceGather final : public Stages {
  private:
   static constexpr int kDepth = 2;  // chunks whose messages have arrived
 
-  // Returns the longest message. Whole values take no more than their longest difference.
-  static std::size_t most_bytes(std::int64_t num_elements) {
-    return kDifferenceHeaderBytes + max_difference_bytes(num_elements);
-  }
-  const std::vector<Move>& holders() const { return plan_.inter_node_hop().sends; }
   const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
-  std::uint64_t& hash(int slot, std::int64_t chunk) { return kept_.hashes[node_gather_.hash_number(slot, chunk)]; }
 
-  // Encodes this rank's values for other nodes, and sends plain values to the ranks of its node.
-  void first_hop(std::int64_t chunk) override;
+  // Sends this rank's values to other nodes, and plain values to the ranks of its node.
+  void first_hop(std::int64_t chunk) override {
+    sends_.clear();
+    recvs_.clear();
+    messages_->list(r_, chunk, received_, sends_, recvs_);
+    exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+    node_gather_.start_own(chunk);
+  }
   // Decodes messages of other nodes, and sends the values to the ranks of its node.
-  void second_hop(std::int64_t chunk) override;
+  void second_hop(std::int64_t chunk) override {
+    finish_transfer(r_, exchanged_[chunk]);
+    decode(chunk);
+    if (!jobs_.empty()) look_for_errors(r_, kept_);
+    node_gather_.start_others(chunk);
+  }
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
   void end() override {
-    kept_.sent_bytes = sent_bytes_;
-    kept_.generation = base_ + 1;
+    end_use(r_, kept_);
+    if (messages_->stream.handle != r_.stream.handle) kept_.hashes->make_wait(messages_->stream);
+    kept_.sent_bytes = messages_->sent_bytes;
+    kept_.generation = messages_->base + 1;
   }
-  // Encodes and keeps this rank's values. Returns the bytes of the message; 0 if no other node holds this slot.
-  std::size_t encode(std::int64_t chunk);
-  void copy(ConstTensorView values, TensorView target) const;
-  // Updates the kept values from a message, and checks that they equal their owner's.
-  void update(int slot, std::int64_t chunk, const std::byte* message);
+
+  void decode(std::int64_t chunk) {
+    const Timed timed(r_.stats.codec_time);
+    jobs_.clear();
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      const std::byte* const message = received_.data(static_cast<int>(i), chunk);
+      const KeptChunk kept = kept_chunk(plan_, kept_, owners()[i].slot, chunk);
+      jobs_.push_back({message, messages_->received_bytes(i, chunk, message), kept.values, messages_->base, kept.hash,
+                       kept.status});
+    }
+    r_.codec.lossless()->decode(jobs_, r_.stream);
+  }
 
   const Resources& r_;
   const DifferencePlan& plan_;
-  const DifferenceCodec& codec_;
-  const ConstTensorView shard_;
   Kept& kept_;
-  const std::uint64_t base_;  // the generation that differences refer to; 0: whole values are sent
+  const std::unique_ptr<DifferenceMessages> messages_;
   NodeGather node_gather_;
-  const MessageBuffers sent_;
   const MessageBuffers received_;
   Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
-  std::uint64_t sent_bytes_ = 0;
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
+  std::vector<DecodeDifference> jobs_;
 };
-
-void DifferenceGather::first_hop(std::int64_t chunk) {
-  const std::size_t num_bytes = encode(chunk);
-  sends_.clear();
-  recvs_.clear();
-  for (const Move& move : holders()) sends_.push_back({move.peer, sent_.data(0, chunk), num_bytes});
-  for (std::size_t i = 0; i < owners().size(); ++i) {
-    const std::size_t most = most_bytes(node_gather_.kept(owners()[i].slot, chunk).num_elements);
-    recvs_.push_back({owners()[i].peer, received_.data(static_cast<int>(i), chunk), most, /*is_limit=*/true});
-  }
-  exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
-  node_gather_.start_own(chunk);
-}
-
-std::size_t DifferenceGather::encode(std::int64_t chunk) {
-  const ConstTensorView values = shard_.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
-  const TensorView base = node_gather_.kept(plan_.rank(), chunk);
-  std::uint64_t& own_hash = hash(plan_.rank(), chunk);
-  const Timed timed(r_.stats.codec_time);
-  if (holders().empty()) {
-    copy(values, base);
-    own_hash = codec_.hash(base);
-    return 0;
-  }
-  std::byte* const message = sent_.data(0, chunk);
-  std::byte* const body = message + kDifferenceHeaderBytes;
-  DifferenceHeader header;
-  if (base_ == 0) {
-    copy(values, base);
-    copy(values, {body, values.num_elements, values.dtype});
-    header.body_bytes = base.num_bytes();
-    header.result_hash = codec_.hash(base);
-  } else {
-    const DifferenceCodec::Encoded encoded = codec_.encode(values, base, body);
-    header = {DifferenceHeader::Kind::difference, encoded.num_bytes, base_, own_hash, encoded.hash};
-  }
-  own_hash = header.result_hash;
-  write_header(header, message);
-  sent_bytes_ += kDifferenceHeaderBytes + header.body_bytes;
-  return kDifferenceHeaderBytes + header.body_bytes;
-}
-
-void DifferenceGather::copy(ConstTensorView values, TensorView target) const {
-  const Decode job{{values.data, {}, values.dtype}, target};
-  r_.codec.decode({&job, 1}, r_.stream);
-}
-
-void DifferenceGather::second_hop(std::int64_t chunk) {
-  finish_transfer(r_, exchanged_[chunk]);
-  {
-    const Timed timed(r_.stats.codec_time);
-    for (std::size_t i = 0; i < owners().size(); ++i) {
-      update(owners()[i].slot, chunk, received_.data(static_cast<int>(i), chunk));
-    }
-  }
-  node_gather_.start_others(chunk);
-}
-
-void DifferenceGather::update(int slot, std::int64_t chunk, const std::byte* message) {
-  const TensorView values = node_gather_.kept(slot, chunk);
-  std::uint64_t& known_hash = hash(slot, chunk);
-  const DifferenceHeader header = checked_header(message, slot, base_, values);
-  if (base_ > 0 && header.base_hash != known_hash) throw TransportError(other_base(slot, base_));
-  const std::byte* const body = message + kDifferenceHeaderBytes;
-  std::uint64_t result = 0;
-  if (base_ == 0) {
-    copy({body, values.num_elements, values.dtype}, values);
-    result = codec_.hash(values);
-  } else {
-    try {
-      result = codec_.decode({body, header.body_bytes}, values);
-    } catch (const Error& error) {
-      throw TransportError(other_result(slot, base_, error.what()));
-    }
-  }
-  if (result != header.result_hash) throw TransportError(other_result(slot, base_, kStrayWrite));
-  known_hash = result;
-}
 
 // Gathers kept values again, within the node.
 class NodeGatherAgain final : public Stages {
  public:
   NodeGatherAgain(const Resources& r, const DifferencePlan& plan, const Kept& kept, std::span<const TensorView> slots)
-      : r_(r), plan_(plan), codec_(*r.codec.differences()), kept_(kept), node_gather_(r, plan, kept, slots) {}
+      : r_(r), plan_(plan), kept_(kept), node_gather_(r, plan, kept, slots) {
+    kept_.hashes->make_wait(r.stream);
+  }
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  private:
   // Checks values and passes them on.
   void first_hop(std::int64_t chunk) override {
+    jobs_.clear();
     for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
       if (plan_.place(slot) < 0) continue;
-      const Timed timed(r_.stats.codec_time);
-      if (codec_.hash(node_gather_.kept(slot, chunk)) != kept_.hashes[node_gather_.hash_number(slot, chunk)]) {
-        throw TransportError(written_to(slot, kept_.generation, plan_.rank()));
-      }
+      const KeptChunk kept = kept_chunk(plan_, kept_, slot, chunk);
+      jobs_.push_back({kept.values, kept.values, kept.hash, kept.status});
     }
-    node_gather_.start(chunk);
+    {
+      const Timed timed(r_.stats.codec_time);
+      r_.codec.lossless()->check(jobs_, r_.stream);
+    }
+    look_for_errors(r_, kept_);
+    node_gather_.start_own(chunk);
+    node_gather_.start_others(chunk);
   }
   void finish(std::int64_t chunk) override { node_gather_.finish(chunk); }
+  void end() override { end_use(r_, kept_); }
 
   const Resources& r_;
   const DifferencePlan& plan_;
-  const DifferenceCodec& codec_;
   const Kept& kept_;
   NodeGather node_gather_;
+  std::vector<CheckHash> jobs_;
 };
 
 }  // namespace
 
-std::unique_ptr<Stages> difference_stages(const Resources& resources, const ShardDifference& shard,
-                                          std::span<const TensorView> slots) {
-  return std::make_unique<DifferenceGather>(resources, shard.plan, shard.shard, slots, shard.kept);
+std::unique_ptr<Stages> difference_stages(const Resources& resources, const DifferencePlan& plan, Kept& kept,
+                                          std::span<const TensorView> slots,
+                                          std::unique_ptr<DifferenceMessages> messages) {
+  return std::make_unique<DifferenceGather>(resources, plan, kept, slots, std::move(messages));
 }
 
 std::unique_ptr<Stages> kept_stages(const Resources& resources, const DifferencePlan& plan, const Kept& kept,

@@ -1,10 +1,10 @@
-// Operations of lossless gathers; difference_gather.cpp has their stages on a CPU, device_gathers.cpp on a GPU.
+// Operations of lossless gathers; difference_gather.cpp has their stages.
 #include <algorithm>
 #include <utility>
 
 #include "all_gather.hpp"
-#include "device_gathers.hpp"
 #include "difference_gather.hpp"
+#include "preparation.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -34,7 +34,7 @@ class LosslessGather final : public Operation {
       return std::string(
           "kept: expected shards that an all_gather by differences has filled, got those of generation 0");
     });
-    check_argument(r.device_gathers == nullptr || !r.device_gathers->is_prepared(*kept_), [] {
+    check_argument(!r.preparations.is_prepared(*kept_), [] {
       return std::string("kept: expected shards that were gathered, got those of a gather that is only prepared");
     });
   }
@@ -45,13 +45,9 @@ class LosslessGather final : public Operation {
   }
   Peers peers(const Arguments& arguments) const override { return is_again(arguments) ? Peers::of_node : Peers::usual; }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    DeviceGathers* const device = r.device_gathers;
-    const std::span<const TensorView> slots = arguments.outputs;
-    if (is_again(arguments)) {
-      return {{}, device ? device->kept_stages(r, *plan_, *kept_, slots) : kept_stages(r, *plan_, *kept_, slots)};
-    }
-    const ShardDifference shard = difference(arguments.inputs.front());
-    return {{}, device ? device->difference_stages(r, shard, slots) : difference_stages(r, shard, slots)};
+    if (is_again(arguments)) return {{}, kept_stages(r, *plan_, *kept_, arguments.outputs)};
+    auto messages = r.preparations.messages(r, difference(arguments.inputs.front()));
+    return {{}, difference_stages(r, *plan_, *kept_, arguments.outputs, std::move(messages))};
   }
 
   ShardDifference difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
@@ -70,11 +66,11 @@ class LosslessGather final : public Operation {
 
  private:
   void check_memory(const Resources& r) const {
-    check_argument(r.device_gathers != nullptr || r.codec.differences() != nullptr,
+    check_argument(r.codec.lossless() != nullptr,
                    [] { return std::string("codec: expected one of lossless differences, got one without"); });
     check_argument(kept_ != nullptr, [] { return std::string("kept: expected memory, got none"); });
     check_kept(*kept_, plan_->kept_bytes());
-    check_argument(r.device_gathers == nullptr || !is_capturing(r.stream), [] {
+    check_argument(!r.preparations.are_needed() || !is_capturing(r.stream), [] {
       return std::string(
           "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
           "graph's do not");
@@ -106,7 +102,7 @@ class PreparationOperation final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
-    check_argument(r.device_gathers != nullptr, [] {
+    check_argument(r.preparations.are_needed(), [] {
       return std::string(
           "codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
     });
@@ -123,7 +119,7 @@ class PreparationOperation final : public Operation {
     std::vector<ShardDifference> shards;
     shards.reserve(gathers_.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) shards.push_back(gathers_[i]->difference(arguments.inputs[i]));
-    r.device_gathers->prepare(r, shards);
+    r.preparations.prepare(r, shards);
     return {};
   }
 

@@ -1,6 +1,5 @@
 #include "cuda/missing.hpp"
 
-#include "collectives/device_gathers.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/shard_mark.hpp"
@@ -23,6 +22,5 @@ void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
 std::unique_ptr<ShardMark> make_shard_mark(std::unique_ptr<Workspace>) { throw_cuda_missing(); }
-std::unique_ptr<DeviceGathers> make_device_gathers() { throw_cuda_missing(); }
 
 }  // namespace zcomm

@@ -1,4 +1,4 @@
-// Messages, values, hashes and errors of differences on a GPU, each compared with those of DifferenceCodec.
+// Messages, values, hashes and errors of jobs, each compared with what DifferenceCodec makes of bodies.
 // Tests in tests/python compare its bytes with zcomm/difference_reference.py.
 #pragma once
 
@@ -119,10 +119,11 @@ struct Receiver {
   DecodeDifference job;
 };
 
-inline const DeviceDifferences& differences(const Codecs& codecs) {
-  REQUIRE(codecs.device->device_differences() != nullptr);
-  return *codecs.device->device_differences();
-}
+// Both kinds of memory are the host's here.
+struct OnHost : Codecs {};
+struct OnDevice : Codecs {};
+inline const LosslessCodec& differences(const OnHost& codecs) { return *codecs.host->lossless(); }
+inline const LosslessCodec& differences(const OnDevice& codecs) { return *codecs.device->lossless(); }
 
 template <class Jobs>
 auto jobs_of(const Jobs& all) {
@@ -132,7 +133,8 @@ auto jobs_of(const Jobs& all) {
 }
 
 // Encodes and decodes, one call each; `step` is between the offsets of values.
-inline void check_updates(const Codecs& codecs, const std::vector<Update>& updates, std::size_t step = 0) {
+template <class Place>
+void check_updates(const Place& codecs, const std::vector<Update>& updates, std::size_t step = 0) {
   std::vector<Sender> senders;
   std::vector<Receiver> receivers;
   for (std::size_t i = 0; i < updates.size(); ++i) {

@@ -5,9 +5,9 @@ namespace zcomm {
 
 using namespace test;
 
-TEST_SUITE("differences on a GPU") {
-  TEST_CASE("messages and values are those of the host, for every size") {
-    const Codecs codecs;
+TEST_SUITE("jobs of differences") {
+  TEST_CASE_TEMPLATE("messages and values are those of the host, for every size", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(1);
     std::vector<std::int64_t> sizes;
     for (std::int64_t n = 0; n < 5000; n += 1 + n / (kSanitizers ? 4 : 8)) sizes.push_back(n);
@@ -15,8 +15,8 @@ TEST_SUITE("differences on a GPU") {
     for (const std::int64_t n : sizes) check_updates(codecs, all_changes(n, random));
   }
 
-  TEST_CASE("every pattern as a base, with every distance by strata") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("every pattern as a base, with every distance by strata", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(2);
     for (int stratum = 0; stratum <= 16; stratum += kSanitizers ? 4 : 1) {
       std::vector<Update> updates;
@@ -29,14 +29,14 @@ TEST_SUITE("differences on a GPU") {
     }
   }
 
-  TEST_CASE("values at any address") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("values at any address", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(3);
     for (const std::int64_t n : {1, 33, 2048, 4099}) check_updates(codecs, all_changes(n, random), 2);
   }
 
-  TEST_CASE("whole values, and none that are sent") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("whole values, and none that are sent", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(4);
     std::vector<Update> updates;
     for (const std::int64_t n : {0, 1, 17, 2048, 2049, 10001}) {
@@ -54,8 +54,8 @@ TEST_SUITE("differences on a GPU") {
     }
   }
 
-  TEST_CASE("batches of jobs of all sizes, more than fit a launch") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("batches of jobs of all sizes, more than fit a launch", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(5);
     std::vector<Update> updates;
     for (std::int64_t i = 0; i < 130; ++i) {
@@ -71,7 +71,7 @@ TEST_SUITE("differences on a GPU") {
   }
 
   TEST_CASE("tables that a CTA scans in several rounds") {
-    const Codecs codecs;
+    const OnDevice codecs;
     std::mt19937 random(6);
     // 4096 tiles in a round; few of them hold more than an update or two.
     const std::int64_t n = (kSanitizers ? 4097 : 9000) * 2048 + 5;
@@ -79,8 +79,8 @@ TEST_SUITE("differences on a GPU") {
     check_updates(codecs, {{base, changed(base, kChanges[1].second, random), DType::bfloat16}});
   }
 
-  TEST_CASE("damaged messages are found as by the host, and nothing beyond them is read") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("damaged messages are found as by the host, and nothing beyond them is read", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(7);
     std::uint32_t seen = 0;
     for (const std::int64_t n : {1, 100, 2048, 2049, 6000}) {
@@ -108,8 +108,8 @@ TEST_SUITE("differences on a GPU") {
     CHECK(seen == (kHeaderError | kGenerationError | kBaseError | kBodyError | kResultError));
   }
 
-  TEST_CASE("another generation or base, and whole values of another size") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("another generation or base, and whole values of another size", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(8);
     const Patterns base = weights(5000, random);
     const Update update{base, changed(base, kChanges[3].second, random), DType::float16};
@@ -135,8 +135,8 @@ TEST_SUITE("differences on a GPU") {
     receiver.check(astray, kResultError);
   }
 
-  TEST_CASE("a status word keeps what it has, and jobs may share one") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("a status word keeps what it has, and jobs may share one", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(9);
     std::vector<Receiver> receivers;
     std::vector<Update> updates;
@@ -157,8 +157,8 @@ TEST_SUITE("differences on a GPU") {
     CHECK(receivers[2].base.bytes() == bytes_of(Patterns(3000, 0x7fc0)));
   }
 
-  TEST_CASE("values that something has written to since their hash was taken") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("values that something has written to since their hash was taken", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(10);
     for (const DType dtype : kHalves) {
       for (const std::int64_t n : {0, 1, 2047, 40000}) {
@@ -185,7 +185,7 @@ TEST_SUITE("differences on a GPU") {
   }
 
   TEST_CASE("an encode and a decode are recorded in a graph") {
-    const Codecs codecs;
+    const OnDevice codecs;
     std::mt19937 random(11);
     const Patterns first = weights(5000, random), second = changed(first, kChanges[3].second, random);
     const Update update{first, second, DType::bfloat16};
@@ -217,8 +217,8 @@ TEST_SUITE("differences on a GPU") {
     cudaStreamDestroy(stream);
   }
 
-  TEST_CASE("wrong arguments are refused before any job runs") {
-    const Codecs codecs;
+  TEST_CASE_TEMPLATE("wrong arguments are refused before any job runs", Place, OnHost, OnDevice) {
+    const Place codecs;
     std::mt19937 random(12);
     const Patterns base = weights(64, random);
     const Update update{base, changed(base, kChanges[3].second, random), DType::bfloat16};
@@ -247,8 +247,6 @@ TEST_SUITE("differences on a GPU") {
                          "status: expected memory of 1 elements, got a null pointer", ArgumentError);
     CHECK(sender.base.bytes() == bytes_of(base));
     CHECK(receiver.base.bytes() == bytes_of(base));
-    CHECK(codecs.host->device_differences() == nullptr);
-    CHECK(codecs.device->differences() == nullptr);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "calls.hpp"
+#include "collectives/kept_hashes.hpp"
 #include "half_weights.hpp"
 #include "ranks.hpp"
 #include "zcomm/collectives.hpp"
@@ -278,7 +279,7 @@ TEST_CASE("gathers by differences: ranks at other generations say so") {
 TEST_CASE("gathers by differences: the same generation of other values is found") {
   const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
     rank.gather(0);
-    if (rank.rank == 3) ++rank.kept->hashes[static_cast<std::size_t>(rank.plan->place(3))];
+    if (rank.rank == 3) ++*kept_chunk(*rank.plan, *rank.kept, 3, 0).hash;
     rank.gather(1);
   });
   CHECK(contains(failures[1], "slot 3: generation 1 of this rank and of rank 3 are not the same"));

@@ -130,7 +130,7 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
 
 class CpuCodec final : public Codec {
  public:
-  CpuCodec(const Kernels& kernels, DifferenceCodec differences) : kernels_(kernels), differences_(differences) {}
+  explicit CpuCodec(std::string_view isa) : kernels_(find_kernels(isa)), lossless_(isa) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);
@@ -184,18 +184,18 @@ class CpuCodec final : public Codec {
     });
   }
 
-  const DifferenceCodec* differences() const override { return &differences_; }
+  const LosslessCodec* lossless() const override { return &lossless_; }
 
  private:
   const Kernels& kernels_;
-  const DifferenceCodec differences_;
+  const DifferenceCodec lossless_;
 };
 
 }  // namespace
 }  // namespace cpu
 
 std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
-  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa), DifferenceCodec(isa));
+  return std::make_unique<cpu::CpuCodec>(isa);
 }
 
 }  // namespace zcomm

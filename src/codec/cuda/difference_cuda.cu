@@ -1,5 +1,7 @@
 // Host side of the kernels for lossless differences: a call launches three of them, each for all jobs.
-#include <string>
+#include <algorithm>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "codec/cuda/difference_cuda.hpp"
@@ -7,6 +9,8 @@
 #include "codec/cuda/difference_encode.cuh"
 #include "codec/cuda/launcher.hpp"
 #include "codec/difference/checks.hpp"
+#include "cuda/owned.hpp"
+#include "zcomm/cuda.hpp"
 
 namespace zcomm::gpu {
 namespace {
@@ -21,44 +25,6 @@ constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
 
 constexpr HalfType half_type(DType dtype) {
   return dtype == DType::bfloat16 ? HalfType{0x7fc0, 7, 0xff} : HalfType{0x7e00, 10, 0x1f};
-}
-
-// --- Checks
-
-template <class T>
-void check_number(const char* argument, const T* number) {
-  check_aligned(argument, number, sizeof(T), 1);
-}
-
-void check_job(const EncodeDifference& job) {
-  difference::check_values_and_base(job.values, job.base);
-  check_aligned("message", job.message, kWireAlignment);
-  check_number("hash", job.hash);
-  check_argument((job.message == nullptr) == (job.num_bytes == nullptr), [&] {
-    const char* const expected = job.message == nullptr ? "a null pointer, as message is one" : "memory of 8 bytes";
-    return "num_bytes: expected " + std::string(expected) + ", got " +
-           (job.num_bytes == nullptr ? "a null pointer" : "another address");
-  });
-  if (job.num_bytes != nullptr) check_number("num_bytes", job.num_bytes);
-}
-
-void check_job(const DecodeDifference& job) {
-  difference::check_16_bits("base", job.base);
-  check_aligned("message", job.message, kWireAlignment, static_cast<std::int64_t>(job.num_bytes));
-  check_number("hash", job.hash);
-  check_number("status", job.status);
-}
-
-void check_job(const NoteHash& job) {
-  difference::check_16_bits("values", job.values);
-  check_number("hash", job.hash);
-}
-
-void check_job(const CheckHash& job) {
-  difference::check_16_bits("values", job.values);
-  difference::check_16_bits("spoiled", job.spoiled);
-  check_number("hash", job.hash);
-  check_number("status", job.status);
 }
 
 // --- Launches
@@ -126,12 +92,51 @@ void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece
   launcher.launch();
 }
 
-class CudaDifferences final : public DeviceDifferences {
+// Memory on the device that is current at construction, and pinned memory.
+class CudaJobMemory final : public JobMemory {
  public:
-  explicit CudaDifferences(Workspace& workspace) : workspace_(workspace) {}
+  static std::unique_ptr<JobMemory> make(std::size_t num_bytes, std::size_t num_shared_bytes) {
+    auto own = std::make_unique<DeviceBytes>(std::max<std::size_t>(num_bytes, 1));
+    auto pinned = std::make_unique<PinnedBytes>(std::max<std::size_t>(num_shared_bytes, 1));
+    std::memset(pinned->data(), 0, num_shared_bytes);
+    return std::make_unique<CudaJobMemory>(std::move(own), std::move(pinned));
+  }
+  CudaJobMemory(std::unique_ptr<DeviceBytes> own, std::unique_ptr<PinnedBytes> pinned)
+      : JobMemory(own->data(), pinned->data()),
+        own_(std::move(own)),
+        pinned_(std::move(pinned)),
+        used_(std::make_unique<Event>()) {
+    check_cuda(cudaGetDevice(&device_), "tell the current device");
+  }
+  ~CudaJobMemory() override {
+    try {
+      const CudaDeviceGuard on_device(device_);
+      own_.reset();
+      pinned_.reset();
+      used_.reset();
+    } catch (const Error&) {
+      // The process ends, or the device is lost.
+    }
+  }
+
+  void mark_use(StreamView stream) override { used_->record(stream); }
+  void make_wait(StreamView stream) const override { used_->make_wait(stream); }
+  void wait() const override { used_->wait(); }
+  bool is_over() const override { return used_->is_over(); }
+
+ private:
+  int device_ = 0;
+  std::unique_ptr<DeviceBytes> own_;
+  std::unique_ptr<PinnedBytes> pinned_;
+  std::unique_ptr<Event> used_;
+};
+
+class CudaLossless final : public LosslessCodec {
+ public:
+  explicit CudaLossless(Workspace& workspace) : workspace_(workspace) {}
 
   void encode(std::span<const EncodeDifference> jobs, StreamView stream) const override {
-    for (const EncodeDifference& job : jobs) check_job(job);
+    for (const EncodeDifference& job : jobs) difference::check_job(job);
     if (jobs.empty()) return;
     JobScratch scratch(workspace_, jobs, stream);
     std::vector<EncodeDifferencePiece> pieces;
@@ -145,7 +150,7 @@ class CudaDifferences final : public DeviceDifferences {
   }
 
   void decode(std::span<const DecodeDifference> jobs, StreamView stream) const override {
-    for (const DecodeDifference& job : jobs) check_job(job);
+    for (const DecodeDifference& job : jobs) difference::check_job(job);
     if (jobs.empty()) return;
     JobScratch scratch(workspace_, jobs, stream);
     std::vector<DecodeDifferencePiece> pieces;
@@ -176,11 +181,15 @@ class CudaDifferences final : public DeviceDifferences {
     });
   }
 
+  std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override {
+    return CudaJobMemory::make(num_bytes, num_shared_bytes);
+  }
+
  private:
   // Hashes the values of all jobs; `finish(job, tiles)` says how to check or store each hash.
   template <class Job, class Finish>
   void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
-    for (const Job& job : jobs) check_job(job);
+    for (const Job& job : jobs) difference::check_job(job);
     if (jobs.empty()) return;
     JobScratch scratch(workspace_, jobs, stream);
     std::vector<HashPiece> pieces;
@@ -199,8 +208,8 @@ class CudaDifferences final : public DeviceDifferences {
 
 }  // namespace
 
-std::unique_ptr<DeviceDifferences> make_device_differences(Workspace& workspace) {
-  return std::make_unique<CudaDifferences>(workspace);
+std::unique_ptr<LosslessCodec> make_cuda_lossless(Workspace& workspace) {
+  return std::make_unique<CudaLossless>(workspace);
 }
 
 }  // namespace zcomm::gpu

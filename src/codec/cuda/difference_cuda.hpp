@@ -9,6 +9,6 @@
 namespace zcomm::gpu {
 
 // Returns a codec. `workspace` must outlive it: each call allocates 16 bytes per job and 8 per 64 tiles.
-std::unique_ptr<DeviceDifferences> make_device_differences(Workspace& workspace);
+std::unique_ptr<LosslessCodec> make_cuda_lossless(Workspace& workspace);
 
 }  // namespace zcomm::gpu

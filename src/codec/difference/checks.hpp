@@ -1,9 +1,10 @@
-// Argument checks of the difference codecs, shared by host and device.
+// Argument checks of the lossless codecs.
 #pragma once
 
 #include <string>
 
 #include "codec/checks.hpp"
+#include "zcomm/difference.hpp"
 
 namespace zcomm::difference {
 
@@ -22,6 +23,42 @@ inline void check_values_and_base(ConstTensorView values, ConstTensorView base) 
            std::string(to_string(values.dtype)) + " as in values, got " + std::to_string(base.num_elements) + " of " +
            std::string(to_string(base.dtype));
   });
+}
+
+template <class T>
+void check_number(const char* argument, const T* number) {
+  check_aligned(argument, number, sizeof(T), 1);
+}
+
+inline void check_job(const EncodeDifference& job) {
+  check_values_and_base(job.values, job.base);
+  check_aligned("message", job.message, kWireAlignment);
+  check_number("hash", job.hash);
+  check_argument((job.message == nullptr) == (job.num_bytes == nullptr), [&] {
+    const char* const expected = job.message == nullptr ? "a null pointer, as message is one" : "memory of 8 bytes";
+    return "num_bytes: expected " + std::string(expected) + ", got " +
+           (job.num_bytes == nullptr ? "a null pointer" : "another address");
+  });
+  if (job.num_bytes != nullptr) check_number("num_bytes", job.num_bytes);
+}
+
+inline void check_job(const DecodeDifference& job) {
+  check_16_bits("base", job.base);
+  check_aligned("message", job.message, kWireAlignment, static_cast<std::int64_t>(job.num_bytes));
+  check_number("hash", job.hash);
+  check_number("status", job.status);
+}
+
+inline void check_job(const NoteHash& job) {
+  check_16_bits("values", job.values);
+  check_number("hash", job.hash);
+}
+
+inline void check_job(const CheckHash& job) {
+  check_16_bits("values", job.values);
+  check_16_bits("spoiled", job.spoiled);
+  check_number("hash", job.hash);
+  check_number("status", job.status);
 }
 
 }  // namespace zcomm::difference

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/cpu/isa.hpp"
@@ -223,14 +224,124 @@ std::uint64_t DifferenceCodec::decode(std::span<const std::byte> body, TensorVie
 
 std::uint64_t DifferenceCodec::hash(ConstTensorView values) const {
   check_16_bits("values", values);
+  return copy(values, nullptr, nullptr);
+}
+
+std::uint64_t DifferenceCodec::copy(ConstTensorView values, std::byte* first, std::byte* second) const {
   std::vector<Run> runs = cut(num_tiles(values.num_elements));
   return for_each_run(runs, [&](Run& run) {
+    const ConstTensorView part = values.slice(run.first * kTileValues, kRunTiles * kTileValues);
+    for (std::byte* const target : {first, second}) {
+      if (target != nullptr) std::memcpy(target + run.first * kTileBytes, part.data, part.num_bytes());
+    }
     for (std::int64_t tile = run.first; tile < run.end; ++tile) {
       std::uint64_t lanes[kNumLanes];
       kernels_->hash(tile_at(values, tile), count_of(tile, values.num_elements), lanes);
       run.hash += hash_of_tile(lanes, tile);
     }
   });
+}
+
+// --- Jobs
+
+namespace {
+
+// Memory of numbers of any type.
+using Words = std::vector<std::uint64_t>;
+
+class HostJobMemory final : public JobMemory {
+ public:
+  HostJobMemory(Words data, Words shared)
+      : JobMemory(bytes(data), bytes(shared)), data_(std::move(data)), shared_(std::move(shared)) {}
+
+  static Words words(std::size_t num_bytes) { return Words((num_bytes + sizeof(Words::value_type) - 1) / sizeof(Words::value_type)); }
+
+ private:
+  static std::byte* bytes(Words& words) { return reinterpret_cast<std::byte*>(words.data()); }
+
+  Words data_;
+  Words shared_;
+};
+
+void fill_with_nan(TensorView values) {
+  const auto nan = static_cast<std::uint16_t>(values.dtype == DType::bfloat16 ? 0x7fc0 : 0x7e00);
+  std::fill_n(reinterpret_cast<std::uint16_t*>(values.data), values.num_elements, nan);
+}
+
+}  // namespace
+
+void DifferenceCodec::encode(std::span<const EncodeDifference> jobs, StreamView) const {
+  for (const EncodeDifference& job : jobs) check_job(job);
+  for (const EncodeDifference& job : jobs) {
+    std::byte* const body = job.message == nullptr ? nullptr : job.message + kDifferenceHeaderBytes;
+    DifferenceHeader header{DifferenceHeader::Kind::whole_values, job.values.num_bytes(), 0, 0, 0};
+    if (body == nullptr || job.generation == 0) {
+      header.result_hash = copy(job.values, job.base.data, body);
+    } else {
+      const Encoded encoded = encode(job.values, job.base, body);
+      header = {DifferenceHeader::Kind::difference, encoded.num_bytes, job.generation, *job.hash, encoded.hash};
+    }
+    *job.hash = header.result_hash;
+    if (body == nullptr) continue;
+    write_header(header, job.message);
+    *job.num_bytes = kDifferenceHeaderBytes + header.body_bytes;
+  }
+}
+
+void DifferenceCodec::decode(std::span<const DecodeDifference> jobs, StreamView) const {
+  for (const DecodeDifference& job : jobs) check_job(job);
+  for (const DecodeDifference& job : jobs) {
+    const std::uint32_t errors = update(job);
+    *job.status |= errors;
+    if (errors != 0) fill_with_nan(job.base);
+  }
+}
+
+std::uint32_t DifferenceCodec::update(const DecodeDifference& job) const {
+  const std::size_t num_body_bytes = job.num_bytes - kDifferenceHeaderBytes;
+  DifferenceHeader header;
+  try {
+    if (job.num_bytes < kDifferenceHeaderBytes) return kHeaderError;
+    header = read_header(job.message);
+  } catch (const Error&) {
+    return kHeaderError;
+  }
+  if (header.body_bytes != num_body_bytes) return kHeaderError;
+  const bool is_whole = header.kind == DifferenceHeader::Kind::whole_values;
+  std::uint32_t errors = 0;
+  if (header.generation != job.generation || is_whole != (job.generation == 0)) errors |= kGenerationError;
+  if (job.generation != 0 && header.base_hash != *job.hash) errors |= kBaseError;
+  if (errors != 0) return errors;
+  const std::byte* const body = job.message + kDifferenceHeaderBytes;
+  if (is_whole && num_body_bytes != job.base.num_bytes()) return kBodyError;
+  std::uint64_t result = 0;
+  try {
+    result = is_whole ? copy({body, job.base.num_elements, job.base.dtype}, job.base.data, nullptr)
+                      : decode({body, num_body_bytes}, job.base);
+  } catch (const Error&) {
+    return kBodyError;
+  }
+  if (result != header.result_hash) return kResultError;
+  *job.hash = result;
+  return 0;
+}
+
+void DifferenceCodec::note(std::span<const NoteHash> jobs, StreamView) const {
+  for (const NoteHash& job : jobs) check_job(job);
+  for (const NoteHash& job : jobs) *job.hash = hash(job.values);
+}
+
+void DifferenceCodec::check(std::span<const CheckHash> jobs, StreamView) const {
+  for (const CheckHash& job : jobs) check_job(job);
+  for (const CheckHash& job : jobs) {
+    if (hash(job.values) == *job.hash) continue;
+    *job.status |= kKeptError;
+    fill_with_nan(job.spoiled);
+  }
+}
+
+std::unique_ptr<JobMemory> DifferenceCodec::make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const {
+  return std::make_unique<HostJobMemory>(HostJobMemory::words(num_bytes), HostJobMemory::words(num_shared_bytes));
 }
 
 }  // namespace zcomm

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
@@ -90,10 +91,14 @@ struct CheckHash {
   std::uint32_t* status = nullptr;  // as in DecodeDifference
 };
 
-// Numbers that jobs read and write, for longer than a call. On a GPU they belong to the device that was current when
-// they were made, and an event marks their last use.
+// Numbers that jobs read and write, for longer than a call: here in host memory. On a GPU they belong to the device
+// that was current when they were made, and an event marks their last use.
 class JobMemory {
  public:
+  JobMemory(std::size_t num_bytes, std::size_t num_shared_bytes)
+      : memory_((num_bytes + num_shared_bytes) / sizeof(memory_[0]) + 2),
+        data_(reinterpret_cast<std::byte*>(memory_.data())),
+        shared_(data_ + (num_bytes + sizeof(memory_[0]) - 1) / sizeof(memory_[0]) * sizeof(memory_[0])) {}
   virtual ~JobMemory() = default;
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
@@ -102,24 +107,26 @@ class JobMemory {
   std::byte* shared() const { return shared_; }  // which the host accesses, too; zeros initially
 
   // Takes the work that is on `stream` now for the last use; makes a stream wait for it; blocks the host until it is
-  // over; tells whether it is over. On a CPU it always is.
+  // over; tells whether it is over.
   virtual void mark_use(StreamView) {}
   virtual void make_wait(StreamView) const {}
   virtual void wait() const {}
   virtual bool is_over() const { return true; }
 
  protected:
+  // Takes memory of the derived class.
   JobMemory(std::byte* data, std::byte* shared) : data_(data), shared_(shared) {}
 
  private:
+  std::vector<std::uint64_t> memory_;
   std::byte* data_;
   std::byte* shared_;
 };
 
 // Codec of differences, with headers and hashes, for one kind of memory. As in Codec, a call takes independent jobs;
-// it returns when the work is done on a CPU, and when it is queued on `stream` on a GPU, without synchronization. Throws
-// ArgumentError on an invalid job, before any begins. Jobs of a call may share only a status word for writing. No byte
-// beyond a message is read, whatever it contains.
+// it returns when the work is done on a CPU, and when it is queued on `stream` on a GPU, without synchronization.
+// Throws ArgumentError on an invalid job, before any begins. Jobs of a call may share only a status word for writing.
+// No byte beyond a message is read, whatever it contains.
 class [[gnu::visibility("default")]] LosslessCodec {
  public:
   virtual ~LosslessCodec() = default;

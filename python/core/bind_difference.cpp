@@ -63,8 +63,7 @@ template <class Job, class Tuple, void (LosslessCodec::*operation)(std::span<con
 void run_on_device(const std::vector<Tuple>& tuples, int device, std::uintptr_t stream) {
   std::vector<Job> jobs;
   for (const Tuple& tuple : tuples) jobs.push_back(job_of(tuple));
-  on_gpu(device, stream,
-         [&](const Codec& codec, StreamView queue) { (codec.lossless()->*operation)(jobs, queue); });
+  on_gpu(device, stream, [&](const Codec& codec, StreamView queue) { (codec.lossless()->*operation)(jobs, queue); });
 }
 
 }  // namespace

@@ -11,19 +11,6 @@
 namespace zcomm {
 namespace {
 
-// Headers of all chunks of a batch: a row of this rank, then one per owner of a held slot.
-struct HeaderRows {
-  HeaderRows(const Resources& r, std::size_t row_length, std::size_t num_rows)
-      : row_bytes(row_length * kDifferenceHeaderBytes), memory(r.workspace, row_bytes * num_rows, r.stream) {}
-
-  std::byte* at(std::size_t row, std::size_t header) const {
-    return memory.data() + row * row_bytes + header * kDifferenceHeaderBytes;
-  }
-
-  std::size_t row_bytes;
-  Scratch memory;
-};
-
 // Returns the offsets of pieces of these sizes, and their end.
 std::vector<std::size_t> aligned_offsets(const std::vector<std::size_t>& sizes) {
   std::vector<std::size_t> offsets{0};
@@ -58,7 +45,8 @@ class PreparedMessages final : public DifferenceMessages {
     copies_.clear();
     for (std::size_t i = 0; i < hop_.recvs.size(); ++i) {
       std::byte* const message = buffers.data(static_cast<int>(i), chunk);
-      copies_.push_back(copy_of(headers->at(1 + i, first_header + number), message, kDifferenceHeaderBytes));
+      const std::byte* const header = headers->data() + (1 + i) * row_bytes + number * kDifferenceHeaderBytes;
+      copies_.push_back(copy_of(header + first_header * kDifferenceHeaderBytes, message, kDifferenceHeaderBytes));
       const std::size_t num_bytes = received_bytes(i, chunk, message) - kDifferenceHeaderBytes;
       recvs.push_back({hop_.recvs[i].peer, message + kDifferenceHeaderBytes, num_bytes});
     }
@@ -70,10 +58,11 @@ class PreparedMessages final : public DifferenceMessages {
   }
 
   const std::size_t first_header;  // in each row
-  std::shared_ptr<const HeaderRows> headers = {};
-  std::vector<std::size_t> sent = {};      // bytes of the body of each chunk
-  std::vector<std::size_t> offsets = {};   // of the bodies
-  std::vector<std::size_t> received = {};  // bytes of the bodies of each owner, one owner after the other
+  std::size_t row_bytes = 0;
+  std::shared_ptr<const Scratch> headers = {};  // of a batch: a row of this rank, then one per owner of a held slot
+  std::vector<std::size_t> sent = {};           // bytes of the body of each chunk
+  std::vector<std::size_t> offsets = {};        // of the bodies
+  std::vector<std::size_t> received = {};       // bytes of the bodies of each owner, one owner after the other
   std::unique_ptr<Scratch> bodies = {};
 
  private:
@@ -124,13 +113,127 @@ class Preparation {
   std::byte* rows() const { return readback_.memory->shared() + num_headers_ * sizeof(std::uint64_t); }
   std::byte* words() const { return rows() + num_row_bytes(); }
   std::size_t num_words_bytes() const { return kMaxCallChars * (1 + call_check_.sends().size()); }
-  void add(const ShardDifference& shard);
-  void reserve_readback();
-  void encode();
-  void exchange_headers();
-  void exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs);
-  void read_headers(Item& item);
-  void pack();
+
+  void add(const ShardDifference& shard) {
+    std::vector<std::size_t> longest;
+    longest.reserve(static_cast<std::size_t>(shard.plan.num_chunks()));
+    for (std::int64_t chunk = 0; chunk < shard.plan.num_chunks(); ++chunk) {
+      longest.push_back(most_bytes(shard.values(chunk).num_elements));
+    }
+    auto prepared = std::make_unique<PreparedMessages>(shard.kept.generation, r_.stream, hop_, num_headers_);
+    items_.push_back({shard, std::move(prepared), aligned_offsets(longest), nullptr});
+    num_headers_ += longest.size();
+  }
+
+  void reserve_readback() {
+    const std::size_t num_bytes = num_headers_ * sizeof(std::uint64_t) + num_row_bytes() + num_words_bytes();
+    if (num_bytes <= readback_.num_bytes) return;
+    readback_.num_bytes = size_class(num_bytes);
+    readback_.memory = r_.codec.lossless()->make_memory(0, readback_.num_bytes);
+  }
+
+  void encode() {
+    const Timed timed(r_.stats.codec_time);
+    if (moves_bytes()) reserve_readback();
+    std::vector<EncodeDifference> jobs;
+    for (Item& item : items_) {
+      item.shard.kept.generation = 0;  // until all are prepared
+      item.shard.kept.hashes->make_wait(r_.stream);
+      if (moves_bytes()) {
+        item.messages = std::make_unique<Scratch>(r_.workspace, item.offsets.back(), r_.stream);
+      }
+      for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
+        EncodeDifference& job =
+            jobs.emplace_back(item.shard.encoding(static_cast<std::int64_t>(chunk), item.prepared->base));
+        if (item.messages == nullptr) continue;
+        job.message = item.messages->data() + item.offsets[chunk];
+        job.num_bytes = sizes() + item.prepared->first_header + chunk;
+      }
+    }
+    r_.codec.lossless()->encode(jobs, r_.stream);
+  }
+
+  void exchange_headers() {
+    headers_ = std::make_shared<Scratch>(r_.workspace, row_bytes() + num_row_bytes(), r_.stream);
+    std::vector<Decode> copies;
+    for (const Item& item : items_) {
+      for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
+        copies.push_back(copy_of(item.messages->data() + item.offsets[chunk],
+                                 headers_->data() + copies.size() * kDifferenceHeaderBytes, kDifferenceHeaderBytes));
+      }
+    }
+    r_.codec.decode(copies, r_.stream);
+    std::vector<Send> sends;
+    std::vector<Recv> recvs;
+    for (const Move& move : hop_.sends) {
+      sends.push_back({move.peer, headers_->data(), row_bytes()});
+      count_sent(r_, move.peer, row_bytes());
+    }
+    std::byte* row = headers_->data();
+    for (const Move& move : hop_.recvs) recvs.push_back({move.peer, row += row_bytes(), row_bytes()});
+    exchange_with_calls(std::move(sends), std::move(recvs));
+  }
+
+  // Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
+  void exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
+    const Timed timed(r_.stats.transfer_time);
+    const std::vector<Recv> calls = call_check_.recvs();
+    const Scratch own_and_theirs(r_.workspace, num_words_bytes(), r_.stream);
+    std::memcpy(words(), call_check_.sends().front().data, kMaxCallChars);
+    const Decode own = copy_of(words(), own_and_theirs.data(), kMaxCallChars);
+    r_.codec.decode({&own, 1}, r_.stream);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      sends.push_back({calls[i].peer, own_and_theirs.data(), kMaxCallChars});
+      recvs.push_back({calls[i].peer, own_and_theirs.data() + (1 + i) * kMaxCallChars, kMaxCallChars});
+    }
+    r_.transport.start(sends, recvs, r_.stream)->wait(r_.stream);
+    const std::vector<Decode> arrived{copy_of(headers_->data() + row_bytes(), rows(), num_row_bytes()),
+                                      copy_of(own_and_theirs.data(), words(), num_words_bytes())};
+    r_.codec.decode(arrived, r_.stream);
+    readback_.memory->mark_use(r_.stream);
+    readback_.memory->wait();
+    ++r_.stats.host_waits;
+    r_.transport.check();  // throws if the transfer failed
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      std::memcpy(calls[i].data, words() + (1 + i) * kMaxCallChars, kMaxCallChars);
+    }
+    call_check_.verify();
+  }
+
+  void read_headers(Item& item) {
+    const auto& [plan, shard, kept] = item.shard;
+    PreparedMessages& prepared = *item.prepared;
+    const std::uint64_t* const own = sizes() + prepared.first_header;
+    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
+      prepared.sent.push_back(own[chunk] - kDifferenceHeaderBytes);
+    }
+    for (std::size_t i = 0; i < hop_.recvs.size(); ++i) {
+      const int slot = hop_.recvs[i].slot;
+      const std::byte* wire = rows() + i * row_bytes() + prepared.first_header * kDifferenceHeaderBytes;
+      for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk, wire += kDifferenceHeaderBytes) {
+        const TensorView values = kept_chunk(plan, kept, slot, chunk).values;
+        prepared.received.push_back(checked_header(wire, slot, prepared.base, values).body_bytes);
+      }
+    }
+    prepared.row_bytes = row_bytes();
+    prepared.headers = headers_;
+  }
+
+  // Copies the bodies out of the messages, whose buffers have room for longer ones.
+  void pack() {
+    std::vector<Decode> copies;
+    for (Item& item : items_) {
+      PreparedMessages& prepared = *item.prepared;
+      prepared.offsets = aligned_offsets(prepared.sent);
+      prepared.bodies = std::make_unique<Scratch>(r_.workspace, prepared.offsets.back(), r_.stream);
+      for (std::size_t chunk = 0; chunk < prepared.sent.size(); ++chunk) {
+        const std::byte* const body = item.messages->data() + item.offsets[chunk] + kDifferenceHeaderBytes;
+        copies.push_back(copy_of(body, prepared.bodies->data() + prepared.offsets[chunk], prepared.sent[chunk]));
+      }
+    }
+    r_.codec.decode(copies, r_.stream);
+    for (Item& item : items_) item.messages.reset();
+  }
 
   const Resources& r_;
   const Hop& hop_;  // the same for all plans of a communicator
@@ -138,127 +241,8 @@ class Preparation {
   Readback& readback_;
   std::vector<Item> items_;
   std::size_t num_headers_ = 0;
-  std::shared_ptr<const HeaderRows> headers_;
+  std::shared_ptr<const Scratch> headers_;
 };
-
-void Preparation::add(const ShardDifference& shard) {
-  std::vector<std::size_t> longest;
-  longest.reserve(static_cast<std::size_t>(shard.plan.num_chunks()));
-  for (std::int64_t chunk = 0; chunk < shard.plan.num_chunks(); ++chunk) {
-    longest.push_back(most_bytes(shard.values(chunk).num_elements));
-  }
-  auto prepared = std::make_unique<PreparedMessages>(shard.kept.generation, r_.stream, hop_, num_headers_);
-  items_.push_back({shard, std::move(prepared), aligned_offsets(longest), nullptr});
-  num_headers_ += longest.size();
-}
-
-void Preparation::reserve_readback() {
-  const std::size_t num_bytes = num_headers_ * sizeof(std::uint64_t) + num_row_bytes() + num_words_bytes();
-  if (num_bytes <= readback_.num_bytes) return;
-  readback_.num_bytes = size_class(num_bytes);
-  readback_.memory = r_.codec.lossless()->make_memory(0, readback_.num_bytes);
-}
-
-void Preparation::encode() {
-  const Timed timed(r_.stats.codec_time);
-  if (moves_bytes()) reserve_readback();
-  std::vector<EncodeDifference> jobs;
-  for (Item& item : items_) {
-    item.shard.kept.generation = 0;  // until all are prepared
-    item.shard.kept.hashes->make_wait(r_.stream);
-    if (moves_bytes()) {
-      item.messages = std::make_unique<Scratch>(r_.workspace, item.offsets.back(), r_.stream);
-    }
-    for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
-      EncodeDifference& job =
-          jobs.emplace_back(item.shard.encoding(static_cast<std::int64_t>(chunk), item.prepared->base));
-      if (item.messages == nullptr) continue;
-      job.message = item.messages->data() + item.offsets[chunk];
-      job.num_bytes = sizes() + item.prepared->first_header + chunk;
-    }
-  }
-  r_.codec.lossless()->encode(jobs, r_.stream);
-}
-
-void Preparation::exchange_headers() {
-  headers_ = std::make_shared<HeaderRows>(r_, num_headers_, 1 + hop_.recvs.size());
-  std::vector<Decode> copies;
-  for (const Item& item : items_) {
-    for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
-      copies.push_back(copy_of(item.messages->data() + item.offsets[chunk], headers_->at(0, copies.size()),
-                               kDifferenceHeaderBytes));
-    }
-  }
-  r_.codec.decode(copies, r_.stream);
-  std::vector<Send> sends;
-  std::vector<Recv> recvs;
-  for (const Move& move : hop_.sends) {
-    sends.push_back({move.peer, headers_->at(0, 0), row_bytes()});
-    count_sent(r_, move.peer, row_bytes());
-  }
-  for (const Move& move : hop_.recvs) recvs.push_back({move.peer, headers_->at(1 + recvs.size(), 0), row_bytes()});
-  exchange_with_calls(std::move(sends), std::move(recvs));
-}
-
-// Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
-void Preparation::exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
-  const Timed timed(r_.stats.transfer_time);
-  const std::vector<Recv> calls = call_check_.recvs();
-  const Scratch own_and_theirs(r_.workspace, num_words_bytes(), r_.stream);
-  std::memcpy(words(), call_check_.sends().front().data, kMaxCallChars);
-  const Decode own = copy_of(words(), own_and_theirs.data(), kMaxCallChars);
-  r_.codec.decode({&own, 1}, r_.stream);
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    sends.push_back({calls[i].peer, own_and_theirs.data(), kMaxCallChars});
-    recvs.push_back({calls[i].peer, own_and_theirs.data() + (1 + i) * kMaxCallChars, kMaxCallChars});
-  }
-  r_.transport.start(sends, recvs, r_.stream)->wait(r_.stream);
-  const std::vector<Decode> arrived{copy_of(headers_->at(1, 0), rows(), num_row_bytes()),
-                                    copy_of(own_and_theirs.data(), words(), num_words_bytes())};
-  r_.codec.decode(arrived, r_.stream);
-  readback_.memory->mark_use(r_.stream);
-  readback_.memory->wait();
-  ++r_.stats.host_waits;
-  r_.transport.check();  // throws if the transfer failed
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    std::memcpy(calls[i].data, words() + (1 + i) * kMaxCallChars, kMaxCallChars);
-  }
-  call_check_.verify();
-}
-
-void Preparation::read_headers(Item& item) {
-  const auto& [plan, shard, kept] = item.shard;
-  PreparedMessages& prepared = *item.prepared;
-  const std::uint64_t* const own = sizes() + prepared.first_header;
-  for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-    prepared.sent.push_back(own[chunk] - kDifferenceHeaderBytes);
-  }
-  for (std::size_t i = 0; i < hop_.recvs.size(); ++i) {
-    const int slot = hop_.recvs[i].slot;
-    const std::byte* wire = rows() + i * row_bytes() + prepared.first_header * kDifferenceHeaderBytes;
-    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk, wire += kDifferenceHeaderBytes) {
-      const TensorView values = kept_chunk(plan, kept, slot, chunk).values;
-      prepared.received.push_back(checked_header(wire, slot, prepared.base, values).body_bytes);
-    }
-  }
-  prepared.headers = headers_;
-}
-
-// Copies the bodies out of the messages, whose buffers have room for longer ones.
-void Preparation::pack() {
-  std::vector<Decode> copies;
-  for (Item& item : items_) {
-    PreparedMessages& prepared = *item.prepared;
-    prepared.offsets = aligned_offsets(prepared.sent);
-    prepared.bodies = std::make_unique<Scratch>(r_.workspace, prepared.offsets.back(), r_.stream);
-    for (std::size_t chunk = 0; chunk < prepared.sent.size(); ++chunk) {
-      const std::byte* const body = item.messages->data() + item.offsets[chunk] + kDifferenceHeaderBytes;
-      copies.push_back(copy_of(body, prepared.bodies->data() + prepared.offsets[chunk], prepared.sent[chunk]));
-    }
-  }
-  r_.codec.decode(copies, r_.stream);
-  for (Item& item : items_) item.messages.reset();
-}
 
 // Describes a batch in words that ranks compare.
 std::string describe(std::span<const ShardDifference> shards) {
@@ -271,30 +255,20 @@ std::string describe(std::span<const ShardDifference> shards) {
 
 }  // namespace
 
-bool Preparations::is_prepared(const Kept& kept) const {
-  return kept.hashes != nullptr && std::any_of(prepared_.begin(), prepared_.end(), [&](const Prepared& prepared) {
-           return prepared.kept.lock() == kept.hashes;
-         });
-}
-
 std::unique_ptr<DifferenceMessages> Preparations::take(const Kept& kept) {
-  const auto found = std::find_if(prepared_.begin(), prepared_.end(),
-                                  [&](const Prepared& prepared) { return prepared.kept.lock() == kept.hashes; });
-  if (found == prepared_.end()) return nullptr;
-  std::unique_ptr<DifferenceMessages> messages = std::move(found->messages);
-  prepared_.erase(found);
-  return messages;
+  auto taken = prepared_.extract(kept.hashes);
+  return taken.empty() ? nullptr : std::move(taken.mapped());
 }
 
 void Preparations::prepare(const Resources& r, std::span<const ShardDifference> shards) {
-  std::erase_if(prepared_, [](const Prepared& prepared) { return prepared.kept.expired(); });
+  std::erase_if(prepared_, [](const auto& prepared) { return prepared.first.expired(); });
   for (const ShardDifference& shard : shards) {
     shard.make_hashes(r);
     if (take(shard.kept) != nullptr) shard.kept.generation = 0;
   }
   auto messages = Preparation(r, shards, describe(shards), readback_).run();
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    prepared_.push_back({shards[i].kept.hashes, std::move(messages[i])});
+    prepared_.emplace(shards[i].kept.hashes, std::move(messages[i]));
   }
 }
 

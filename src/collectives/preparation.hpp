@@ -4,10 +4,9 @@
 // the host once for all. Other transports take a limit, and need no preparation.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "difference_messages.hpp"
 
@@ -26,7 +25,7 @@ class Preparations {
   explicit Preparations(bool are_needed) : are_needed_(are_needed) {}
 
   bool are_needed() const { return are_needed_; }
-  bool is_prepared(const Kept& kept) const;
+  bool is_prepared(const Kept& kept) const { return prepared_.contains(kept.hashes); }
 
   // Encodes at least one shard, exchanges headers, and waits for them. A shard that is prepared already is prepared
   // again as whole values, because the holders' base is not the one it was encoded for. Throws TransportError if a peer
@@ -37,15 +36,11 @@ class Preparations {
   std::unique_ptr<DifferenceMessages> messages(const Resources& r, const ShardDifference& shard);
 
  private:
-  struct Prepared {
-    std::weak_ptr<KeptHashes> kept;
-    std::unique_ptr<DifferenceMessages> messages;
-  };
   // Returns and removes the messages of a prepared gather, if any.
   std::unique_ptr<DifferenceMessages> take(const Kept& kept);
 
   const bool are_needed_;
-  std::vector<Prepared> prepared_;
+  std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<DifferenceMessages>, std::owner_less<>> prepared_;
   Readback readback_;
 };
 

@@ -79,7 +79,8 @@ TEST_SUITE("jobs of differences") {
     check_updates(codecs, {{base, changed(base, kChanges[1].second, random), DType::bfloat16}});
   }
 
-  TEST_CASE_TEMPLATE("damaged messages are found as by the host, and nothing beyond them is read", Place, OnHost, OnDevice) {
+  TEST_CASE_TEMPLATE("damaged messages are found as by the host, and nothing beyond them is read", Place, OnHost,
+                     OnDevice) {
     const Place codecs;
     std::mt19937 random(7);
     std::uint32_t seen = 0;

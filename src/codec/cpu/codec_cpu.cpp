@@ -194,8 +194,6 @@ class CpuCodec final : public Codec {
 }  // namespace
 }  // namespace cpu
 
-std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
-  return std::make_unique<cpu::CpuCodec>(isa);
-}
+std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) { return std::make_unique<cpu::CpuCodec>(isa); }
 
 }  // namespace zcomm

@@ -92,27 +92,21 @@ void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece
   launcher.launch();
 }
 
-// Memory on the device that is current at construction, and pinned memory.
 class CudaJobMemory final : public JobMemory {
  public:
-  static std::unique_ptr<JobMemory> make(std::size_t num_bytes, std::size_t num_shared_bytes) {
-    auto own = std::make_unique<DeviceBytes>(std::max<std::size_t>(num_bytes, 1));
-    auto pinned = std::make_unique<PinnedBytes>(std::max<std::size_t>(num_shared_bytes, 1));
-    std::memset(pinned->data(), 0, num_shared_bytes);
-    return std::make_unique<CudaJobMemory>(std::move(own), std::move(pinned));
-  }
-  CudaJobMemory(std::unique_ptr<DeviceBytes> own, std::unique_ptr<PinnedBytes> pinned)
-      : JobMemory(own->data(), pinned->data()),
-        own_(std::move(own)),
-        pinned_(std::move(pinned)),
+  CudaJobMemory(std::unique_ptr<DeviceBytes> data, std::unique_ptr<PinnedBytes> shared)
+      : JobMemory(data->data(), shared->data()),
+        data_(std::move(data)),
+        shared_(std::move(shared)),
         used_(std::make_unique<Event>()) {
     check_cuda(cudaGetDevice(&device_), "tell the current device");
+    std::memset(shared_->data(), 0, shared_->size());
   }
   ~CudaJobMemory() override {
     try {
       const CudaDeviceGuard on_device(device_);
-      own_.reset();
-      pinned_.reset();
+      data_.reset();
+      shared_.reset();
       used_.reset();
     } catch (const Error&) {
       // The process ends, or the device is lost.
@@ -126,8 +120,8 @@ class CudaJobMemory final : public JobMemory {
 
  private:
   int device_ = 0;
-  std::unique_ptr<DeviceBytes> own_;
-  std::unique_ptr<PinnedBytes> pinned_;
+  std::unique_ptr<DeviceBytes> data_;
+  std::unique_ptr<PinnedBytes> shared_;
   std::unique_ptr<Event> used_;
 };
 
@@ -182,7 +176,8 @@ class CudaLossless final : public LosslessCodec {
   }
 
   std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override {
-    return CudaJobMemory::make(num_bytes, num_shared_bytes);
+    return std::make_unique<CudaJobMemory>(std::make_unique<DeviceBytes>(std::max<std::size_t>(num_bytes, 1)),
+                                           std::make_unique<PinnedBytes>(std::max<std::size_t>(num_shared_bytes, 1)));
   }
 
  private:

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "codec/cpu/isa.hpp"
@@ -246,23 +245,6 @@ std::uint64_t DifferenceCodec::copy(ConstTensorView values, std::byte* first, st
 
 namespace {
 
-// Memory of numbers of any type.
-using Words = std::vector<std::uint64_t>;
-
-class HostJobMemory final : public JobMemory {
- public:
-  HostJobMemory(Words data, Words shared)
-      : JobMemory(bytes(data), bytes(shared)), data_(std::move(data)), shared_(std::move(shared)) {}
-
-  static Words words(std::size_t num_bytes) { return Words((num_bytes + sizeof(Words::value_type) - 1) / sizeof(Words::value_type)); }
-
- private:
-  static std::byte* bytes(Words& words) { return reinterpret_cast<std::byte*>(words.data()); }
-
-  Words data_;
-  Words shared_;
-};
-
 void fill_with_nan(TensorView values) {
   const auto nan = static_cast<std::uint16_t>(values.dtype == DType::bfloat16 ? 0x7fc0 : 0x7e00);
   std::fill_n(reinterpret_cast<std::uint16_t*>(values.data), values.num_elements, nan);
@@ -341,7 +323,7 @@ void DifferenceCodec::check(std::span<const CheckHash> jobs, StreamView) const {
 }
 
 std::unique_ptr<JobMemory> DifferenceCodec::make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const {
-  return std::make_unique<HostJobMemory>(HostJobMemory::words(num_bytes), HostJobMemory::words(num_shared_bytes));
+  return std::make_unique<JobMemory>(num_bytes, num_shared_bytes);
 }
 
 }  // namespace zcomm

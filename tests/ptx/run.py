@@ -69,7 +69,7 @@ DIFFERENCE_MUTATIONS = {
 }
 
 # The tests of each module.
-SUITES = {"codec": "codec on a GPU", "difference": "differences on a GPU"}
+SUITES = {"codec": "codec on a GPU", "difference": "jobs of differences"}
 MUTATIONS = {"codec": CODEC_MUTATIONS, "difference": DIFFERENCE_MUTATIONS}
 
 

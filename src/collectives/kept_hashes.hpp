@@ -7,16 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "difference_errors.hpp"
+#include "lossless_errors.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
 
-// Hashes, and status words in which jobs set bits of DifferenceError.
+// Hashes, and status words in which jobs set bits of LosslessError.
 class KeptHashes {
  public:
-  KeptHashes(const LosslessCodec& codec, const DifferencePlan& plan)
+  KeptHashes(const LosslessCodec& codec, const LosslessPlan& plan)
       : rank_(plan.rank()), num_chunks_(static_cast<std::size_t>(plan.num_chunks())) {
     for (int slot = 0; slot < plan.topology().size(); ++slot) {
       if (plan.place(slot) >= 0) slots_.push_back(slot);
@@ -24,7 +24,7 @@ class KeptHashes {
     memory_ = codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t));
   }
 
-  // Numbers follow DifferencePlan::place(), then chunks.
+  // Numbers follow LosslessPlan::place(), then chunks.
   std::uint64_t* hash(std::size_t number) const { return reinterpret_cast<std::uint64_t*>(memory_->data()) + number; }
   std::uint32_t* status(std::size_t number) const {
     return reinterpret_cast<std::uint32_t*>(memory_->shared()) + number;
@@ -74,7 +74,7 @@ struct KeptChunk {
 };
 
 // Returns a chunk of a slot that this rank holds; Kept::hashes exists.
-inline KeptChunk kept_chunk(const DifferencePlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
+inline KeptChunk kept_chunk(const LosslessPlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
   const TensorView whole{kept.memory.data() + plan.kept_offset(slot),
                          plan.slots().lengths[static_cast<std::size_t>(slot)], plan.slots().dtype};
   const auto number = static_cast<std::size_t>(plan.place(slot) * plan.num_chunks() + chunk);

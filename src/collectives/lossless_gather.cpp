@@ -14,7 +14,7 @@ namespace {
 class NodeGather : public Stages {
  public:
   // Takes this rank's shard if the kept values are the same. If it lies in its slot, that is not written to.
-  NodeGather(const Resources& r, const DifferencePlan& plan, Kept& kept, std::span<const TensorView> slots,
+  NodeGather(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
              const std::byte* shard)
       : r_(r), plan_(plan), kept_(kept), slots_(slots), shard_(shard) {
     kept_.hashes->make_wait(r.stream);
@@ -51,7 +51,7 @@ class NodeGather : public Stages {
   void start_others(std::int64_t chunk) { others_[chunk] = exchange(chunk, /*own=*/false); }
 
   const Resources& r_;
-  const DifferencePlan& plan_;
+  const LosslessPlan& plan_;
   Kept& kept_;
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;
@@ -85,10 +85,10 @@ class NodeGather : public Stages {
 };
 
 // Gathers from the owners of slots to their holders in other nodes, then within the nodes.
-class DifferenceGather final : public NodeGather {
+class GatherStages final : public NodeGather {
  public:
-  DifferenceGather(const Resources& r, const DifferencePlan& plan, Kept& kept, std::span<const TensorView> slots,
-                   std::unique_ptr<DifferenceMessages> messages)
+  GatherStages(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
+               std::unique_ptr<LosslessMessages> messages)
       : NodeGather(r, plan, kept, slots, messages->kept_from),
         messages_(std::move(messages)),
         received_(r, static_cast<int>(owners().size()), messages_->longest(), kDepth) {
@@ -138,16 +138,16 @@ class DifferenceGather final : public NodeGather {
     look_for_errors();
   }
 
-  const std::unique_ptr<DifferenceMessages> messages_;
+  const std::unique_ptr<LosslessMessages> messages_;
   const MessageBuffers received_;
   Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
-  std::vector<DecodeDifference> jobs_;
+  std::vector<DecodeLossless> jobs_;
 };
 
 // Gathers kept values again, within the node.
 class NodeGatherAgain final : public NodeGather {
  public:
-  NodeGatherAgain(const Resources& r, const DifferencePlan& plan, Kept& kept, std::span<const TensorView> slots)
+  NodeGatherAgain(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots)
       : NodeGather(r, plan, kept, slots, nullptr) {}
 
  private:
@@ -173,7 +173,7 @@ class NodeGatherAgain final : public NodeGather {
 
 class LosslessGather final : public Operation {
  public:
-  LosslessGather(std::shared_ptr<const DifferencePlan> plan, std::shared_ptr<Kept> kept)
+  LosslessGather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept)
       : plan_(std::move(plan)), kept_(std::move(kept)) {}
 
   const World& world() const override { return plan_->world(); }
@@ -209,10 +209,10 @@ class LosslessGather final : public Operation {
     const std::span<const TensorView> slots = arguments.outputs;
     if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, slots)};
     auto messages = r.preparations.messages(r, difference(arguments.inputs.front()));
-    return {{}, std::make_unique<DifferenceGather>(r, *plan_, *kept_, slots, std::move(messages))};
+    return {{}, std::make_unique<GatherStages>(r, *plan_, *kept_, slots, std::move(messages))};
   }
 
-  ShardDifference difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
+  LosslessShard difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
   std::uint64_t generation() const { return kept_->generation; }
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
@@ -239,7 +239,7 @@ class LosslessGather final : public Operation {
     });
   }
 
-  const std::shared_ptr<const DifferencePlan> plan_;
+  const std::shared_ptr<const LosslessPlan> plan_;
   const std::shared_ptr<Kept> kept_;
 };
 
@@ -278,7 +278,7 @@ class PreparationOperation final : public Operation {
     return "prepare " + description_ + " to generation " + std::to_string(gathers_.front()->generation());
   }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    std::vector<ShardDifference> shards;
+    std::vector<LosslessShard> shards;
     shards.reserve(gathers_.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) shards.push_back(gathers_[i]->difference(arguments.inputs[i]));
     r.preparations.prepare(r, shards);
@@ -292,7 +292,7 @@ class PreparationOperation final : public Operation {
 
 }  // namespace
 
-OperationPtr make_lossless_gather(std::shared_ptr<const DifferencePlan> plan, std::shared_ptr<Kept> kept) {
+OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept) {
   return std::make_shared<LosslessGather>(std::move(plan), std::move(kept));
 }
 

@@ -25,36 +25,36 @@ Decode copy_of(const std::byte* from, std::byte* to, std::size_t num_bytes) {
 }
 
 // Messages whose headers have been exchanged. Without other nodes there are none.
-class PreparedMessages final : public DifferenceMessages {
+class PreparedMessages final : public LosslessMessages {
  public:
   PreparedMessages(std::uint64_t base_generation, StreamView stream_of_memory, const Hop& hop, std::size_t number)
-      : DifferenceMessages(base_generation, stream_of_memory), first_header(number), hop_(hop) {}
+      : LosslessMessages(base_generation, stream_of_memory), first_header(number), hop_(hop) {}
 
   std::size_t longest() const override {
     std::size_t longest = 0;
     for (const std::size_t size : received) longest = std::max(longest, align_wire(size));
-    return kDifferenceHeaderBytes + longest;
+    return kLosslessHeaderBytes + longest;
   }
 
   void list(const Resources& r, std::int64_t chunk, const MessageBuffers& buffers, std::vector<Send>& sends,
             std::vector<Recv>& recvs) override {
     if (hop_.sends.empty()) return;
     const auto number = static_cast<std::size_t>(chunk);
-    sent_bytes += kDifferenceHeaderBytes + sent[number];
+    sent_bytes += kLosslessHeaderBytes + sent[number];
     for (const Move& move : hop_.sends) sends.push_back({move.peer, bodies->data() + offsets[number], sent[number]});
     copies_.clear();
     for (std::size_t i = 0; i < hop_.recvs.size(); ++i) {
       std::byte* const message = buffers.data(static_cast<int>(i), chunk);
-      const std::byte* const header = headers->data() + (1 + i) * row_bytes + number * kDifferenceHeaderBytes;
-      copies_.push_back(copy_of(header + first_header * kDifferenceHeaderBytes, message, kDifferenceHeaderBytes));
-      const std::size_t num_bytes = received_bytes(i, chunk, message) - kDifferenceHeaderBytes;
-      recvs.push_back({hop_.recvs[i].peer, message + kDifferenceHeaderBytes, num_bytes});
+      const std::byte* const header = headers->data() + (1 + i) * row_bytes + number * kLosslessHeaderBytes;
+      copies_.push_back(copy_of(header + first_header * kLosslessHeaderBytes, message, kLosslessHeaderBytes));
+      const std::size_t num_bytes = received_bytes(i, chunk, message) - kLosslessHeaderBytes;
+      recvs.push_back({hop_.recvs[i].peer, message + kLosslessHeaderBytes, num_bytes});
     }
     r.codec.decode(copies_, r.stream);
   }
 
   std::size_t received_bytes(std::size_t owner, std::int64_t chunk, const std::byte*) const override {
-    return kDifferenceHeaderBytes + received[owner * sent.size() + static_cast<std::size_t>(chunk)];
+    return kLosslessHeaderBytes + received[owner * sent.size() + static_cast<std::size_t>(chunk)];
   }
 
   const std::size_t first_header;  // in each row
@@ -72,23 +72,23 @@ class PreparedMessages final : public DifferenceMessages {
 
 class Preparation {
  public:
-  Preparation(const Resources& r, std::span<const ShardDifference> shards, const std::string& call, Readback& readback)
+  Preparation(const Resources& r, std::span<const LosslessShard> shards, const std::string& call, Readback& readback)
       : r_(r),
         hop_(shards.front().plan.inter_node_hop()),
         call_check_(call, r.world.topology.peers(r.world.rank)),
         readback_(readback) {
-    for (const ShardDifference& shard : shards) add(shard);
+    for (const LosslessShard& shard : shards) add(shard);
   }
 
   // Returns the messages of each shard.
-  std::vector<std::unique_ptr<DifferenceMessages>> run() {
+  std::vector<std::unique_ptr<LosslessMessages>> run() {
     encode();
     if (moves_bytes()) {
       exchange_headers();
       for (Item& item : items_) read_headers(item);
       pack();
     }
-    std::vector<std::unique_ptr<DifferenceMessages>> all;
+    std::vector<std::unique_ptr<LosslessMessages>> all;
     for (Item& item : items_) {
       item.shard.kept.hashes->mark_use(r_.stream);
       item.shard.kept.generation = item.prepared->base;
@@ -99,7 +99,7 @@ class Preparation {
 
  private:
   struct Item {
-    const ShardDifference& shard;
+    const LosslessShard& shard;
     std::unique_ptr<PreparedMessages> prepared;
     std::vector<std::size_t> offsets;   // of the messages
     std::unique_ptr<Scratch> messages;  // with room for the longest ones
@@ -108,13 +108,13 @@ class Preparation {
   bool moves_bytes() const { return !hop_.sends.empty() && num_headers_ > 0; }
   // Layout of the memory that the host reads: sizes of own messages, one row of headers per owner, then calls.
   std::uint64_t* sizes() const { return reinterpret_cast<std::uint64_t*>(readback_.memory->shared()); }
-  std::size_t row_bytes() const { return num_headers_ * kDifferenceHeaderBytes; }
+  std::size_t row_bytes() const { return num_headers_ * kLosslessHeaderBytes; }
   std::size_t num_row_bytes() const { return hop_.recvs.size() * row_bytes(); }
   std::byte* rows() const { return readback_.memory->shared() + num_headers_ * sizeof(std::uint64_t); }
   std::byte* words() const { return rows() + num_row_bytes(); }
   std::size_t num_words_bytes() const { return kMaxCallChars * (1 + call_check_.sends().size()); }
 
-  void add(const ShardDifference& shard) {
+  void add(const LosslessShard& shard) {
     std::vector<std::size_t> longest;
     longest.reserve(static_cast<std::size_t>(shard.plan.num_chunks()));
     for (std::int64_t chunk = 0; chunk < shard.plan.num_chunks(); ++chunk) {
@@ -135,7 +135,7 @@ class Preparation {
   void encode() {
     const Timed timed(r_.stats.codec_time);
     if (moves_bytes()) reserve_readback();
-    std::vector<EncodeDifference> jobs;
+    std::vector<EncodeLossless> jobs;
     for (Item& item : items_) {
       item.shard.kept.generation = 0;  // until all are prepared
       item.shard.kept.hashes->make_wait(r_.stream);
@@ -143,7 +143,7 @@ class Preparation {
         item.messages = std::make_unique<Scratch>(r_.workspace, item.offsets.back(), r_.stream);
       }
       for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
-        EncodeDifference& job =
+        EncodeLossless& job =
             jobs.emplace_back(item.shard.encoding(static_cast<std::int64_t>(chunk), item.prepared->base));
         if (item.messages == nullptr) continue;
         job.message = item.messages->data() + item.offsets[chunk];
@@ -159,7 +159,7 @@ class Preparation {
     for (const Item& item : items_) {
       for (std::size_t chunk = 0; chunk + 1 < item.offsets.size(); ++chunk) {
         copies.push_back(copy_of(item.messages->data() + item.offsets[chunk],
-                                 headers_->data() + copies.size() * kDifferenceHeaderBytes, kDifferenceHeaderBytes));
+                                 headers_->data() + copies.size() * kLosslessHeaderBytes, kLosslessHeaderBytes));
       }
     }
     r_.codec.decode(copies, r_.stream);
@@ -205,12 +205,12 @@ class Preparation {
     PreparedMessages& prepared = *item.prepared;
     const std::uint64_t* const own = sizes() + prepared.first_header;
     for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-      prepared.sent.push_back(own[chunk] - kDifferenceHeaderBytes);
+      prepared.sent.push_back(own[chunk] - kLosslessHeaderBytes);
     }
     for (std::size_t i = 0; i < hop_.recvs.size(); ++i) {
       const int slot = hop_.recvs[i].slot;
-      const std::byte* wire = rows() + i * row_bytes() + prepared.first_header * kDifferenceHeaderBytes;
-      for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk, wire += kDifferenceHeaderBytes) {
+      const std::byte* wire = rows() + i * row_bytes() + prepared.first_header * kLosslessHeaderBytes;
+      for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk, wire += kLosslessHeaderBytes) {
         const TensorView values = kept_chunk(plan, kept, slot, chunk).values;
         prepared.received.push_back(checked_header(wire, slot, prepared.base, values).body_bytes);
       }
@@ -227,7 +227,7 @@ class Preparation {
       prepared.offsets = aligned_offsets(prepared.sent);
       prepared.bodies = std::make_unique<Scratch>(r_.workspace, prepared.offsets.back(), r_.stream);
       for (std::size_t chunk = 0; chunk < prepared.sent.size(); ++chunk) {
-        const std::byte* const body = item.messages->data() + item.offsets[chunk] + kDifferenceHeaderBytes;
+        const std::byte* const body = item.messages->data() + item.offsets[chunk] + kLosslessHeaderBytes;
         copies.push_back(copy_of(body, prepared.bodies->data() + prepared.offsets[chunk], prepared.sent[chunk]));
       }
     }
@@ -245,9 +245,9 @@ class Preparation {
 };
 
 // Describes a batch in words that ranks compare.
-std::string describe(std::span<const ShardDifference> shards) {
+std::string describe(std::span<const LosslessShard> shards) {
   std::string text = "prepare";
-  for (const ShardDifference& shard : shards) {
+  for (const LosslessShard& shard : shards) {
     text += " " + shard.plan.description() + " to generation " + std::to_string(shard.kept.generation);
   }
   return text;
@@ -255,14 +255,14 @@ std::string describe(std::span<const ShardDifference> shards) {
 
 }  // namespace
 
-std::unique_ptr<DifferenceMessages> Preparations::take(const Kept& kept) {
+std::unique_ptr<LosslessMessages> Preparations::take(const Kept& kept) {
   auto taken = prepared_.extract(kept.hashes);
   return taken.empty() ? nullptr : std::move(taken.mapped());
 }
 
-void Preparations::prepare(const Resources& r, std::span<const ShardDifference> shards) {
+void Preparations::prepare(const Resources& r, std::span<const LosslessShard> shards) {
   std::erase_if(prepared_, [](const auto& prepared) { return prepared.first.expired(); });
-  for (const ShardDifference& shard : shards) {
+  for (const LosslessShard& shard : shards) {
     shard.make_hashes(r);
     if (take(shard.kept) != nullptr) shard.kept.generation = 0;
   }
@@ -272,7 +272,7 @@ void Preparations::prepare(const Resources& r, std::span<const ShardDifference> 
   }
 }
 
-std::unique_ptr<DifferenceMessages> Preparations::messages(const Resources& r, const ShardDifference& shard) {
+std::unique_ptr<LosslessMessages> Preparations::messages(const Resources& r, const LosslessShard& shard) {
   shard.make_hashes(r);
   if (!are_needed_) return make_messages(r, shard);
   if (!is_prepared(shard.kept)) prepare(r, {&shard, 1});

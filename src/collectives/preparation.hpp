@@ -8,7 +8,7 @@
 #include <memory>
 #include <span>
 
-#include "difference_messages.hpp"
+#include "lossless_messages.hpp"
 
 namespace zcomm {
 
@@ -30,17 +30,17 @@ class Preparations {
   // Encodes at least one shard, exchanges headers, and waits for them. A shard that is prepared already is prepared
   // again as whole values, because the holders' base is not the one it was encoded for. Throws TransportError if a peer
   // prepares something else.
-  void prepare(const Resources& r, std::span<const ShardDifference> shards);
+  void prepare(const Resources& r, std::span<const LosslessShard> shards);
 
   // Returns the messages of a gather. Prepares the shard if that is needed and not done; ignores it if that is done.
-  std::unique_ptr<DifferenceMessages> messages(const Resources& r, const ShardDifference& shard);
+  std::unique_ptr<LosslessMessages> messages(const Resources& r, const LosslessShard& shard);
 
  private:
   // Returns and removes the messages of a prepared gather, if any.
-  std::unique_ptr<DifferenceMessages> take(const Kept& kept);
+  std::unique_ptr<LosslessMessages> take(const Kept& kept);
 
   const bool are_needed_;
-  std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<DifferenceMessages>, std::owner_less<>> prepared_;
+  std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<LosslessMessages>, std::owner_less<>> prepared_;
   Readback readback_;
 };
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "zcomm/cuda.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm {
 namespace {

@@ -8,7 +8,7 @@
 #include "codec/cpu/tiles.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm {
 namespace cpu {
@@ -188,7 +188,7 @@ class CpuCodec final : public Codec {
 
  private:
   const Kernels& kernels_;
-  const DifferenceCodec lossless_;
+  const HostLosslessCodec lossless_;
 };
 
 }  // namespace

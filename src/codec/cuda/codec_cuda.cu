@@ -6,8 +6,8 @@
 
 #include "codec/cuda/any_codes.cuh"
 #include "codec/cuda/copy.cuh"
-#include "codec/cuda/difference_cuda.hpp"
 #include "codec/cuda/launcher.hpp"
+#include "codec/cuda/lossless_cuda.hpp"
 #include "codec/cuda/reduce.cuh"
 #include "zcomm/cuda.hpp"
 

@@ -190,9 +190,7 @@ def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
     return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
 
 
-def _in_chunks(
-    plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster
-) -> Cost:
+def _in_chunks(plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster) -> Cost:
     """Seconds of a lossless gather: groups of a chunk start one after the other, links and codec overlap."""
     intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
     wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)

@@ -207,7 +207,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         again: bool = False,
         like: Operation | None = None,
     ) -> Operation | None: ...
-    def plan_differences(
+    def plan_lossless(
         self, output: torch.Tensor, input: torch.Tensor, *, like: Operation | None = None
     ) -> Operation: ...
     def prepare(

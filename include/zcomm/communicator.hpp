@@ -55,7 +55,7 @@ class Communicator {
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
-  std::shared_ptr<DeviceGathers> device_gathers_;  // of a GPU's codec
+  std::shared_ptr<Preparations> preparations_;
   World world_;
   std::vector<int> peers_;       // ranks that this one exchanges bytes with
   std::vector<int> node_peers_;  // those of them in its node

@@ -107,7 +107,7 @@ void bind_makers(BoundClass& communicator_class) {
       .def(
           "make_lossless_gather",
           [](const BoundCommunicator& self, const std::vector<ArrayTuple>& slots) {
-            return make_lossless_gather(std::make_shared<const DifferencePlan>(self.world, shape_of_arrays(slots)));
+            return make_lossless_gather(std::make_shared<const LosslessPlan>(self.world, shape_of_arrays(slots)));
           },
           py::arg("slots"))
       .def(

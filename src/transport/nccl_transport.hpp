@@ -41,6 +41,7 @@ class NcclTransport final : public Transport {
   void begin_group() override;
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
+  bool takes_limits() const override { return false; }
   void check() override { throw_if_failed(); }
   void watch(Finding finding) override;
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }

@@ -126,8 +126,6 @@ TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog o
       CHECK_THROWS_AS(transport->check(), TransportError);
     });
   }
-  CHECK_THROWS_WITH_AS(make_local_transports(1)[0]->watch([] { return ""; }),
-                       doctest::Contains("transport: expected one to GPUs"), Error);
 }
 
 TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a longer one") {

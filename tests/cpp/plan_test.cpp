@@ -246,11 +246,11 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
     for (int rank = 0; rank < topology.size(); ++rank) {
       const GatherPlan plan({topology, rank}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
       largest = std::max(largest, plan.secondary_bytes());
-      const std::size_t kept = DifferencePlan({topology, rank}, halves).kept_bytes();
+      const std::size_t kept = LosslessPlan({topology, rank}, halves).kept_bytes();
       largest_kept = std::max(largest_kept, kept);
       if (topology.node(rank) == 0) kept_in_first_node += kept;
     }
-    CHECK(DifferencePlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
+    CHECK(LosslessPlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
     CHECK(kept_in_first_node == 2000 * slots.lengths.size());
     const GatherPlan plan({topology, 0}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);
@@ -263,7 +263,7 @@ TEST_CASE("plans: of a gather by differences each slot is decoded once in every 
     const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000), DType::bfloat16};
     CodecPasses total;
     for (int rank = 0; rank < topology.size(); ++rank) {
-      const CodecPasses passes = DifferencePlan({topology, rank}, slots).passes();
+      const CodecPasses passes = LosslessPlan({topology, rank}, slots).passes();
       CHECK(passes.encoded == (topology.num_nodes() == 1 ? 0 : 1000));
       total.decoded += passes.decoded;
     }

@@ -8,7 +8,7 @@
 #include "codec/cpu/tiles.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -181,7 +181,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 
 class CpuCodec final : public Codec {
  public:
-  CpuCodec(const Kernels& kernels, DifferenceCodec differences) : kernels_(kernels), differences_(differences) {}
+  explicit CpuCodec(std::string_view isa) : kernels_(find_kernels(isa)), lossless_(isa) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);
@@ -235,18 +235,16 @@ class CpuCodec final : public Codec {
     });
   }
 
-  const DifferenceCodec* differences() const override { return &differences_; }
+  const LosslessCodec* lossless() const override { return &lossless_; }
 
  private:
   const Kernels& kernels_;
-  const DifferenceCodec differences_;
+  const HostLosslessCodec lossless_;
 };
 
 }  // namespace
 }  // namespace cpu
 
-std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
-  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa), DifferenceCodec(isa));
-}
+std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) { return std::make_unique<cpu::CpuCodec>(isa); }
 
 }  // namespace zcomm

@@ -107,7 +107,7 @@ def check_bytes(nodes: str, num_elements: int) -> None:
 
 @pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "8x8"])
 @pytest.mark.parametrize("num_elements", [1024, 100_000])
-def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
+def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
     num_nodes, local = parse_nodes(nodes)
     hardware = cluster(num_nodes, local)
     length = collectives.shard(num_elements, hardware)
@@ -129,7 +129,7 @@ def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_eleme
     calls = LocalWorld(nodes).run(body)
     header_bytes = 64 if num_nodes > 1 else 0  # one chunk
     bits = 8 * (calls[0][1] - header_bytes) / length
-    cost = collectives.gather_differences(num_elements, "bfloat16", bits, hardware)
+    cost = collectives.gather_lossless(num_elements, "bfloat16", bits, hardware)
     assert {call[0].intra_node_bytes for call in calls} == {cost.intra_bytes}
     assert sum(call[0].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
     again = collectives.gather_unchanged(num_elements, "bfloat16", hardware)
@@ -180,7 +180,7 @@ def test_exact_weights_are_recommended_where_they_are_as_fast() -> None:
     equal, slower = plan("130GB/s"), plan("20GB/s")
     for made in (equal, slower):
         assert made.fastest.option.name == "with secondary shards"
-    assert equal.best.option.by_differences
+    assert equal.best.option.is_lossless
     assert '"with secondary shards", which rounds weights, is faster by less' in equal.advice
     assert slower.best is slower.fastest
 
@@ -219,7 +219,7 @@ def test_a_calibration_replaces_what_was_assumed() -> None:
     assert measured.compute.codec_rate == 1e12
     assert measured.compute.difference_share == cluster().compute.difference_share
     assert measured.exact_reduce_factor == 2.0
-    compute = calibrated(cluster(), {**content, "difference_bytes_per_second": 3e11}).compute
+    compute = calibrated(cluster(), {**content, "lossless_bytes_per_second": 3e11}).compute
     assert compute.difference_rate == pytest.approx(3e11)
     assert compute.difference_share.source == "measured"
 

@@ -28,10 +28,7 @@ class NodeGather : public Stages {
       const ConstTensorView values = kept(slot, chunk).values;
       copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.decode(copies_, r_.stream);
-    }
+    run_codec(r_, copies_);
     finish_transfer(r_, own_[chunk], 1);
     finish_transfer(r_, others_[chunk], 1);
   }
@@ -131,10 +128,7 @@ class GatherStages final : public NodeGather {
       jobs_.push_back(
           {message, messages_->received_bytes(i, chunk, message), to.values, messages_->base, to.hash, to.status});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.lossless()->decode(jobs_, r_.stream);
-    }
+    run_codec(r_, jobs_);
     look_for_errors();
   }
 
@@ -159,10 +153,7 @@ class NodeGatherAgain final : public NodeGather {
       const KeptChunk of = kept(slot, chunk);
       jobs_.push_back({of.values, of.values, of.hash, of.status});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.lossless()->check(jobs_, r_.stream);
-    }
+    run_codec(r_, jobs_);
     look_for_errors();
     start_own(chunk);
     start_others(chunk);

@@ -50,7 +50,7 @@ class PreparedMessages final : public LosslessMessages {
       const std::size_t num_bytes = received_bytes(i, chunk, message) - kLosslessHeaderBytes;
       recvs.push_back({hop_.recvs[i].peer, message + kLosslessHeaderBytes, num_bytes});
     }
-    r.codec.decode(copies_, r.stream);
+    run_codec(r, copies_);
   }
 
   std::size_t received_bytes(std::size_t owner, std::int64_t chunk, const std::byte*) const override {
@@ -133,7 +133,6 @@ class Preparation {
   }
 
   void encode() {
-    const Timed timed(r_.stats.codec_time);
     if (moves_bytes()) reserve_readback();
     std::vector<EncodeLossless> jobs;
     for (Item& item : items_) {
@@ -150,7 +149,7 @@ class Preparation {
         job.num_bytes = sizes() + item.prepared->first_header + chunk;
       }
     }
-    r_.codec.lossless()->encode(jobs, r_.stream);
+    run_codec(r_, jobs);
   }
 
   void exchange_headers() {
@@ -162,9 +161,11 @@ class Preparation {
                                  headers_->data() + copies.size() * kLosslessHeaderBytes, kLosslessHeaderBytes));
       }
     }
-    r_.codec.decode(copies, r_.stream);
+    run_codec(r_, copies);
     std::vector<Send> sends;
     std::vector<Recv> recvs;
+    sends.reserve(hop_.sends.size() + call_check_.sends().size());
+    recvs.reserve(hop_.recvs.size() + call_check_.sends().size());
     for (const Move& move : hop_.sends) {
       sends.push_back({move.peer, headers_->data(), row_bytes()});
       count_sent(r_, move.peer, row_bytes());
@@ -176,7 +177,7 @@ class Preparation {
 
   // Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
   void exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
-    const Timed timed(r_.stats.transfer_time);
+    const Timed timed(r_.stats.transfer_time, begin_range(r_, "zcomm::start_transfer"));
     const std::vector<Recv> calls = call_check_.recvs();
     const Scratch own_and_theirs(r_.workspace, num_words_bytes(), r_.stream);
     std::memcpy(words(), call_check_.sends().front().data, kMaxCallChars);
@@ -231,7 +232,7 @@ class Preparation {
         copies.push_back(copy_of(body, prepared.bodies->data() + prepared.offsets[chunk], prepared.sent[chunk]));
       }
     }
-    r_.codec.decode(copies, r_.stream);
+    run_codec(r_, copies);
     for (Item& item : items_) item.messages.reset();
   }
 

@@ -19,6 +19,7 @@ from zcomm_bench.planner import (
     Option,
     Workload,
     collectives,
+    lossless,
     report,
     scale,
     step,

@@ -65,7 +65,7 @@ inline void run_codec(const Resources& r, std::span<const DecodeLossless> jobs) 
 }
 
 inline void run_codec(const Resources& r, std::span<const CheckHash> jobs) {
-  const Timed timed(r.stats.codec_time, begin_range(r, "zcomm::check"));
+  const Timed timed(r.stats.codec_time);
   r.codec.lossless()->check(jobs, r.stream);
 }
 

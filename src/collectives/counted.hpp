@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zcomm/collectives.hpp"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm {
 
@@ -51,6 +52,21 @@ inline void run_codec(const Resources& r, std::span<const DecodeSumEncode> jobs)
   if (jobs.empty()) return;
   const Timed timed(r.stats.codec_time, begin_range(r, "zcomm::decode_sum_encode"));
   r.codec.decode_sum_encode(jobs, r.stream);
+}
+
+inline void run_codec(const Resources& r, std::span<const EncodeLossless> jobs) {
+  const Timed timed(r.stats.codec_time, begin_range(r, "zcomm::encode"));
+  r.codec.lossless()->encode(jobs, r.stream);
+}
+
+inline void run_codec(const Resources& r, std::span<const DecodeLossless> jobs) {
+  const Timed timed(r.stats.codec_time, begin_range(r, "zcomm::decode"));
+  r.codec.lossless()->decode(jobs, r.stream);
+}
+
+inline void run_codec(const Resources& r, std::span<const CheckHash> jobs) {
+  const Timed timed(r.stats.codec_time);
+  r.codec.lossless()->check(jobs, r.stream);
 }
 
 // Returns the statistics of a hop; 0 is the collective's first.

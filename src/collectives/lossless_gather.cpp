@@ -128,10 +128,7 @@ class GatherStages final : public NodeGather {
       jobs_.push_back(
           {message, messages_->received_bytes(i, chunk, message), to.values, messages_->base, to.hash, to.status});
     }
-    {
-      const Timed timed(r_.stats.codec_time, begin_range(r_, "zcomm::decode"));
-      r_.codec.lossless()->decode(jobs_, r_.stream);
-    }
+    run_codec(r_, jobs_);
     look_for_errors();
   }
 
@@ -156,10 +153,7 @@ class NodeGatherAgain final : public NodeGather {
       const KeptChunk of = kept(slot, chunk);
       jobs_.push_back({of.values, of.values, of.hash, of.status});
     }
-    {
-      const Timed timed(r_.stats.codec_time, begin_range(r_, "zcomm::check"));
-      r_.codec.lossless()->check(jobs_, r_.stream);
-    }
+    run_codec(r_, jobs_);
     look_for_errors();
     start_own(chunk);
     start_others(chunk);

@@ -24,10 +24,7 @@ class Messages final : public LosslessMessages {
       job.message = sent_.data(0, chunk);
       job.num_bytes = &num_bytes;
     }
-    {
-      const Timed timed(r.stats.codec_time, begin_range(r, "zcomm::encode"));
-      r.codec.lossless()->encode({&job, 1}, r.stream);
-    }
+    run_codec(r, {&job, 1});
     sent_bytes += num_bytes;
     for (const Move& move : holders()) sends.push_back({move.peer, job.message, num_bytes});
     for (std::size_t i = 0; i < owners().size(); ++i) {

@@ -133,7 +133,6 @@ class Preparation {
   }
 
   void encode() {
-    const Timed timed(r_.stats.codec_time, begin_range(r_, "zcomm::encode"));
     if (moves_bytes()) reserve_readback();
     std::vector<EncodeLossless> jobs;
     for (Item& item : items_) {
@@ -150,7 +149,7 @@ class Preparation {
         job.num_bytes = sizes() + item.prepared->first_header + chunk;
       }
     }
-    r_.codec.lossless()->encode(jobs, r_.stream);
+    run_codec(r_, jobs);
   }
 
   void exchange_headers() {
@@ -165,6 +164,8 @@ class Preparation {
     run_codec(r_, copies);
     std::vector<Send> sends;
     std::vector<Recv> recvs;
+    sends.reserve(hop_.sends.size() + call_check_.sends().size());
+    recvs.reserve(hop_.recvs.size() + call_check_.sends().size());
     for (const Move& move : hop_.sends) {
       sends.push_back({move.peer, headers_->data(), row_bytes()});
       count_sent(r_, move.peer, row_bytes());

@@ -19,7 +19,7 @@ from zcomm_bench.planner import (
     Option,
     Workload,
     collectives,
-    differences,
+    lossless,
     report,
     scale,
     step,
@@ -111,17 +111,17 @@ def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_
     num_nodes, local = parse_nodes(nodes)
     hardware = cluster(num_nodes, local)
     length = collectives.shard(num_elements, hardware)
-    before, after = differences.changed_weights(length, 1e-3)
+    before, after = lossless.changed_weights(length, 1e-3)
 
     def body(rank: LocalRank) -> tuple[CallStats, int, int]:
         whole = np.zeros((rank.size, length), np.uint16)
-        slots = [differences.view_of(slot) for slot in whole]
+        slots = [lossless.view_of(slot) for slot in whole]
         gather = rank._communicator.make_lossless_gather(slots)
         held = np.zeros(gather.kept_bytes + 64, np.uint8)
         kept = _core.Kept(held.ctypes.data + -held.ctypes.data % 64, gather.kept_bytes)
         gather = gather.keeping(kept)
         for own in (before, after):
-            view, timeout = differences.view_of(own), timedelta(seconds=60)
+            view, timeout = lossless.view_of(own), timedelta(seconds=60)
             sent = rank._communicator.run(gather, [view], slots, timeout)
         assert (whole == after).all()
         return sent, kept.sent_bytes, gather.kept_bytes
@@ -139,12 +139,12 @@ def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_
 
 @pytest.mark.parametrize(("learning_rate", "bits"), [(1e-3, 4.83), (3e-4, 3.43), (1e-5, 0.68), (0.0, 0.008)])
 def test_bits_at_a_learning_rate_are_those_of_the_docs(learning_rate: float, bits: float) -> None:
-    assert differences.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
+    assert lossless.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
 
 
 def test_bits_that_nobody_gave_are_those_of_a_learning_rate() -> None:
     assumed = workload().bits_per_weight
-    assert assumed.value == pytest.approx(differences.bits_per_weight(3e-4), abs=0.005)
+    assert assumed.value == pytest.approx(lossless.bits_per_weight(3e-4), abs=0.005)
     assert assumed.source == "assumed"
 
 

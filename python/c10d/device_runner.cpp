@@ -17,6 +17,7 @@ StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
 }  // namespace
 
 void DeviceRunner::connect(at::Device device) {
+  failure_->check();  // of a job before
   auto fresh = connect_(device, failure_);
   const c10::impl::VirtualGuardImpl guard(device.type());
   device_ = device;
@@ -24,7 +25,7 @@ void DeviceRunner::connect(at::Device device) {
   start_event_.emplace(device.type());
   const std::lock_guard lock(mutex_);
   communicator_ = std::move(fresh);
-  if (!abort_reason_.empty()) communicator_->abort(abort_reason_);
+  if (const std::string reason = failure_->interruption(); !reason.empty()) communicator_->abort(reason);
 }
 
 // Releases the tensors of finished jobs that nobody has waited for.
@@ -96,8 +97,8 @@ bool DeviceRunner::drain(std::chrono::milliseconds limit) {
 }
 
 void DeviceRunner::abort(const std::string& reason) noexcept {
+  failure_->interrupt(reason);
   const std::lock_guard lock(mutex_);
-  abort_reason_ = reason;
   if (communicator_) communicator_->abort(reason);
 }
 

@@ -25,6 +25,12 @@ void check_environment() {
 
 }  // namespace
 
+void Patience::check(const char* what) const {
+  if (give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
+  if (Clock::now() >= deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+  if (look) look();
+}
+
 NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symbols) {
   int least = 0;
   int greatest = 0;
@@ -61,12 +67,10 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
     if (result != Result::success) fail(result, what);
     if (state == Result::success) return;
     if (state != Result::in_progress) fail(state, what);
-    if (patience.give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
-    const Clock::time_point now = Clock::now();
-    if (now >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+    patience.check(what);
     // Spins first: a launch takes about ten microseconds, and sleeping would delay the other ranks. Connecting takes
     // long.
-    if (now - start < std::chrono::milliseconds(1)) {
+    if (Clock::now() - start < std::chrono::milliseconds(1)) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -120,7 +124,7 @@ void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience&
       }
       static_cast<void>(cudaGetLastError());
       check_health();
-      if (Clock::now() >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + kWhat + " in time");
+      patience.check(kWhat);
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   } catch (...) {

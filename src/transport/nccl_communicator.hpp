@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -13,10 +14,14 @@
 
 namespace zcomm {
 
-// Time limit of a call into NCCL, and a flag that ends the wait early.
+// Time limit of a call into NCCL, and what ends the wait early.
 struct Patience {
   std::chrono::steady_clock::time_point deadline;
   const std::atomic<bool>& give_up;
+  std::function<void()> look = {};  // called often; may throw
+
+  // Throws if the wait for `what` is over.
+  void check(const char* what) const;
 };
 
 // Messages of one NCCL group.

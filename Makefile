@@ -9,7 +9,7 @@ APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
 PYTEST := -m pytest -q -n auto --maxprocesses 8
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
-TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx bench/gpu_model -type f -not -name "*.py*")
+TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 
 .PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-ptx test-slow test-torch \
   test-docs bench tables study gpu gpu-model lint docs install wheels clean
@@ -49,8 +49,8 @@ gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 
 # What the collectives would take on GPUs, by a model: docs/performance.md.
-gpu-model: build/plain/zcomm_gpu_model
-	build/plain/zcomm_gpu_model
+gpu-model: install
+	$(PY) bench/gpu_model.py
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ build/%/build.ninja: $(VENV)/.tools $(DOCTEST)/doctest/doctest.h
 
 .PRECIOUS: build/%/build.ninja
 
-PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests cpp/zcomm_gpu_model ptx/zcomm_ptx_tests
+PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests ptx/zcomm_ptx_tests
 define PROGRAM
 build/%/$(notdir $(1)): build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
 	$$(call BUILD_TARGET,$(notdir $(1)))

@@ -7,8 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/owned.hpp"
-
 namespace zcomm {
 namespace {
 
@@ -106,31 +104,28 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
 void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience& patience) {
   constexpr const char* kWhat = "connect with its peers";
   const auto size = static_cast<std::size_t>(size_);
-  DeviceBytes bytes(2 * size);  // received, sent
+  exchanged_ = std::make_unique<DeviceBytes>(2 * size);
+  std::byte* const received = exchanged_->data();
   NcclMessages messages;
   for (const int peer : peers) {
-    messages.sends.push_back({peer, bytes.data() + size, 1});
-    messages.recvs.push_back({peer, bytes.data() + peer, 1});
+    messages.sends.push_back({peer, received + size, 1});
+    messages.recvs.push_back({peer, received + peer, 1});
   }
-  try {
-    run(messages, patience);
-    if (peers.size() + 1 == size) run({{}, {}, {{bytes.data(), 1}}}, patience);
-    check_cuda(cudaEventRecord(caller_, stream_), "record an event");
-    for (;;) {
-      const cudaError_t result = cudaEventQuery(caller_);
-      if (result != cudaErrorNotReady) {
-        check_cuda(result, kWhat);
-        return;
-      }
-      static_cast<void>(cudaGetLastError());
-      check_health();
-      patience.check(kWhat);
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  run(messages, patience);
+  if (peers.size() + 1 == size) run({{}, {}, {{received, 1}}}, patience);
+  check_cuda(cudaEventRecord(caller_, stream_), "record an event");
+  for (;;) {
+    const cudaError_t result = cudaEventQuery(caller_);
+    if (result != cudaErrorNotReady) {
+      check_cuda(result, kWhat);
+      break;
     }
-  } catch (...) {
-    bytes.leave();
-    throw;
+    static_cast<void>(cudaGetLastError());
+    check_health();
+    patience.check(kWhat);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+  exchanged_.reset();
 }
 
 void NcclCommunicator::follow(cudaStream_t stream) {

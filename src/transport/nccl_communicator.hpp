@@ -4,11 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "transport/nccl_symbols.hpp"
 #include "zcomm/transport.hpp"
 
@@ -85,6 +86,7 @@ class NcclCommunicator {
   nccl::Comm communicator_ = nullptr;
   int rank_ = 0;
   int size_ = 1;
+  std::unique_ptr<DeviceBytes> exchanged_;  // with peers, while they connect; until the abort, if that fails
   cudaStream_t stream_ = nullptr;
   cudaEvent_t caller_ = nullptr;
 };

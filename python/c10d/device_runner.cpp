@@ -64,6 +64,13 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
       communicator_,
       "zcomm: a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
       "before the capture");
+  // The transport's stream belongs to a graph until its capture ends.
+  const auto graph = captured_ ? capture_of(view_of(*captured_)) : 0;
+  TORCH_CHECK(
+      graph == 0 || graph == capture_of(view_of(current)),
+      "zcomm: expected a call on a stream of the CUDA graph that is captured with calls of this group, got one on "
+      "another stream: wait for the end of the capture");
+  captured_ = capturing ? std::optional(current) : std::nullopt;
   if (!capturing) release_finished();
 
   if (!job->async) {

@@ -45,6 +45,7 @@ class DeviceRunner final : public Runner {
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;              // of asynchronous jobs
+  std::optional<c10::Stream> captured_;            // of the last captured job
   std::optional<c10::Event> start_event_;          // a wait refers to the record that it saw, so one event is enough
   std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in order
 

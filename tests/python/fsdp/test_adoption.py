@@ -138,7 +138,7 @@ def test_symmetric_memory_is_refused_and_changes_nothing() -> None:
         gradients_of(model)
         before = zcomm.stats().all_gather.calls
         for layer in model:
-            with pytest.raises(ValueError, match="expected a group of the backend 'nccl'.* got one of 'zcomm'"):
+            with pytest.raises(ValueError, match=r"expected a group of the backend 'nccl'.* got one of 'zcomm'"):
                 layer.set_symm_mem_for_comm()
         gradients_of(model)
         stats = zcomm.stats().all_gather

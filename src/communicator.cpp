@@ -51,8 +51,8 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
     pipeline = operation.stages(resources, arguments);
     run_pipeline(resources, pipeline);
   } catch (const std::exception& error) {
-    // Aborts, because peers wait for bytes that this rank will not send; before the stages drop their transfers, so that
-    // all peers learn why.
+    // Aborts, because peers wait for bytes that this rank will not send. The stages drop their transfers afterwards, so
+    // that all peers learn why.
     transport_->abort("in " + call + ": " + error.what());
     throw;
   }

@@ -39,9 +39,9 @@ std::span<const int> Communicator::ranks(Operation::Peers peers) const {
 }
 
 CallStats Communicator::run(Operation& operation, const Arguments& arguments, std::chrono::milliseconds timeout,
-                            StreamView stream) {
+                            StreamView stream, BeginRange begin_range) {
   CallStats stats;
-  Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, device_gathers_.get()};
+  Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, device_gathers_.get(), begin_range};
   operation.check(resources, arguments);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);

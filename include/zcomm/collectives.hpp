@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "zcomm/codec.hpp"
 #include "zcomm/stream.hpp"
@@ -40,6 +41,9 @@ struct CallStats {
 
 class DeviceGathers;
 
+// Begins a range of a profiler, named by a literal. The range ends with its result; null: no profiler is on.
+using BeginRange = std::shared_ptr<void> (*)(const char* name);
+
 // Resources of a collective, borrowed for one call.
 struct Resources {
   const Codec& codec;
@@ -49,6 +53,7 @@ struct Resources {
   StreamView stream;
   CallStats& stats;
   DeviceGathers* device_gathers = nullptr;  // of a GPU's codec
+  BeginRange begin_range = nullptr;         // around calls of the codec and the transport
   std::uint64_t seed = 0;                   // of stochastic rounding, different for each call
   std::size_t first_hop = 0;                // index of the collective's first hop in CallStats::hops
 };

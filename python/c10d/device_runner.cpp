@@ -37,7 +37,7 @@ void DeviceRunner::release_finished() {
 
 void DeviceRunner::run(Job& job, c10::Stream stream) {
   try {
-    job.run(*communicator_, view_of(stream));
+    job.run([this]() -> Communicator& { return *communicator_; }, view_of(stream));
   } catch (const std::exception& caught) {
     std::rethrow_exception(errors_.record(caught, job.place()));
   }

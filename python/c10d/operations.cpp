@@ -198,7 +198,6 @@ WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor,
   job->collective = Collective::all_gather;
   job->type = ::c10d::OpType::_ALLGATHER_BASE;
   job->title = "zcomm:prepare_differences";
-  job->cost = &compressed_.stats().compressed(Collective::all_gather);
   std::vector<OperationPtr> operations;
   for (const auto& [planned, input, site] : gathers) {
     TORCH_CHECK_VALUE(planned && planned->owner == this && planned->kept,

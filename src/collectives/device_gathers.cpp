@@ -83,7 +83,7 @@ void DeviceGather::first_hop(std::int64_t chunk) {
     copies_.push_back(copy_of(header, message, kDifferenceHeaderBytes));
     recvs_.push_back({owners()[i].peer, message + kDifferenceHeaderBytes, received_bytes(i, chunk)});
   }
-  r_.codec.decode(copies_, r_.stream);
+  run_codec(r_, copies_);
   exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
 }
 

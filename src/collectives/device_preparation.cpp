@@ -124,7 +124,7 @@ void Preparation::exchange_headers() {
       copies.push_back(copy_of(item.messages->data() + item.offsets[chunk], next, kDifferenceHeaderBytes));
     }
   }
-  r_.codec.decode(copies, r_.stream);
+  run_codec(r_, copies);
   std::vector<Send> sends;
   std::vector<Recv> recvs;
   sends.reserve(hop_.sends.size() + call_check_.sends().size());
@@ -139,7 +139,7 @@ void Preparation::exchange_headers() {
 
 // Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
 void Preparation::exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
-  const Timed timed(r_.stats.transfer_time);
+  const Timed timed(r_.stats.transfer_time, begin_range(r_, "zcomm::start_transfer"));
   const std::vector<Recv> calls = call_check_.recvs();
   const Scratch on_device(r_.workspace, num_words_bytes(), r_.stream);
   std::memcpy(words(), call_check_.sends().front().data, kMaxCallChars);
@@ -196,7 +196,7 @@ void Preparation::pack() {
       copies.push_back(copy_of(body, item.prepared.bodies->data() + offsets[chunk], sizes[chunk]));
     }
   }
-  r_.codec.decode(copies, r_.stream);
+  run_codec(r_, copies);
   for (Item& item : items_) item.messages.reset();
 }
 

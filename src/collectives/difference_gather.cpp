@@ -88,7 +88,7 @@ std::size_t DifferenceGather::encode(std::int64_t chunk) {
   const ConstTensorView values = shard_.slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
   const TensorView base = node_gather_.kept(plan_.rank(), chunk);
   std::uint64_t& own_hash = hash(plan_.rank(), chunk);
-  const Timed timed(r_.stats.codec_time);
+  const Timed timed(r_.stats.codec_time, begin_range(r_, "zcomm::encode"));
   if (holders().empty()) {
     copy(values, base);
     own_hash = codec_.hash(base);
@@ -120,7 +120,7 @@ void DifferenceGather::copy(ConstTensorView values, TensorView target) const {
 void DifferenceGather::second_hop(std::int64_t chunk) {
   finish_transfer(r_, exchanged_[chunk]);
   {
-    const Timed timed(r_.stats.codec_time);
+    const Timed timed(r_.stats.codec_time, begin_range(r_, "zcomm::decode"));
     for (std::size_t i = 0; i < owners().size(); ++i) {
       update(owners()[i].slot, chunk, received_.data(static_cast<int>(i), chunk));
     }

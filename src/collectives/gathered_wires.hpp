@@ -65,8 +65,7 @@ class GatheredWires {
     for_each(slots, chunk, [&](int, TensorView values, const Piece<BlockFormat>&, const Wire& wire) {
       jobs.push_back({wire, values});
     });
-    const Timed timed(r.stats.codec_time);
-    r.codec.decode(jobs, r.stream);
+    run_codec(r, jobs);
   }
 
  private:

@@ -41,10 +41,7 @@ class NodeGather {
       const ConstTensorView values = kept(slot, chunk);
       copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.decode(copies_, r_.stream);
-    }
+    run_codec(r_, copies_);
     if (own_[chunk] != nullptr) finish_transfer(r_, own_[chunk], 1);
     finish_transfer(r_, others_[chunk], 1);
   }

@@ -68,10 +68,7 @@ class HierarchicalReduceScatter final : public Stages {
       const int peer = hop.recvs[first].peer;
       recvs_.push_back({peer, first_in_.data(topology_.local_rank(peer), chunk), own_bytes});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.encode(encodes_, r_.stream);
-    }
+    run_codec(r_, encodes_);
     first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
@@ -87,18 +84,14 @@ class HierarchicalReduceScatter final : public Stages {
   void second_hop(std::int64_t chunk) override {  // sums over the node, to other nodes
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.decode_sum_encode(forwards_, r_.stream);
-    }
+    run_codec(r_, forwards_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   // Sums this rank's slot over its node, and updates the residuals of the other slots.
   void meanwhile(std::int64_t) override {
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum(sums_, r_.stream);
-    r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
+    run_codec(r_, sums_);
+    run_codec(r_, residuals_.updates());
   }
 
   // Lists the sums over the own node: the own slot's stays here, the others are encoded again for other nodes.
@@ -178,8 +171,7 @@ class HierarchicalReduceScatter final : public Stages {
       }
       sums_.push_back({terms_.sum(), call_.factor, values, call_.read_late});
     }
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum(sums_, r_.stream);
+    run_codec(r_, sums_);
   }
 
   const Resources& r_;

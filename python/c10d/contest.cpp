@@ -26,7 +26,7 @@ std::int64_t median(std::vector<std::int64_t> times) {
 std::int64_t spread(std::vector<std::int64_t> times) {
   const std::int64_t middle = median(times);
   for (std::int64_t& time : times) time = std::abs(time - middle);
-  return std::llround(3.0 * static_cast<double>(median(times)) / std::sqrt(static_cast<double>(times.size())));
+  return std::llround(2.0 * static_cast<double>(median(times)) / std::sqrt(static_cast<double>(times.size())));
 }
 
 }  // namespace

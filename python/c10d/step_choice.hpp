@@ -17,7 +17,7 @@ namespace zcomm {
 // Result of a trial. Times are of one step, in nanoseconds; the same on all ranks.
 struct StepDecision {
   Round medians;
-  Round spreads;      // about two standard errors of the medians
+  Round spreads;      // about one standard error of the medians
   int num_steps = 0;  // counted ones, of both ways together
 
   bool gains() const;  // compressed steps are faster by at least kLeastGainPercent, and by more than both spreads

@@ -90,14 +90,18 @@ TEST_CASE("steps: the first step of a block does not count") {
 
 TEST_CASE("steps: a gain within the spread of the times is none, and takes the most rounds to tell") {
   const auto noisy = [](std::int64_t noise) {
-    Trainer one = trainer(0, 0);
-    one.time_of_step = [=](bool compressed, int step) {
-      return (compressed ? 1000 : 1100) + noise * ((step / StepChoice::kBlockSteps * 7) % 11 - 5) / 5;
+    int round = 0;
+    Trainer one = trainer(1, 1);
+    one.largest = [&, noise](Numbers numbers) {
+      if (numbers.size() != 2) return numbers;
+      ++round;
+      return Numbers{1100 + noise * (round * 7 % 11 - 5), 1000 + noise * (round * 5 % 11 - 5)};
     };
     return decided(std::move(one));
   };
-  CHECK(noisy(20).gains());
-  const StepDecision lost = noisy(600);
+  CHECK(noisy(3).gains());
+  const StepDecision lost = noisy(60);
+  CHECK(lost.medians.gains());
   CHECK_FALSE(lost.gains());
   CHECK(lost.num_steps == StepChoice::kMostRounds * 2 * (StepChoice::kBlockSteps - 1));
 }

@@ -9,10 +9,10 @@ APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
 PYTEST := -m pytest -q -n auto --maxprocesses 8
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
-TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx bench/gpu_model -type f -not -name "*.py*")
+TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 
-.PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-ptx test-slow test-torch \
-  test-docs bench tables study gpu gpu-model lint docs install wheels clean
+.PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
+  .need-aarch64 test-ptx test-slow test-torch test-docs bench tables study gpu gpu-model lint docs install wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -49,8 +49,8 @@ gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 
 # What the collectives would take on GPUs, by a model: docs/performance.md.
-gpu-model: build/plain/zcomm_gpu_model
-	build/plain/zcomm_gpu_model
+gpu-model: install
+	$(PY) bench/gpu_model.py
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +200,19 @@ test-tsan: build/tsan/zcomm_tests build/tsan/zcomm_cuda_host_tests
 	build/tsan/zcomm_tests -tce=$(ONE_THREAD)
 	build/tsan/zcomm_cuda_host_tests -tce=$(ONE_THREAD)
 
+# The core on the hosts of GH200 and GB200, in an emulator, which cannot run a program that a program starts.
+test-aarch64: build/aarch64/zcomm_tests
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/zcomm_tests -tce="a forked child*"
+
+.need-aarch64:
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null \
+	  || { $(APT) update -qq && $(APT) install -y -qq g++-aarch64-linux-gnu qemu-user; }
+
+build/aarch64/build.ninja: | .need-aarch64
+
+CONFIGURE_aarch64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+
 SANITIZE_asan := address,undefined
 SANITIZE_tsan := thread
 
@@ -210,11 +223,11 @@ CONFIGURE = $(CMAKE) -S . -B build/$* $(1) >build/$*.log || { cat build/$*.log; 
 build/%/build.ninja: $(VENV)/.tools $(DOCTEST)/doctest/doctest.h
 	mkdir -p build
 	$(call CONFIGURE,-G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DZCOMM_BUILD_TESTS=ON -DZCOMM_CUDA=OFF \
-	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*))
+	  -DDOCTEST_INCLUDE_DIR=$(DOCTEST) -DZCOMM_SANITIZE=$(SANITIZE_$*) $(CONFIGURE_$*))
 
 .PRECIOUS: build/%/build.ninja
 
-PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests cpp/zcomm_gpu_model ptx/zcomm_ptx_tests
+PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests ptx/zcomm_ptx_tests
 define PROGRAM
 build/%/$(notdir $(1)): build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
 	$$(call BUILD_TARGET,$(notdir $(1)))

@@ -75,19 +75,11 @@ std::array<Hop, 2> Topology::gather_hops(int rank, bool in_one_hop) const {
     for (int shift = 1; shift < size(); ++shift) exchange((rank + shift) % size());
     return hops;
   }
-  const int own_node = node(rank);
-  const std::vector<int> node_peers_of_rank = node_peers(rank);
   for (int other = 0; other < num_nodes(); ++other) {
-    if (other != own_node) exchange(rank_of(other, local_rank(rank)));
+    if (other != node(rank)) exchange(rank_of(other, local_rank(rank)));
   }
-  for (const int peer : node_peers_of_rank) exchange(peer);
-  for (const int peer : node_peers_of_rank) {
-    for (int other = 0; other < num_nodes(); ++other) {
-      if (other == own_node) continue;
-      hops[1].sends.push_back({peer, rank_of(other, local_rank(rank))});
-      hops[1].recvs.push_back({peer, rank_of(other, local_rank(peer))});
-    }
-  }
+  for (const int peer : node_peers(rank)) exchange(peer);
+  hops[1] = hop_of_node(rank, /*with_own=*/false);
   return hops;
 }
 
@@ -129,16 +121,21 @@ int Topology::holder(int of_node, int slot) const {
   return members[static_cast<std::size_t>(local_rank(slot)) % members.size()];
 }
 
-Hop Topology::secondary_hop(int rank) const {
+Hop Topology::secondary_hop(int rank) const { return hop_of_node(rank, /*with_own=*/true); }
+
+Hop Topology::hop_of_node(int rank, bool with_own) const {
   Hop hop;
-  const std::vector<int> receivers = node_peers(rank);
-  for (int slot = 0; slot < size(); ++slot) {
-    const int from = holder(node(rank), slot);
-    if (from != rank) {
-      hop.recvs.push_back({from, slot});
-      continue;
+  for (const int peer : node_peers(rank)) {
+    if (with_own) {
+      hop.sends.push_back({peer, rank});
+      hop.recvs.push_back({peer, peer});
     }
-    for (const int peer : receivers) hop.sends.push_back({peer, slot});
+    for (int slot = 0; slot < size(); ++slot) {
+      if (same_node(slot, rank)) continue;
+      const int from = holder(node(rank), slot);
+      if (from == rank) hop.sends.push_back({peer, slot});
+      if (from == peer) hop.recvs.push_back({peer, slot});
+    }
   }
   return hop;
 }

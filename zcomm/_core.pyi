@@ -138,6 +138,7 @@ class GatherPlan:
         in_one_hop: bool = False,
         chunk_bytes: int = ...,
     ) -> None: ...
+    def trace(self, grouped: bool, again: bool = False) -> list[TraceStep]: ...
 
 class ReducePlan:
     description: str
@@ -156,6 +157,7 @@ class ReducePlan:
         feedback: str | None = None,
         chunk_bytes: int = ...,
     ) -> None: ...
+    def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class AllReducePlan:
     description: str
@@ -173,9 +175,11 @@ class AllReducePlan:
         feedback: str | None = None,
         chunk_bytes: int = ...,
     ) -> None: ...
+    def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class DifferencePlan:
     description: str
+    num_chunks: int
     passes: CodecPasses
     bytes_from_secondary: LinkBytes
     kept_bytes: int
@@ -184,6 +188,18 @@ class DifferencePlan:
         self, topology: Topology, rank: int, lengths: Sequence[int], dtype: str, chunk_bytes: int = ...
     ) -> None: ...
     def bytes(self, body_bytes: int) -> LinkBytes: ...
+
+class TraceStep:
+    class Kind:
+        CODEC: TraceStep.Kind
+        TRANSFER: TraceStep.Kind
+        WAIT: TraceStep.Kind
+
+    kind: TraceStep.Kind
+    number: int
+    num_bytes: int
+    sent: LinkBytes
+    num_ring_steps: int
 
 class Kept:
     generation: int

@@ -112,6 +112,7 @@ std::vector<Rank> run(int size, const zcomm::Topology& topology, std::size_t cou
       options.unique_id = unique_id;
       options.rank = rank;
       options.size = size;
+      options.peers = topology.peers(rank);
       auto workspace = zcomm::make_cuda_workspace();
       auto codec = zcomm::make_cuda_codec(*workspace);
       zcomm::Communicator communicator(zcomm::make_nccl_transport(options), topology, std::move(codec),

@@ -37,7 +37,7 @@ struct NcclOptions {
   NcclUniqueId unique_id{};
   int rank = 0;
   int size = 1;
-  // Ranks that this one exchanges bytes with; both sides must name each other. Empty: all ranks.
+  // Ranks to connect with at the start, as Topology::peers() has them; both sides must name each other. Empty: all.
   std::vector<int> peers;
   std::chrono::milliseconds connect_timeout{600'000};
   // Called once, by any thread, with the reason of a failure, during the abort of the communicator. May be empty.
@@ -52,8 +52,9 @@ struct NcclOptions {
   std::function<std::string()> peer_failure;
 };
 
-// Connects this rank, on the current CUDA device, with all others and with all pairs of `peers`. Called by all ranks.
-// Throws TransportError or TimeoutError, also during graph capture. Later calls never wait for a peer on the host.
+// Connects this rank, on the current CUDA device, with its peers. Called by all ranks. Throws TransportError or
+// TimeoutError, also during graph capture. Later calls never wait for a peer on the host, but for the first ones with
+// others: NCCL connects those ranks then.
 //
 // Transfers run on one communicator and one stream of the transport, behind the work queued on the caller's stream. A
 // group (see begin_group) is one NCCL group, that is, one kernel. begin() compares no calls, which would cost a message

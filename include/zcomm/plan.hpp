@@ -99,15 +99,36 @@ class GatherPlan {
     const auto i = static_cast<std::size_t>(chunk);
     return wire_offsets_[i + 1] - wire_offsets_[i];
   }
-  // Locates wires in the secondary shard: slot after slot in rank order, each with all of its chunks.
+  // Locates a slot among the wires of a chunk: in rank order or, with two hops, so that those of a local rank lie side
+  // by side, the one of the own node first.
+  std::size_t offset(int slot, std::int64_t chunk) const {
+    return static_cast<std::size_t>(order_[static_cast<std::size_t>(slot)]) * slot_bytes(chunk);
+  }
+  // Locates wires in the secondary shard: chunk after chunk, each with its slots in that order.
   bool holds(int slot) const { return places_[static_cast<std::size_t>(slot)] >= 0; }
   std::size_t secondary_offset(int slot, std::int64_t chunk) const {
-    return static_cast<std::size_t>(places_[static_cast<std::size_t>(slot)]) * wire_offsets_.back() +
-           wire_offsets_[static_cast<std::size_t>(chunk)];
+    return static_cast<std::size_t>(num_held_) * wire_offsets_[static_cast<std::size_t>(chunk)] +
+           static_cast<std::size_t>(places_[static_cast<std::size_t>(slot)]) * slot_bytes(chunk);
+  }
+  // Calls visit(peer, first_slot, num_bytes) for the messages that carry the moves of a hop: wires between two ranks
+  // that lie side by side share one. Slots shorter than the longest end a message, so that no gap is sent.
+  template <class Visit>
+  void for_each_message(std::span<const Move> moves, std::int64_t chunk, Visit&& visit) const {
+    for (std::size_t begin = 0, end = 0; begin < moves.size(); begin = end) {
+      std::size_t total = num_bytes(moves[begin].slot, chunk);
+      for (end = begin + 1; end < moves.size() && follows(moves[end - 1], moves[end], chunk); ++end) {
+        total += num_bytes(moves[end].slot, chunk);
+      }
+      visit(moves[begin].peer, moves[begin].slot, total);
+    }
   }
 
  private:
   LinkBytes bytes_of(const Hop& hop) const;
+  // Tells whether the wire of `next` begins where that of `last` ends, on both sides.
+  bool follows(const Move& last, const Move& next, std::int64_t chunk) const {
+    return last.peer == next.peer && offset(last.slot, chunk) + num_bytes(last.slot, chunk) == offset(next.slot, chunk);
+  }
 
   World world_;
   SlotShape slots_;
@@ -119,6 +140,7 @@ class GatherPlan {
   std::vector<std::size_t> wire_offsets_;  // of each chunk in the wires of the longest slot, and their end
   std::array<Hop, 2> hops_;
   Hop secondary_hop_;
+  std::vector<int> order_;   // of each rank's slot among the wires of a chunk
   std::vector<int> places_;  // of each rank's slot in the secondary shard; -1: not held
   int num_held_ = 0;
 };

@@ -70,7 +70,8 @@ class Topology {
   // Returns the rank of `node` that keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209).
   // Its local rank is that of the slot's owner, modulo the ranks of the node.
   int holder(int node, int slot) const;
-  // Returns the hop of a gather from secondary shards: within the node, from the holders.
+  // Returns the hop of a gather from secondary shards: within the node, from the holders. Moves to a peer are adjacent,
+  // the own slot first.
   Hop secondary_hop(int rank) const;
   // Returns the first hop of a lossless gather: the own slot goes to its holders in other nodes. secondary_hop()
   // follows.
@@ -85,6 +86,9 @@ class Topology {
   }
 
  private:
+  // Returns the hop that sends slots of other nodes, or those and the own one, from their holders to their node.
+  Hop hop_of_node(int rank, bool with_own) const;
+
   struct Tables {
     std::vector<int> node_of;
     std::vector<int> local_rank;

@@ -33,13 +33,14 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
       inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
       handshake_(hooks_.agree, errors_),
       nccl_(*this, hooks_.meet_for_nccl, options_, errors_),
-      compressed_(*this, options_,
-                  {[this] {
-                     auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
-                     return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store));
-                   },
-                   [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(failure); }},
-                  inner_, recorder_, handshake_, hooks_, errors_),
+      compressed_(
+          *this, options_,
+          {[this] {
+             auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
+             return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store));
+           },
+           [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(handshake_.topology(), failure); }},
+          inner_, recorder_, handshake_, hooks_, errors_),
       operations_(*this, options_, inner_, compressed_) {
   init();
 }

@@ -28,7 +28,7 @@ void end_process(const std::string& reason) {
 
 }  // namespace
 
-std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure>& failure) {
+std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, const std::shared_ptr<Failure>& failure) {
   const auto [path, store] = call_python(meet_);
   load_nccl(path);
   NcclOptions options;
@@ -42,6 +42,7 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const std::shared_ptr<Failure
   }
   options.rank = group_.getRank();
   options.size = group_.getSize();
+  options.peers = topology.peers(options.rank);
   options.connect_timeout = options_->timeout;
   // Callbacks may outlive this object if the store hangs, so they own copies.
   options.on_failure = [errors = &errors_, failure, store = store, rank = options.rank](const std::string& reason) {

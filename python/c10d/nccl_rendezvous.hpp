@@ -7,6 +7,7 @@
 #include "group_errors.hpp"
 #include "options.hpp"
 #include "python_hooks.hpp"
+#include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm::c10d_binding {
@@ -18,9 +19,9 @@ class NcclRendezvous {
                  c10::intrusive_ptr<ZcommOptions> options, GroupErrors& errors)
       : group_(group), meet_(std::move(meet)), options_(std::move(options)), errors_(errors) {}
 
-  // Connects this rank with all others. Sets later failures in `failure` and reports them to the peers in the store.
-  // The transport must be destroyed before this object.
-  std::unique_ptr<Transport> connect(const std::shared_ptr<Failure>& failure);
+  // Connects this rank with its peers in `topology`. Sets later failures in `failure` and reports them to the peers in
+  // the store. The transport must be destroyed before this object.
+  std::unique_ptr<Transport> connect(const Topology& topology, const std::shared_ptr<Failure>& failure);
 
  private:
   const ::c10d::Backend& group_;

@@ -37,15 +37,17 @@ void end(BoundCommunicator* communicator) {
 std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string& unique_id,
                                            const std::vector<int>& node_ids, int device, milliseconds timeout,
                                            std::size_t chunk_bytes) {
+  const Topology topology(node_ids);
   NcclOptions options;
   options.unique_id = id_of(unique_id);
   options.rank = rank;
   options.size = size;
+  options.peers = topology.peers(rank);
   options.connect_timeout = timeout;
   const CudaDeviceGuard guard(device);
   auto workspace = make_cuda_workspace();
   auto codec = make_cuda_codec(*workspace);
-  auto communicator = std::make_unique<Communicator>(make_nccl_transport(options), Topology(node_ids), std::move(codec),
+  auto communicator = std::make_unique<Communicator>(make_nccl_transport(options), topology, std::move(codec),
                                                      std::move(workspace), chunk_bytes);
   return {new BoundCommunicator(std::move(communicator), device), end};
 }

@@ -4,6 +4,7 @@
 #include "bind.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/plan.hpp"
+#include "zcomm/trace.hpp"
 
 namespace py = pybind11;
 
@@ -30,6 +31,19 @@ void bind_costs(py::module_& module) {
       .def_readonly("decoded", &CodecPasses::decoded, "Read out of wires.");
 }
 
+void bind_trace(py::module_& module) {
+  py::class_<TraceStep> step(module, "TraceStep", "A call of a rank's codec or transport. See trace.hpp.");
+  py::enum_<TraceStep::Kind>(step, "Kind")
+      .value("CODEC", TraceStep::Kind::codec)
+      .value("TRANSFER", TraceStep::Kind::transfer)
+      .value("WAIT", TraceStep::Kind::wait);
+  step.def_readonly("kind", &TraceStep::kind)
+      .def_readonly("number", &TraceStep::number)
+      .def_readonly("num_bytes", &TraceStep::num_bytes)
+      .def_readonly("sent", &TraceStep::sent)
+      .def_readonly("num_ring_steps", &TraceStep::num_ring_steps);
+}
+
 // Binds GatherPlan; `lengths` are the elements of each rank's slot.
 void bind_gather(py::module_& module) {
   py::class_<GatherPlan>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
@@ -48,7 +62,10 @@ void bind_gather(py::module_& module) {
       .def_property_readonly("secondary_bytes", &GatherPlan::secondary_bytes)
       .def_property_readonly("largest_secondary_bytes", &GatherPlan::largest_secondary_bytes)
       .def_property_readonly("bytes_from_secondary", &GatherPlan::bytes_from_secondary)
-      .def_property_readonly("passes_from_secondary", &GatherPlan::passes_from_secondary);
+      .def_property_readonly("passes_from_secondary", &GatherPlan::passes_from_secondary)
+      .def(
+          "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
+          py::arg("grouped"), py::arg("again") = false);
 }
 
 void bind_difference_gather(py::module_& module) {
@@ -61,6 +78,7 @@ void bind_difference_gather(py::module_& module) {
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &DifferencePlan::description)
+      .def_property_readonly("num_chunks", &DifferencePlan::num_chunks)
       .def("bytes", &DifferencePlan::bytes, py::arg("body_bytes"))
       .def_property_readonly("passes", &DifferencePlan::passes)
       .def_property_readonly("bytes_from_secondary", &DifferencePlan::bytes_from_secondary)
@@ -83,7 +101,8 @@ void bind_reduce(py::module_& module) {
       .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &ReducePlan::bytes)
       .def_property_readonly("passes", &ReducePlan::passes)
-      .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes);
+      .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes)
+      .def("trace", [](const ReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 
 void bind_all_reduce(py::module_& module) {
@@ -100,13 +119,16 @@ void bind_all_reduce(py::module_& module) {
       .def_property_readonly("bytes_by_hop", &AllReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &AllReducePlan::bytes)
       .def_property_readonly("passes", &AllReducePlan::passes)
-      .def_property_readonly("residual_bytes", &AllReducePlan::residual_bytes);
+      .def_property_readonly("residual_bytes", &AllReducePlan::residual_bytes)
+      .def(
+          "trace", [](const AllReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 
 }  // namespace
 
 void bind_plan(py::module_& module) {
   bind_costs(module);
+  bind_trace(module);
   bind_gather(module);
   bind_difference_gather(module);
   bind_reduce(module);

@@ -10,8 +10,8 @@
 
 namespace zcomm {
 
-// Wires of the chunks in progress: one slot per rank, side by side, as the transport's all_gather needs them. Wires
-// that a secondary shard holds, if there is one, are there instead.
+// Wires of the chunks in progress: one slot per rank, side by side, in the plan's order. Wires that a secondary shard
+// holds, if there is one, are there instead.
 class GatheredWires {
  public:
   // Takes the secondary shard, if any: `held` for reading, and `filled` if it is to be written. `depth` is the number
@@ -31,19 +31,19 @@ class GatheredWires {
   std::byte* room(int slot, std::int64_t chunk) const {
     if (filled_ != nullptr && plan_.holds(slot)) return filled_ + plan_.secondary_offset(slot, chunk);
     return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ +
-           static_cast<std::size_t>(slot) * plan_.slot_bytes(chunk);
+           plan_.offset(slot, chunk);
   }
 
   // Lists the messages of a hop.
   void list(const Hop& hop, std::int64_t chunk, std::vector<Send>& sends, std::vector<Recv>& recvs) const {
     sends.clear();
     recvs.clear();
-    for (const Move& move : hop.sends) {
-      sends.push_back({move.peer, data(move.slot, chunk), plan_.num_bytes(move.slot, chunk)});
-    }
-    for (const Move& move : hop.recvs) {
-      recvs.push_back({move.peer, room(move.slot, chunk), plan_.num_bytes(move.slot, chunk)});
-    }
+    plan_.for_each_message(hop.sends, chunk, [&](int peer, int first_slot, std::size_t num_bytes) {
+      sends.push_back({peer, data(first_slot, chunk), num_bytes});
+    });
+    plan_.for_each_message(hop.recvs, chunk, [&](int peer, int first_slot, std::size_t num_bytes) {
+      recvs.push_back({peer, room(first_slot, chunk), num_bytes});
+    });
   }
 
   // Calls visit(slot, values, piece, wire) for the pieces of a chunk of all slots.

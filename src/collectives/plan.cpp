@@ -105,13 +105,26 @@ int most_held(const Topology& topology) {
   return most;
 }
 
-// Returns the place of each rank's slot among those that `rank` holds, -1 if it does not hold it.
-std::vector<int> places_of(const Topology& topology, int rank) {
-  std::vector<int> places;
+std::vector<int> in_rank_order(const Topology& topology) {
+  std::vector<int> slots(static_cast<std::size_t>(topology.size()));
+  std::iota(slots.begin(), slots.end(), 0);
+  return slots;
+}
+
+// Returns all slots by local rank, each time that of the own node first: what a rank forwards lies side by side.
+std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
+  std::vector<int> slots = in_rank_order(topology);
+  const auto key = [&](int slot) { return std::pair(topology.local_rank(slot), !topology.same_node(slot, rank)); };
+  std::stable_sort(slots.begin(), slots.end(), [&](int a, int b) { return key(a) < key(b); });
+  return slots;
+}
+
+// Returns the place of each rank's slot among those that `rank` holds, in a given order, -1 if it does not hold it.
+std::vector<int> places_of(const Topology& topology, int rank, const std::vector<int>& slots) {
+  std::vector<int> places(slots.size(), -1);
   int num_held = 0;
-  for (int slot = 0; slot < topology.size(); ++slot) {
-    const bool is_held = topology.holder(topology.node(rank), slot) == rank;
-    places.push_back(is_held ? num_held++ : -1);
+  for (const int slot : slots) {
+    if (topology.holder(topology.node(rank), slot) == rank) places[static_cast<std::size_t>(slot)] = num_held++;
   }
   return places;
 }
@@ -146,8 +159,11 @@ GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bo
       longest_(slots_.longest()),
       hops_(topology().gather_hops(rank(), in_one_hop)),
       secondary_hop_(topology().secondary_hop(rank())),
-      places_(places_of(topology(), rank())),
+      order_(slots_.lengths.size()),
       num_held_(zcomm::num_held(topology(), rank())) {
+  const std::vector<int> order = num_hops() == 2 ? in_order_of_hops(topology(), rank()) : in_rank_order(topology());
+  for (std::size_t i = 0; i < order.size(); ++i) order_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  places_ = places_of(topology(), rank(), order);
   wire_offsets_.push_back(0);
   for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
     wire_offsets_.push_back(wire_offsets_.back() +
@@ -198,7 +214,7 @@ DifferencePlan::DifferencePlan(World world, const SlotShape& slots)
       inter_node_hop_(topology().holder_hop(rank())),
       intra_node_hop_(topology().secondary_hop(rank())),
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
-      places_(places_of(topology(), rank())),
+      places_(places_of(topology(), rank(), in_rank_order(topology()))),
       num_held_(zcomm::num_held(topology(), rank())) {
   check_argument(slots_.dtype != DType::float32, [] {
     return std::string("slots: expected bfloat16 or float16, of which differences are made, got float32");

@@ -42,7 +42,7 @@ class NcclCommunicator {
 
   // Throws while this thread, or the whole process, captures a graph: NCCL connects with calls that captures forbid.
   void check_not_capturing() const;
-  // Connects with all ranks, then with `peers`, so that later groups do not wait for these. If `peers` are all other
+  // Meets all ranks, then connects with `peers`, so that later groups do not wait for these. If `peers` are all other
   // ranks, gathers are connected, too. Blocks.
   void connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience);
 

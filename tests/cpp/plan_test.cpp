@@ -154,6 +154,72 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
   }
 }
 
+struct Message {
+  int slot;  // the first one
+  std::size_t num_bytes;
+  friend bool operator==(const Message&, const Message&) = default;
+};
+
+// Returns the messages of the first chunk to or from a peer; of all peers without one.
+std::vector<Message> messages(const GatherPlan& plan, const std::vector<Move>& moves, std::optional<int> with = {}) {
+  std::vector<Message> found;
+  plan.for_each_message(moves, 0, [&](int peer, int slot, std::size_t num_bytes) {
+    if (peer == with.value_or(peer)) found.push_back({slot, num_bytes});
+  });
+  return found;
+}
+
+TEST_CASE("plans: a gather of equal slots sends one message to each peer in a hop") {
+  for (const Shape& shape : {Shape{{2, 2}}, Shape{{2, 2}, true}, Shape{std::vector<int>(2, 8)},
+                             Shape{std::vector<int>(8, 8)}, Shape{std::vector<int>(8, 8), true}}) {
+    const Topology topology(node_ids(shape.nodes, shape.interleaved));
+    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000)};
+    const std::size_t num_nodes = shape.nodes.size();
+    const auto node_size = static_cast<std::size_t>(shape.nodes.front());
+    for (int rank = 0; rank < topology.size(); ++rank) {
+      const GatherPlan plan({topology, rank}, slots, segments_of<BlockFormat>(1000, "int8:64", true));
+      for (const auto& moves : {&Hop::sends, &Hop::recvs}) {
+        CHECK(messages(plan, plan.hops()[0].*moves).size() == num_nodes - 1 + node_size - 1);
+        CHECK(messages(plan, plan.hops()[1].*moves).size() == node_size - 1);
+        CHECK(messages(plan, plan.secondary_hop().*moves).size() == node_size - 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("plans: a gather's messages are the same for both sides, and contain no gaps") {
+  for (const Shape& shape : kWorlds) {
+    const Topology topology(node_ids(shape.nodes, shape.interleaved));
+    for (const std::int64_t missing : {0, 1, 150, 1700}) {
+      SlotShape slots;
+      for (int slot = 0; slot < topology.size(); ++slot) {
+        const std::int64_t left = topology.size() * 1000 - missing - slot * 1000;
+        slots.lengths.push_back(slot == 0 ? 1000 : std::clamp<std::int64_t>(left, 0, 1000));
+      }
+      std::vector<GatherPlan> plans;
+      for (int rank = 0; rank < topology.size(); ++rank) {
+        plans.emplace_back(World{topology, rank}, slots, segments_of<BlockFormat>(1000, "int8:64", true));
+      }
+      const auto hops = [](const GatherPlan& plan) {
+        return std::vector{plan.hops()[0], plan.hops()[1], plan.secondary_hop()};
+      };
+      for (const GatherPlan& plan : plans) {
+        for (std::size_t hop = 0; hop < 3; ++hop) {
+          const Hop own = hops(plan)[hop];
+          for (const int peer : topology.others(plan.rank())) {
+            const GatherPlan& its = plans[static_cast<std::size_t>(peer)];
+            CHECK(messages(plan, own.sends, peer) == messages(its, hops(its)[hop].recvs, plan.rank()));
+          }
+          std::size_t sent = 0, wires = 0;
+          for (const Message& message : messages(plan, own.sends)) sent += message.num_bytes;
+          for (const Move& move : own.sends) wires += plan.num_bytes(move.slot, 0);
+          CHECK(sent == wires);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("plans: an all_reduce costs what its two halves cost") {
   for (const Shape& shape : kWorlds) {
     const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);

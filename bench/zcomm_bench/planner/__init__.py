@@ -1,7 +1,7 @@
 """Predicts training steps with and without compression: ``python -m zcomm_bench plan``.
 
-The model is analytical: bytes over bandwidth for each hop, plus latency, plus the codec's passes over memory. Its
-errors against published training steps and measured collectives are on the page docs/planning.md.
+Calls are timed by their own schedule: the steps of a rank's codec and transport, and what each takes. The errors
+against published training steps and measured collectives are on the page docs/planning.md.
 """
 
 from zcomm_bench.planner.cluster import Cluster, Compute, Figure, Link

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zcomm import _core
 from zcomm._units import parse_rate
 
 SOURCES = ("measured", "given", "assumed")
@@ -28,23 +29,25 @@ class Link:
     """A network. Rates are one direction, in bytes per second: of a node between nodes, of a rank inside a node.
 
     `efficiency` is the share of `bandwidth` that large messages reach. `hop` is the time of one step of a ring in
-    seconds; `exchange` and `peer` are the time to start an all-to-all, and what each peer adds to it.
+    seconds, for small messages; `bulk_hop` for large ones, where the ring has such links alone or crosses them.
+    `exchange` and `peer` are the time to start an all-to-all, and what each message adds to it.
     """
 
     bandwidth: Figure
     efficiency: Figure
     hop: Figure
     exchange: Figure
-    peer: Figure = Figure(1e-6)
+    peer: Figure = Figure(0.25e-6)
+    bulk_hop: Figure = Figure(0.0)
 
     @property
     def rate(self) -> float:
         """Bytes per second that large messages reach."""
         return self.bandwidth.value * self.efficiency.value
 
-    def exchange_seconds(self, num_peers: int) -> float:
-        """Seconds before the first byte of an all-to-all with `num_peers` peers has arrived."""
-        return self.exchange.value + num_peers * self.peer.value
+    def start_seconds(self, num_messages: int) -> float:
+        """Seconds before the first byte of so many messages, sent and received, has arrived."""
+        return self.exchange.value + num_messages * self.peer.value
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,25 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Seconds that a call costs beside its bytes. On a GPU the host queues work: a kernel, an event, a group of
+    messages, each message. `start` passes before a kernel's first byte moves. A host that computes itself queues
+    nothing, and `is_queued` is False."""
+
+    is_queued: bool
+    kernel: float = 0.0
+    event: float = 0.0
+    group: float = 0.0
+    message: float = 0.0
+    start: float = 0.0
+
+
+# An NCCL group takes a thread that the caller joins. Assumed, as nobody has measured them with zcomm.
+ON_GPU = Launch(True, kernel=4e-6, event=0.5e-6, group=50e-6, message=0.3e-6, start=3e-6)
+ON_HOST = Launch(False)
+
+
+@dataclass(frozen=True)
 class Cluster:
     """`nodes` x `ranks_per_node` ranks, one processor each.
 
@@ -89,6 +111,8 @@ class Cluster:
     inter: Link
     compute: Compute
     exact_reduce_factor: float = 1.0
+    launch: Launch = ON_GPU
+    chunk_bytes: int | None = None  # as zcomm.Options has it
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
@@ -98,6 +122,11 @@ class Cluster:
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def bytes_of_chunk(self) -> int:
+        by_device = _core.default_gpu_chunk_bytes(self.ranks) if self.launch.is_queued else _core.DEFAULT_CHUNK_BYTES
+        return self.chunk_bytes or by_device
 
 
 def _compute(peak: float, memory: float, bandwidth: float) -> Compute:
@@ -128,13 +157,14 @@ INTRA = {
 def intra_link(text: str) -> Link:
     """The link inside a node: a name of `INTRA`, or a rate per rank."""
     bandwidth = Figure(INTRA[text]) if text in INTRA else Figure(parse_rate(text), "given")
-    return Link(bandwidth, efficiency=Figure(0.8), hop=Figure(3e-6), exchange=Figure(20e-6))
+    return Link(bandwidth, Figure(0.8), hop=Figure(2e-6), exchange=Figure(15e-6), bulk_hop=Figure(2e-6))
 
 
 def inter_link(text: str) -> Link:
-    """The link of a node to the other nodes: a rate per node."""
+    """The link of a node to the other nodes: a rate per node. Share and hop are those of the bus bandwidths that are
+    published for 4 to 128 nodes of 8 x 400 Gbit/s (nccl#1229)."""
     bandwidth = Figure(parse_rate(text), "given")
-    return Link(bandwidth, efficiency=Figure(0.85), hop=Figure(10e-6), exchange=Figure(20e-6))
+    return Link(bandwidth, Figure(0.9), hop=Figure(8e-6), exchange=Figure(30e-6), bulk_hop=Figure(10e-6))
 
 
 def processor(name: str, share_of_peak: float | None = None) -> Compute:
@@ -149,6 +179,7 @@ def processor(name: str, share_of_peak: float | None = None) -> Compute:
 
 def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
     """`cluster` with the figures that were measured in the place of those that were assumed or given."""
+    queued = calibration.get("backend") != "gloo"
     links = {}
     for name in ("intra", "inter"):
         measured, link = calibration.get(name), getattr(cluster, name)
@@ -158,6 +189,7 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
                 bandwidth=Figure(measured["bytes_per_second"], "measured"),
                 efficiency=Figure(1.0, "measured"),
                 hop=Figure(measured["hop_seconds"], "measured"),
+                bulk_hop=Figure(max(measured["hop_seconds"], link.bulk_hop.value if queued else 0.0), "measured"),
                 exchange=Figure(measured["exchange_seconds"], "measured"),
             )
         links[name] = link
@@ -173,4 +205,5 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
         **links,
         compute=compute,
         exact_reduce_factor=calibration.get("exact_reduce_factor", cluster.exact_reduce_factor),
+        launch=ON_GPU if queued else ON_HOST,
     )

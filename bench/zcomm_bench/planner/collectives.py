@@ -10,14 +10,19 @@ from zcomm import _core
 from zcomm_bench.planner.cluster import Cluster
 from zcomm_bench.planner.workload import DTYPE_BYTES
 
+EXACT_START = 20e-6  # of NCCL's own collectives, in seconds
+SMALL_MESSAGE_SHARE = 0.5  # of a link's rate, with NCCL's protocols for small messages
+JOBS_PER_LAUNCH = 64  # of a kernel
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective: seconds that its bytes need on the links, seconds of latency, and seconds of the codec; bytes
-    that a rank sends inside its node, and bytes that a node sends to the others."""
+    """Of one collective: seconds of the call by itself; seconds that its bytes need on the links, and that the codec
+    needs, parts of which overlap; bytes that a rank sends inside its node, and bytes that a node sends to the others.
+    """
 
+    seconds: float = 0.0
     wire: float = 0.0
-    latency: float = 0.0
     codec: float = 0.0
     intra_bytes: float = 0.0
     inter_bytes: float = 0.0
@@ -28,11 +33,6 @@ class Cost:
     def __mul__(self, count: float) -> Cost:
         return Cost(*(getattr(self, name) * count for name in self.__dataclass_fields__))
 
-    @property
-    def seconds(self) -> float:
-        """Of the call by itself."""
-        return self.wire + self.latency + self.codec
-
 
 def shard(num_elements: int, cluster: Cluster) -> int:
     """Elements of a rank's shard, padded as FSDP2 pads it."""
@@ -40,27 +40,64 @@ def shard(num_elements: int, cluster: Cluster) -> int:
 
 
 def exact(num_elements: int, dtype: str, cluster: Cluster, factor: float = 1.0) -> Cost:
-    """An all-gather or reduce-scatter by a ring over all ranks: every link carries (ranks - 1) / ranks of the whole."""
-    ranks = cluster.ranks
+    """An all-gather or reduce-scatter by rings over all ranks: every link carries (ranks - 1) / ranks of the whole.
+    NCCL has a protocol for small messages, of short steps and half the rate, and takes the faster way."""
+    ranks, nodes = cluster.ranks, cluster.nodes
     sent = shard(num_elements, cluster) * DTYPE_BYTES[dtype] * (ranks - 1) * factor
-    if cluster.nodes == 1:
-        return Cost(sent / cluster.intra.rate, (ranks - 1) * cluster.intra.hop.value, 0.0, sent)
-    if cluster.ranks_per_node == 1:
-        return Cost(sent / cluster.inter.rate, (ranks - 1) * cluster.inter.hop.value, 0.0, 0.0, sent)
-    slowest = min(cluster.inter.rate, cluster.intra.rate)
-    return Cost(sent / slowest, (ranks - 1) * cluster.inter.hop.value, 0.0, sent, sent)
-
-
-def _hops(cluster: Cluster, sent: _core.LinkBytes, codec_bytes: float) -> Cost:
-    """The hops of consecutive chunks run at once, so the slower one decides. `sent`: by one rank."""
-    intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
+    intra_bytes, inter_bytes = (sent if ranks > nodes else 0.0), (sent if nodes > 1 else 0.0)
     wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)
-    latency = 0.0
-    if intra_bytes:
-        latency += cluster.intra.exchange_seconds(cluster.ranks_per_node - 1)
-    if inter_bytes:
-        latency += cluster.inter.exchange_seconds(cluster.nodes - 1)
-    return Cost(wire, latency, codec_bytes / cluster.compute.codec_rate, intra_bytes, inter_bytes)
+    outer = cluster.inter if nodes > 1 else cluster.intra
+    large = (ranks - 1) * outer.bulk_hop.value + wire
+    small = (ranks - nodes) * cluster.intra.hop.value + wire / SMALL_MESSAGE_SHARE
+    if nodes > 1:
+        small += (nodes - 1) * cluster.inter.hop.value
+    start = EXACT_START if cluster.launch.is_queued else 0.0
+    return Cost(start + min(large, small), wire, 0.0, intra_bytes, inter_bytes)
+
+
+def timed(trace: Sequence[_core.TraceStep], cluster: Cluster) -> Cost:
+    """A compressed call, by the steps of a rank; all ranks do the same at the same time.
+
+    There are clocks of the thread, of the processor, and of each link. On a GPU the thread queues work: a kernel starts
+    when it is queued and the one before it has ended, and NCCL runs one group at a time.
+    """
+    launch, kind = cluster.launch, _core.TraceStep.Kind
+    thread = processor = intra_free = inter_free = wire = codec = 0.0
+    intra_bytes = inter_bytes = 0
+    ends: list[float] = []
+    for step in trace:
+        if step.kind == kind.CODEC:
+            num_launches = -(-step.number // JOBS_PER_LAUNCH)
+            seconds = num_launches * launch.start + step.num_bytes / cluster.compute.codec_rate
+            thread += num_launches * launch.kernel
+            codec += seconds
+            processor = max(processor, thread) + seconds
+        elif step.kind == kind.WAIT:
+            thread += launch.event
+            processor = max(processor, ends[step.number])
+        elif step.number == 0:
+            ends.append(0.0)
+        else:
+            thread += 2 * launch.event + launch.group + step.number * launch.message
+            queued = max(thread, processor)
+            intra, inter = step.sent.intra_node, step.sent.inter_node * cluster.ranks_per_node
+            start = (cluster.inter if inter else cluster.intra).start_seconds(step.number)
+            start += step.num_ring_steps * cluster.intra.hop.value
+            parts = intra / cluster.intra.rate, inter / cluster.inter.rate
+            if launch.is_queued:
+                intra_free = inter_free = max(queued, intra_free) + start + max(parts)
+            else:
+                intra_free, inter_free = (
+                    max(queued, free) + start + part if part else free
+                    for free, part in zip((intra_free, inter_free), parts, strict=True)
+                )
+            ends.append(max(intra_free if parts[0] else queued, inter_free if parts[1] else queued))
+            wire += max(parts)
+            intra_bytes += intra
+            inter_bytes += inter
+        if not launch.is_queued:
+            thread = processor
+    return Cost(max(thread, processor), wire, codec, intra_bytes, inter_bytes)
 
 
 @lru_cache
@@ -68,21 +105,47 @@ def _topology(nodes: int, ranks_per_node: int) -> _core.Topology:
     return _core.Topology([node for node in range(nodes) for _ in range(ranks_per_node)])
 
 
+Shape = tuple[int, str, int, int, int]  # elements of a shard, dtype, nodes, ranks per node, bytes of a chunk
+
+
+def _shape(num_elements: int, dtype: str, cluster: Cluster) -> Shape:
+    length = shard(num_elements, cluster)
+    return length, dtype, cluster.nodes, cluster.ranks_per_node, cluster.bytes_of_chunk
+
+
 @lru_cache
-def _gather_plan(length: int, dtype: str, format: str, nodes: int, ranks_per_node: int) -> _core.GatherPlan:
+def _gather_plan(shape: Shape, format: str) -> _core.GatherPlan:
+    length, dtype, nodes, ranks_per_node, chunk_bytes = shape
     lengths = [length] * (nodes * ranks_per_node)
-    return _core.GatherPlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, [(length, format)])
+    segments = [(length, format)]
+    topology = _topology(nodes, ranks_per_node)
+    return _core.GatherPlan(topology, 0, lengths, dtype, segments, chunk_bytes=chunk_bytes)
 
 
 @lru_cache
-def _difference_plan(length: int, dtype: str, nodes: int, ranks_per_node: int) -> _core.DifferencePlan:
-    return _core.DifferencePlan(_topology(nodes, ranks_per_node), 0, [length] * (nodes * ranks_per_node), dtype)
-
-
-@lru_cache
-def _reduce_plan(length: int, dtype: str, formats: str, nodes: int, ranks_per_node: int) -> _core.ReducePlan:
+def _difference_plan(shape: Shape) -> _core.DifferencePlan:
+    length, dtype, nodes, ranks_per_node, chunk_bytes = shape
     lengths = [length] * (nodes * ranks_per_node)
-    return _core.ReducePlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, [(length, formats)])
+    return _core.DifferencePlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, chunk_bytes=chunk_bytes)
+
+
+@lru_cache
+def _reduce_plan(shape: Shape, formats: str) -> _core.ReducePlan:
+    length, dtype, nodes, ranks_per_node, chunk_bytes = shape
+    lengths = [length] * (nodes * ranks_per_node)
+    segments = [(length, formats)]
+    topology = _topology(nodes, ranks_per_node)
+    return _core.ReducePlan(topology, 0, lengths, dtype, segments, chunk_bytes=chunk_bytes)
+
+
+@lru_cache
+def _gather_trace(shape: Shape, format: str, grouped: bool, again: bool) -> Sequence[_core.TraceStep]:
+    return _gather_plan(shape, format).trace(grouped, again)
+
+
+@lru_cache
+def _reduce_trace(shape: Shape, formats: str, grouped: bool) -> Sequence[_core.TraceStep]:
+    return _reduce_plan(shape, formats).trace(grouped)
 
 
 def bytes_by_hop(
@@ -93,28 +156,32 @@ def bytes_by_hop(
         topology = _topology(cluster.nodes, cluster.ranks_per_node)
         return _core.AllReducePlan(topology, 0, num_elements, dtype, formats).bytes_by_hop
     make = _gather_plan if collective == "all_gather" else _reduce_plan
-    return make(shard(num_elements, cluster), dtype, formats, cluster.nodes, cluster.ranks_per_node).bytes_by_hop
+    return make(_shape(num_elements, dtype, cluster), formats).bytes_by_hop
 
 
 def gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
-    """zcomm's all-gather: between the nodes first, then inside them."""
-    length = shard(num_elements, cluster)
-    plan = _gather_plan(length, dtype, format, cluster.nodes, cluster.ranks_per_node)
-    return _hops(cluster, plan.bytes, _gather_codec(plan.passes, length, dtype, format))
+    """zcomm's all-gather."""
+    shape = _shape(num_elements, dtype, cluster)
+    return timed(_gather_trace(shape, format, cluster.launch.is_queued, again=False), cluster)
 
 
 def secondary_gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
     """The same values from the node's secondary shards: the hop inside the node alone."""
-    length = shard(num_elements, cluster)
-    plan = _gather_plan(length, dtype, format, cluster.nodes, cluster.ranks_per_node)
-    codec_bytes = _gather_codec(plan.passes_from_secondary, length, dtype, format)
-    return _hops(cluster, plan.bytes_from_secondary, codec_bytes)
+    shape = _shape(num_elements, dtype, cluster)
+    return timed(_gather_trace(shape, format, cluster.launch.is_queued, again=True), cluster)
 
 
-def _gather_codec(passes: _core.CodecPasses, length: int, dtype: str, format: str) -> float:
-    """Bytes that the codec reads and writes: of each slot its values and its wire."""
-    slot_bytes = length * DTYPE_BYTES[dtype] + _core.WireLayout(format, dtype, length).num_bytes
-    return (passes.encoded + passes.decoded) / length * slot_bytes
+def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
+    """zcomm's reduce-scatter."""
+    shape = _shape(num_elements, dtype, cluster)
+    return timed(_reduce_trace(shape, formats, cluster.launch.is_queued), cluster)
+
+
+def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
+    """zcomm's all-reduce."""
+    topology, chunk_bytes = _topology(cluster.nodes, cluster.ranks_per_node), cluster.bytes_of_chunk
+    plan = _core.AllReducePlan(topology, 0, num_elements, dtype, formats, chunk_bytes=chunk_bytes)
+    return timed(plan.trace(cluster.launch.is_queued), cluster)
 
 
 def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
@@ -123,35 +190,38 @@ def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
     return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
 
 
+def _in_chunks(
+    plan: _core.DifferencePlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster
+) -> Cost:
+    """Seconds of a lossless gather: groups of a chunk start one after the other, links and codec overlap."""
+    intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
+    wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)
+    link = cluster.inter if inter_bytes else cluster.intra
+    num_groups = plan.num_chunks + num_hops - 1 if intra_bytes + inter_bytes else 0
+    start = cluster.launch.group + link.start_seconds(2 * (cluster.nodes + cluster.ranks_per_node - 2))
+    alone = num_groups * start + max(wire, codec) + min(wire, codec) / max(plan.num_chunks, 1)
+    return Cost(alone, wire, codec, intra_bytes, inter_bytes)
+
+
 def gather_differences(num_elements: int, dtype: str, bits: float, cluster: Cluster) -> Cost:
     """zcomm's all-gather by lossless differences of `bits` per value; inside the nodes values go as they are. On
-    GPUs headers go ahead, which is the latency here; on CPUs each goes with its difference."""
-    length = shard(num_elements, cluster)
-    plan = _difference_plan(length, dtype, cluster.nodes, cluster.ranks_per_node)
+    GPUs headers go ahead, which is one more start; on CPUs each goes with its difference."""
+    shape = _shape(num_elements, dtype, cluster)
+    plan = _difference_plan(shape)
     copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
-    cost = _hops(cluster, plan.bytes(round(length * bits / 8)), copied)
     coded = difference_bytes(plan.passes.encoded, plan.passes.decoded, bits)
-    headers = cluster.inter.exchange_seconds(cluster.nodes - 1) if cluster.nodes > 1 else 0.0
-    return cost + Cost(latency=headers, codec=coded / cluster.compute.difference_rate)
+    codec = copied / cluster.compute.codec_rate + coded / cluster.compute.difference_rate
+    cost = _in_chunks(plan, plan.bytes(round(shape[0] * bits / 8)), 2, codec, cluster)
+    headers = cluster.inter.start_seconds(2 * (cluster.nodes - 1)) if cluster.nodes > 1 else 0.0
+    return cost + Cost(seconds=headers)
 
 
 def gather_unchanged(num_elements: int, dtype: str, cluster: Cluster) -> Cost:
     """The same values once more, inside the node: what is kept is compared with its hash, copied and sent."""
-    plan = _difference_plan(shard(num_elements, cluster), dtype, cluster.nodes, cluster.ranks_per_node)
-    return _hops(cluster, plan.bytes_from_secondary, 3 * plan.kept_bytes)
+    plan = _difference_plan(_shape(num_elements, dtype, cluster))
+    return _in_chunks(plan, plan.bytes_from_secondary, 1, 3 * plan.kept_bytes / cluster.compute.codec_rate, cluster)
 
 
 def kept_bytes(num_elements: int, dtype: str, cluster: Cluster) -> int:
     """What a rank keeps of a gather by differences."""
-    plan = _difference_plan(shard(num_elements, cluster), dtype, cluster.nodes, cluster.ranks_per_node)
-    return plan.largest_kept_bytes
-
-
-def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
-    """zcomm's reduce-scatter: encode, exchange and add inside the node; then the same with the sums between nodes."""
-    length = shard(num_elements, cluster)
-    plan = _reduce_plan(length, dtype, formats, cluster.nodes, cluster.ranks_per_node)
-    passes, sent = plan.passes, plan.bytes.intra_node + plan.bytes.inter_node
-    # Each wire is encoded once and sent once, and as many come in.
-    codec_bytes = (passes.encoded + passes.decoded) * DTYPE_BYTES[dtype] + 2 * sent
-    return _hops(cluster, plan.bytes, codec_bytes)
+    return _difference_plan(_shape(num_elements, dtype, cluster)).largest_kept_bytes

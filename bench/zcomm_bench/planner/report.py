@@ -92,11 +92,11 @@ def show(plan: Plan, console: Any) -> None:
         )
     console.print(table)
     parts = Table(box=box.SIMPLE_HEAD)
-    for title in ("option", "collective", "links", "latency", "codec", "node sends", "rank sends inside"):
+    for title in ("option", "collective", "calls alone", "links", "codec", "node sends", "rank sends inside"):
         parts.add_column(title, justify="left" if title in ("option", "collective") else "right")
     for each in plan.predictions:
         for name, cost in each.costs.items():
-            times = (time_text(part) for part in (cost.wire, cost.latency, cost.codec))
+            times = (time_text(part) for part in (cost.seconds, cost.wire, cost.codec))
             parts.add_row(each.option.name, name, *times, size_text(cost.inter_bytes), size_text(cost.intra_bytes))
     console.print(parts)
     console.print(plan.advice, soft_wrap=True)  # lines to paste
@@ -109,7 +109,7 @@ def assumptions(plan: Plan) -> str:
     figures = [
         ("link of a node", inter.bandwidth, rate_text(inter.bandwidth.value)),
         ("its share for large messages", inter.efficiency, f"{inter.efficiency.value:.0%}"),
-        ("a ring's hop between nodes", inter.hop, time_text(inter.hop.value)),
+        ("a ring's hop between nodes", inter.bulk_hop, time_text(inter.bulk_hop.value)),
         ("link of a rank inside its node", intra.bandwidth, f"{intra.bandwidth.value / 1e9:g} GB/s"),
         ("its share for large messages", intra.efficiency, f"{intra.efficiency.value:.0%}"),
         ("peak of a rank", compute.peak, f"{compute.peak.value / 1e12:g} TFLOP/s"),

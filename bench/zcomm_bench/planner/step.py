@@ -1,6 +1,9 @@
 """Seconds of a training step for each choice of formats, with a band.
 
-step = max(compute, wire) + (1 - overlap) min(compute, wire) + latency + codec
+step = (1 - overlap) (compute + calls) + overlap max(compute + codec, calls)
+
+`calls` are the seconds of all calls by themselves. Calls that hide behind computing take time from it: their codec's
+kernels need memory and processors.
 """
 
 from __future__ import annotations
@@ -111,8 +114,8 @@ def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tup
 
 def combine(compute: float, cost: Cost, overlap: float) -> float:
     """Seconds of a step: what hides behind what."""
-    hidden = max(compute, cost.wire) + (1 - overlap) * min(compute, cost.wire)
-    return hidden + cost.latency + cost.codec
+    hidden = max(compute + cost.codec, cost.seconds)
+    return overlap * hidden + (1 - overlap) * (compute + cost.seconds)
 
 
 def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
@@ -137,15 +140,15 @@ def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: floa
 
 def _variants(workload: Workload, cluster: Cluster, overlap: float) -> Iterator[tuple[Workload, Cluster, float]]:
     """The same within what is not known: rates of links and compute 10 % off, no or full overlap, and, where they were
-    not measured or given, hops of 3 to 10 us, and half or twice the bits of differences."""
+    not measured or given, hops of 5 to 15 us, and half or twice the bits of differences."""
     for factor in (0.9, 1.1):
         inter = replace(cluster.inter, bandwidth=_scaled(cluster.inter.bandwidth, factor))
         yield workload, replace(cluster, inter=inter), overlap
         compute = replace(cluster.compute, efficiency=_scaled(cluster.compute.efficiency, factor))
         yield workload, replace(cluster, compute=compute), overlap
     if cluster.inter.hop.source != "measured":
-        for hop in (3e-6, 10e-6):
-            yield workload, replace(cluster, inter=replace(cluster.inter, hop=Figure(hop))), overlap
+        for hop in (5e-6, 15e-6):
+            yield workload, replace(cluster, inter=replace(cluster.inter, bulk_hop=Figure(hop))), overlap
     if workload.bits_per_weight.source != "given":
         for factor in (0.5, 2.0):
             yield replace(workload, bits_per_weight=_scaled(workload.bits_per_weight, factor)), cluster, overlap

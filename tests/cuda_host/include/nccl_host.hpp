@@ -12,7 +12,8 @@ int nccl_host_num_launches();
 // Threads that this process started to put groups on streams.
 int nccl_host_num_threads();
 
-// Of the communicators that live, to a peer in one direction; and the device memory that NCCL would take for them.
+// Of the communicators that live, to a peer in one direction, two for a ring; and the device memory that NCCL would
+// take for them.
 long long nccl_host_num_connections();
 long long nccl_host_connection_bytes();
 

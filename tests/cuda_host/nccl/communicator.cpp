@@ -21,6 +21,8 @@ std::atomic<std::int64_t> connection_bytes{0};
 
 // Per peer, direction and channel: what NCCL takes between eight GPUs (NVIDIA/nccl issue 1685) by these.
 constexpr std::int64_t kConnectionBytes = std::int64_t{7} << 20;
+// To the next rank and from the one before; those of ncclSend and ncclRecv are others.
+constexpr std::int64_t kConnectionsOfRing = 2;
 
 void count_connections(const ncclComm& communicator, std::int64_t change) {
   num_connections += change;
@@ -78,7 +80,8 @@ void close(ncclComm& communicator) {
   if (communicator.background.joinable()) communicator.background.join();
   if (communicator.is_closed.exchange(true)) return;
   --num_live;
-  count_connections(communicator, -static_cast<std::int64_t>(communicator.connections.size()));
+  const std::int64_t num_of_ring = communicator.has_collectives ? kConnectionsOfRing : 0;
+  count_connections(communicator, -num_of_ring - static_cast<std::int64_t>(communicator.connections.size()));
   communicator.detach_if_unused();
 }
 
@@ -104,7 +107,10 @@ bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages)
       cuda_host::nap(std::chrono::microseconds(200));
     }
   }
-  communicator.has_collectives = segment.has_collectives[rank].load(std::memory_order_relaxed);
+  if (!communicator.has_collectives && segment.has_collectives[rank].load(std::memory_order_relaxed)) {
+    communicator.has_collectives = true;
+    count_connections(communicator, kConnectionsOfRing);
+  }
   return !awaited.empty();
 }
 

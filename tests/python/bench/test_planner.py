@@ -177,7 +177,7 @@ def test_exact_weights_are_recommended_where_they_are_as_fast() -> None:
         hardware = Cluster(2, 8, intra_link(intra), inter_link("200gbit"), processor("h100"))
         return report.make(workload(), hardware, step.OPTIONS, step.OVERLAP)
 
-    equal, slower = plan("100GB/s"), plan("20GB/s")
+    equal, slower = plan("130GB/s"), plan("20GB/s")
     for made in (equal, slower):
         assert made.fastest.option.name == "with secondary shards"
     assert equal.best.option.by_differences

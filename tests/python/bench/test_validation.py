@@ -21,7 +21,7 @@ def test_errors_against_published_steps() -> None:
     errors, _ = published.errors(rows)
     by_hand = published.errors_of_line_rate(rows).summary()
     summary = errors.summary()
-    assert summary["exact_mean"] <= 0.08
+    assert summary["exact_mean"] <= 0.085
     assert summary["zeropp_mean"] <= 0.09
     assert summary["speedup_mean"] <= 0.08
     assert summary["speedup_worst"] <= 0.20
@@ -43,7 +43,8 @@ def test_errors_against_measured_collectives() -> None:
     reports = {name: one for name, one in results_file.collective_reports().items() if name.endswith("-avx512")}
     calls = lab_calls.predict(reports)
     assert len(calls) >= 20
-    assert sum(abs(call.error) for call in calls) / len(calls) <= 0.08
+    assert sum(abs(call.error) for call in calls) / len(calls) <= 0.07
+    assert all(abs(call.error) <= 0.20 for call in calls)
     assert all(abs(call.error) <= 0.11 for call in calls if call.size >= 16 << 20)
     assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
 

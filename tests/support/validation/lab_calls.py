@@ -13,13 +13,12 @@ from typing import Any
 
 from zcomm._units import parse_nodes
 from zcomm_bench.planner import collectives
-from zcomm_bench.planner.cluster import Cluster, Compute, Figure, Link, inter_link, intra_link
+from zcomm_bench.planner.cluster import ON_HOST, Cluster, Compute, Figure, Link, inter_link, intra_link
 from zcomm_bench.planner.collectives import Cost
 from zcomm_bench.planner.workload import DTYPE_BYTES
 
 LEAST_BYTES = 1 << 20
 CALIBRATION_BYTES = 4 << 20
-STARTUP_SECONDS = 1.8e-3  # of a compressed call among four ranks on two cores
 RANKS_PER_CORE = 2  # the lab's ranks share cores, and their codecs take turns
 _DTYPES = {"float": "float32", "bfloat16": "bfloat16", "half": "float16"}
 
@@ -57,6 +56,7 @@ def _cluster(report: Mapping[str, Any], efficiency: float, codec_rate: float) ->
         inter=Link(inter.bandwidth, inter.efficiency, nothing, nothing, nothing),
         compute=Compute(Figure(1.0), Figure(1.0), Figure(1.0), Figure(codec_rate), Figure(1.0)),
         exact_reduce_factor=2.0,
+        launch=ON_HOST,
     )
 
 
@@ -88,16 +88,6 @@ def hops_error(report: Mapping[str, Any], row: Mapping[str, Any]) -> float | Non
             pair = (getattr(hop, link), counted.get(f"{link}_bytes", 0.0))
             worst = max(worst, (max(pair) - min(pair)) / max(*pair, 1))
     return worst
-
-
-def call_seconds(cost: Cost, num_chunks: int) -> float:
-    """A call by itself on a CPU: only the codec of the first and the last chunk is not hidden behind the link."""
-    return max(STARTUP_SECONDS, cost.wire + cost.latency + cost.codec / num_chunks)
-
-
-def _chunks(report: Mapping[str, Any], row: Mapping[str, Any], ranks: int) -> int:
-    chunk: int = report["config"]["options"].get("chunk_bytes") or 1 << 20
-    return max(1, int(-(-row["size"] // ranks // chunk)))
 
 
 def _rows(report: Mapping[str, Any], backend: str, least: int) -> list[Mapping[str, Any]]:
@@ -133,9 +123,8 @@ def predict(reports: Mapping[str, Mapping[str, Any]]) -> list[Call]:
         cluster = _cluster(report, efficiency, rate)
         for row in rows:
             cost = _cost(report, row, cluster)
-            seconds = call_seconds(cost, _chunks(report, row, cluster.ranks))
             measured = row["median_us"] * 1e-6
             kind = report["config"]["collective"]
             sent = row["link_bytes"], cost.inter_bytes, hops_error(report, row)
-            calls.append(Call(name, kind, row["size"], measured, seconds, *sent))
+            calls.append(Call(name, kind, row["size"], measured, cost.seconds, *sent))
     return calls

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm._units import parse_nodes
-from zcomm_bench.planner.cluster import Cluster, Figure, inter_link, intra_link, processor
+from zcomm_bench.planner.cluster import ON_HOST, Cluster, Figure, inter_link, intra_link, processor
 from zcomm_bench.planner.collectives import Cost
 from zcomm_bench.planner.step import OPTIONS, Option, combine, costs_of
 from zcomm_bench.planner.workload import BITS_PER_WEIGHT, Unit, Workload
@@ -56,7 +56,7 @@ def _cluster(content: Mapping[str, Any], link: str) -> Cluster:
     nodes, local = parse_nodes(content["nodes"])
     inter = inter_link("1tbit" if link == UNLIMITED else link)
     inter = replace(inter, efficiency=Figure(content["link_share"].get(link, 1.0), "measured"))
-    return Cluster(nodes, local, intra_link("5GB/s"), inter, processor("v100"), exact_reduce_factor=2.0)
+    return Cluster(nodes, local, intra_link("5GB/s"), inter, processor("v100"), exact_reduce_factor=2.0, launch=ON_HOST)
 
 
 def _cost(content: Mapping[str, Any], row: Mapping[str, Any]) -> Cost:
@@ -65,7 +65,8 @@ def _cost(content: Mapping[str, Any], row: Mapping[str, Any]) -> Cost:
     units = tuple(Unit(*unit) for unit in content["units"])
     work = Workload(units, 1.0, 1, reduce_dtype="float32", bits_per_weight=bits)
     costs = costs_of(_option(row["option"]), work, _cluster(content, row["link"])).values()
-    return Cost(wire=sum(cost.wire for cost in costs), inter_bytes=sum(cost.inter_bytes for cost in costs))
+    wire = sum(cost.wire for cost in costs)
+    return Cost(seconds=wire, wire=wire, inter_bytes=sum(cost.inter_bytes for cost in costs))
 
 
 def _option(name: str) -> Option:

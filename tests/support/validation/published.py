@@ -107,7 +107,7 @@ def _ring(num_bytes: float, rings: int, row: Row, cluster: Cluster) -> Cost:
     """A ring over all GPUs for each of a layer's messages; `rings` one after the other where scales go apart."""
     rate = min(cluster.inter.rate, cluster.intra.rate)
     hops = rings * MESSAGES_PER_LAYER * row.layers * (row.gpus - 1)
-    return Cost(num_bytes * (row.gpus - 1) / row.gpus / rate, hops * cluster.inter.hop.value)
+    return Cost(num_bytes * (row.gpus - 1) / row.gpus / rate + hops * cluster.inter.hop.value)
 
 
 def _zeropp(row: Row, cluster: Cluster) -> Cost:
@@ -117,15 +117,15 @@ def _zeropp(row: Row, cluster: Cluster) -> Cost:
     messages = MESSAGES_PER_LAYER * row.layers
     forward = _ring(whole / 2, 2, row, cluster)
     secondary = whole * (local - 1) / local / cluster.intra.rate
-    backward = Cost(secondary, messages * (local - 1) * cluster.intra.hop.value)
+    backward = Cost(secondary + messages * (local - 1) * cluster.intra.hop.value)
     inter = whole / 4 * (nodes - 1) / nodes / cluster.inter.rate
     intra = whole / 4 * (local - 1) / local / cluster.intra.rate
-    starts = cluster.intra.exchange_seconds(local) + cluster.inter.exchange_seconds(nodes)
-    gradients = Cost(inter + intra, messages * starts)
+    starts = cluster.intra.start_seconds(2 * local) + cluster.inter.start_seconds(2 * nodes)
+    gradients = Cost(inter + intra + messages * starts)
     # Bytes that pass the codec: values and int8 codes of weights, each way; values and 4-bit codes of gradients in
     # each hop.
-    codec = Cost(codec=whole * (2 * 1.5 + 2 * 1.25) / cluster.compute.codec_rate)
-    return forward + backward + gradients + codec
+    codec = whole * (2 * 1.5 + 2 * 1.25) / cluster.compute.codec_rate
+    return forward + backward + gradients + Cost(seconds=codec, codec=codec)
 
 
 def predict(row: Row, parameters: Parameters) -> float:

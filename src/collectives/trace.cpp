@@ -1,0 +1,194 @@
+#include "zcomm/trace.hpp"
+
+#include <memory>
+#include <utility>
+
+#include "zcomm/communicator.hpp"
+#include "zcomm/operation.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+namespace {
+
+using Kind = TraceStep::Kind;
+
+class TracedCodec final : public Codec {
+ public:
+  explicit TracedCodec(Trace& trace) : trace_(trace) {}
+
+  void encode(std::span<const Encode> jobs, StreamView) const override {
+    std::size_t& num_bytes = add(jobs.size());
+    for (const Encode& job : jobs) {
+      num_bytes += job.values.num_bytes() + wire_bytes(job.format, job.values.dtype, job.values.num_elements);
+    }
+  }
+  void decode(std::span<const Decode> jobs, StreamView) const override {
+    std::size_t& num_bytes = add(jobs.size());
+    for (const Decode& job : jobs) num_bytes += job.values.num_bytes() + size(job.wire, job.values.num_elements);
+  }
+  void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
+    std::size_t& num_bytes = add(jobs.size());
+    for (const DecodeSum& job : jobs) {
+      num_bytes += job.values.num_bytes();
+      for (const Wire& wire : job.wires) num_bytes += size(wire, job.values.num_elements);
+    }
+  }
+  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView) const override {
+    std::size_t& num_bytes = add(jobs.size());
+    for (const DecodeSumEncode& job : jobs) {
+      num_bytes += wire_bytes(job.format, DType::float32, job.num_elements);
+      for (const Wire& wire : job.wires) num_bytes += size(wire, job.num_elements);
+    }
+  }
+
+ private:
+  static std::size_t size(const Wire& wire, std::int64_t num_elements) {
+    return wire_bytes(wire.format, wire.dtype, num_elements);
+  }
+  // Adds a step, and returns its bytes.
+  std::size_t& add(std::size_t num_jobs) const {
+    return trace_.emplace_back(TraceStep{.kind = Kind::codec, .number = num_jobs}).num_bytes;
+  }
+
+  Trace& trace_;
+};
+
+class TracedTransport final : public Transport {
+ public:
+  TracedTransport(const World& world, bool grouped, Trace& trace) : world_(world), grouped_(grouped), trace_(trace) {}
+
+  int rank() const override { return world_.rank; }
+  int size() const override { return world_.topology.size(); }
+  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds) override {}
+  void abort(const std::string&) noexcept override {}
+
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
+    const auto add_message = [this](int peer, std::size_t num_sent) {
+      const bool is_intra_node = world_.topology.link(rank(), peer) == Link::intra_node;
+      (is_intra_node ? open_.sent.intra_node : open_.sent.inter_node) += num_sent;
+      ++open_.number;
+    };
+    for (const Send& send : sends) {
+      if (send.num_bytes > 0) add_message(send.peer, send.num_bytes);
+    }
+    for (const Recv& recv : recvs) {
+      if (recv.num_bytes > 0) add_message(recv.peer, 0);
+    }
+    return end_of_start();
+  }
+  std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override {
+    if (!grouped_) return Transport::all_gather(slots, slot_bytes, stream);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const bool is_intra_node = world_.topology.link(rank(), peer) == Link::intra_node;
+      (is_intra_node ? open_.sent.intra_node : open_.sent.inter_node) += slot_bytes;
+    }
+    ++open_.number;
+    open_.num_ring_steps += size() - 1;
+    return end_of_start();
+  }
+  void end_group(StreamView) override {
+    if (grouped_) close();
+  }
+  bool starts_at_once() const override { return !grouped_; }
+
+ private:
+  class TracedTransfer final : public Transfer {
+   public:
+    TracedTransfer(Trace& trace, std::size_t number) : trace_(trace), number_(number) {}
+    void wait(StreamView) override { trace_.push_back({.kind = Kind::wait, .number = number_}); }
+
+   private:
+    Trace& trace_;
+    std::size_t number_;
+  };
+
+  std::unique_ptr<Transfer> end_of_start() {
+    auto transfer = std::make_unique<TracedTransfer>(trace_, num_transfers_);
+    if (!grouped_) close();
+    return transfer;
+  }
+  // Ends a transfer, or the group of several. Those without messages are numbered, too.
+  void close() {
+    trace_.push_back(std::exchange(open_, {.kind = Kind::transfer}));
+    ++num_transfers_;
+  }
+
+  const World& world_;
+  const bool grouped_;
+  Trace& trace_;
+  TraceStep open_{.kind = Kind::transfer};
+  std::size_t num_transfers_ = 0;
+};
+
+// Addresses without memory, from a first one on.
+class NoMemory final : public Workspace {
+ public:
+  explicit NoMemory(std::uintptr_t first) : next_(first) {}
+
+  std::byte* acquire(std::size_t num_bytes, StreamView) override {
+    std::byte* const data = reinterpret_cast<std::byte*>(next_);
+    next_ += (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return data;
+  }
+  void release(std::byte*, StreamView) noexcept override {}
+
+ private:
+  static constexpr std::uintptr_t kAlignment = 64;
+  std::uintptr_t next_;
+};
+
+constexpr std::uintptr_t kScratch = std::uintptr_t{1} << 40;
+constexpr std::uintptr_t kTensors = std::uintptr_t{1} << 44;
+
+Trace run(const World& world, Operation& operation, const Arguments& arguments, bool grouped) {
+  Trace trace;
+  Communicator communicator(std::make_unique<TracedTransport>(world, grouped, trace), world.topology,
+                            std::make_unique<TracedCodec>(trace), std::make_unique<NoMemory>(kScratch),
+                            world.chunk_bytes);
+  communicator.run(operation, arguments, std::chrono::seconds(1));
+  return trace;
+}
+
+// Makes slots that lie side by side, in no memory.
+std::vector<TensorView> slots_of(const SlotShape& shape, NoMemory& memory) {
+  std::vector<TensorView> slots;
+  for (const std::int64_t length : shape.lengths) {
+    TensorView slot{nullptr, length, shape.dtype};
+    slot.data = memory.acquire(slot.num_bytes(), {});
+    slots.push_back(slot);
+  }
+  return slots;
+}
+
+}  // namespace
+
+Trace trace_of(const GatherPlan& plan, bool grouped, bool again) {
+  NoMemory memory(kTensors);
+  const std::vector<TensorView> slots = slots_of(plan.slots(), memory);
+  const ConstTensorView shard = slots[static_cast<std::size_t>(plan.rank())];
+  std::shared_ptr<Kept> kept;
+  if (again) {
+    kept = std::make_shared<Kept>();
+    kept->memory = {memory.acquire(plan.secondary_bytes(), {}), plan.secondary_bytes()};
+  }
+  const OperationPtr gather = make_all_gather(std::make_shared<const GatherPlan>(plan), std::move(kept));
+  const std::span<const ConstTensorView> inputs(&shard, again ? 0 : 1);
+  return run(plan.world(), *gather, {inputs, slots}, grouped);
+}
+
+Trace trace_of(const ReducePlan& plan, bool grouped) {
+  NoMemory memory(kTensors);
+  const std::vector<TensorView> slots = slots_of(plan.slots(), memory);
+  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+  const TensorView output = slots[static_cast<std::size_t>(plan.rank())];
+  return run(plan.world(), *make_reduce_scatter(plan), {inputs, {&output, 1}}, grouped);
+}
+
+Trace trace_of(const AllReducePlan& plan, bool grouped) {
+  NoMemory memory(kTensors);
+  const TensorView tensor = slots_of({{plan.num_elements()}, plan.gather().slots().dtype}, memory).front();
+  return run(plan.gather().world(), *make_all_reduce(plan), {{}, {&tensor, 1}}, grouped);
+}
+
+}  // namespace zcomm

@@ -36,6 +36,10 @@ struct PythonHooks {
   std::function<std::optional<Seconds>(std::int64_t num_bytes, const std::string& device, const std::string& collective,
                                        const std::string& dtype, const std::string& formats, bool again)>
       look_up;
+  // Returns the time in nanoseconds, by which steps are compared.
+  std::function<std::int64_t()> now;
+  // Called after each decision by the times of steps: see StepChoice.
+  std::function<void()> decided;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;
 };

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import os
+from time import perf_counter_ns
 from typing import Any
 
 import torch.distributed as dist
@@ -140,19 +141,27 @@ class _Group:
             meet_for_nccl=self._meet_for_nccl,
             split=self._split,
             look_up=self._reader_of_decisions(),
+            now=perf_counter_ns,
+            decided=self._tell_decision,
             at_shutdown=self._end,
         )
         groups.register(self, backend)
         return backend
 
     def after_step(self, backend: Any) -> None:
-        """Log once, after a few optimizer steps, what has stayed exact in a group that spans nodes."""
+        """End a step. Log once, after a few of them, what has stayed exact in a group that spans nodes."""
+        backend.end_step()
         self._steps += 1
         if self._steps != _TOLD_AFTER or self._rank > 0 or len(set(self._nodes)) < 2:
             return
         share, line = stats_of(backend).explain_exact()
         level = logging.WARNING if share >= _NOTABLE else logging.INFO
         _log.log(level, "group '%s', between nodes: %s", self._options.group_name, line)
+
+    def _tell_decision(self) -> None:
+        backend = groups.backend_as(self)
+        if self._rank == 0 and backend is not None:
+            _log.info("group '%s': policy='auto': %s", self._options.group_name, stats_of(backend).by_steps)
 
     def _prefixed(self, name: str) -> PrefixStore:
         return PrefixStore(name, self._keys)

@@ -214,6 +214,25 @@ def test_codecs_on_a_gpu_give_the_bits_of_the_cpu() -> None:
     run(2, body)
 
 
+@pytest.mark.parametrize(("size", "num_peers"), [(2, 2), (4, 2), (8, 4)])
+def test_ranks_in_nodes_of_two_are_connected_with_those_of_their_hops(size: int, num_peers: int) -> None:
+    """A ring is one more peer. Connections are counted in this process, to a peer in one direction."""
+    count = ctypes.CDLL(_nccl.load()[0]).nccl_host_num_connections
+    count.restype = ctypes.c_longlong
+    made = threading.Barrier(size)
+
+    def body(comm: Any) -> int:
+        array = np.ones(size * 64, np.float32)
+        comm.all_reduce(CudaInterface(array))
+        _core.synchronize(0)
+        made.wait(60)
+        counted = int(count())
+        made.wait(60)
+        return counted
+
+    assert run(size, body, node_size=2) == [size * 2 * num_peers] * size
+
+
 def test_a_rank_that_does_not_come_is_missed() -> None:
     with pytest.raises(_core.TimeoutError, match="rank 0 of 2 could not connect over NCCL within 500 ms"):
         zcomm.Communicator(0, 2, zcomm.Communicator.unique_id(), timeout=0.5)

@@ -37,6 +37,7 @@ class Decision(TypedDict):
     dtype: str
     least_bytes: int
     format: str
+    by: str
     compressed: bool
     one_hop: bool
     exact_seconds: float
@@ -44,6 +45,14 @@ class Decision(TypedDict):
     one_hop_seconds: float
     rounds: int
     again: bool
+
+class StepDecision(TypedDict):
+    compressed: bool
+    steps: int
+    exact_seconds: float
+    exact_spread: float
+    compressed_seconds: float
+    compressed_spread: float
 
 torch_version: str
 OVERRIDE_KEY: str
@@ -183,9 +192,11 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         agree: Callable[[], list[int]],
         make_exact_cuda: Callable[[], Backend],
         make_transport_group: Callable[[], tuple[Backend, int, Store]],
-        meet_for_nccl: Callable[[], tuple[str, Store]],
+        meet_for_nccl: Callable[[], tuple[bytes, Store]],
         split: Callable[[Store, list[int], Any], Backend],
         look_up: Callable[[int, str, str, str, str, bool], tuple[float, ...] | None] | None,
+        now: Callable[[], int],
+        decided: Callable[[], None],
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property
@@ -238,4 +249,6 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def set_step(self, step: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def decisions(self) -> list[Decision]: ...
+    def end_step(self) -> None: ...
+    def step_decision(self) -> StepDecision | None: ...
     def losses(self) -> list[Loss]: ...

@@ -30,6 +30,10 @@ at::Device device_of(const Call& call) {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
+bool is_captured(const Call& call) {
+  return !call.on_host && is_capturing({current_stream(device_of(call)).native_handle()});
+}
+
 // Waits until a GPU has done the work on the caller's stream. On a CPU, works that were waited for are done.
 void finish(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
@@ -43,32 +47,76 @@ AutoPolicy::CallClass AutoPolicy::class_of(const Policy& policy, const Call& cal
 }
 
 bool AutoPolicy::is_one_hop(const Policy& policy, const Call& call) const {
-  const std::optional<Round> decided = known(class_of(policy, call));
-  return decided && decided->is_one_hop();
+  const std::optional<Decision> decided = known(class_of(policy, call));
+  return decided && decided->times.is_one_hop();
 }
 
 bool AutoPolicy::gains(const Policy& policy, const Call& call) {
   const CallClass kind = class_of(policy, call);
-  if (const std::optional<Round> decided = known(kind)) return decided->gains();
   const WithoutGil no_gil;
-  const std::optional<Round> found = look_up(kind, call);
-  const Decision decision = found ? Decision{kind, *found, 0} : rehearse(kind, policy, call);
-  const std::lock_guard lock(mutex_);
-  decisions_.push_back(decision);
-  return decision.times.gains();
+  std::optional<Decision> decided = known(kind);
+  if (!decided) {
+    decided = decide(kind, policy, call);
+    const std::lock_guard lock(mutex_);
+    decisions_.push_back(*decided);
+  }
+  return decided->by == By::table ? decided->compressed : gains_in_steps(*decided, call);
 }
 
-std::optional<Round> AutoPolicy::known(const CallClass& kind) const {
+// Decides without steps, if none are known.
+AutoPolicy::Decision AutoPolicy::decide(const CallClass& kind, const Policy& policy, const Call& call) {
+  if (const std::optional<Round> found = look_up(kind, call)) return {kind, By::table, *found, 0, found->gains()};
+  if (steps_.compresses()) return {kind, By::steps, {}, 0, true};
+  return rehearse(kind, policy, call);
+}
+
+// Decides by steps, if any are known. Their compressed calls are those that gain by themselves; all, if none does.
+bool AutoPolicy::gains_in_steps(const Decision& by_itself, const Call& call) {
+  const at::Device device = device_of(call);
+  // A capture cannot wait, and its replays have one way for all steps.
+  if (is_captured(call)) {
+    const std::optional<StepDecision> decided = steps_.decision();
+    return by_itself.compressed && (!decided || decided->gains());
+  }
+  const auto now = [&] {
+    finish(device);
+    return call_python(hooks_.now);
+  };
+  const auto agree = [this](std::vector<std::int64_t> numbers) { return largest(std::move(numbers)); };
+  if (steps_.begin_call({now, agree})) call_python(hooks_.decided);
+  const std::optional<bool> compresses = steps_.compresses();
+  if (!compresses) return by_itself.compressed;
+  return *compresses && (by_itself.compressed || !any_gains());
+}
+
+bool AutoPolicy::any_gains() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(decisions_.begin(), decisions_.end(),
+                     [](const Decision& decision) { return decision.by == By::calls && decision.compressed; });
+}
+
+std::optional<AutoPolicy::Decision> AutoPolicy::known(const CallClass& kind) const {
   const std::lock_guard lock(mutex_);
   const auto same = [&](const Decision& decision) { return decision.kind == kind; };
   const auto found = std::find_if(decisions_.begin(), decisions_.end(), same);
   if (found == decisions_.end()) return std::nullopt;
-  return found->times;
+  return *found;
 }
 
 std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
-  const std::lock_guard lock(mutex_);
-  return decisions_;
+  const std::optional<StepDecision> by_steps = steps_.decision();
+  const bool any = any_gains();
+  std::vector<Decision> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = decisions_;
+  }
+  for (Decision& decision : all) {
+    if (!by_steps || decision.by == By::table) continue;
+    decision.by = By::steps;
+    decision.compressed = by_steps->gains() && (decision.compressed || !any);
+  }
+  return all;
 }
 
 // Excludes reductions, whose bits would differ in one hop, and gathers that fill secondary shards, which need two hops.
@@ -107,13 +155,14 @@ AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& p
     if (all.one_hop) round.one_hop = largest({time(all.one_hop, call)})[0];
     contest.add(round);
   }
-  return {kind, contest.medians(), contest.num_counted()};
+  const Round times = contest.medians();
+  return {kind, By::calls, times, contest.num_counted(), times.gains()};
 }
 
 // Rejects captured and coalesced calls: a rehearsal waits for the GPU, or for works that have not begun.
 void AutoPolicy::check_can_rehearse(const Call& call) const {
   if (call.on_host) return;
-  const bool captured = is_capturing({current_stream(device_of(call)).native_handle()});
+  const bool captured = is_captured(call);
   if (!captured && !inner_.is_coalescing()) return;
   throw Error("policy: expected for 'auto' a call of each kind " +
               std::string(captured ? "before the capture of a CUDA graph" : "that is not coalesced") +

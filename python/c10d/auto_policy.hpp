@@ -1,7 +1,8 @@
 // policy="auto": decides per class of calls whether compression pays. The first call of a class decides for all later
 // ones, by the table of the option "decisions" or by a rehearsal. A rehearsal makes calls of that size on scratch
-// tensors, both ways, and times them until they are done; on a GPU it waits for the caller's stream. An all-reduce
-// takes the slowest rank of each call, so that all ranks decide alike.
+// tensors, both ways, and times them until they are done; on a GPU it waits for the caller's stream. Once training
+// steps are known, their times decide instead of rehearsals: StepChoice. An all-reduce takes the slowest rank of each
+// time, so that all ranks decide alike.
 #pragma once
 
 #include <functional>
@@ -12,6 +13,7 @@
 #include "contest.hpp"
 #include "inner_groups.hpp"
 #include "options.hpp"
+#include "step_choice.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -31,10 +33,13 @@ class AutoPolicy {
 
     friend bool operator==(const CallClass&, const CallClass&) = default;
   };
+  enum class By : std::uint8_t { table, calls, steps };
   struct Decision {
     CallClass kind;
-    Round times;
-    int rounds;  // counted ones; 0: decided by the table
+    By by;
+    Round times;      // none if the class was new when steps were known
+    int rounds;       // of a rehearsal, counted ones
+    bool compressed;  // from now on
   };
 
   // Borrows all arguments, for a group of `size` ranks.
@@ -43,15 +48,18 @@ class AutoPolicy {
       : calls_(calls), inner_(inner), hooks_(hooks), rank_(rank), size_(size), options_(std::move(options)) {}
 
   // Decides whether compressing `call` pays, for a call that `policy` would compress. Called in the same order on all
-  // ranks; the first call of each class blocks until all ranks reach it. Throws Error if ranks pass different calls,
-  // and for a rehearsal on a GPU during graph capture or while calls are coalesced.
+  // ranks; the first call of each class, and of some steps, blocks until all ranks reach it. Throws Error if ranks pass
+  // different calls, and for a rehearsal on a GPU during graph capture or while calls are coalesced.
   bool gains(const Policy& policy, const Call& call);
   // For an all-gather for which gains() is true: whether one hop is at least as much faster than two hops. The bits are
   // the same.
   bool is_one_hop(const Policy& policy, const Call& call) const;
 
+  StepChoice& steps() { return steps_; }
   // Returns the decisions in the order in which they were made.
   std::vector<Decision> decisions() const;
+  // Returns the decision by steps, if any.
+  std::optional<StepDecision> step_decision() const { return steps_.decision(); }
 
  private:
   struct Ways {
@@ -61,7 +69,10 @@ class AutoPolicy {
   };
 
   static CallClass class_of(const Policy& policy, const Call& call);
-  std::optional<Round> known(const CallClass& kind) const;
+  std::optional<Decision> known(const CallClass& kind) const;
+  Decision decide(const CallClass& kind, const Policy& policy, const Call& call);
+  bool gains_in_steps(const Decision& by_itself, const Call& call);
+  bool any_gains() const;
   // Looks the class up; returns nothing if any rank's table lacks calls of this kind.
   std::optional<Round> look_up(const CallClass& kind, const Call& call);
   Decision rehearse(const CallClass& kind, const Policy& policy, const Call& call);
@@ -81,6 +92,7 @@ class AutoPolicy {
   const c10::intrusive_ptr<ZcommOptions> options_;
   mutable std::mutex mutex_;  // guards the decisions; not held while one is made
   std::vector<Decision> decisions_;
+  StepChoice steps_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -62,20 +62,33 @@ py::dict stats_of(Stats& stats) {
 }
 
 py::list decisions_of(const AutoPolicy& policy) {
+  constexpr std::array names{"table", "calls", "steps"};  // in the order of AutoPolicy::By
   py::list all;
   for (const AutoPolicy::Decision& decision : policy.decisions()) {
     const AutoPolicy::CallClass& kind = decision.kind;
     all.append(py::dict(py::arg("collective") = std::string(to_string(kind.collective)),
                         py::arg("dtype") = std::string(to_string(kind.dtype)),
                         py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes,
-                        py::arg("format") = kind.formats.to_string(), py::arg("compressed") = decision.times.gains(),
-                        py::arg("one_hop") = decision.times.is_one_hop(),
+                        py::arg("format") = kind.formats.to_string(),
+                        py::arg("by") = names[static_cast<int>(decision.by)],
+                        py::arg("compressed") = decision.compressed, py::arg("one_hop") = decision.times.is_one_hop(),
                         py::arg("exact_seconds") = static_cast<double>(decision.times.exact) * 1e-9,
                         py::arg("compressed_seconds") = static_cast<double>(decision.times.compressed) * 1e-9,
                         py::arg("one_hop_seconds") = static_cast<double>(decision.times.one_hop) * 1e-9,
                         py::arg("rounds") = decision.rounds, py::arg("again") = kind.again));
   }
   return all;
+}
+
+py::object step_decision_of(const AutoPolicy& policy) {
+  const std::optional<StepDecision> decision = policy.step_decision();
+  if (!decision) return py::none();
+  const auto seconds = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
+  return py::dict(py::arg("compressed") = decision->gains(), py::arg("steps") = decision->num_steps,
+                  py::arg("exact_seconds") = seconds(decision->medians.exact),
+                  py::arg("exact_spread") = seconds(decision->spreads.exact),
+                  py::arg("compressed_seconds") = seconds(decision->medians.compressed),
+                  py::arg("compressed_spread") = seconds(decision->spreads.compressed));
 }
 
 py::list losses_of(Telemetry& telemetry) {

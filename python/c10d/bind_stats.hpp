@@ -10,6 +10,7 @@ namespace zcomm::c10d_binding {
 
 py::dict stats_of(Stats& stats);
 py::list decisions_of(const AutoPolicy& policy);
+py::object step_decision_of(const AutoPolicy& policy);  // None without a decision by steps
 py::list losses_of(Telemetry& telemetry);
 
 }  // namespace zcomm::c10d_binding

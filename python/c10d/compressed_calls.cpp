@@ -81,6 +81,7 @@ Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
 
 void CompressedCalls::count(const Call& call, Verdict verdict) {
   stats_.calls(call.collective, verdict).add(call.num_bytes);
+  auto_policy_.steps().count(static_cast<int>(call.collective), call.num_bytes);
   ++num_calls_;
 }
 

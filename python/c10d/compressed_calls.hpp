@@ -44,7 +44,10 @@ class CompressedCalls {
   void set_step(std::uint64_t step) {
     step_ = step;
     calls_in_step_ = 0;
+    end_step();
   }
+  // Ends a training step, by whose time Choice::automatic decides.
+  void end_step() { auto_policy_.steps().end_step(); }
 
   // Decides about `call`. Throws if `policy` is strict about it, or if the group has failed on a GPU, because exact
   // calls may use results of compressed ones. With Choice::automatic the first call of a class blocks until all ranks

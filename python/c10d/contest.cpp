@@ -1,6 +1,8 @@
 #include "contest.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 namespace zcomm {
 namespace {
@@ -9,12 +11,22 @@ constexpr std::int64_t kSecond = 1'000'000'000;
 
 bool is_gain(std::int64_t before, std::int64_t after) { return 100 * before >= (100 + kLeastGainPercent) * after; }
 
-std::int64_t median(const std::vector<Round>& rounds, std::int64_t Round::* way) {
+std::vector<std::int64_t> times_of(const std::vector<Round>& rounds, std::int64_t Round::* way) {
   std::vector<std::int64_t> times;
   for (const Round& round : rounds) times.push_back(round.*way);
+  return times;
+}
+
+std::int64_t median(std::vector<std::int64_t> times) {
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
   std::nth_element(times.begin(), middle, times.end());
   return *middle;
+}
+
+std::int64_t spread(std::vector<std::int64_t> times) {
+  const std::int64_t middle = median(times);
+  for (std::int64_t& time : times) time = std::abs(time - middle);
+  return std::llround(2.0 * static_cast<double>(median(times)) / std::sqrt(static_cast<double>(times.size())));
 }
 
 }  // namespace
@@ -38,7 +50,13 @@ bool Contest::is_over() const {
 }
 
 Round Contest::medians() const {
-  return {median(counted_, &Round::exact), median(counted_, &Round::compressed), median(counted_, &Round::one_hop)};
+  const auto of = [&](std::int64_t Round::* way) { return median(times_of(counted_, way)); };
+  return {of(&Round::exact), of(&Round::compressed), of(&Round::one_hop)};
+}
+
+Round Contest::spreads() const {
+  const auto of = [&](std::int64_t Round::* way) { return spread(times_of(counted_, way)); };
+  return {of(&Round::exact), of(&Round::compressed), of(&Round::one_hop)};
 }
 
 }  // namespace zcomm

@@ -28,6 +28,8 @@ class Contest {
   bool is_over() const;
   // Returns the median of the counted rounds, for each way.
   Round medians() const;
+  // Returns how far the medians may be off: twice the median deviation, over the root of the number of rounds.
+  Round spreads() const;
   int num_counted() const { return static_cast<int>(counted_.size()); }
 
  private:

@@ -23,8 +23,8 @@ struct PythonHooks {
   // number that tags select from (tag % number), and a store for its use. Called at the first compressed collective on
   // CPU tensors, and again if that fails.
   std::function<std::tuple<BackendPtr, int, StorePtr>()> make_transport_group;
-  // Waits until all ranks reach their first compressed collective on GPU tensors. Returns the path of the installed
-  // NCCL wheel, if any, and a store for the transport. Called again if the collective fails.
+  // Loads NCCL and waits until all ranks reach their first compressed collective on GPU tensors. Returns the bytes of
+  // their NcclUniqueId, and a store for the transport.
   std::function<std::pair<std::string, StorePtr>()> meet_for_nccl;
   // Makes a zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
@@ -36,6 +36,10 @@ struct PythonHooks {
   std::function<std::optional<Seconds>(std::int64_t num_bytes, const std::string& device, const std::string& collective,
                                        const std::string& dtype, const std::string& formats, bool again)>
       look_up;
+  // Returns the time in nanoseconds, by which steps are compared.
+  std::function<std::int64_t()> now;
+  // Called after each decision by the times of steps: see StepChoice.
+  std::function<void()> decided;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;
 };

@@ -21,18 +21,27 @@ class HierarchicalReduceScatter final : public Stages {
         own_local_(topology_.local_rank(plan_.rank())),
         num_nodes_(topology_.num_nodes()),
         node_size_(static_cast<int>(topology_.ranks(own_node_).size())),
-        first_out_(r, node_size_, first_bytes(), kDepth),
-        first_in_(r, node_size_, first_bytes(), kDepth),
-        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
-        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
-        partial_(r, 1, plan_.largest_sum_bytes(), kDepth),
+        first_out_(r, node_size_, first_bytes(), kFirstDepth),
+        first_in_(r, node_size_, first_bytes(), kFirstDepth),
+        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
+        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
+        partial_(r, 1, plan_.largest_sum_bytes(), kSecondDepth),
         residuals_(plan_, call.feedback) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return 2; }
+  // Sums while a group is in flight. With few chunks that is not worth another group, and transports that start at once
+  // have the next chunk of the first hop in flight anyway.
+  int second_hop_delay() const override {
+    return r_.transport.starts_at_once() || num_chunks() < kLeastChunksOfDelay ? 1 : kLongestDelay;
+  }
 
  private:
-  static constexpr int kDepth = 3;  // chunks in progress
+  static constexpr int kLongestDelay = 2;
+  static constexpr std::int64_t kLeastChunksOfDelay = 4;
+  // Chunks in progress, in each hop.
+  static constexpr int kFirstDepth = kLongestDelay + 1;
+  static constexpr int kSecondDepth = 2;
 
   std::size_t first_bytes() const {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
@@ -180,8 +189,8 @@ class HierarchicalReduceScatter final : public Stages {
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of the own slot over the own node
   Residuals residuals_;
-  Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
-  Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
+  Ring<std::unique_ptr<Transfer>, kFirstDepth> first_hop_;
+  Ring<std::unique_ptr<Transfer>, kSecondDepth> second_hop_;
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

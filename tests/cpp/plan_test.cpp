@@ -220,6 +220,22 @@ TEST_CASE("plans: a gather's messages are the same for both sides, and contain n
   }
 }
 
+TEST_CASE("plans: the default chunks on GPUs have 128 MiB of all slots, or 512 KiB of each in calls of four or more") {
+  const auto num_chunks = [](int size, std::int64_t slot_bytes) {
+    const std::vector<int> one_node(static_cast<std::size_t>(size), 0);
+    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(size), slot_bytes / 4)};
+    const World world{Topology(one_node), 0, default_gpu_chunk_bytes(size)};
+    return GatherPlan(world, slots, segments_of<BlockFormat>(slot_bytes / 4, "int8:128", false)).num_chunks();
+  };
+  constexpr std::int64_t kKiB = 1 << 10;
+  CHECK(num_chunks(8, 16384 * kKiB) == 1);
+  CHECK(num_chunks(8, 65536 * kKiB) == 4);
+  CHECK(num_chunks(256, 2048 * kKiB) == 4);
+  CHECK(num_chunks(1024, 4096 * kKiB) == 8);
+  CHECK(num_chunks(1024, 1024 * kKiB) == 4);
+  CHECK(num_chunks(1024, 256 * kKiB) == 2);
+}
+
 TEST_CASE("plans: an all_reduce costs what its two halves cost") {
   for (const Shape& shape : kWorlds) {
     const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);

@@ -36,9 +36,14 @@ def forget(key: Key) -> _c10d.ProcessGroup | None:
     return _living.pop(key, None)
 
 
+def backend_as(key: Key) -> _c10d.ProcessGroup | None:
+    """Return the backend registered as ``key``; None after its shutdown."""
+    return _living.get(key)
+
+
 def is_over(key: Key) -> bool:
     """Tell whether the backend was aborted or shut down."""
-    backend = _living.get(key)
+    backend = backend_as(key)
     return backend is None or backend.is_aborted
 
 

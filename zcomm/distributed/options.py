@@ -28,9 +28,10 @@ class Options(_c10d.Options):
 
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
         policy: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those that
-            gain at least 3 % by it. The first call of a collective, dtype and size (rounded down to a power of two)
-            decides for all later ones: it times both ways on scratch, or reads the ``decisions``. The all-reduce of
-            HSDP's replicas is one of these, in the formats of ``reduce_scatter``, unless ``all_reduce`` has others.
+            gain at least 3 % by it. Steps of optimizers are made both ways in turn, and the faster way stays. Without
+            steps, the first call of a collective, dtype and size (rounded down to a power of two) decides for all later
+            ones: it times both ways on scratch, or reads the ``decisions``. The all-reduce of HSDP's replicas is one of
+            these, in the formats of ``reduce_scatter``, unless ``all_reduce`` has others.
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
         all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the intra-node format.
@@ -56,7 +57,7 @@ class Options(_c10d.Options):
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
-            ranks of the group.
+            ranks of the group, 512 KiB among more than 256.
         sample_errors_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which

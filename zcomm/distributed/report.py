@@ -114,7 +114,7 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
-    decisions = [str(decision) for decision in stats_of(backend).decisions]
+    decisions = stats_of(backend).all_decisions()
     return Report(
         backend.rank(), backend.options.sample_errors_every, sites["all_gather"], sites["reduce_scatter"],
         sites["all_reduce"], advice=advice, decisions=decisions,

@@ -85,15 +85,18 @@ class SentCalls(Calls):
 @dataclass
 class Decision:
     """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
-    formats, and of ``least_bytes`` up to less than twice as many. The seconds are those of the slowest rank: medians of
-    ``rounds`` rehearsals, or those of the table of decisions where ``rounds`` is 0. ``again``: of two all-gathers, the
-    second of which secondary shards serve if they are compressed. ``one_hop``: compressed ones take one hop, not two;
-    ``one_hop_seconds`` is 0 where that is not another way."""
+    formats, and of ``least_bytes`` up to less than twice as many.
+
+    ``by``: "table", "calls" (rehearsals), or "steps", as :class:`StepDecision` has it. The seconds are of a call by
+    itself, of the slowest rank: medians of ``rounds`` rehearsals, those of the table, or 0 for neither. ``again``: of
+    two all-gathers, the second of which secondary shards serve if they are compressed. ``one_hop``: compressed ones
+    take one hop, not two; ``one_hop_seconds`` is 0 where that is not another way."""
 
     collective: str
     dtype: str
     least_bytes: int
     format: str
+    by: str
     compressed: bool
     exact_seconds: float
     compressed_seconds: float
@@ -104,13 +107,37 @@ class Decision:
 
     def __str__(self) -> str:
         how = f"in {self.rounds} rehearsals" if self.rounds else "by the table of decisions"
+        why = ", by steps; by itself" if self.by == "steps" else ", as"
         way = "exact" if not self.compressed else "compressed in one hop" if self.one_hop else "compressed"
         one_hop = f", in one hop {time_text(self.one_hop_seconds)}," if self.one_hop_seconds else ""
         again = ", and again from secondary shards" if self.again else ""
+        named = f"{self.collective} of {size_text(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
+        if not self.exact_seconds:
+            return f"{named}{way}, by steps"
         return (
-            f"{self.collective} of {size_text(self.least_bytes)} and more, {self.dtype} in {self.format}{again}: "
-            f"{way}, as an exact call takes {time_text(self.exact_seconds)} "
+            f"{named}{way}{why} an exact call takes {time_text(self.exact_seconds)} "
             f"and a compressed one {time_text(self.compressed_seconds)}{one_hop} {how}"
+        )
+
+
+@dataclass
+class StepDecision:
+    """What ``policy="auto"`` has decided by the time of training steps, the same on all ranks. The seconds are medians
+    over blocks of steps, of the slowest rank; a median may be off by its spread. ``steps`` were counted."""
+
+    compressed: bool
+    steps: int
+    exact_seconds: float
+    exact_spread: float
+    compressed_seconds: float
+    compressed_spread: float
+
+    def __str__(self) -> str:
+        return (
+            f"by steps: {'compressed' if self.compressed else 'exact'}, as a step takes "
+            f"{time_text(self.exact_seconds)} +- {time_text(self.exact_spread)} with exact calls and "
+            f"{time_text(self.compressed_seconds)} +- {time_text(self.compressed_spread)} with compressed ones "
+            f"in {self.steps} steps"
         )
 
 
@@ -121,6 +148,7 @@ class Stats:
     ``direct_reduce_scatter``: those that zcomm made itself, as ``Options(direct=)`` has it; ``exact`` of
     ``reduce_scatter`` counts them as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has
     made on scratch, exact and compressed ones; nothing else counts them. ``decisions``: what it has decided so far.
+    ``by_steps``: its last decision by training steps; None while there is none, or another one is on its way.
     """
 
     all_gather: CollectiveStats
@@ -130,11 +158,12 @@ class Stats:
     rehearsals: SentCalls
     decisions: list[Decision]
     others: Calls
+    by_steps: StepDecision | None = None
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
         ``"zcomm/all_gather/wire_bytes"``, ``"zcomm/all_gather/exact/min_bytes/calls"``. Hops are numbered from 0:
-        ``"zcomm/all_gather/hops/0/wait_seconds"``. ``decisions``, which are no counters, are left out."""
+        ``"zcomm/all_gather/hops/0/wait_seconds"``. Decisions, which are no counters, are left out."""
         return metrics.flat(self._counters())
 
     def write_prometheus(self, path: str | os.PathLike[str]) -> None:
@@ -146,7 +175,7 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        del counters["decisions"]
+        del counters["decisions"], counters["by_steps"]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
         return counters
@@ -169,12 +198,16 @@ class Stats:
                 f"direct reduce_scatter {direct.calls} calls, {size_text(direct.bytes)}: sent "
                 f"{size_text(direct.intra_node_bytes)} intra-node and {size_text(direct.inter_node_bytes)} inter-node"
             )
-        parts += [f"auto: {decision}" for decision in self.decisions]
+        parts += [f"auto: {decision}" for decision in self.all_decisions()]
         if any(getattr(self, name).exact for name in BYTES_MOVED):
             parts.append(self.explain_exact()[1])
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
         return "; ".join(parts) or "no calls"
+
+    def all_decisions(self) -> list[str]:
+        """Return a line for each of ``decisions``, and one for that by steps."""
+        return [*map(str, self.decisions), *([str(self.by_steps)] if self.by_steps else [])]
 
     def explain_exact(self) -> tuple[float, str]:
         """Two things about exact calls: the share of all bytes that a setting would compress, and a line that has them
@@ -209,7 +242,7 @@ def stats(group: dist.ProcessGroup | None = None) -> Stats:
 
 def stats_of(backend: _c10d.ProcessGroup) -> Stats:
     """Return the counters of one backend object; see :func:`stats`."""
-    raw = backend.stats()
+    raw, by_steps = backend.stats(), backend.step_decision()
 
     def collective(name: str) -> CollectiveStats:
         fields = dict(raw[name])
@@ -225,4 +258,5 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         SentCalls(**raw["rehearsals"]),
         [Decision(**decision) for decision in backend.decisions()],
         Calls(**raw["others"]),
+        StepDecision(**by_steps) if by_steps else None,
     )

@@ -107,3 +107,59 @@ def test_a_rehearsal_is_not_coalesced() -> None:
             gather()
 
     run(body, 2, options=worlds.options(policy="auto", forms="in_place,coalesced"))
+
+
+def test_steps_wait_for_the_gpu_at_the_marks_of_blocks_alone() -> None:
+    """Before the counted steps of a block of four and after them; once a way is chosen, never."""
+
+    def body() -> tuple[list[int], int]:
+        exact_calls_are_free()
+        memory = values(40000)
+        tensor = host.as_cuda(memory)
+        for _ in range(4):
+            dist.all_reduce(tensor)
+            zcomm.codec.set_step(0)
+        host.take_log()
+        waits = []
+        while zcomm.stats().by_steps is None:
+            dist.all_reduce(tensor)
+            zcomm.codec.set_step(0)
+            waits.append(len([line for line in host.take_log() if line.startswith("synchronize")]))
+        for _ in range(40):
+            dist.all_reduce(tensor)
+            zcomm.codec.set_step(0)
+        assert not [line for line in host.take_log() if line.startswith("synchronize")]
+        return waits, zcomm.stats().by_steps.steps
+
+    (waits, steps), other = run(body, 2, options=AUTO)
+    assert other == (waits, steps)
+    assert set(waits) == {0, 1} and len(waits) >= 4 * steps / 3
+    assert all(sum(waits[i : i + 4]) == 2 for i in range(len(waits) - 4))
+
+
+def test_a_capture_in_a_trial_keeps_the_way_of_calls() -> None:
+    """Its replays have one way, whatever the block is; nothing waits."""
+
+    def body() -> list[bool]:
+        exact_calls_are_free()
+        memory = values(40000)
+        tensor = host.as_cuda(memory)
+        dist.all_reduce(tensor)
+        (by_itself,) = [one.compressed for one in zcomm.stats().decisions]
+        ways = []
+        for _ in range(24):
+            dist.all_reduce(tensor)
+            host.set_stream(7)
+            host.begin_capture()
+            before = zcomm.stats().all_reduce.calls
+            dist.all_reduce(tensor)
+            ways.append(zcomm.stats().all_reduce.calls > before)
+            host.end_capture()
+            host.set_stream(0)
+            zcomm.codec.set_step(0)
+        assert zcomm.stats().by_steps is None
+        assert set(ways) == {by_itself}
+        return ways
+
+    first, second = run(body, 2, options=AUTO)
+    assert first == second

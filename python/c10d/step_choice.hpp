@@ -1,0 +1,77 @@
+// Choice between exact and compressed calls by the time that training steps take: blocks of steps make their calls in
+// turn one way and the other, until the times differ by more than their spread. Calls may be hidden behind computing,
+// which they slow down, so that their own times do not tell. Torch-free: it builds alone for its test.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "contest.hpp"
+
+namespace zcomm {
+
+// Result of a trial. Times are of one step, in nanoseconds; the same on all ranks.
+struct StepDecision {
+  Round medians;
+  Round spreads;      // about one standard error of the medians
+  int num_steps = 0;  // counted ones, of both ways together
+
+  bool gains() const;  // compressed steps are faster by at least kLeastGainPercent, and by more than both spreads
+};
+
+// All ranks must end steps between the same calls. They compare where they did before a trial begins; if that differs,
+// none begins. Functions may be called by any thread.
+class StepChoice {
+ public:
+  static constexpr std::int64_t kBlockSteps = 4;  // the first of each block, in which the way changes, is not counted
+  static constexpr int kFewestRounds = 4;         // of a block each way
+  static constexpr int kMostRounds = 12;
+  static constexpr int kStepsOfNewShape = 3;  // in a row, which begin another trial
+
+  // What a call needs that waits for other ranks.
+  struct Means {
+    std::function<std::int64_t()> now;  // in nanoseconds, when the device has done all work before this call
+    std::function<std::vector<std::int64_t>(std::vector<std::int64_t>)> largest;  // of each number, over all ranks
+  };
+
+  // Ends a step. Several ends without a call between them end one step: optimizers may step in parts.
+  void end_step() { ++num_ended_; }
+  // Adds a call to the shape of the step. Called once for each, whichever way it goes.
+  void count(int collective, std::int64_t num_bytes);
+  // Begins a call that may be compressed. Called in the same order on all ranks. Returns true if it has decided.
+  bool begin_call(const Means& means);
+
+  // Returns whether calls are compressed now; nothing while no steps are known.
+  std::optional<bool> compresses() const;
+  // Returns the last decision; nothing before it, and during another trial.
+  std::optional<StepDecision> decision() const;
+
+ private:
+  void begin_step();
+  void begin_trial();
+  bool agree_on_round(const Means& means);
+  std::optional<Round> take_time(std::int64_t now);
+
+  std::atomic<std::uint64_t> num_ended_{0};
+  std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
+  mutable std::mutex mutex_;             // guards all below; held while ranks agree
+  std::uint64_t num_seen_ = 0;           // of the ended ones
+  std::uint64_t num_calls_ = 0;
+  std::int64_t step_ = 0;         // counts those in which the group has such calls
+  std::uint64_t begun_at_ = 0;    // hash of the numbers of calls at which steps began
+  std::uint64_t last_shape_ = 0;  // of the last whole step
+  int num_alike_ = 0;             // steps of that shape in a row
+  std::uint64_t tried_shape_ = 0;
+  std::optional<Contest> contest_;  // during a trial
+  std::optional<StepDecision> decision_;
+  Round round_;  // so far
+  std::int64_t round_number_ = 0;
+  std::int64_t counted_from_ = 0;  // the step after the first of the block
+  std::int64_t counted_from_time_ = 0;
+};
+
+}  // namespace zcomm

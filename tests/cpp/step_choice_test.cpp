@@ -1,0 +1,208 @@
+#include "c10d/step_choice.hpp"
+
+#include <doctest/doctest.h>
+
+#include <utility>
+
+namespace zcomm {
+namespace {
+
+constexpr std::int64_t kMillisecond = 1'000'000;
+constexpr int kManySteps = StepChoice::kBlockSteps * 2 * (StepChoice::kMostRounds + 4);
+
+using Numbers = std::vector<std::int64_t>;
+
+// One rank, whose clock and peers are planted.
+struct Trainer {
+  std::function<std::int64_t(bool compressed, int step)> time_of_step;
+  std::function<Numbers(Numbers)> largest = [](Numbers numbers) { return numbers; };
+  std::vector<std::int64_t> sizes{1 << 20, 1 << 22};
+  StepChoice choice;
+  std::int64_t now = 0;
+  int step = 0;
+  int num_decided = 0;
+  std::vector<bool> ways;  // of the steps that are over, since there is a trial
+
+  void take_step() {
+    for (const std::int64_t size : sizes) {
+      num_decided += choice.begin_call({[&] { return now; }, largest}) ? 1 : 0;
+      choice.count(0, size);
+    }
+    const std::optional<bool> compressed = choice.compresses();
+    if (compressed) ways.push_back(*compressed);
+    now += time_of_step(compressed.value_or(false), step++);
+    choice.end_step();
+  }
+  void take_steps(int count) {
+    for (int i = 0; i < count; ++i) take_step();
+  }
+};
+
+Trainer trainer(std::int64_t exact, std::int64_t compressed) {
+  return {[=](bool is_compressed, int) { return is_compressed ? compressed : exact; }};
+}
+
+StepDecision decided(Trainer&& trainer) {
+  trainer.take_steps(kManySteps);
+  CHECK(trainer.num_decided == 1);
+  REQUIRE(trainer.choice.decision());
+  CHECK(trainer.choice.compresses() == trainer.choice.decision()->gains());
+  return *trainer.choice.decision();
+}
+
+}  // namespace
+
+TEST_CASE("steps: the faster way is taken from 3 % on") {
+  CHECK(decided(trainer(103 * kMillisecond, 100 * kMillisecond)).gains());
+  CHECK_FALSE(decided(trainer(102 * kMillisecond, 100 * kMillisecond)).gains());
+  CHECK_FALSE(decided(trainer(100 * kMillisecond, 100 * kMillisecond)).gains());
+  CHECK_FALSE(decided(trainer(50 * kMillisecond, 100 * kMillisecond)).gains());
+  const StepDecision half = decided(trainer(200 * kMillisecond, 100 * kMillisecond));
+  CHECK(half.medians.exact == 200 * kMillisecond);
+  CHECK(half.medians.compressed == 100 * kMillisecond);
+  CHECK(half.spreads.exact == 0);
+  CHECK(half.num_steps == StepChoice::kFewestRounds * 2 * (StepChoice::kBlockSteps - 1));
+}
+
+TEST_CASE("steps: blocks go exact, compressed, compressed, exact") {
+  Trainer one = trainer(200, 100);
+  while (!one.choice.decision()) one.take_step();
+  std::vector<int> blocks;  // lengths of runs of one way
+  for (std::size_t i = 0; i < one.ways.size(); ++i) {
+    if (i == 0 || one.ways[i] != one.ways[i - 1]) blocks.push_back(0);
+    ++blocks.back();
+  }
+  REQUIRE(blocks.size() > 4);
+  for (std::size_t i = 1; i + 2 < blocks.size(); ++i) CHECK(blocks[i] == 2 * StepChoice::kBlockSteps);
+}
+
+TEST_CASE("steps: the first step of a block does not count") {
+  bool last = false;
+  Trainer one = trainer(0, 0);
+  one.time_of_step = [&](bool compressed, int) {
+    const bool changed = compressed != std::exchange(last, compressed);
+    return (compressed ? 100 : 200) + (changed ? 100'000 : 0);
+  };
+  const StepDecision found = decided(std::move(one));
+  CHECK(found.medians.exact == 200);
+  CHECK(found.medians.compressed == 100);
+}
+
+TEST_CASE("steps: a gain within the spread of the times is none, and takes the most rounds to tell") {
+  const auto noisy = [](std::int64_t noise) {
+    int round = 0;
+    Trainer one = trainer(1, 1);
+    one.largest = [&, noise](Numbers numbers) {
+      if (numbers.size() != 2) return numbers;
+      ++round;
+      return Numbers{1100 + noise * (round * 7 % 11 - 5), 1000 + noise * (round * 5 % 11 - 5)};
+    };
+    return decided(std::move(one));
+  };
+  CHECK(noisy(3).gains());
+  const StepDecision lost = noisy(60);
+  CHECK(lost.medians.gains());
+  CHECK_FALSE(lost.gains());
+  CHECK(lost.num_steps == StepChoice::kMostRounds * 2 * (StepChoice::kBlockSteps - 1));
+}
+
+TEST_CASE("steps: one slow step decides nothing, nor do times that drift") {
+  Trainer slow = trainer(110 * kMillisecond, 100 * kMillisecond);
+  slow.time_of_step = [](bool compressed, int step) {
+    return (compressed ? 100 : 110) * kMillisecond + (compressed && step == 34 ? 60'000 * kMillisecond : 0);
+  };
+  CHECK(decided(std::move(slow)).gains());
+  Trainer drifting = trainer(0, 0);
+  drifting.time_of_step = [](bool, int step) { return (1000 + 2 * step) * kMillisecond; };
+  CHECK_FALSE(decided(std::move(drifting)).gains());
+}
+
+TEST_CASE("steps: what all ranks agree on decides, whatever this rank's clock says") {
+  for (const std::int64_t mine : {1, 1'000'000}) {
+    Trainer one = trainer(mine, 100 * mine);
+    one.largest = [](Numbers numbers) { return numbers.size() == 2 ? Numbers{5000, 4000} : numbers; };
+    const StepDecision found = decided(std::move(one));
+    CHECK(found.gains());
+    CHECK(found.medians.exact == 5000);
+  }
+}
+
+TEST_CASE("steps: without steps, or with others on another rank, no trial begins") {
+  Trainer none = trainer(200, 100);
+  for (int i = 0; i < 1000; ++i) {
+    CHECK_FALSE(none.choice.begin_call({[] { return std::int64_t{0}; }, [](Numbers numbers) { return numbers; }}));
+    none.choice.count(0, 1);
+  }
+  CHECK_FALSE(none.choice.compresses());
+  for (const std::size_t place : {0, 2}) {  // another number of steps, or the same between other calls
+    Trainer one = trainer(200, 100);
+    one.largest = [=](Numbers numbers) {
+      ++numbers[place];
+      return numbers;
+    };
+    one.take_steps(kManySteps);
+    CHECK_FALSE(one.choice.compresses());
+  }
+}
+
+TEST_CASE("steps: ranks compare rarely before a trial, once per round in it, and never after it") {
+  int num_agreed = 0;
+  Trainer one = trainer(200, 100);
+  one.largest = [&](Numbers numbers) {
+    ++num_agreed;
+    return numbers;
+  };
+  while (!one.choice.compresses()) one.take_step();
+  CHECK(num_agreed == 2);  // at calls 4 and 8
+  CHECK(one.step == 4);
+  one.take_steps(kManySteps);
+  CHECK(num_agreed == 2 + 1 + StepChoice::kFewestRounds);
+}
+
+TEST_CASE("steps: several ends without a call between them are one") {
+  Trainer one = trainer(200, 100);
+  for (int i = 0; i < kManySteps; ++i) {
+    one.take_step();
+    one.choice.end_step();
+    one.choice.end_step();
+  }
+  REQUIRE(one.choice.decision());
+  CHECK(one.choice.decision()->medians.exact == 200);
+}
+
+TEST_CASE("steps: another shape of steps is tried anew, one other step is not") {
+  bool is_slow = true;
+  Trainer one = trainer(0, 0);
+  one.time_of_step = [&](bool compressed, int) { return compressed == is_slow ? 200 : 100; };
+  one.take_steps(kManySteps);
+  REQUIRE(one.choice.decision());
+  CHECK_FALSE(one.choice.decision()->gains());
+  is_slow = false;
+  one.take_steps(kManySteps);
+  one.sizes.push_back(7);  // an evaluation
+  one.take_step();
+  one.sizes.pop_back();
+  std::swap(one.sizes[0], one.sizes[1]);  // the same calls
+  one.take_steps(kManySteps);
+  CHECK(one.num_decided == 1);
+  one.sizes[0] *= 2;
+  one.take_steps(StepChoice::kStepsOfNewShape + 1);
+  CHECK_FALSE(one.choice.decision());
+  CHECK(one.choice.compresses());
+  one.take_steps(kManySteps);
+  CHECK(one.num_decided == 2);
+  CHECK(one.choice.decision()->gains());
+}
+
+TEST_CASE("steps: a trial starts again if their shape changes in it") {
+  Trainer one = trainer(200, 100);
+  while (!one.choice.compresses()) one.take_step();
+  one.take_steps(2 * StepChoice::kBlockSteps);
+  one.time_of_step = [](bool compressed, int) { return compressed ? 3000 : 2000; };
+  one.sizes.push_back(1 << 21);
+  one.take_steps(kManySteps);
+  CHECK(one.num_decided == 1);
+  CHECK(one.choice.decision()->medians.exact == 2000);
+}
+
+}  // namespace zcomm

@@ -204,7 +204,7 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
     assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text
-    (line,) = (line.split() for line in text.splitlines() if line.startswith("  difference"))
+    (line,) = (line.split() for line in text.splitlines() if line.startswith("  lossless"))
     assert line == ["lossless", "0.3000", "s", "3.00x"], text
     assert "build" in text.splitlines()[-1]
     run_gpu.hand_over(tmp_path / "out", text, paths, logs)

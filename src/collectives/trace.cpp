@@ -127,7 +127,7 @@ class NoMemory final : public Workspace {
   explicit NoMemory(std::uintptr_t first) : next_(first) {}
 
   std::byte* acquire(std::size_t num_bytes, StreamView) override {
-    std::byte* const data = reinterpret_cast<std::byte*>(next_);
+    std::byte* const data = reinterpret_cast<std::byte*>(next_);  // NOLINT(performance-no-int-to-ptr): never read
     next_ += (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
     return data;
   }

@@ -187,7 +187,7 @@ $(DOCTEST)/doctest/doctest.h:
 	cd build/doctest && apt-get download -qq doctest-dev && dpkg -x doctest-dev*.deb .
 
 # Exhaustive cases of one thread each, which the thread sanitizer makes many minutes long.
-ONE_THREAD := "differences: every*,differences: damaged*,messages and values*,every pattern*,tables that*,damaged messages*"
+ONE_THREAD := "lossless: every*,lossless: damaged*,messages and values*,every pattern*,tables that*,damaged messages*"
 
 test-sanitize: $(foreach kind,asan tsan,build/$(kind)/zcomm_tests build/$(kind)/zcomm_cuda_host_tests)
 	$(MAKE) --no-print-directory --output-sync -j 2 test-asan test-tsan
@@ -246,7 +246,7 @@ build/%/cuda_host/.torch: $(VENV)/.ready build/%/build.ninja $(CXX_SOURCES) $(TE
 NVCC := $(or $(CUDACXX),$(shell command -v nvcc))
 PTX_TARGETS := 80 90
 PTX_ONCE := 100
-PTX := $(foreach target,$(PTX_TARGETS) $(PTX_ONCE),build/ptx/codec_$(target).ptx build/ptx/difference_$(target).ptx)
+PTX := $(foreach target,$(PTX_TARGETS) $(PTX_ONCE),build/ptx/codec_$(target).ptx build/ptx/lossless_$(target).ptx)
 
 ifeq ($(NVCC),)
 test-ptx:
@@ -265,7 +265,7 @@ endef
 
 build/ptx/codec_%.ptx: src/codec/cuda/codec_cuda.cu $(CXX_SOURCES)
 	$(COMPILE_PTX)
-build/ptx/difference_%.ptx: src/codec/cuda/difference_cuda.cu $(CXX_SOURCES)
+build/ptx/lossless_%.ptx: src/codec/cuda/lossless_cuda.cu $(CXX_SOURCES)
 	$(COMPILE_PTX)
 
 # --- Style --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def study(path: Path) -> None:
     report.plot(tables.study_rows(), path)
 
 
-def difference_models(path: Path) -> None:
+def lossless_models(path: Path) -> None:
     """Bits per weight, step by step, of each training."""
     import matplotlib
 
@@ -27,7 +27,7 @@ def difference_models(path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    (measurements,) = results_file.load("difference_models").values()
+    (measurements,) = results_file.load("lossless_models").values()
     for name, curve in measurements.items():
         bits = [record["bits"] for record in curve.records]
         axes.plot(range(1, len(bits) + 1), bits, label=f"{name}, {curve.facts['parameters'] / 1e6:.1f} M")
@@ -41,7 +41,7 @@ def difference_models(path: Path) -> None:
     pyplot.close(figure)
 
 
-PICTURES: dict[str, Callable[[Path], None]] = {"study": study, "difference_models": difference_models}
+PICTURES: dict[str, Callable[[Path], None]] = {"study": study, "lossless_models": lossless_models}
 
 
 def main() -> None:

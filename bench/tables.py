@@ -111,7 +111,7 @@ WAYS = {
     "uncompressed": "exact / exact",
     "exact": "exact / compressed",
     "int8": "int8 / compressed",
-    "difference": "lossless / compressed",
+    "lossless": "lossless / compressed",
 }
 
 
@@ -124,7 +124,7 @@ def ways_cpu(rate: str) -> Callable[[], list[str]]:
             found = source.get("avx512", name)
             assert found is not None
             for row in found.records:
-                is_int8, is_lossless = row["way"] == "int8", row["way"] == "difference"
+                is_int8, is_lossless = row["way"] == "int8", row["way"] == "lossless"
                 ratio = "" if is_int8 else f"{row['over_int8']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
                 bits = f"{row['bits_per_weight']:.2f}" if is_lossless else ""
                 sent = f"{row['inter_node_bytes'] / 1e6:.2f}"
@@ -229,15 +229,15 @@ def codec_gpu() -> list[str]:
 
 
 def difference_gpu() -> list[str]:
-    source, rows = Source("difference"), []
-    kinds = source.kinds(["difference"])
+    source, rows = Source("lossless"), []
+    kinds = source.kinds(["lossless"])
     header = ["learning rate", "bits per weight"]
     header += [f"{label(kind)}, {operation}" for kind in kinds for operation in ("encode", "decode")]
     for rate in (1e-3, 3e-4, 1e-4, 1e-5, 0.0):
         cells = [f"{rate:g}" if rate else "0 (frozen)"]
         for kind in kinds:
             for operation in ("encode", "decode"):
-                found = source.rows(kind, "difference", learning_rate=rate, operation=operation)
+                found = source.rows(kind, "lossless", learning_rate=rate, operation=operation)
                 largest = max(found, key=lambda row: row["values_bytes"])
                 cells += [f"{largest['bits_per_weight']:.2f}"] * (len(cells) == 1)
                 cells.append(f"{largest['values_gbps']:.0f} ({largest['of_copy']:.2f})")

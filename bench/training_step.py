@@ -38,7 +38,7 @@ from zcomm_bench.lab import gpus, network
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from train_gpt import GPT, agreed_dtype, bits_per_weight, load_corpus, mean_and_sum, sample, sent_by_node, shard
 
-WAYS = {"exact": "exact", "int8": None, "difference": "lossless"}  # how weights are sent
+WAYS = {"exact": "exact", "int8": None, "lossless": "lossless"}  # how weights are sent
 UNCOMPRESSED, UNCHECKED = "uncompressed", "int8, unchecked"
 WARMUP_TURNS = 2  # connections, memory, and whole weights as the first difference
 MODEL = {"width": 256, "layers": 4, "sequence": 128}
@@ -201,7 +201,7 @@ def main(
     if launched.note:
         Console().print(f"warning: {launched.note}", markup=False)
         report["rate"] = "none"
-    if report["ways"]["difference"]["loss"] != report["ways"]["exact"]["loss"]:
+    if report["ways"]["lossless"]["loss"] != report["ways"]["exact"]["loss"]:
         raise SystemExit("the losses with differences are not those with exact weights")
     show(report)
     if out is not None:

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "collectives/device_gathers.hpp"
 #include "collectives/pipeline.hpp"
+#include "collectives/preparation.hpp"
 #include "collectives/random_seed.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -15,7 +15,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
     : workspace_(std::move(workspace)),
       codec_(std::move(codec)),
       transport_(std::move(transport)),
-      device_gathers_(codec_->device_differences() ? make_device_gathers() : nullptr),
+      preparations_(std::make_shared<Preparations>(!transport_->takes_limits())),
       world_{std::move(topology), transport_->rank(), chunk_bytes},
       peers_(this->topology().peers(rank())),
       node_peers_(this->topology().node_peers(rank())),
@@ -39,9 +39,9 @@ std::span<const int> Communicator::ranks(Operation::Peers peers) const {
 }
 
 CallStats Communicator::run(Operation& operation, const Arguments& arguments, std::chrono::milliseconds timeout,
-                            StreamView stream) {
+                            StreamView stream, BeginRange begin_range) {
   CallStats stats;
-  Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, device_gathers_.get()};
+  Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);

@@ -86,7 +86,7 @@ def stages() -> list[Stage]:
     parallel = ["-n", "4", "--dist", "loadgroup"] if importlib.util.find_spec("xdist") else []
     pytest = [python(), "-m", "pytest", "-q", "tests/gpu", *parallel, "-m", "slow or not slow"]
     codec = [python(), "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
-    difference = [python(), "bench/difference.py", "--device", "cuda"]
+    difference = [python(), "bench/lossless.py", "--device", "cuda"]
     collectives = [python(), "bench/collectives.py", "--device", "cuda"]
     training = [python(), "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
     training += ["--nodes", "2x1", "--width", "512", "--layers", "8"]
@@ -95,7 +95,7 @@ def stages() -> list[Stage]:
         Stage("build", 170, build_commands()),
         Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
         Stage("codec", 90, [[*codec, *keep]]),
-        Stage("difference", 60, [[*difference, *keep]]),
+        Stage("lossless", 60, [[*difference, *keep]]),
         Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
         Stage("training", 90, [[*training, *keep]], ("pyroute2",)),
@@ -240,7 +240,7 @@ def codec_lines(measurement: Any) -> list[str]:
     return lines + [f"{name}: absent ({why})" for name, why in measurement.facts["absent"].items()]
 
 
-def difference_lines(measurement: Any) -> list[str]:
+def lossless_lines(measurement: Any) -> list[str]:
     """The largest piece at every learning rate."""
     rows = measurement.records
     largest = max(row["values_bytes"] for row in rows)
@@ -278,7 +278,7 @@ def training_lines(measurement: Any) -> list[str]:
 
 LINES = {
     "codec": codec_lines,
-    "difference": difference_lines,
+    "lossless": lossless_lines,
     "training_step": training_lines,
     "collectives": collective_lines,
 }

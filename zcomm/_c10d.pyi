@@ -192,7 +192,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         agree: Callable[[], list[int]],
         make_exact_cuda: Callable[[], Backend],
         make_transport_group: Callable[[], tuple[Backend, int, Store]],
-        meet_for_nccl: Callable[[], tuple[str, Store]],
+        meet_for_nccl: Callable[[], tuple[bytes, Store]],
         split: Callable[[Store, list[int], Any], Backend],
         look_up: Callable[[int, str, str, str, str, bool], tuple[float, ...] | None] | None,
         now: Callable[[], int],
@@ -218,7 +218,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         again: bool = False,
         like: Operation | None = None,
     ) -> Operation | None: ...
-    def plan_differences(
+    def plan_lossless(
         self, output: torch.Tensor, input: torch.Tensor, *, like: Operation | None = None
     ) -> Operation: ...
     def prepare(

@@ -112,7 +112,7 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
     NumPy array of uint8, and the hash of ``values``. Copies ``values`` to ``base``, for the next difference."""
     new, old = view_of(values, "values"), view_of(base, "base", writable=True)
     call = Call(None, device=HOST)
-    body, address = _target(call, None, _core.max_difference_bytes(new[1]), None)
+    body, address = _target(call, None, _core.max_lossless_bytes(new[1]), None)
     num_bytes, hash_of_values = _core.encode_difference(new, old, address, isa)
     return body[:num_bytes], hash_of_values
 

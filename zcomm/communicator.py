@@ -45,7 +45,8 @@ class Communicator:
         node_ids: the node of every rank, instead of ``node_size``. Without both, all ranks are in one node.
         device: the GPU's index; by default rank modulo the number of GPUs that this process sees.
         timeout: for a peer to connect or to answer, in seconds or as a timedelta.
-        chunk_bytes: values of a shard that are sent as one piece, in bytes; by default 128 MiB over ``size``.
+        chunk_bytes: values of a shard that are sent as one piece, in bytes; by default 128 MiB over ``size``,
+            512 KiB among more than 256 ranks.
         seed: seed of formats with ``:stochastic``.
     """
 

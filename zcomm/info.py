@@ -12,7 +12,7 @@ from zcomm._version import __version__
 
 
 def text() -> str:
-    """Two tables. Raises ValueError or TypeError that names the variable that sets a wrong option."""
+    """Two tables, and warnings. Raises ValueError or TypeError that names the variable that sets a wrong option."""
     facts = [
         ("zcomm", __version__),
         ("Python", platform.python_version()),
@@ -20,7 +20,8 @@ def text() -> str:
         ("CPU codecs", _codecs()),
         *_gpu_facts(),
     ]
-    return f"{_columns(facts)}\n\n{_columns([('variable', 'set to', 'option in force'), *_variables()])}"
+    variables = _columns([("variable", "set to", "option in force"), *_variables()])
+    return "\n\n".join([_columns(facts), variables, *_warnings()])
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
@@ -40,6 +41,16 @@ def _variables() -> list[tuple[str, str, str]]:
         in_force = {variable_of(field.name): f"{field.name}={getattr(options, field.name)}" for field in OPTION_FIELDS}
     others = {variable: f"({meaning})" for variable, meaning in environment.OTHERS.items()}
     return [(variable, os.environ.get(variable, "-"), meaning) for variable, meaning in (in_force | others).items()]
+
+
+def _warnings() -> list[str]:
+    """Lines on variables with which the two communicators of a group on GPUs, for exact and compressed calls, hang."""
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        return []
+    lines = ["warning: CUDA_DEVICE_MAX_CONNECTIONS=1: a GPU starts exact, compressed and other work in one order alone"]
+    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1":
+        lines.append("warning: NCCL_LAUNCH_ORDER_IMPLICIT: expected 1, which keeps exact and compressed calls in order")
+    return lines
 
 
 def _torch_version() -> str:

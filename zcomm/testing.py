@@ -87,7 +87,7 @@ class LocalRank:
         self._communicator.run(self._communicator.make_all_gather(slots, segments), [source.raw], slots, self._timeout)
         return out
 
-    def all_gather_differences(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
+    def all_gather_lossless(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
         """Fill ``out`` with every rank's shard of bfloat16 or float16, bit for bit, and return it. Between nodes only
         lossless differences to the last gather in ``held`` are sent; the first time, the shards."""
         call = Call(None, device=HOST)

@@ -108,7 +108,7 @@ class Collectives:
         def body(rank: LocalRank) -> None:
             own = rank.rank
             if self._held:
-                rank.all_gather_differences(shards[own], self._received[own], self._held[own])
+                rank.all_gather_lossless(shards[own], self._received[own], self._held[own])
             else:
                 rank.all_gather(shards[own], self._received[own], self.weight_segments)
 

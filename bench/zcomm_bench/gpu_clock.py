@@ -11,7 +11,7 @@ import torch
 
 from zcomm import _core, codec
 from zcomm_bench.contenders import Problem
-from zcomm_bench.planner import differences
+from zcomm_bench.planner import lossless
 
 REPEATS = 7
 FLUSH_BYTES = 256 << 20  # more than the L2 cache of any GPU of today holds
@@ -91,9 +91,9 @@ def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node
 
 
 def changed_weights(num_elements: int, rate: float, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-    """As differences.changed_weights(), made on the device: two bfloat16 tensors (num_elements,)."""
-    before = differences.DEVIATION * torch.randn(num_elements, device=device)
-    after = before + differences.UPDATE * rate * torch.randn(num_elements, device=device)
+    """As lossless.changed_weights(), made on the device: two bfloat16 tensors (num_elements,)."""
+    before = lossless.DEVIATION * torch.randn(num_elements, device=device)
+    after = before + lossless.UPDATE * rate * torch.randn(num_elements, device=device)
     return before.bfloat16(), after.bfloat16()
 
 

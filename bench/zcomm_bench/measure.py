@@ -30,7 +30,7 @@ from zcomm.distributed.rendezvous import number_nodes
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm.distributed.stats import stats_of
 from zcomm_bench import gpu_clock
-from zcomm_bench.planner import collectives, differences
+from zcomm_bench.planner import collectives, lossless
 from zcomm_bench.report_file import network_cards
 
 SMALL_BYTES = 1 << 10
@@ -142,15 +142,15 @@ def _difference_rate(device: torch.device) -> float:
 
 def _host_difference(elements: int) -> Callable[[], int]:
     """Encodes and decodes a step of weights, forth and back; returns the bytes of its difference."""
-    old, new = differences.changed_weights(elements, LEARNING_RATE)
+    old, new = lossless.changed_weights(elements, LEARNING_RATE)
     sender, receiver = old.copy(), old.copy()
-    body = np.empty(_core.max_difference_bytes(elements), np.uint8)
+    body = np.empty(_core.max_lossless_bytes(elements), np.uint8)
     turns = itertools.cycle((new, old))
 
     def turn() -> int:
-        values = differences.view_of(next(turns))
-        num_bytes, _ = _core.encode_difference(values, differences.view_of(sender), body.ctypes.data)
-        _core.decode_difference(body.ctypes.data, num_bytes, differences.view_of(receiver))
+        values = lossless.view_of(next(turns))
+        num_bytes, _ = _core.encode_difference(values, lossless.view_of(sender), body.ctypes.data)
+        _core.decode_difference(body.ctypes.data, num_bytes, lossless.view_of(receiver))
         return num_bytes
 
     return turn
@@ -160,9 +160,7 @@ def _device_difference(elements: int, device: torch.device) -> Callable[[], int]
     """The same in GPU memory. As in a gather, the host waits for the size."""
     old, new = gpu_clock.changed_weights(elements, LEARNING_RATE, device)
     sender, receiver = old.clone(), old.clone()
-    message = torch.empty(
-        differences.HEADER_BYTES + _core.max_difference_bytes(elements), dtype=torch.uint8, device=device
-    )
+    message = torch.empty(lossless.HEADER_BYTES + _core.max_lossless_bytes(elements), dtype=torch.uint8, device=device)
     sender_hash, receiver_hash, size, status = torch.zeros(4, 1, dtype=torch.int64, device=device)
     place = (torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)
 
@@ -170,15 +168,15 @@ def _device_difference(elements: int, device: torch.device) -> Callable[[], int]
         return values.data_ptr(), elements, "bfloat16"
 
     for base, hash in ((sender, sender_hash), (receiver, receiver_hash)):  # whole values, which are not sent
-        _core.encode_differences_on_device([(view(old), view(base), 0, 0, hash.data_ptr(), 0)], *place)
+        _core.encode_lossless_on_device([(view(old), view(base), 0, 0, hash.data_ptr(), 0)], *place)
     turns = itertools.cycle((new, old))
 
     def turn() -> int:
         job = (view(next(turns)), view(sender), 1, message.data_ptr(), sender_hash.data_ptr(), size.data_ptr())
-        _core.encode_differences_on_device([job], *place)
+        _core.encode_lossless_on_device([job], *place)
         num_bytes = int(size)
         received = (message.data_ptr(), num_bytes, view(receiver), 1, receiver_hash.data_ptr(), status.data_ptr())
-        _core.decode_differences_on_device([received], *place)
+        _core.decode_lossless_on_device([received], *place)
         if int(status) != 0:
             raise RuntimeError(f"a difference was not decoded: status {int(status)}")
         return num_bytes
@@ -278,7 +276,7 @@ def run(device: torch.device) -> dict[str, Any]:
         calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
     calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
     calibration["codec_bytes_per_second"] = _codec_rate(device)
-    calibration["difference_bytes_per_second"] = _difference_rate(device)
+    calibration["lossless_bytes_per_second"] = _difference_rate(device)
     calibration["launch_seconds"] = _launch_seconds(device)
     calibration["decisions"] = _decisions(groups, device)
     return calibration

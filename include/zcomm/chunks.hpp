@@ -12,8 +12,12 @@
 
 namespace zcomm {
 
-// Upper bound of a chunk, in bytes of values over all ranks' slots, so that scratch does not grow with the world.
-inline constexpr std::size_t kMaxChunkBytesOfAllShards = std::size_t{128} << 20;
+// Upper bound of a chunk, in bytes of values of a slot: 128 MiB over all slots, which bounds scratch memory. Messages
+// also cost a start each, so that many ranks may have more, but a call then has at least four chunks.
+constexpr std::size_t max_chunk_bytes(int num_slots, std::size_t slot_bytes) {
+  const std::size_t share = (std::size_t{128} << 20) / static_cast<std::size_t>(num_slots);
+  return std::max(share, std::min(std::size_t{512} << 10, slot_bytes / 4));
+}
 
 // Elements [begin, begin + count) of every slot, sent in one format as one wire.
 template <class Format>
@@ -43,7 +47,8 @@ class Chunks {
     std::int64_t total = 0;
     for (const Segment<Format>& segment : segments) total += segment.num_elements;
     if (total == 0) return;
-    chunk_bytes = std::min(chunk_bytes, kMaxChunkBytesOfAllShards / static_cast<std::size_t>(num_slots));
+    const std::size_t slot_bytes = static_cast<std::size_t>(total) * element_size(dtype);
+    chunk_bytes = std::min(chunk_bytes, max_chunk_bytes(num_slots, slot_bytes));
     const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
     const std::int64_t wanted_count = (total + wanted - 1) / wanted;
     const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // makes chunks of about the same size

@@ -16,8 +16,7 @@
 
 namespace zcomm {
 
-class DeviceDifferences;
-class DifferenceCodec;
+class LosslessCodec;
 
 // Encoded values, borrowed; the job that reads them knows their number. With ElementKind::exact these are plain values
 // of type `dtype`, aligned to an element: a rank's own contribution to a sum needs no encoding. All other wires are
@@ -84,10 +83,8 @@ class [[gnu::visibility("default")]] Codec {
   virtual void decode(std::span<const Decode> jobs, StreamView stream) const = 0;
   virtual void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const = 0;
   virtual void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const = 0;
-  // Returns the codec of lossless differences in host memory, with the same kernels; null if there is none.
-  virtual const DifferenceCodec* differences() const { return nullptr; }
-  // Returns the codec of lossless differences in GPU memory; null if there is none.
-  virtual const DeviceDifferences* device_differences() const { return nullptr; }
+  // Returns the codec of lossless differences in the same memory; null if there is none.
+  virtual const LosslessCodec* lossless() const { return nullptr; }
 };
 
 // Lists the instruction sets that this build has kernels for and this machine runs, slowest first; never empty.

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "zcomm/codec.hpp"
 #include "zcomm/stream.hpp"
@@ -38,7 +39,10 @@ struct CallStats {
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
 
-class DeviceGathers;
+class Preparations;
+
+// Begins a range of a profiler, named by a literal. The range ends with its result; null: no profiler is on.
+using BeginRange = std::shared_ptr<void> (*)(const char* name);
 
 // Resources of a collective, borrowed for one call.
 struct Resources {
@@ -48,9 +52,10 @@ struct Resources {
   Workspace& workspace;
   StreamView stream;
   CallStats& stats;
-  DeviceGathers* device_gathers = nullptr;  // of a GPU's codec
-  std::uint64_t seed = 0;                   // of stochastic rounding, different for each call
-  std::size_t first_hop = 0;                // index of the collective's first hop in CallStats::hops
+  Preparations& preparations;        // of lossless gathers
+  BeginRange begin_range = nullptr;  // around calls of the codec and the transport
+  std::uint64_t seed = 0;            // of stochastic rounding, different for each call
+  std::size_t first_hop = 0;         // index of the collective's first hop in CallStats::hops
 };
 
 }  // namespace zcomm

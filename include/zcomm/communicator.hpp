@@ -30,8 +30,9 @@ class Communicator {
 
   // Runs an operation. Returns on a CPU when the result is there, on a GPU when all work is queued on `stream`. Throws
   // ArgumentError if the operation is for another rank, topology or chunk size, or was not planned for the arguments.
+  // `begin_range` is called for each call of the codec and the transport.
   CallStats run(Operation& operation, const Arguments& arguments, std::chrono::milliseconds timeout,
-                StreamView stream = {});
+                StreamView stream = {}, BeginRange begin_range = nullptr);
 
   // Restarts stochastic rounding: the random bits of a call depend on this seed, the number of calls since, and the
   // rank. The seed is 0 initially.
@@ -54,7 +55,7 @@ class Communicator {
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
-  std::shared_ptr<DeviceGathers> device_gathers_;  // of a GPU's codec
+  std::shared_ptr<Preparations> preparations_;
   World world_;
   std::vector<int> peers_;       // ranks that this one exchanges bytes with
   std::vector<int> node_peers_;  // those of them in its node

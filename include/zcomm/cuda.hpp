@@ -1,5 +1,5 @@
-// Support of NVIDIA GPUs. In a build without CUDA, all functions but cuda_build() and cuda_device_count() throw Error
-// that says so. Failures of CUDA throw Error with the runtime's message.
+// Support of NVIDIA GPUs. In a build without CUDA, all functions but cuda_build(), cuda_device_count() and capture_of()
+// throw Error that says so. Failures of CUDA throw Error with the runtime's message.
 #pragma once
 
 #include <cstdint>

@@ -40,6 +40,9 @@ struct NcclOptions {
   // Ranks to connect with at the start, as Topology::peers() has them; both sides must name each other. Empty: all.
   std::vector<int> peers;
   std::chrono::milliseconds connect_timeout{600'000};
+  // Called every 100 ms by the thread that connects. Returns why it is to stop, or an empty string. May throw, which
+  // ends the connection, too. May be empty.
+  std::function<std::string()> interruption;
   // Called once, by any thread, with the reason of a failure, during the abort of the communicator. May be empty.
   // Neither it nor `peer_failure` delays an abort: they run on a separate thread, perhaps beyond the transport's
   // lifetime, so they must own what they use.
@@ -47,8 +50,8 @@ struct NcclOptions {
   // Called by the watchdog after `on_failure`, if the watchdog found the failure: calls that had returned before may
   // have produced undefined bytes. May end the process. May be empty.
   std::function<void(const std::string& reason)> on_undefined_bytes;
-  // Called regularly by the watchdog during transfers. Returns a peer's reason of failure, or an empty string. May be
-  // empty.
+  // Called regularly while ranks connect, and by the watchdog during transfers. Returns a peer's reason of failure, or
+  // an empty string. May be empty.
   std::function<std::string()> peer_failure;
 };
 

@@ -19,7 +19,7 @@
 
 namespace zcomm {
 
-class DeviceKept;
+class KeptHashes;
 struct Pipeline;
 
 // Inputs and outputs of one call, borrowed until it is done.
@@ -33,8 +33,7 @@ struct Arguments {
 // Values that a rank keeps of a gather, for later gathers. Another thread may read the two counts at any time.
 struct Kept {
   std::span<std::byte> memory = {};           // Operation::kept_bytes(), aligned to kWireAlignment
-  std::vector<std::uint64_t> hashes = {};     // of each chunk of each held slot; empty on a GPU
-  std::shared_ptr<DeviceKept> device = {};    // hashes of values on a GPU, made on demand
+  std::shared_ptr<KeptHashes> hashes = {};    // of a lossless gather, made on demand
   std::atomic<std::uint64_t> generation = 0;  // gathers since whole values were sent, that one included; 0: none
   std::atomic<std::uint64_t> sent_bytes = 0;  // to each holder in another node by the last gather, with headers
 };
@@ -89,7 +88,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept = {});
 
 // Makes a lossless gather of 16-bit values, with fewer bytes between nodes than exact values. The owner of a shard
-// sends its difference (difference.hpp) to the values that the holders of its slot have kept, or the shard if nothing
+// sends its difference (lossless.hpp) to the values that the holders of its slot have kept, or the shard if nothing
 // is kept. Within a node plain values are sent. Each call updates `kept`, which is empty during a call and after a
 // failed one. A call without an input repeats the last gather and sends nothing between nodes; it throws TransportError
 // if the kept values were changed since.
@@ -101,7 +100,7 @@ OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared
 // A GPU checks what arrives: values of a wrong slot become NaN, and soon every call throws that error, as after a
 // failed transfer. On a GPU calls throw ArgumentError during graph capture, and one call at a time may use `kept`, on
 // any stream.
-OperationPtr make_lossless_gather(std::shared_ptr<const DifferencePlan> plan, std::shared_ptr<Kept> kept = {});
+OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept = {});
 
 // Makes a preparation of several lossless gathers on a GPU; their shards are its inputs. A call encodes their
 // differences and exchanges the sizes, which blocks the host once. After this, the next call of each gather sends the

@@ -145,12 +145,12 @@ class GatherPlan {
   int num_held_ = 0;
 };
 
-// Plan of an all_gather of 16-bit values by lossless differences (difference.hpp), and of later gathers within nodes
+// Plan of an all_gather of 16-bit values by lossless differences (lossless.hpp), and of later gathers within nodes
 // from the values that holders keep (Topology::holder()).
-class DifferencePlan {
+class LosslessPlan {
  public:
   // Makes a plan. Throws ArgumentError.
-  DifferencePlan(World world, const SlotShape& slots);
+  LosslessPlan(World world, const SlotShape& slots);
 
   const World& world() const { return world_; }
   const Topology& topology() const { return world_.topology; }

@@ -24,7 +24,7 @@ struct Recv {
   int peer = 0;
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
-  bool is_limit = false;  // accepts fewer bytes. In host memory only: NCCL must know sizes
+  bool is_limit = false;  // accepts fewer bytes, if Transport::takes_limits()
 };
 
 // Transfer in progress. Its memory must stay valid until wait() has returned (on a GPU: until the stream has passed
@@ -38,8 +38,8 @@ class [[gnu::visibility("default")]] Transfer {
   virtual void wait(StreamView stream) = 0;
 };
 
-// Result of a device's check of received bytes: a description of the error, an empty string if they are right, or
-// nullopt while unknown. Never blocks.
+// Result of a check of received bytes: a description of the error, an empty string if they are right, or nullopt while
+// unknown. Never blocks.
 using Finding = std::function<std::optional<std::string>()>;
 
 class [[gnu::visibility("default")]] Transport {
@@ -72,10 +72,14 @@ class [[gnu::visibility("default")]] Transport {
   // Returns true if the transport does not group: then many small transfers cost no more than a large one.
   virtual bool starts_at_once() const { return true; }
 
+  // Returns false if the transport must know the size of every message: see Recv::is_limit.
+  virtual bool takes_limits() const { return true; }
+
   // Throws if an earlier transfer has failed meanwhile. On a CPU wait() throws instead.
   virtual void check() {}
-  // Watches received bytes on a GPU, whose calls return before their bytes arrive: polls `finding` until its result is
-  // known. An error fails this rank like a failed transfer. `finding` may be destroyed in a later call.
+  // Watches received bytes: throws TransportError if `finding` is an error. On a GPU, whose calls return before their
+  // bytes arrive, returns at once, and polls `finding` until its result is known. An error then fails this rank like a
+  // failed transfer. `finding` may be destroyed in a later call.
   virtual void watch(Finding finding);
 
   // Makes every pending and future call on this rank throw, and sends `reason` to the peers if possible. Thread-safe.

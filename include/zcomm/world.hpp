@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "zcomm/chunks.hpp"
 #include "zcomm/topology.hpp"
@@ -12,10 +13,10 @@ namespace zcomm {
 // the hops and the codec to overlap.
 inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
 
-// Returns the default chunk size on GPUs, among `size` ranks. There a chunk costs a launch of NCCL, as long as 20 MiB
-// over NVLink; docs/performance.md has the model.
+// Returns the default chunk size on GPUs, among `size` ranks: the largest. There a chunk costs a launch of NCCL, as
+// long as 20 MiB over NVLink; docs/performance.md has the model.
 constexpr std::size_t default_gpu_chunk_bytes(int size) {
-  return kMaxChunkBytesOfAllShards / static_cast<std::size_t>(size);
+  return max_chunk_bytes(size, std::numeric_limits<std::size_t>::max());
 }
 
 struct World {

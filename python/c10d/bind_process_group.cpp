@@ -23,9 +23,9 @@ void bind_plans(GroupClass& group_class) {
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
           py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("like") = py::none(), NoGil())
       .def(
-          "plan_differences",
+          "plan_lossless",
           [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
-            return group.operations().plan_differences(output, input, like);
+            return group.operations().plan_lossless(output, input, like);
           },
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("like") = py::none(), NoGil())
       .def(

@@ -7,7 +7,7 @@
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/shard_mark.hpp"
 
 namespace zcomm::c10d_binding {
@@ -24,7 +24,7 @@ void check_shard(const at::Tensor& shard, at::Device device) {
 }
 
 std::uint64_t hash_of(const at::Tensor& shard) {
-  static const DifferenceCodec codec;
+  static const HostLosslessCodec codec;
   check_shard(shard, at::kCPU);
   const auto num_halves = static_cast<std::int64_t>(shard.nbytes() / 2);  // any bits can be hashed
   return codec.hash({static_cast<const std::byte*>(shard.data_ptr()), num_halves, DType::bfloat16});

@@ -1,7 +1,6 @@
 #include "compressed_calls.hpp"
 
 #include "nccl_variables.hpp"
-#include "profiling.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
@@ -9,14 +8,6 @@
 
 namespace zcomm::c10d_binding {
 namespace {
-
-// Returns the name of a collective for events and dumps; torch's backends use another one for profilers.
-const char* analyzers_name(const char* profilers_name) {
-  const std::string_view name(profilers_name);
-  if (name == "_allgather_base") return "_all_gather_base";
-  if (name == "allreduce") return "all_reduce";
-  return profilers_name;
-}
 
 // Describes a gather as far as classes of Choice::automatic distinguish calls.
 Call gather_of(std::span<const TensorView> slots, const at::Tensor& input) {
@@ -44,14 +35,14 @@ void add_slots(Views& views, const std::vector<at::Tensor>& tensors, int size) {
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
                                  TransportFactories transports, InnerGroups& inner, GroupRecorder& recorder,
                                  Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors)
-    : group_(group),
-      rank_(group.getRank()),
+    : rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
-      recorder_(recorder),
       handshake_(handshake),
       telemetry_(options_->sample_errors_every),
+      events_(group, options_->global_ranks_in_group),
+      observers_{&stats_, &recorder, &telemetry_, &events_},
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
           [this] { return make_communicator(at::kCPU, transports_.host(), make_cpu_codec(), make_host_workspace()); },
@@ -75,8 +66,8 @@ std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType 
                                                                  std::unique_ptr<Transport> transport,
                                                                  std::unique_ptr<Codec> codec,
                                                                  std::unique_ptr<Workspace> workspace) {
-  return std::make_unique<Communicator>(with_ranges(std::move(transport)), topology(), with_ranges(std::move(codec)),
-                                        std::move(workspace), world(device).chunk_bytes);
+  return std::make_unique<Communicator>(std::move(transport), topology(), std::move(codec), std::move(workspace),
+                                        world(device).chunk_bytes);
 }
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
@@ -136,7 +127,6 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, const at::Tensor& input, std
   }
   job->operation = std::move(operation);
   job->outputs = std::move(outputs);
-  job->cost = &stats_.compressed(Collective::all_gather);
   return job;
 }
 
@@ -149,9 +139,9 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
   job->title = "zcomm:reduce_scatter";
   add_slots(job->read, inputs, size_);
   job->written.push_back(view_of(output));
-  const bool is_direct = route == Route::direct;
+  job->direct = route == Route::direct;
   if (!operation) {
-    const HopFormats formats = is_direct ? kDirect : settings.policy.reduce_scatter;
+    const HopFormats formats = job->direct ? kDirect : settings.policy.reduce_scatter;
     const Segment<HopFormats> whole{output.numel(), formats};
     operation =
         counted(make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)}));
@@ -160,7 +150,6 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
   job->factor = static_cast<float>(factor_of(op, size_));
   job->inputs = std::move(inputs);
   job->outputs = {output};
-  job->cost = is_direct ? &stats_.direct_reduce_scatter.cost : &stats_.compressed(Collective::reduce_scatter);
   return job;
 }
 
@@ -180,7 +169,6 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   job->factor = static_cast<float>(factor_of(op, size_));
   job->inputs = {tensor};
   job->outputs = {tensor};
-  job->cost = &stats_.compressed(Collective::all_reduce);
   return job;
 }
 
@@ -192,12 +180,10 @@ WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
   // seeds unlikely.
   job->seed =
       0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * (settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
-  job->telemetry = settings.rehearsal ? &no_telemetry_ : &telemetry_;
-  if (settings.rehearsal) job->cost = &stats_.rehearsals.cost;
-  const CallSummary summary = job->summary();
-  job->record = recorder_.begin({analyzers_name(summary.name), summary.in_elements, summary.out_elements,
-                                 job->outputs[0].scalar_type(), job->timeout});
-  const CallEvent event(*job, summary, group_, options_->global_ranks_in_group);
+  job->rehearsal = settings.rehearsal;
+  job->observers = observers_;
+  c10::SmallVector<std::shared_ptr<void>, kNumObservers> held;
+  for (Observer* observer : observers_) held.push_back(observer->queued(*job));
   Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
   return runner.launch(std::move(job));
 }

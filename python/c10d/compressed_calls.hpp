@@ -8,6 +8,7 @@
 #include "host_runner.hpp"
 #include "job.hpp"
 #include "options.hpp"
+#include "profiling.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
 
@@ -109,16 +110,17 @@ class CompressedCalls {
   std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
                                                   std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
 
-  const ::c10d::Backend& group_;
+  static constexpr std::size_t kNumObservers = 4;
+
   const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
   TransportFactories transports_;
-  GroupRecorder& recorder_;
   Handshake& handshake_;
   Stats stats_;
   Telemetry telemetry_;
-  Telemetry no_telemetry_{0};  // for rehearsals
+  CallEvents events_;
+  const std::array<Observer*, kNumObservers> observers_;
   AutoPolicy auto_policy_;
   std::atomic<std::uint64_t> num_calls_{0};
   std::atomic<std::uint64_t> step_{0};

@@ -17,6 +17,7 @@ StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
 }  // namespace
 
 void DeviceRunner::connect(at::Device device) {
+  failure_->check();  // of a job before
   auto fresh = connect_(device, failure_);
   const c10::impl::VirtualGuardImpl guard(device.type());
   device_ = device;
@@ -24,7 +25,7 @@ void DeviceRunner::connect(at::Device device) {
   start_event_.emplace(device.type());
   const std::lock_guard lock(mutex_);
   communicator_ = std::move(fresh);
-  if (!abort_reason_.empty()) communicator_->abort(abort_reason_);
+  if (const std::string reason = failure_->interruption(); !reason.empty()) communicator_->abort(reason);
 }
 
 // Releases the tensors of finished jobs that nobody has waited for.
@@ -37,7 +38,7 @@ void DeviceRunner::release_finished() {
 
 void DeviceRunner::run(Job& job, c10::Stream stream) {
   try {
-    job.run(*communicator_, view_of(stream));
+    job.run([this]() -> Communicator& { return *communicator_; }, view_of(stream));
   } catch (const std::exception& caught) {
     std::rethrow_exception(errors_.record(caught, job.place()));
   }
@@ -63,6 +64,13 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
       communicator_,
       "zcomm: a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
       "before the capture");
+  // The transport's stream belongs to a graph until its capture ends.
+  const auto graph = captured_ ? capture_of(view_of(*captured_)) : 0;
+  TORCH_CHECK(
+      graph == 0 || graph == capture_of(view_of(current)),
+      "zcomm: expected a call on a stream of the CUDA graph that is captured with calls of this group, got one on "
+      "another stream: wait for the end of the capture");
+  captured_ = capturing ? std::optional(current) : std::nullopt;
   if (!capturing) release_finished();
 
   if (!job->async) {
@@ -96,8 +104,8 @@ bool DeviceRunner::drain(std::chrono::milliseconds limit) {
 }
 
 void DeviceRunner::abort(const std::string& reason) noexcept {
+  failure_->interrupt(reason);
   const std::lock_guard lock(mutex_);
-  abort_reason_ = reason;
   if (communicator_) communicator_->abort(reason);
 }
 

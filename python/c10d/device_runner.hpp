@@ -17,7 +17,7 @@ namespace zcomm::c10d_binding {
 
 class DeviceRunner final : public Runner {
  public:
-  // Makes the communicator at the first job, on its device; failures of its watchdog are set in the Failure.
+  // Makes the communicator at the first job, on its device. It sets failures in the Failure, which can interrupt it.
   using Connect = std::function<std::unique_ptr<Communicator>(at::Device, std::shared_ptr<Failure>)>;
   // Takes the priority of the group's stream. With `blocking_wait`, wait() blocks the host until the job is done.
   DeviceRunner(Connect connect, GroupErrors& errors, bool high_priority, bool blocking_wait)
@@ -45,12 +45,12 @@ class DeviceRunner final : public Runner {
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;              // of asynchronous jobs
+  std::optional<c10::Stream> captured_;            // of the last captured job
   std::optional<c10::Event> start_event_;          // a wait refers to the record that it saw, so one event is enough
   std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in order
 
-  std::mutex mutex_;  // guards the next three, for abort()
+  std::mutex mutex_;  // guards the next two, for abort()
   std::unique_ptr<Communicator> communicator_;
-  std::string abort_reason_;
   bool stopped_ = false;
 };
 

@@ -13,6 +13,16 @@ void Failure::set(std::exception_ptr error) {
   if (!error_) error_ = std::move(error);
 }
 
+void Failure::interrupt(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  interruption_ = reason;
+}
+
+std::string Failure::interruption() const {
+  const std::lock_guard lock(mutex_);
+  return interruption_;
+}
+
 std::exception_ptr Failure::get() const {
   const std::lock_guard lock(mutex_);
   return error_;

@@ -11,10 +11,13 @@
 
 namespace zcomm::c10d_binding {
 
-// Failure of a group's transfers after they were queued: set once, by the transport's watchdog.
+// Failure of a group's connection, or of its transfers after they were queued: set once, by the transport.
 class Failure {
  public:
   void set(std::exception_ptr error);
+  // Makes a connection in progress, and later ones, stop for this reason; the second function returns it.
+  void interrupt(const std::string& reason);
+  std::string interruption() const;
   // Returns null if there is no failure.
   std::exception_ptr get() const;
   // Throws the failure, if any.
@@ -23,6 +26,7 @@ class Failure {
  private:
   mutable std::mutex mutex_;
   std::exception_ptr error_;
+  std::string interruption_;
 };
 
 // Tensors of an asynchronous job, which must outlive it even if the caller drops the work without waiting.

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "job.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
@@ -33,6 +34,14 @@ std::size_t capacity_of_environment() {
     return capacity;
   }
   return kDefaultCapacity;
+}
+
+// Returns the name of a collective in dumps; torch's backends use another one for profilers.
+const char* analyzers_name(const char* profilers_name) {
+  const std::string_view name(profilers_name);
+  if (name == "_allgather_base") return "_all_gather_base";
+  if (name == "allreduce") return "all_reduce";
+  return profilers_name;
 }
 
 c10::IValue nanoseconds(FlightRecorder::Clock::time_point time) {
@@ -245,6 +254,19 @@ std::string FlightRecorder::title_of(const Entry& entry) {
 
 GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
     : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {}
+
+std::shared_ptr<void> GroupRecorder::queued(Job& job) {
+  const CallSummary call = job.summary();
+  job.record = begin(
+      {analyzers_name(call.name), call.in_elements, call.out_elements, job.outputs[0].scalar_type(), job.timeout});
+  return nullptr;
+}
+
+void GroupRecorder::ended(const Job& job, const CallStats&) {
+  if (job.outputs[0].is_cpu()) FlightRecorder::of_process().end(job.record, false);
+}
+
+void GroupRecorder::failed(const Job& job) { FlightRecorder::of_process().end(job.record, true); }
 
 std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
   std::call_once(named_, [this] {

@@ -16,6 +16,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "observer.hpp"
+
 namespace zcomm::c10d_binding {
 
 // Call, as the analyzer compares it between ranks.
@@ -90,10 +92,15 @@ class FlightRecorder {
 };
 
 // Recorder of one group's calls.
-class GroupRecorder {
+class GroupRecorder final : public Observer {
  public:
   // Borrows `group`. `ranks` are the group's, in the world; empty if it is the world.
   GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks);
+
+  // Records a compressed call. The end of a GPU call is not recorded, unless it fails.
+  std::shared_ptr<void> queued(Job& job) override;
+  void ended(const Job& job, const CallStats& stats) override;
+  void failed(const Job& job) override;
 
   std::uint64_t begin(const RecordedCall& call);
   // Takes back the last call of its kind, which raised before it was made: the next one gets its number, as on ranks

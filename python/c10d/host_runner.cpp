@@ -1,50 +1,131 @@
 #include "host_runner.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
 
-#include "flight_recorder.hpp"
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <utility>
+
 #include "gil.hpp"
 #include "host_work.hpp"
-#include "profiling.hpp"
 
 namespace zcomm::c10d_binding {
+namespace {
 
-class HostRunner::Task final : public WorkQueue::Task {
- public:
-  Task(HostRunner& runner, JobPtr job)
-      : runner_(runner),
-        owner_(runner.keep_alive_()),
-        job_(std::move(job)),
-        profilers_(job_->async ? std::nullopt : current_profilers()),
-        work_(c10::make_intrusive<HostWork>(*job_, runner.queue_.id())) {}
+// Bound of the stack that nested callbacks may use: a chain of callbacks that each start a call has no end. Deeper
+// calls are queued; a callback there may wait for their works, but not for their futures.
+constexpr std::ptrdiff_t kNestedBytes = 64 << 10;
 
-  void run() override {
-    const WithProfilers callers(profilers_);
-    try {
-      job_->run(runner_.communicator(), {});
-    } catch (const std::exception& caught) {
-      error_ = runner_.errors_.record(caught, job_->place());
-    }
-    FlightRecorder::of_process().end(job_->record, error_ != nullptr);
-    job_.reset();
-    owner_.reset();  // may be the last reference, and destroy the runner
-  }
-  void tell() override { work_->complete(error_); }
+const char* stack_pointer() { return static_cast<const char*>(__builtin_frame_address(0)); }
 
-  const c10::intrusive_ptr<HostWork>& work() const { return work_; }
+}  // namespace
 
- private:
-  HostRunner& runner_;
-  c10::intrusive_ptr<c10::intrusive_ptr_target> owner_;  // keeps the owner alive if users drop their references
-  JobPtr job_;
-  const std::optional<Profilers> profilers_;  // of the caller, if it waits, perhaps on another thread
-  c10::intrusive_ptr<HostWork> work_;
-  std::exception_ptr error_;
+struct HostRunner::Task {
+  HostRunner& runner;
+  c10::intrusive_ptr<c10::intrusive_ptr_target> owner;  // keeps the runner alive if users drop their references
+  JobPtr job;
+  c10::intrusive_ptr<HostWork> work;
+  std::optional<at::ThreadLocalState> callers = {};  // with its profilers, if it waits, perhaps for another thread
+  std::exception_ptr error = {};
 };
+
+struct HostRunner::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::unique_ptr<Task>> tasks;
+  std::deque<std::unique_ptr<Task>> untold;  // tasks run inside of a callback, told after it ends
+  bool running = false;                      // a task taken from `tasks` is running
+  bool stopped = false;
+  std::uint64_t num_pushed = 0;
+  std::uint64_t num_done = 0;
+  std::uint64_t num_told = 0;
+  std::thread thread;  // started by the first task that needs it
+  std::thread::id thread_id;
+  const char* bottom = nullptr;        // of the thread's stack
+  static thread_local Queue* telling;  // queue whose caller this thread is telling, if any
+
+  // Runs the first task on this thread; returns it, to be told.
+  std::unique_ptr<Task> run_one(std::unique_lock<std::mutex>& lock) {
+    std::unique_ptr<Task> task = std::move(tasks.front());
+    tasks.pop_front();
+    running = true;
+    lock.unlock();
+    {
+      std::optional<at::ThreadLocalStateGuard> as_caller;
+      if (task->callers) as_caller.emplace(*task->callers);
+      HostRunner& runner = task->runner;
+      try {
+        task->job->run([&]() -> Communicator& { return runner.communicator(); }, {});
+      } catch (const std::exception& caught) {
+        task->error = runner.errors_.record(caught, task->job->place());
+      }
+    }
+    task->job.reset();
+    task->owner.reset();  // may be the last reference, and destroy the runner
+    lock.lock();
+    running = false;
+    ++num_done;
+    changed.notify_all();
+    return task;
+  }
+
+  // Tells the caller that the task is done. The queue is free then: the caller may use it, and wait.
+  void tell(std::unique_ptr<Task> task, std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    Queue* const outer = std::exchange(telling, this);
+    task->work->complete(task->error);
+    task.reset();
+    telling = outer;
+    lock.lock();
+    ++num_told;
+    changed.notify_all();
+  }
+
+  bool is_own_thread() const { return std::this_thread::get_id() == thread_id; }
+
+  // Runs tasks on the queue's own thread, inside of a callback: nobody else would run the task that the callback waits
+  // for.
+  void run_inside_callback(std::unique_lock<std::mutex>& lock, std::uint64_t target) {
+    while (num_done < target && !tasks.empty()) {
+      changed.wait(lock, [this] { return !running; });
+      if (!tasks.empty()) untold.push_back(run_one(lock));
+    }
+  }
+
+  void tell_first(std::unique_lock<std::mutex>& lock) {
+    std::unique_ptr<Task> task = std::move(untold.front());
+    untold.pop_front();
+    tell(std::move(task), lock);
+  }
+
+  void run_until_stopped() {
+    std::unique_lock lock(mutex);
+    bottom = stack_pointer();
+    while (true) {
+      changed.wait(lock, [this] { return !running && (stopped || !tasks.empty()); });
+      if (tasks.empty()) return;
+      tell(run_one(lock), lock);
+      while (!untold.empty()) tell_first(lock);
+    }
+  }
+};
+
+thread_local HostRunner::Queue* HostRunner::Queue::telling = nullptr;
+
+HostRunner::HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
+                       std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
+    : connect_(std::move(connect)),
+      errors_(errors),
+      keep_alive_(std::move(keep_alive)),
+      queue_(std::make_shared<Queue>()) {}
 
 HostRunner::~HostRunner() {
   const WithoutGil no_gil;
-  queue_.stop();
+  stop();
   communicator_.reset();  // its transport waits for threads, too
 }
 
@@ -59,12 +140,73 @@ Communicator& HostRunner::communicator() {
 }
 
 WorkPtr HostRunner::launch(JobPtr job) {
+  const std::shared_ptr<Queue> queue = queue_;
   const bool here = !job->async;
   set_num_threads(at::get_num_threads());
-  auto task = std::make_unique<Task>(*this, std::move(job));
-  WorkPtr work = task->work();
-  TORCH_CHECK(queue_.push(std::move(task), here), "zcomm: the process group was shut down");
+  auto work = c10::make_intrusive<HostWork>(*job, queue.get());
+  auto task = std::make_unique<Task>(Task{*this, keep_alive_(), std::move(job), work});
+  if (here && at::hasCallbacks()) task->callers.emplace();
+  const WithoutGil no_gil;
+  std::unique_lock lock(queue->mutex);
+  TORCH_CHECK(!queue->stopped, "zcomm: the process group was shut down");
+  const bool idle = queue->tasks.empty() && !queue->running;
+  queue->tasks.push_back(std::move(task));
+  const std::uint64_t number = ++queue->num_pushed;
+  if (here && idle) {
+    queue->tell(queue->run_one(lock), lock);
+  } else if (queue->is_own_thread()) {
+    // Leaves the task queued: the callback may wait for its work, but not for its future.
+    if (queue->bottom - stack_pointer() > kNestedBytes) return work;
+    queue->run_inside_callback(lock, number);
+    std::unique_ptr<Task> own = std::move(queue->untold.back());
+    queue->untold.pop_back();
+    queue->tell(std::move(own), lock);
+  } else if (!queue->thread.joinable()) {
+    queue->thread = std::thread([queue] { queue->run_until_stopped(); });
+    queue->thread_id = queue->thread.get_id();
+  }
+  queue->changed.notify_all();
   return work;
+}
+
+bool HostRunner::advance_inside_callback(const void* queue) {
+  Queue* const telling = Queue::telling;
+  if (telling == nullptr || telling != queue) return false;
+  const WithoutGil no_gil;
+  std::unique_lock lock(telling->mutex);
+  if (!telling->is_own_thread()) return false;
+  if (telling->untold.empty()) telling->run_inside_callback(lock, telling->num_done + 1);
+  if (telling->untold.empty()) return false;
+  telling->tell_first(lock);
+  return true;
+}
+
+bool HostRunner::drain(std::chrono::milliseconds limit) {
+  const std::shared_ptr<Queue> queue = queue_;
+  const WithoutGil no_gil;
+  std::unique_lock lock(queue->mutex);
+  const std::uint64_t target = queue->num_pushed;
+  if (queue->is_own_thread()) queue->run_inside_callback(lock, target);
+  // Counts completion only, if the caller waits inside of a callback: it is being told just now.
+  const std::uint64_t& reached = Queue::telling == queue.get() ? queue->num_done : queue->num_told;
+  return queue->changed.wait_for(lock, limit, [&] { return reached >= target; });
+}
+
+void HostRunner::stop() {
+  const WithoutGil no_gil;
+  std::thread thread;
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->stopped = true;
+    queue_->changed.notify_all();
+    thread = std::move(queue_->thread);
+  }
+  if (!thread.joinable()) return;
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();
+  } else {
+    thread.join();
+  }
 }
 
 void HostRunner::abort(const std::string& reason) noexcept {

@@ -1,4 +1,4 @@
-// Runner for CPU tensors: one job at a time, in order, on the caller's thread or its own.
+// Runner for CPU tensors: one job at a time, in the order of the calls, on the caller's thread or its own.
 #pragma once
 
 #include <functional>
@@ -6,25 +6,33 @@
 
 #include "group_errors.hpp"
 #include "runner.hpp"
-#include "work_queue.hpp"
 
 namespace zcomm::c10d_binding {
 
+// All functions release Python's lock while they wait, because jobs may need it.
 class HostRunner final : public Runner {
  public:
   // Makes the communicator at the first job. Jobs in progress hold `keep_alive`, their owner.
   HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
-             std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
-      : connect_(std::move(connect)), errors_(errors), keep_alive_(std::move(keep_alive)) {}
+             std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive);
   ~HostRunner() override;
 
+  // Runs the job after all earlier ones: on this thread if it is synchronous and nothing else is queued, which saves
+  // two thread switches; else on the runner's thread. A callback on that thread may launch jobs, too: each has then run
+  // on return. If callbacks are nested deeply, it runs after they have returned.
   WorkPtr launch(JobPtr job) override;
-  bool drain(std::chrono::milliseconds limit) override { return queue_.drain(limit); }
+  bool drain(std::chrono::milliseconds limit) override;
   void abort(const std::string& reason) noexcept override;
-  void stop() override { queue_.stop(); }
+  // Runs the queued jobs, then ends the thread. Thread-safe.
+  void stop() override;
+
+  // Runs the next job of a `queue` inside of a callback on the runner's own thread, where nobody else can, and
+  // completes its work. Returns false and does nothing elsewhere, or without a job.
+  static bool advance_inside_callback(const void* queue);
 
  private:
-  class Task;
+  struct Task;
+  struct Queue;
   Communicator& communicator();
 
   std::function<std::unique_ptr<Communicator>()> connect_;
@@ -33,7 +41,8 @@ class HostRunner final : public Runner {
   std::mutex mutex_;  // guards the next two, for abort()
   std::unique_ptr<Communicator> communicator_;
   std::string abort_reason_;
-  WorkQueue queue_;  // last: its thread uses all fields above
+  // Shared with the thread, which may hold the last reference to the group and destroy it.
+  const std::shared_ptr<Queue> queue_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -2,7 +2,7 @@
 
 #include <ATen/core/ivalue_inl.h>
 
-#include "work_queue.hpp"
+#include "host_runner.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -16,7 +16,7 @@ HostWork::HostWork(const Job& job, const void* queue)
       sequence_number_(job.sequence_number) {}
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
-  while (!isCompleted() && WorkQueue::advance_inside_callback(queue_)) {
+  while (!isCompleted() && HostRunner::advance_inside_callback(queue_)) {
   }
   return Work::wait(timeout);
 }

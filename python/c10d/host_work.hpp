@@ -8,7 +8,7 @@ namespace zcomm::c10d_binding {
 // Holds inputs and outputs until the job is complete.
 class HostWork final : public ::c10d::Work {
  public:
-  // Takes the id of the `queue` that runs the job.
+  // Takes the `queue` that runs the job: see HostRunner::advance_inside_callback.
   HostWork(const Job& job, const void* queue);
 
   // Marks the work as done, or as failed with `error`. Called once.

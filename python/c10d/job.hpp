@@ -4,15 +4,16 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
 #include "site.hpp"
-#include "telemetry.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
@@ -39,12 +40,9 @@ struct Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // Runs the job: on a CPU until it is done, on a GPU until all work is queued on `stream`. Called once; throws Error.
-  void run(Communicator& communicator, StreamView stream) {
-    communicator.set_seed(seed);
-    if (telemetry->is_on()) sample(communicator, stream);
-    count(communicator.run(*operation, arguments(), timeout, stream));
-  }
+  // Runs the job on the result of `connect`: on a CPU until it is done, on a GPU until all work is queued on `stream`.
+  // Called once; throws Error.
+  void run(const std::function<Communicator&()>& connect, StreamView stream);
 
   Arguments arguments() const {
     return {{read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr};
@@ -70,12 +68,9 @@ struct Job {
   std::uint64_t sequence_number = 0;
   std::uint64_t record = 0;  // of the flight recorder
   bool async = false;        // the call returns before it is complete
-  Telemetry* telemetry = nullptr;
-  Stats::Compressed* cost = nullptr;  // of all calls of this collective
-
- private:
-  void sample(Communicator& communicator, StreamView stream) const;
-  void count(const CallStats& stats) const;
+  bool direct = false;       // of plain values
+  bool rehearsal = false;    // counted apart, never sampled
+  std::span<Observer* const> observers;
 };
 
 using JobPtr = std::unique_ptr<Job>;

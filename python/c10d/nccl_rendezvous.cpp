@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "flight_recorder.hpp"
+#include "host/aside.hpp"
 #include "nccl_variables.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
@@ -13,8 +14,58 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-constexpr const char* kNcclIdKey = "unique_id";
+using Clock = std::chrono::steady_clock;
+
 constexpr const char* kNcclFailureKey = "failure";
+constexpr std::chrono::seconds kBeat{1};
+constexpr int kMaxMissedBeats = 10;
+
+std::string value_of(::c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return {};
+  const std::vector<std::uint8_t> text = store.get(key);
+  return {text.begin(), text.end()};
+}
+
+// Beats of the ranks that connect, in the store. Each rank counts those of the next one: a rank that is killed leaves
+// no reason, and NCCL does not notice. Counts instead of times allow for a store that halts. Thread-safe.
+class Pulse {
+ public:
+  Pulse(StorePtr store, int rank, int size) : store_(std::move(store)), rank_(rank), next_((rank + 1) % size) {}
+
+  // Called more often than there are beats. Returns what is wrong, or an empty string.
+  std::string look() {
+    const std::lock_guard lock(mutex_);
+    if (is_over_ || Clock::now() < next_beat_) return {};
+    next_beat_ = Clock::now() + kBeat;
+    beat(std::to_string(++num_beats_));
+    const std::string seen = value_of(*store_, key(next_));
+    num_missed_ = seen == seen_ ? num_missed_ + 1 : 0;
+    seen_ = seen;
+    if (seen == kConnected || num_missed_ < kMaxMissedBeats) return {};
+    return "rank " + std::to_string(next_) + " is gone: it has not connected, and has missed " +
+           std::to_string(num_missed_) + " heartbeats";
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+    beat(kConnected);
+  }
+
+ private:
+  static constexpr const char* kConnected = "connected";
+  static std::string key(int rank) { return "beat of rank " + std::to_string(rank); }
+  void beat(const std::string& text) { store_->set(key(rank_), std::vector<std::uint8_t>(text.begin(), text.end())); }
+
+  const StorePtr store_;
+  const int rank_;
+  const int next_;
+  std::mutex mutex_;  // guards all below
+  bool is_over_ = false;
+  Clock::time_point next_beat_{};
+  int num_beats_ = 0;
+  std::string seen_;  // of the next rank
+  int num_missed_ = 0;
+};
 
 // Ends the process: after a failure streams go on with undefined bytes, and results look like any others.
 void end_process(const std::string& reason) {
@@ -29,17 +80,9 @@ void end_process(const std::string& reason) {
 }  // namespace
 
 std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, const std::shared_ptr<Failure>& failure) {
-  const auto [path, store] = call_python(meet_);
-  load_nccl(path);
+  const auto [unique_id, store] = call_python(meet_);
   NcclOptions options;
-  if (group_.getRank() == 0) {
-    options.unique_id = make_nccl_unique_id();
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(options.unique_id.data());
-    store->set(kNcclIdKey, std::vector<std::uint8_t>(bytes, bytes + options.unique_id.size()));
-  } else {
-    const std::vector<std::uint8_t> bytes = store->get(kNcclIdKey);
-    std::memcpy(options.unique_id.data(), bytes.data(), std::min(bytes.size(), options.unique_id.size()));
-  }
+  std::memcpy(options.unique_id.data(), unique_id.data(), std::min(unique_id.size(), options.unique_id.size()));
   options.rank = group_.getRank();
   options.size = group_.getSize();
   options.peers = topology.peers(options.rank);
@@ -51,12 +94,15 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, con
     store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
-  options.peer_failure = [store = store]() -> std::string {
-    if (!store->check({kNcclFailureKey})) return {};
-    const std::vector<std::uint8_t> text = store->get(kNcclFailureKey);
-    return {text.begin(), text.end()};
+  const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);
+  options.interruption = [failure] { return failure->interruption(); };
+  options.peer_failure = [store = store, pulse] {
+    std::string reason = value_of(*store, kNcclFailureKey);
+    return reason.empty() ? pulse->look() : reason;
   };
-  return make_nccl_transport(options);
+  auto transport = make_nccl_transport(options);
+  run_aside([pulse] { pulse->end(); });
+  return transport;
 }
 
 }  // namespace zcomm::c10d_binding

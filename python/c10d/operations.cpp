@@ -103,14 +103,14 @@ PlannedPtr Operations::plan_gather(const at::Tensor& output, const at::Tensor& i
                      segments_of(parts, input.numel(), format), compressed_.is_one_hop(policy, call))));
 }
 
-PlannedPtr Operations::plan_differences(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
+PlannedPtr Operations::plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
   if (is_planned(like, Collective::all_gather, {}, output, {}, {})) return like;
   TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf,
                     "zcomm: output: expected BFloat16 or Half, of which differences are made, got ",
                     output.scalar_type());
   check_shapes(output, input, group_.getSize(), "output", "input");
   return planned(Collective::all_gather, {}, output, {}, {},
-                 make_lossless_gather(std::make_shared<const DifferencePlan>(
+                 make_lossless_gather(std::make_shared<const LosslessPlan>(
                      compressed_.world(output.device().type()), shape_of(slots_of(output, group_.getSize())))));
 }
 
@@ -197,8 +197,7 @@ WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor,
   auto job = std::make_unique<Job>();
   job->collective = Collective::all_gather;
   job->type = ::c10d::OpType::_ALLGATHER_BASE;
-  job->title = "zcomm:prepare_differences";
-  job->cost = &compressed_.stats().compressed(Collective::all_gather);
+  job->title = "zcomm:prepare_lossless";
   std::vector<OperationPtr> operations;
   for (const auto& [planned, input, site] : gathers) {
     TORCH_CHECK_VALUE(planned && planned->owner == this && planned->kept,

@@ -52,7 +52,7 @@ class Operations {
   PlannedPtr plan_gather(const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
                          const Parts& parts, bool again, const PlannedPtr& like);
   // Plans a gather of bfloat16 or float16; throws ValueError for other types. The policy does not apply.
-  PlannedPtr plan_differences(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
+  PlannedPtr plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
   // Plans a reduction; `feedback` is the format of the residual, if any.
   PlannedPtr plan_reduce(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
                          const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,

@@ -1,5 +1,9 @@
 #include "profiling.hpp"
 
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <optional>
 #include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -7,6 +11,8 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+
+#include "job.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -47,149 +53,52 @@ std::unordered_map<std::string, c10::IValue> own_fields(const Job& job) {
   return fields;
 }
 
-Profilers profilers_of_thread() { return {c10::ThreadLocalDebugInfo::current(), at::get_record_function_tls_()}; }
+// Event of one call, until it is destroyed. Has "zcomm plan" in addition to the usual arguments and, if known before
+// the call, this rank's "Wire bytes intra-node" and "Wire bytes inter-node".
+struct CallEvent {
+  std::vector<c10::IValue> inputs;
+  std::optional<c10::DebugInfoGuard> debug_info;
+  at::RecordFunction function{at::RecordScope::FUNCTION};  // last: it ends before the fields above
+};
 
-void make_current(const Profilers& profilers) {
-  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profilers.state);
-  at::set_record_function_tls_(profilers.callbacks);
+std::shared_ptr<void> begin_range(const char* name) {
+  auto range = std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (range->isActive()) range->before(name);
+  return range;
 }
-
-class RangedCodec final : public Codec {
- public:
-  explicit RangedCodec(std::unique_ptr<Codec> codec) : codec_(std::move(codec)) {}
-
-  void encode(std::span<const Encode> jobs, StreamView stream) const override {
-    if (jobs.empty()) return;
-    RECORD_USER_SCOPE("zcomm::encode");
-    codec_->encode(jobs, stream);
-  }
-  void decode(std::span<const Decode> jobs, StreamView stream) const override {
-    if (jobs.empty()) return;
-    RECORD_USER_SCOPE("zcomm::decode");
-    codec_->decode(jobs, stream);
-  }
-  void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
-    if (jobs.empty()) return;
-    RECORD_USER_SCOPE("zcomm::decode_sum");
-    codec_->decode_sum(jobs, stream);
-  }
-  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
-    if (jobs.empty()) return;
-    RECORD_USER_SCOPE("zcomm::decode_sum_encode");
-    codec_->decode_sum_encode(jobs, stream);
-  }
-  const DifferenceCodec* differences() const override { return codec_->differences(); }
-  const DeviceDifferences* device_differences() const override { return codec_->device_differences(); }
-
- private:
-  std::unique_ptr<Codec> codec_;
-};
-
-class RangedTransfer final : public Transfer {
- public:
-  explicit RangedTransfer(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-  void wait(StreamView stream) override {
-    RECORD_USER_SCOPE("zcomm::wait_for_transfer");
-    transfer_->wait(stream);
-  }
-
- private:
-  std::unique_ptr<Transfer> transfer_;
-};
-
-// Returns the transfer itself while no profiler is on: there is one per chunk.
-std::unique_ptr<Transfer> with_range(std::unique_ptr<Transfer> transfer) {
-  if (!at::hasCallbacks()) return transfer;
-  return std::make_unique<RangedTransfer>(std::move(transfer));
-}
-
-class RangedTransport final : public Transport {
- public:
-  explicit RangedTransport(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
-
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
-  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override {
-    transport_->begin(call, peers, timeout);
-  }
-  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
-                                  StreamView stream) override {
-    RECORD_USER_SCOPE("zcomm::start_transfer");
-    return with_range(transport_->start(sends, recvs, stream));
-  }
-  std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override {
-    RECORD_USER_SCOPE("zcomm::start_transfer");
-    return with_range(transport_->all_gather(slots, slot_bytes, stream));
-  }
-  void begin_group() override { transport_->begin_group(); }
-  void end_group(StreamView stream) override {
-    if (transport_->starts_at_once()) return transport_->end_group(stream);  // nothing is left to do
-    RECORD_USER_SCOPE("zcomm::start_transfer");
-    transport_->end_group(stream);
-  }
-  bool starts_at_once() const override { return transport_->starts_at_once(); }
-  void check() override { transport_->check(); }
-  void watch(Finding finding) override { transport_->watch(std::move(finding)); }
-  void abort(const std::string& reason) noexcept override { transport_->abort(reason); }
-
- private:
-  std::unique_ptr<Transport> transport_;
-};
 
 }  // namespace
 
-CallEvent::CallEvent(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
-                     const std::vector<std::uint64_t>& ranks)
-    : event_(at::RecordScope::FUNCTION) {
-  if (event_.isActive()) begin(job, call, group, ranks);
-}
-
-void CallEvent::begin(const Job& job, const CallSummary& call, const ::c10d::Backend& group,
-                      const std::vector<std::uint64_t>& ranks) {
-  const std::tuple<std::string, std::string> name(group.getGroupUid(), group.getGroupDesc());
-  const auto [start, stride] = start_and_stride(ranks);
+std::shared_ptr<void> CallEvents::queued(Job& job) {
+  if (!at::hasCallbacks()) return nullptr;
+  auto event = std::make_shared<CallEvent>();
+  if (!event->function.isActive()) return nullptr;
+  const CallSummary call = job.summary();
+  const std::tuple<std::string, std::string> name(group_.getGroupUid(), group_.getGroupDesc());
+  const auto [start, stride] = start_and_stride(ranks_);
   const std::vector<std::int64_t> no_splits;
-  debug_info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO,
-                      make_info(job, name, group.getRank(), std::string(call.name), call.in_elements, call.out_elements,
-                                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group.getSize()));
+  event->debug_info.emplace(
+      c10::DebugInfoKind::PARAM_COMMS_INFO,
+      make_info(job, name, group_.getRank(), std::string(call.name), call.in_elements, call.out_elements,
+                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group_.getSize()));
   // Follows the order of torch's own RECORD_PARAM_COMMS_DATA, which readers of execution traces rely on.
-  inputs_ = {job.inputs,
-             std::make_tuple(static_cast<std::int64_t>(job.sequence_number), false),
-             name,
-             static_cast<std::int64_t>(group.getRank()),
-             call.name,
-             no_splits,
-             no_splits,
-             static_cast<std::int64_t>(start),
-             static_cast<std::int64_t>(stride),
-             static_cast<std::int64_t>(group.getSize()),
-             job.async};
+  event->inputs = {job.inputs,
+                   std::make_tuple(static_cast<std::int64_t>(job.sequence_number), false),
+                   name,
+                   static_cast<std::int64_t>(group_.getRank()),
+                   call.name,
+                   no_splits,
+                   no_splits,
+                   static_cast<std::int64_t>(start),
+                   static_cast<std::int64_t>(stride),
+                   static_cast<std::int64_t>(group_.getSize()),
+                   job.async};
   const std::unordered_map<std::string, c10::IValue> fields = own_fields(job);
-  event_.before(at::kParamCommsCallName, &inputs_, &fields);
-  if (event_.needsOutputs()) event_.setOutputs(std::vector<c10::IValue>{job.outputs});
+  event->function.before(at::kParamCommsCallName, &event->inputs, &fields);
+  if (event->function.needsOutputs()) event->function.setOutputs(std::vector<c10::IValue>{job.outputs});
+  return event;
 }
 
-std::unique_ptr<Codec> with_ranges(std::unique_ptr<Codec> codec) {
-  return std::make_unique<RangedCodec>(std::move(codec));
-}
-
-std::unique_ptr<Transport> with_ranges(std::unique_ptr<Transport> transport) {
-  return std::make_unique<RangedTransport>(std::move(transport));
-}
-
-std::optional<Profilers> current_profilers() {
-  if (!at::hasCallbacks()) return std::nullopt;
-  return profilers_of_thread();
-}
-
-WithProfilers::WithProfilers(const std::optional<Profilers>& profilers) {
-  if (!profilers) return;
-  before_ = profilers_of_thread();
-  make_current(*profilers);
-}
-
-WithProfilers::~WithProfilers() {
-  if (before_) make_current(*before_);
-}
+BeginRange profilers_ranges() { return at::hasCallbacks() ? begin_range : nullptr; }
 
 }  // namespace zcomm::c10d_binding

@@ -23,8 +23,8 @@ struct PythonHooks {
   // number that tags select from (tag % number), and a store for its use. Called at the first compressed collective on
   // CPU tensors, and again if that fails.
   std::function<std::tuple<BackendPtr, int, StorePtr>()> make_transport_group;
-  // Waits until all ranks reach their first compressed collective on GPU tensors. Returns the path of the installed
-  // NCCL wheel, if any, and a store for the transport. Called again if the collective fails.
+  // Loads NCCL and waits until all ranks reach their first compressed collective on GPU tensors. Returns the bytes of
+  // their NcclUniqueId, and a store for the transport.
   std::function<std::pair<std::string, StorePtr>()> meet_for_nccl;
   // Makes a zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>

@@ -5,12 +5,13 @@
 #include <atomic>
 #include <cstdint>
 
+#include "observer.hpp"
 #include "policy.hpp"
 #include "zcomm/collectives.hpp"
 
 namespace zcomm::c10d_binding {
 
-struct Stats {
+struct Stats final : Observer {
   using Counter = std::atomic<std::uint64_t>;
 
   // Number of calls and their bytes, of the gathered, scattered or reduced tensor.
@@ -59,6 +60,8 @@ struct Stats {
   };
 
   Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
+
+  void ended(const Job& job, const CallStats& cost) override;
 
   std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
   std::array<Compressed, 3> by_collective;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "job.hpp"
 #include "measure.hpp"
 #include "zcomm/cuda.hpp"
 
@@ -22,12 +23,11 @@ at::ScalarType type_of(DType dtype) {
   return dtype == DType::float32 ? at::kFloat : dtype == DType::bfloat16 ? at::kBFloat16 : at::kHalf;
 }
 
-std::string name_of(const SampledCall& site, std::span<const ConstTensorView> slots, int size) {
-  if (!site.name.empty()) return site.name;
+std::string name_of(Collective collective, std::span<const ConstTensorView> slots, int size) {
   std::int64_t elements = 0;
   for (const ConstTensorView& slot : slots) elements += slot.num_elements;
-  if (site.collective == Collective::all_gather) elements *= size;
-  return std::string(to_string(site.collective)) + " of " + std::to_string(elements) + " " +
+  if (collective == Collective::all_gather) elements *= size;
+  return std::string(to_string(collective)) + " of " + std::to_string(elements) + " " +
          std::string(to_string(slots[0].dtype));
 }
 
@@ -67,27 +67,49 @@ ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_
   return slot.slice(static_cast<std::int64_t>(number / slots.size()) % num_pieces * length, length);
 }
 
+bool is_lossy(const Segment<HopFormats>& segment) { return segment.num_elements > 0 && !segment.format.is_exact(); }
+
 }  // namespace
 
-void Telemetry::count(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
-                      Communicator& communicator, StreamView stream) {
+void Telemetry::started(const Job& job, Communicator& communicator, StreamView stream) {
+  if (every_ == 0 || job.rehearsal) return;
+  const bool in_place = job.collective == Collective::all_reduce;
+  if (!in_place && job.read.empty()) return;  // nothing is encoded
   // Skips calls in a graph, because a replay would only add to the sums.
-  if (!site.device.is_cpu() && is_capturing(stream)) return;
+  if (!job.outputs[0].is_cpu() && is_capturing(stream)) return;
+  const std::vector<Segment<HopFormats>> segments = job.operation->segments();
+  const auto num_lossy = static_cast<std::size_t>(std::count_if(segments.begin(), segments.end(), is_lossy));
+  std::int64_t begin = 0;
+  std::size_t index = 0;
+  for (const Segment<HopFormats>& segment : segments) {
+    if (is_lossy(segment)) {
+      std::vector<ConstTensorView> parts;
+      for (const ConstTensorView& slot : job.read) parts.push_back(slot.slice(begin, segment.num_elements));
+      if (in_place) parts = {job.written.front().slice(begin, segment.num_elements)};
+      const std::string site = job.site ? job.site->name_of_part(index++, num_lossy) : "";
+      count(job, site, parts, segment.format, communicator, stream);
+    }
+    begin += segment.num_elements;
+  }
+}
+
+void Telemetry::count(const Job& job, const std::string& site, std::span<const ConstTensorView> slots,
+                      HopFormats formats, Communicator& communicator, StreamView stream) {
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  Key key{site.collective, name_of(site, slots, communicator.size())};
-  if (site.name.empty() && sites_.size() >= kMaxSites && !sites_.contains(key)) {
-    key.second = std::string(to_string(site.collective)) + " of other sizes";
+  Key key{job.collective, site.empty() ? name_of(job.collective, slots, communicator.size()) : site};
+  if (site.empty() && sites_.size() >= kMaxSites && !sites_.contains(key)) {
+    key.second = std::string(to_string(job.collective)) + " of other sizes";
   }
   Calls& calls = sites_[key];
   if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
-  for (const Encoded& encoded : encoded_by(communicator, site.collective, slots, formats)) {
+  for (const Encoded& encoded : encoded_by(communicator, job.collective, slots, formats)) {
     if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
     Row& row = calls.rows[{encoded.link, encoded.format.to_string()}];
     const ConstTensorView values = piece_of(encoded.slots, row.samples, block_of(encoded.format));
     // A gathered value is rounded to its type again; the terms of a sum are float32.
-    const DType decoded = site.collective == Collective::all_gather ? values.dtype : DType::float32;
-    sample(row, values, encoded.format, decoded, site.device, communicator, stream);
+    const DType decoded = job.collective == Collective::all_gather ? values.dtype : DType::float32;
+    sample(row, values, encoded.format, decoded, job.outputs[0].device(), communicator, stream);
   }
 }
 

@@ -15,18 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "observer.hpp"
 #include "policy.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
-
-// Compressed call, before it runs.
-struct SampledCall {
-  Collective collective;
-  const std::string& name;  // the caller's; empty: "<collective> of <elements> <dtype>" of the whole tensor, and from
-                            // Name of the site; "<collective> of other sizes" from the 1000th site on.
-  at::Device device;
-};
 
 // Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
 // infinity are counted, but not added to the other sums.
@@ -48,21 +41,15 @@ struct Loss {
   double largest_block_error = 0;  // largest of these
 };
 
-class Telemetry {
+class Telemetry final : public Observer {
  public:
   // Samples every `every`-th call of a site, beginning with the first; 0: none.
   explicit Telemetry(std::int64_t every) : every_(every) {}
 
-  bool is_on() const { return every_ != 0; }
-
-  // Counts the call, and samples it if it is its turn. `slots` is an all-gather's shard, the values that a
-  // reduce-scatter sends to each rank, or the tensor of an all-reduce. Between nodes of several ranks sums are sent,
-  // which do not exist before the call: this rank's terms stand for them. On a GPU the stream must be torch's current
-  // one; calls captured in a graph are not sampled. Thread-safe.
-  void before(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
-              Communicator& communicator, StreamView stream) {
-    if (is_on()) count(site, slots, formats, communicator, stream);
-  }
+  // Counts each lossy segment that this rank encodes, and samples it if it is its turn. Between nodes of several ranks
+  // sums are sent, which do not exist before the call: this rank's terms stand for them. Calls captured in a graph are
+  // not sampled. Thread-safe.
+  void started(const Job& job, Communicator& communicator, StreamView stream) override;
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
   std::vector<Loss> read();
@@ -86,7 +73,10 @@ class Telemetry {
     std::map<std::pair<std::string, std::string>, Row> rows;  // by hop and format
   };
 
-  void count(const SampledCall& site, std::span<const ConstTensorView> slots, HopFormats formats,
+  // Counts a segment. `site` is the caller's name; empty: "<collective> of <elements> <dtype>" of the whole tensor, or
+  // "<collective> of other sizes" from the 1000th site on. `slots` is an all-gather's shard, the values that a
+  // reduce-scatter sends to each rank, or the tensor of an all-reduce.
+  void count(const Job& job, const std::string& site, std::span<const ConstTensorView> slots, HopFormats formats,
              Communicator& communicator, StreamView stream);
   void sample(Row& row, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
               Communicator& communicator, StreamView stream);

@@ -7,7 +7,7 @@ namespace zcomm {
 
 void bind_format(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
-void bind_difference(pybind11::module_& module);
+void bind_lossless(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
 void bind_topology(pybind11::module_& module);

@@ -44,6 +44,11 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
   options.size = size;
   options.peers = topology.peers(rank);
   options.connect_timeout = timeout;
+  options.interruption = [] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();  // Ctrl-C
+    return std::string();
+  };
   const CudaDeviceGuard guard(device);
   auto workspace = make_cuda_workspace();
   auto codec = make_cuda_codec(*workspace);
@@ -107,7 +112,7 @@ void bind_makers(BoundClass& communicator_class) {
       .def(
           "make_lossless_gather",
           [](const BoundCommunicator& self, const std::vector<ArrayTuple>& slots) {
-            return make_lossless_gather(std::make_shared<const DifferencePlan>(self.world, shape_of_arrays(slots)));
+            return make_lossless_gather(std::make_shared<const LosslessPlan>(self.world, shape_of_arrays(slots)));
           },
           py::arg("slots"))
       .def(

@@ -68,22 +68,22 @@ void bind_gather(py::module_& module) {
           py::arg("grouped"), py::arg("again") = false);
 }
 
-void bind_difference_gather(py::module_& module) {
-  py::class_<DifferencePlan>(module, "DifferencePlan",
-                             "What one rank does in an all_gather by lossless differences. See plan.hpp.")
+void bind_lossless_gather(py::module_& module) {
+  py::class_<LosslessPlan>(module, "LosslessPlan",
+                           "What one rank does in an all_gather by lossless differences. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
                        std::size_t chunk_bytes) {
-             return DifferencePlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)});
+             return LosslessPlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)});
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &DifferencePlan::description)
-      .def_property_readonly("num_chunks", &DifferencePlan::num_chunks)
-      .def("bytes", &DifferencePlan::bytes, py::arg("body_bytes"))
-      .def_property_readonly("passes", &DifferencePlan::passes)
-      .def_property_readonly("bytes_from_secondary", &DifferencePlan::bytes_from_secondary)
-      .def_property_readonly("kept_bytes", &DifferencePlan::kept_bytes)
-      .def_property_readonly("largest_kept_bytes", &DifferencePlan::largest_kept_bytes);
+      .def_property_readonly("description", &LosslessPlan::description)
+      .def_property_readonly("num_chunks", &LosslessPlan::num_chunks)
+      .def("bytes", &LosslessPlan::bytes, py::arg("body_bytes"))
+      .def_property_readonly("passes", &LosslessPlan::passes)
+      .def_property_readonly("bytes_from_secondary", &LosslessPlan::bytes_from_secondary)
+      .def_property_readonly("kept_bytes", &LosslessPlan::kept_bytes)
+      .def_property_readonly("largest_kept_bytes", &LosslessPlan::largest_kept_bytes);
 }
 
 void bind_reduce(py::module_& module) {
@@ -130,7 +130,7 @@ void bind_plan(py::module_& module) {
   bind_costs(module);
   bind_trace(module);
   bind_gather(module);
-  bind_difference_gather(module);
+  bind_lossless_gather(module);
   bind_reduce(module);
   bind_all_reduce(module);
 }

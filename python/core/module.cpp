@@ -16,7 +16,7 @@ PYBIND11_MODULE(_core, module) {
   py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", bases("TransportError", PyExc_TimeoutError));
   zcomm::bind_format(module);
   zcomm::bind_codec(module);
-  zcomm::bind_difference(module);
+  zcomm::bind_lossless(module);
   zcomm::bind_dlpack(module);
   zcomm::bind_cuda(module);
   zcomm::bind_topology(module);

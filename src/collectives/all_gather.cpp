@@ -41,8 +41,7 @@ class AllGather final : public Stages {
       std::byte* const wire = message.next(piece.format, values.num_elements);
       encodes_.push_back({values, piece.format, wire, rounding_of(r_, plan_.rank(), piece, piece.format)});
     }
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.encode(encodes_, r_.stream);
+    run_codec(r_, encodes_);
   }
 
   void second_hop(std::int64_t chunk) override {  // within the node

@@ -30,8 +30,7 @@ class GatheredWires {
   }
   std::byte* room(int slot, std::int64_t chunk) const {
     if (filled_ != nullptr && plan_.holds(slot)) return filled_ + plan_.secondary_offset(slot, chunk);
-    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ +
-           plan_.offset(slot, chunk);
+    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ + plan_.offset(slot, chunk);
   }
 
   // Lists the messages of a hop.
@@ -65,8 +64,7 @@ class GatheredWires {
     for_each(slots, chunk, [&](int, TensorView values, const Piece<BlockFormat>&, const Wire& wire) {
       jobs.push_back({wire, values});
     });
-    const Timed timed(r.stats.codec_time);
-    r.codec.decode(jobs, r.stream);
+    run_codec(r, jobs);
   }
 
  private:

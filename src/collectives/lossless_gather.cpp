@@ -1,18 +1,170 @@
-// Operations of lossless gathers; difference_gather.cpp has their stages on a CPU, device_gathers.cpp on a GPU.
+// Lossless gathers: stages and operations.
 #include <algorithm>
 #include <utility>
 
 #include "all_gather.hpp"
-#include "device_gathers.hpp"
-#include "difference_gather.hpp"
+#include "counted.hpp"
+#include "preparation.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
 namespace {
 
+// Gathers within a node: sends the kept values of holders straight into the slots of their peers.
+class NodeGather : public Stages {
+ public:
+  // Takes this rank's shard if the kept values are the same. If it lies in its slot, that is not written to.
+  NodeGather(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
+             const std::byte* shard)
+      : r_(r), plan_(plan), kept_(kept), slots_(slots), shard_(shard) {
+    kept_.hashes->make_wait(r.stream);
+  }
+
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  void finish(std::int64_t chunk) override {
+    copies_.clear();
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0 || (slot == plan_.rank() && is_there(slot))) continue;
+      const ConstTensorView values = kept(slot, chunk).values;
+      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
+    }
+    run_codec(r_, copies_);
+    finish_transfer(r_, own_[chunk], 1);
+    finish_transfer(r_, others_[chunk], 1);
+  }
+  void end() override {
+    kept_.hashes->mark_use(r_.stream);
+    look_for_errors();
+  }
+
+ protected:
+  KeptChunk kept(int slot, std::int64_t chunk) const { return kept_chunk(plan_, kept_, slot, chunk); }
+  // Looks for errors in what this call's jobs were given: at once on a CPU, when the jobs are done on a GPU.
+  void look_for_errors() {
+    r_.transport.watch([hashes = kept_.hashes] { return hashes->finding(); });
+  }
+  // Sends each rank's own slot; those of other nodes.
+  void start_own(std::int64_t chunk) { own_[chunk] = exchange(chunk, /*own=*/true); }
+  void start_others(std::int64_t chunk) { others_[chunk] = exchange(chunk, /*own=*/false); }
+
+  const Resources& r_;
+  const LosslessPlan& plan_;
+  Kept& kept_;
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+
+ private:
+  std::unique_ptr<Transfer> exchange(std::int64_t chunk, bool own) {
+    sends_.clear();
+    recvs_.clear();
+    for (const Move& move : plan_.intra_node_hop().sends) {
+      if ((move.slot == plan_.rank()) != own) continue;
+      const TensorView values = kept(move.slot, chunk).values;
+      sends_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    for (const Move& move : plan_.intra_node_hop().recvs) {
+      if ((move.slot == move.peer) != own) continue;
+      const TensorView values = slot_values(move.slot, chunk);
+      recvs_.push_back({move.peer, values.data, values.num_bytes()});
+    }
+    return start_transfer(r_, sends_, recvs_, 1);
+  }
+  bool is_there(int slot) const { return slots_[static_cast<std::size_t>(slot)].data == shard_; }
+  TensorView slot_values(int slot, std::int64_t chunk) const {
+    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  }
+
+  const std::span<const TensorView> slots_;
+  const std::byte* shard_;
+  Ring<std::unique_ptr<Transfer>, 3> own_;
+  Ring<std::unique_ptr<Transfer>, 2> others_;
+  std::vector<Decode> copies_;
+};
+
+// Gathers from the owners of slots to their holders in other nodes, then within the nodes.
+class GatherStages final : public NodeGather {
+ public:
+  GatherStages(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
+               std::unique_ptr<LosslessMessages> messages)
+      : NodeGather(r, plan, kept, slots, messages->kept_from),
+        messages_(std::move(messages)),
+        received_(r, static_cast<int>(owners().size()), messages_->longest(), kDepth) {
+    kept_.generation = 0;
+    kept_.hashes->begin_gather(messages_->base);
+  }
+
+  int num_hops() const override { return 2; }
+
+ private:
+  static constexpr int kDepth = 2;  // chunks whose messages have arrived
+
+  const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
+
+  // Sends this rank's values to other nodes, and plain values to the ranks of its node.
+  void first_hop(std::int64_t chunk) override {
+    sends_.clear();
+    recvs_.clear();
+    messages_->list(r_, chunk, received_, sends_, recvs_);
+    exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+    start_own(chunk);
+  }
+  // Decodes messages of other nodes, and sends the values to the ranks of its node.
+  void second_hop(std::int64_t chunk) override {
+    finish_transfer(r_, exchanged_[chunk]);
+    if (!owners().empty()) decode(chunk);
+    start_others(chunk);
+  }
+  void end() override {
+    NodeGather::end();
+    if (messages_->stream.handle != r_.stream.handle) kept_.hashes->make_wait(messages_->stream);
+    kept_.sent_bytes = messages_->sent_bytes;
+    kept_.generation = messages_->base + 1;
+  }
+  void decode(std::int64_t chunk) {
+    jobs_.clear();
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      const std::byte* const message = received_.data(static_cast<int>(i), chunk);
+      const KeptChunk to = kept(owners()[i].slot, chunk);
+      jobs_.push_back(
+          {message, messages_->received_bytes(i, chunk, message), to.values, messages_->base, to.hash, to.status});
+    }
+    run_codec(r_, jobs_);
+    look_for_errors();
+  }
+
+  const std::unique_ptr<LosslessMessages> messages_;
+  const MessageBuffers received_;
+  Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
+  std::vector<DecodeLossless> jobs_;
+};
+
+// Gathers kept values again, within the node.
+class NodeGatherAgain final : public NodeGather {
+ public:
+  NodeGatherAgain(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots)
+      : NodeGather(r, plan, kept, slots, nullptr) {}
+
+ private:
+  // Checks values and passes them on.
+  void first_hop(std::int64_t chunk) override {
+    jobs_.clear();
+    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
+      if (plan_.place(slot) < 0) continue;
+      const KeptChunk of = kept(slot, chunk);
+      jobs_.push_back({of.values, of.values, of.hash, of.status});
+    }
+    run_codec(r_, jobs_);
+    look_for_errors();
+    start_own(chunk);
+    start_others(chunk);
+  }
+
+  std::vector<CheckHash> jobs_;
+};
+
 class LosslessGather final : public Operation {
  public:
-  LosslessGather(std::shared_ptr<const DifferencePlan> plan, std::shared_ptr<Kept> kept)
+  LosslessGather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept)
       : plan_(std::move(plan)), kept_(std::move(kept)) {}
 
   const World& world() const override { return plan_->world(); }
@@ -34,7 +186,7 @@ class LosslessGather final : public Operation {
       return std::string(
           "kept: expected shards that an all_gather by differences has filled, got those of generation 0");
     });
-    check_argument(r.device_gathers == nullptr || !r.device_gathers->is_prepared(*kept_), [] {
+    check_argument(!r.preparations.is_prepared(*kept_), [] {
       return std::string("kept: expected shards that were gathered, got those of a gather that is only prepared");
     });
   }
@@ -45,16 +197,13 @@ class LosslessGather final : public Operation {
   }
   Peers peers(const Arguments& arguments) const override { return is_again(arguments) ? Peers::of_node : Peers::usual; }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    DeviceGathers* const device = r.device_gathers;
     const std::span<const TensorView> slots = arguments.outputs;
-    if (is_again(arguments)) {
-      return {{}, device ? device->kept_stages(r, *plan_, *kept_, slots) : kept_stages(r, *plan_, *kept_, slots)};
-    }
-    const ShardDifference shard = difference(arguments.inputs.front());
-    return {{}, device ? device->difference_stages(r, shard, slots) : difference_stages(r, shard, slots)};
+    if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, slots)};
+    auto messages = r.preparations.messages(r, difference(arguments.inputs.front()));
+    return {{}, std::make_unique<GatherStages>(r, *plan_, *kept_, slots, std::move(messages))};
   }
 
-  ShardDifference difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
+  LosslessShard difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
   std::uint64_t generation() const { return kept_->generation; }
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
@@ -70,18 +219,18 @@ class LosslessGather final : public Operation {
 
  private:
   void check_memory(const Resources& r) const {
-    check_argument(r.device_gathers != nullptr || r.codec.differences() != nullptr,
+    check_argument(r.codec.lossless() != nullptr,
                    [] { return std::string("codec: expected one of lossless differences, got one without"); });
     check_argument(kept_ != nullptr, [] { return std::string("kept: expected memory, got none"); });
     check_kept(*kept_, plan_->kept_bytes());
-    check_argument(r.device_gathers == nullptr || !is_capturing(r.stream), [] {
+    check_argument(!r.preparations.are_needed() || !is_capturing(r.stream), [] {
       return std::string(
           "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
           "graph's do not");
     });
   }
 
-  const std::shared_ptr<const DifferencePlan> plan_;
+  const std::shared_ptr<const LosslessPlan> plan_;
   const std::shared_ptr<Kept> kept_;
 };
 
@@ -106,7 +255,7 @@ class PreparationOperation final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
-    check_argument(r.device_gathers != nullptr, [] {
+    check_argument(r.preparations.are_needed(), [] {
       return std::string(
           "codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
     });
@@ -120,10 +269,10 @@ class PreparationOperation final : public Operation {
     return "prepare " + description_ + " to generation " + std::to_string(gathers_.front()->generation());
   }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    std::vector<ShardDifference> shards;
+    std::vector<LosslessShard> shards;
     shards.reserve(gathers_.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) shards.push_back(gathers_[i]->difference(arguments.inputs[i]));
-    r.device_gathers->prepare(r, shards);
+    r.preparations.prepare(r, shards);
     return {};
   }
 
@@ -134,7 +283,7 @@ class PreparationOperation final : public Operation {
 
 }  // namespace
 
-OperationPtr make_lossless_gather(std::shared_ptr<const DifferencePlan> plan, std::shared_ptr<Kept> kept) {
+OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept) {
   return std::make_shared<LosslessGather>(std::move(plan), std::move(kept));
 }
 

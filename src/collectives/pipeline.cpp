@@ -11,18 +11,21 @@ void run(Stages& stages, Stage stage, std::int64_t chunk) {
   if (chunk >= 0 && chunk < stages.num_chunks()) (stages.*stage)(chunk);
 }
 
+// Returns the steps that the transfers of a chunk take.
+int steps_per_chunk(const Stages& stages) { return stages.num_hops() == 1 ? 1 : stages.second_hop_delay() + 1; }
+
 // Calls before and after the group of a step is launched.
 void start(Stages& stages, std::int64_t step) {
   run(stages, &Stages::first_hop, step);
-  if (stages.num_hops() == 2) run(stages, &Stages::second_hop, step - 1);
+  if (stages.num_hops() == 2) run(stages, &Stages::second_hop, step - stages.second_hop_delay());
 }
 
 void finish(Stages& stages, std::int64_t step) {
-  run(stages, &Stages::meanwhile, step + 1 - stages.num_hops());
-  run(stages, &Stages::finish, step - stages.num_hops());
+  run(stages, &Stages::meanwhile, step + 1 - steps_per_chunk(stages));
+  run(stages, &Stages::finish, step - steps_per_chunk(stages));
 }
 
-std::int64_t num_steps(const Stages& stages) { return stages.num_chunks() + stages.num_hops(); }
+std::int64_t num_steps(const Stages& stages) { return stages.num_chunks() + steps_per_chunk(stages); }
 
 }  // namespace
 
@@ -30,7 +33,7 @@ void run_pipeline(const Resources& r, const Pipeline& pipeline) {
   if (pipeline.first == nullptr) return;
   Stages& first = *pipeline.first;
   Stages* const second = pipeline.second.get();
-  const std::int64_t delay = second == nullptr ? 0 : first.num_hops() + 1;  // steps per chunk in the first one
+  const std::int64_t delay = second == nullptr ? 0 : steps_per_chunk(first) + 1;
   const std::int64_t count = delay + num_steps(second == nullptr ? first : *second);
   for (std::int64_t step = 0; step < count; ++step) {
     r.transport.begin_group();

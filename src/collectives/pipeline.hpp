@@ -19,12 +19,13 @@ class Stages {
   virtual ~Stages() = default;
 
   virtual std::int64_t num_chunks() const = 0;
-  virtual int num_hops() const { return 1; }       // or 2
-  virtual void first_hop(std::int64_t chunk) = 0;  // starts transfers
-  virtual void second_hop(std::int64_t) {}         // waits for the first hop and starts other transfers
-  virtual void meanwhile(std::int64_t) {}          // work that can wait until the last transfers start
-  virtual void finish(std::int64_t chunk) = 0;     // waits for the last transfers
-  virtual void end() {}                            // after the last chunk
+  virtual int num_hops() const { return 1; }          // or 2
+  virtual int second_hop_delay() const { return 1; }  // steps after the first hop
+  virtual void first_hop(std::int64_t chunk) = 0;     // starts transfers
+  virtual void second_hop(std::int64_t) {}            // waits for the first hop and starts other transfers
+  virtual void meanwhile(std::int64_t) {}             // work that can wait until the last transfers start
+  virtual void finish(std::int64_t chunk) = 0;        // waits for the last transfers
+  virtual void end() {}                               // after the last chunk
 };
 
 // Stages of a call: none, of one collective, or of two with the same chunks.
@@ -36,11 +37,13 @@ struct Pipeline {
 
 // Runs each stage of chunk k together with the previous stage of chunk k+1: while a stage waits for bytes of chunk k,
 // those of chunk k+1 are in flight. All transfers of a step form one group of the transport: one group per chunk, and
-// one more with two hops.
+// with two hops as many more as the second one is delayed by.
+//
+// A second hop that works on what it has received is best delayed by two steps: then a group is in flight meanwhile.
 //
 // The second collective starts a chunk when the first has finished it, while later chunks of the first are in progress.
-// Their transfers share groups: n chunks take n + 2 groups, or n + 4 if both have two hops, and never more than two
-// separate calls.
+// Their transfers share groups: n chunks take n + 2 groups, or n + 4 if both have two hops, one more if that of the
+// first is delayed by two steps.
 void run_pipeline(const Resources& r, const Pipeline& pipeline);
 
 // Value per chunk in progress; chunks that are `Depth` apart share a place.

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "hash.hpp"
-#include "zcomm/difference.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -196,7 +196,7 @@ CodecPasses GatherPlan::passes() const {
   return passes;
 }
 
-// --- DifferencePlan
+// --- LosslessPlan
 
 namespace {
 
@@ -206,11 +206,11 @@ std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
 
 }  // namespace
 
-DifferencePlan::DifferencePlan(World world, const SlotShape& slots)
+LosslessPlan::LosslessPlan(World world, const SlotShape& slots)
     : world_(std::move(world)),
       slots_(checked<BlockFormat>(slots, world_, whole_slot(slots))),
       description_(slots_.to_string() + " by differences"),
-      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kDifferenceTile),
+      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kLosslessTile),
       inter_node_hop_(topology().holder_hop(rank())),
       intra_node_hop_(topology().secondary_hop(rank())),
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
@@ -222,21 +222,21 @@ DifferencePlan::DifferencePlan(World world, const SlotShape& slots)
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
 }
 
-LinkBytes DifferencePlan::bytes(std::size_t body_bytes) const {
-  const std::size_t message_bytes = static_cast<std::size_t>(num_chunks()) * kDifferenceHeaderBytes + body_bytes;
+LinkBytes LosslessPlan::bytes(std::size_t body_bytes) const {
+  const std::size_t message_bytes = static_cast<std::size_t>(num_chunks()) * kLosslessHeaderBytes + body_bytes;
   LinkBytes total = bytes_from_secondary();
   total.inter_node = inter_node_hop_.sends.size() * message_bytes;
   return total;
 }
 
-CodecPasses DifferencePlan::passes() const {
+CodecPasses LosslessPlan::passes() const {
   CodecPasses passes;
   if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank())];
   for (const Move& move : inter_node_hop_.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
   return passes;
 }
 
-LinkBytes DifferencePlan::bytes_from_secondary() const {
+LinkBytes LosslessPlan::bytes_from_secondary() const {
   LinkBytes total;
   for (const Move& move : intra_node_hop_.sends) {
     const std::int64_t length = slots_.lengths[static_cast<std::size_t>(move.slot)];
@@ -245,7 +245,7 @@ LinkBytes DifferencePlan::bytes_from_secondary() const {
   return total;
 }
 
-std::size_t DifferencePlan::largest_kept_bytes() const {
+std::size_t LosslessPlan::largest_kept_bytes() const {
   return static_cast<std::size_t>(most_held(topology())) * slot_bytes_;
 }
 

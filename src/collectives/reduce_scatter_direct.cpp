@@ -49,8 +49,7 @@ class DirectReduceScatter final : public Stages {
     }
     const std::int64_t begin = plan_.pieces(chunk).front().begin;
     const DecodeSum sum{terms_, call_.factor, call_.output.slice(begin, own.num_elements)};
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum({&sum, 1}, r_.stream);
+    run_codec(r_, std::span(&sum, 1));
   }
 
   const Resources& r_;

@@ -37,23 +37,23 @@ class FlatReduceScatter final : public Stages {
       recvs_.push_back({peer, incoming_.data(peer, chunk), plan_.num_bytes(slot, chunk, link(peer), dtype_)});
     }
     const bool one_by_one = r_.transport.starts_at_once();
-    if (one_by_one) start_listed(chunk);
+    if (one_by_one) {
+      transfers_[chunk].push_back(start_transfer(r_, {}, recvs_));
+      recvs_.clear();
+    }
+    std::size_t num_left = plan_.hop(0).sends.size();
     for (const Move& move : plan_.hop(0).sends) {
       MessageWriter message(outgoing_.data(move.peer, chunk), dtype_);
       list_encodes(move.slot, chunk, message);
       sends_.push_back(message.send(move.peer));
-      if (one_by_one) start_listed(chunk);
+      if (--num_left == 0 || one_by_one) start_listed(chunk);
     }
-    if (!one_by_one) start_listed(chunk);
   }
 
   // Encodes the listed jobs, starts the listed messages, and clears both lists.
   void start_listed(std::int64_t chunk) {
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.encode(encodes_, r_.stream);
-      r_.codec.decode_sum_encode(encodes_with_residual_, r_.stream);
-    }
+    run_codec(r_, encodes_);
+    run_codec(r_, encodes_with_residual_);
     transfers_[chunk].push_back(start_transfer(r_, sends_, recvs_));
     encodes_.clear();
     encodes_with_residual_.clear();
@@ -61,10 +61,7 @@ class FlatReduceScatter final : public Stages {
     recvs_.clear();
   }
 
-  void meanwhile(std::int64_t) override {
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
-  }
+  void meanwhile(std::int64_t) override { run_codec(r_, residuals_.updates()); }
 
   // Lists the jobs that fill the message to the owner of a slot.
   void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
@@ -103,8 +100,7 @@ class FlatReduceScatter final : public Stages {
       }
       sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count), call_.read_late});
     }
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum(sums_, r_.stream);
+    run_codec(r_, sums_);
   }
 
   const Resources& r_;

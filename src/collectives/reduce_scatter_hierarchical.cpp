@@ -21,18 +21,27 @@ class HierarchicalReduceScatter final : public Stages {
         own_local_(topology_.local_rank(plan_.rank())),
         num_nodes_(topology_.num_nodes()),
         node_size_(static_cast<int>(topology_.ranks(own_node_).size())),
-        first_out_(r, node_size_, first_bytes(), kDepth),
-        first_in_(r, node_size_, first_bytes(), kDepth),
-        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
-        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kDepth),
-        partial_(r, 1, plan_.largest_sum_bytes(), kDepth),
+        first_out_(r, node_size_, first_bytes(), kFirstDepth),
+        first_in_(r, node_size_, first_bytes(), kFirstDepth),
+        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
+        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
+        partial_(r, 1, plan_.largest_sum_bytes(), kSecondDepth),
         residuals_(plan_, call.feedback) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return 2; }
+  // Sums while a group is in flight. With few chunks that is not worth another group, and transports that start at once
+  // have the next chunk of the first hop in flight anyway.
+  int second_hop_delay() const override {
+    return r_.transport.starts_at_once() || num_chunks() < kLeastChunksOfDelay ? 1 : kLongestDelay;
+  }
 
  private:
-  static constexpr int kDepth = 3;  // chunks in progress
+  static constexpr int kLongestDelay = 2;
+  static constexpr std::int64_t kLeastChunksOfDelay = 4;
+  // Chunks in progress, in each hop.
+  static constexpr int kFirstDepth = kLongestDelay + 1;
+  static constexpr int kSecondDepth = 2;
 
   std::size_t first_bytes() const {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
@@ -59,10 +68,7 @@ class HierarchicalReduceScatter final : public Stages {
       const int peer = hop.recvs[first].peer;
       recvs_.push_back({peer, first_in_.data(topology_.local_rank(peer), chunk), own_bytes});
     }
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.encode(encodes_, r_.stream);
-    }
+    run_codec(r_, encodes_);
     first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
@@ -78,18 +84,14 @@ class HierarchicalReduceScatter final : public Stages {
   void second_hop(std::int64_t chunk) override {  // sums over the node, to other nodes
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
-    {
-      const Timed timed(r_.stats.codec_time);
-      r_.codec.decode_sum_encode(forwards_, r_.stream);
-    }
+    run_codec(r_, forwards_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   // Sums this rank's slot over its node, and updates the residuals of the other slots.
   void meanwhile(std::int64_t) override {
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum(sums_, r_.stream);
-    r_.codec.decode_sum_encode(residuals_.updates(), r_.stream);
+    run_codec(r_, sums_);
+    run_codec(r_, residuals_.updates());
   }
 
   // Lists the sums over the own node: the own slot's stays here, the others are encoded again for other nodes.
@@ -169,8 +171,7 @@ class HierarchicalReduceScatter final : public Stages {
       }
       sums_.push_back({terms_.sum(), call_.factor, values, call_.read_late});
     }
-    const Timed timed(r_.stats.codec_time);
-    r_.codec.decode_sum(sums_, r_.stream);
+    run_codec(r_, sums_);
   }
 
   const Resources& r_;
@@ -188,8 +189,8 @@ class HierarchicalReduceScatter final : public Stages {
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of the own slot over the own node
   Residuals residuals_;
-  Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
-  Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
+  Ring<std::unique_ptr<Transfer>, kFirstDepth> first_hop_;
+  Ring<std::unique_ptr<Transfer>, kSecondDepth> second_hop_;
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -1,6 +1,5 @@
 #include "cuda/missing.hpp"
 
-#include "collectives/device_gathers.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/shard_mark.hpp"
@@ -17,12 +16,11 @@ CudaBuild cuda_build() { return {}; }
 int cuda_device_count() { return 0; }
 CudaDeviceGuard::CudaDeviceGuard(int) { throw_cuda_missing(); }
 CudaDeviceGuard::~CudaDeviceGuard() = default;
-std::uint64_t capture_of(StreamView) { throw_cuda_missing(); }
+std::uint64_t capture_of(StreamView) { return 0; }
 void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
 std::unique_ptr<ShardMark> make_shard_mark(std::unique_ptr<Workspace>) { throw_cuda_missing(); }
-std::unique_ptr<DeviceGathers> make_device_gathers() { throw_cuda_missing(); }
 
 }  // namespace zcomm

@@ -25,8 +25,6 @@ class DeviceBytes {
   }
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
-  // Leaks the memory, for work that may still use it.
-  void leave() { data_ = nullptr; }
   std::byte* data() const { return data_; }
 
  private:

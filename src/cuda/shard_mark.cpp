@@ -3,9 +3,8 @@
 #include <atomic>
 #include <utility>
 
-#include "cuda/owned.hpp"
 #include "zcomm/cuda.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm {
 namespace {
@@ -15,21 +14,18 @@ class DeviceMark final : public ShardMark {
   explicit DeviceMark(std::unique_ptr<Workspace> workspace)
       : workspace_(std::move(workspace)),
         codec_(make_cuda_codec(*workspace_)),
-        hash_(sizeof(std::uint64_t)),
-        status_(sizeof(std::uint32_t)) {
-    *status() = 0;
-  }
+        memory_(codec_->lossless()->make_memory(sizeof(std::uint64_t), sizeof(std::uint32_t))) {}
 
   void note(ConstTensorView shard, StreamView stream) override {
     const NoteHash job{halves(shard.data, shard.num_bytes()), hash()};
-    codec_->device_differences()->note({&job, 1}, stream);
+    codec_->lossless()->note({&job, 1}, stream);
   }
 
   void check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream) override {
     const auto num_halves = static_cast<std::int64_t>(kept.size() / 2);
     const CheckHash job{
         halves(shard.data, shard.num_bytes()), {kept.data(), num_halves, DType::bfloat16}, hash(), status()};
-    codec_->device_differences()->check({&job, 1}, stream);
+    codec_->lossless()->check({&job, 1}, stream);
   }
 
   bool has_changed() const override { return std::atomic_ref(*status()).load() != 0; }
@@ -39,13 +35,12 @@ class DeviceMark final : public ShardMark {
   static ConstTensorView halves(const std::byte* data, std::size_t num_bytes) {
     return {data, static_cast<std::int64_t>(num_bytes / 2), DType::bfloat16};
   }
-  std::uint64_t* hash() const { return reinterpret_cast<std::uint64_t*>(hash_.data()); }
-  std::uint32_t* status() const { return reinterpret_cast<std::uint32_t*>(status_.data()); }
+  std::uint64_t* hash() const { return reinterpret_cast<std::uint64_t*>(memory_->data()); }
+  std::uint32_t* status() const { return reinterpret_cast<std::uint32_t*>(memory_->shared()); }
 
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<Codec> codec_;
-  DeviceBytes hash_;
-  PinnedBytes status_;
+  std::unique_ptr<JobMemory> memory_;  // the hash, and a status word
 };
 
 }  // namespace

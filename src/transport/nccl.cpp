@@ -15,6 +15,8 @@ using Clock = std::chrono::steady_clock;
 // Time limits for closing an idle communicator or an abort, and for communicators that a graph may still need.
 constexpr auto kCloseTimeout = 10s;
 constexpr auto kGraphTimeout = 1s;
+// Interval at which a rank that connects looks for an interruption and for failures of peers.
+constexpr auto kLookInterval = 100ms;
 
 }  // namespace
 
@@ -27,8 +29,13 @@ NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   communicator_->check_not_capturing();
   try {
     connect();
-  } catch (...) {
-    static_cast<void>(abort_aside(communicator_, device_).wait_for(kCloseTimeout));
+  } catch (const Error& error) {
+    fail({error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
+    wait_for_abort();
+    throw_failure("");
+  } catch (...) {  // an interruption of the caller's
+    fail({"was interrupted while it connected over NCCL", false}, /*ask=*/false);
+    wait_for_abort();
     throw;
   }
 }
@@ -42,9 +49,17 @@ std::vector<int> NcclTransport::peers() const {
 }
 
 void NcclTransport::connect() {
+  Clock::time_point next_look{};
+  const auto look = [&] {
+    if (Clock::now() < next_look) return;
+    next_look = Clock::now() + kLookInterval;
+    std::string why = options_.interruption ? options_.interruption() : std::string();
+    if (why.empty()) why = ask_peers(kLookInterval);
+    if (!why.empty()) throw TransportError("gave up to connect over NCCL: " + why);
+  };
   try {
     const std::lock_guard lock(communicator_->mutex());
-    communicator_->connect(options_, peers(), {Clock::now() + options_.connect_timeout, give_up_});
+    communicator_->connect(options_, peers(), {Clock::now() + options_.connect_timeout, give_up_, look});
   } catch (const TimeoutError&) {
     throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +

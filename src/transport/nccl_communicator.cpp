@@ -7,8 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/owned.hpp"
-
 namespace zcomm {
 namespace {
 
@@ -24,6 +22,12 @@ void check_environment() {
 }
 
 }  // namespace
+
+void Patience::check(const char* what) const {
+  if (give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
+  if (Clock::now() >= deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+  if (look) look();
+}
 
 NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symbols) {
   int least = 0;
@@ -61,12 +65,10 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
     if (result != Result::success) fail(result, what);
     if (state == Result::success) return;
     if (state != Result::in_progress) fail(state, what);
-    if (patience.give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
-    const Clock::time_point now = Clock::now();
-    if (now >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+    patience.check(what);
     // Spins first: a launch takes about ten microseconds, and sleeping would delay the other ranks. Connecting takes
     // long.
-    if (now - start < std::chrono::milliseconds(1)) {
+    if (Clock::now() - start < std::chrono::milliseconds(1)) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -102,31 +104,28 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
 void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience& patience) {
   constexpr const char* kWhat = "connect with its peers";
   const auto size = static_cast<std::size_t>(size_);
-  DeviceBytes bytes(2 * size);  // received, sent
+  exchanged_ = std::make_unique<DeviceBytes>(2 * size);
+  std::byte* const received = exchanged_->data();
   NcclMessages messages;
   for (const int peer : peers) {
-    messages.sends.push_back({peer, bytes.data() + size, 1});
-    messages.recvs.push_back({peer, bytes.data() + peer, 1});
+    messages.sends.push_back({peer, received + size, 1});
+    messages.recvs.push_back({peer, received + peer, 1});
   }
-  try {
-    run(messages, patience);
-    if (peers.size() + 1 == size) run({{}, {}, {{bytes.data(), 1}}}, patience);
-    check_cuda(cudaEventRecord(caller_, stream_), "record an event");
-    for (;;) {
-      const cudaError_t result = cudaEventQuery(caller_);
-      if (result != cudaErrorNotReady) {
-        check_cuda(result, kWhat);
-        return;
-      }
-      static_cast<void>(cudaGetLastError());
-      check_health();
-      if (Clock::now() >= patience.deadline) throw TimeoutError(std::string("NCCL could not ") + kWhat + " in time");
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  run(messages, patience);
+  if (peers.size() + 1 == size) run({{}, {}, {{received, 1}}}, patience);
+  check_cuda(cudaEventRecord(caller_, stream_), "record an event");
+  for (;;) {
+    const cudaError_t result = cudaEventQuery(caller_);
+    if (result != cudaErrorNotReady) {
+      check_cuda(result, kWhat);
+      break;
     }
-  } catch (...) {
-    bytes.leave();
-    throw;
+    static_cast<void>(cudaGetLastError());
+    check_health();
+    patience.check(kWhat);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+  exchanged_.reset();
 }
 
 void NcclCommunicator::follow(cudaStream_t stream) {

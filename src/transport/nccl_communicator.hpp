@@ -3,20 +3,26 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "transport/nccl_symbols.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm {
 
-// Time limit of a call into NCCL, and a flag that ends the wait early.
+// Time limit of a call into NCCL, and what ends the wait early.
 struct Patience {
   std::chrono::steady_clock::time_point deadline;
   const std::atomic<bool>& give_up;
+  std::function<void()> look = {};  // called often; may throw
+
+  // Throws if the wait for `what` is over.
+  void check(const char* what) const;
 };
 
 // Messages of one NCCL group.
@@ -80,6 +86,7 @@ class NcclCommunicator {
   nccl::Comm communicator_ = nullptr;
   int rank_ = 0;
   int size_ = 1;
+  std::unique_ptr<DeviceBytes> exchanged_;  // with peers, while they connect; until the abort, if that fails
   cudaStream_t stream_ = nullptr;
   cudaEvent_t caller_ = nullptr;
 };

@@ -41,6 +41,7 @@ class NcclTransport final : public Transport {
   void begin_group() override;
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
+  bool takes_limits() const override { return false; }
   void check() override { throw_if_failed(); }
   void watch(Finding finding) override;
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
@@ -74,6 +75,7 @@ class NcclTransport final : public Transport {
   std::optional<NcclFailure> look_at_findings();
   std::optional<NcclFailure> look_at_communicator();
   std::optional<NcclFailure> look_at_peers();
+  std::string ask_peers(std::chrono::milliseconds interval);
   void forget_known_findings();
   bool finish_transfers() noexcept;
   void close() noexcept;
@@ -102,7 +104,7 @@ class NcclTransport final : public Transport {
   bool is_busy_ = false;  // flights may be watched, or graphs may run
   bool is_closing_ = false;
   std::thread watchdog_;  // runs from the first transfer on
-  // State of the watchdog's thread.
+  // State of the thread that connects, then of the watchdog's.
   std::chrono::steady_clock::time_point next_question_{};
   std::future<std::string> answer_;
 };

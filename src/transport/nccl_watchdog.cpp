@@ -64,7 +64,8 @@ bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
     if (ask && options_.peer_failure) {
       auto answer = run_aside(options_.peer_failure);
       if (answer.wait_for(kAskTimeout) == std::future_status::ready) {
-        if (const std::string peers = answer.get(); !peers.empty()) failure.reason += " (" + peers + ")";
+        const std::string peers = answer.get();
+        if (failure.reason.find(peers) == std::string::npos) failure.reason += " (" + peers + ")";
       }
     }
   } catch (...) {
@@ -174,19 +175,23 @@ std::optional<NcclFailure> NcclTransport::look_at_communicator() {
   return {};
 }
 
-// Polls the answer without waiting for it.
 std::optional<NcclFailure> NcclTransport::look_at_peers() {
+  const std::string peers = ask_peers(kPeerInterval);
+  if (peers.empty()) return {};
+  return NcclFailure{call()->in() + peers, false};
+}
+
+// Polls the answer without waiting for it.
+std::string NcclTransport::ask_peers(std::chrono::milliseconds interval) {
   if (!options_.peer_failure) return {};
   if (!answer_.valid() && Clock::now() >= next_question_) answer_ = run_aside(options_.peer_failure);
   if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
-  next_question_ = Clock::now() + kPeerInterval;
+  next_question_ = Clock::now() + interval;
   try {
-    const std::string peers = answer_.get();
-    if (!peers.empty()) return NcclFailure{call()->in() + peers, false};
+    return answer_.get();
   } catch (...) {
-    // The query failed; the next one may succeed.
+    return {};  // the query failed; the next one may succeed
   }
-  return {};
 }
 
 }  // namespace zcomm

@@ -18,8 +18,8 @@ std::unique_ptr<Transfer> Transport::all_gather(std::byte* slots, std::size_t sl
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
-void Transport::watch(Finding) {
-  throw Error("transport: expected one to GPUs, which watches what they find, got one of host memory");
+void Transport::watch(Finding finding) {
+  if (const auto wrong = finding(); wrong && !wrong->empty()) throw TransportError(*wrong);
 }
 
 }  // namespace zcomm

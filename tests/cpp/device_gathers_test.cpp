@@ -25,7 +25,7 @@ std::vector<std::vector<LinkBytes>> bytes_on_cpu(const std::vector<int>& ids, st
     const auto slots =
         split(TensorView{reinterpret_cast<std::byte*>(whole.data()), count * communicator.size(), DType::bfloat16},
               communicator.size(), count);
-    const auto plan = std::make_shared<const DifferencePlan>(communicator.world(), shape_of(slots));
+    const auto plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(slots));
     std::vector<std::uint64_t> memory(plan->kept_bytes() / 8 + 2);
     auto* data = reinterpret_cast<std::byte*>(memory.data());
     data += -reinterpret_cast<std::uintptr_t>(data) % 16;
@@ -180,7 +180,7 @@ TEST_CASE("device gathers: what is prepared is sent, once; prepared again it is 
     module.gather(stream.view());
     CHECK(module.output->get(stream) == module.expected(4));
     CHECK(module.kept->generation == 1);
-    CHECK(module.kept->sent_bytes == 10'000 + kDifferenceHeaderBytes);
+    CHECK(module.kept->sent_bytes == 10'000 + kLosslessHeaderBytes);
     {
       Module dropped(communicator, even(kTwoNodes, 5000), 1);
       dropped.set(0, stream);

@@ -7,7 +7,7 @@
 #include "cuda_helpers.hpp"
 #include "half_weights.hpp"
 #include "zcomm/collectives.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm::test {
 
@@ -30,7 +30,7 @@ struct Module {
       views.push_back(rest.slice(begin, static_cast<std::int64_t>(length)));
       begin += static_cast<std::int64_t>(length);
     }
-    plan = std::make_shared<const DifferencePlan>(communicator.world(), shape_of(views));
+    plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views));
     memory.emplace(plan->kept_bytes());
     kept->memory = {memory->bytes(), plan->kept_bytes()};
     operation = make_lossless_gather(plan, kept);
@@ -69,7 +69,7 @@ struct Module {
   DeviceArray<std::uint16_t> shard;
   std::optional<DeviceArray<std::uint16_t>> output;
   std::vector<TensorView> views;
-  std::shared_ptr<const DifferencePlan> plan;
+  std::shared_ptr<const LosslessPlan> plan;
   std::optional<DeviceArray<std::byte>> memory;
   std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   OperationPtr operation;

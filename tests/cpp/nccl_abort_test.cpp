@@ -1,6 +1,7 @@
 // Tests that a failure ends in time, in every state: the remaining ranks go on, with a reason, and close.
-#include <array>
 #include <atomic>
+#include <latch>
+#include <mutex>
 #include <sstream>
 
 #include "calls.hpp"
@@ -16,23 +17,30 @@ using test::Stream;
 
 constexpr std::size_t kChunkBytes = 1024;
 
-// Case: the fault, the number of chunks, the nodes, and whether a graph has captured a call before.
+// Case: what happens to the last rank, the numbers of chunks, nodes and ranks per node, and whether a graph runs, too.
 struct Case {
-  std::string failure;  // "killed", "absent", "abort"
+  std::string failure;  // "killed", "late", "abort"; "killed-first", "abort-first": while it connects
   int num_chunks = 1;
-  bool is_hierarchical = false;
+  int num_nodes = 1;
+  int node_size = 1;
   bool has_graph = false;
 
-  std::vector<int> node_ids() const { return is_hierarchical ? test::node_ids({2, 2}) : test::node_ids({2}); }
-  int size() const { return static_cast<int>(node_ids().size()); }
+  bool is_first() const { return failure.ends_with("-first"); }
+  bool is_killed() const { return failure.starts_with("killed"); }
+  bool is_abort() const { return failure.starts_with("abort"); }
+  int size() const { return num_nodes * node_size; }
+  std::vector<int> node_ids() const {
+    return test::node_ids(std::vector<int>(static_cast<std::size_t>(num_nodes), node_size));
+  }
   std::string text() const {
     std::ostringstream out;
-    out << failure << " " << num_chunks << " " << is_hierarchical << " " << has_graph;
+    out << failure << " " << num_chunks << " " << num_nodes << " " << node_size << " " << has_graph;
     return out.str();
   }
   static Case parse(const std::string& text) {
     Case parsed;
-    std::istringstream(text) >> parsed.failure >> parsed.num_chunks >> parsed.is_hierarchical >> parsed.has_graph;
+    std::istringstream(text) >> parsed.failure >> parsed.num_chunks >> parsed.num_nodes >> parsed.node_size >>
+        parsed.has_graph;
     return parsed;
   }
 };
@@ -65,33 +73,62 @@ struct Rank {
   DeviceArray<float> part;
 };
 
-void run_rank(const Case& of, const NcclOptions& options) {
+// State of the ranks of a process.
+struct Ranks {
+  const Case of;
+  std::latch are_done{of.size() - 1};  // the ranks that are left
+  std::mutex mutex;
+  std::string reason;  // of the first failure, as in a group's store
+};
+
+// Connects, or fails because the last rank is killed, or another one aborts, meanwhile.
+void connect_in_vain(Ranks& ranks, NcclOptions options) {
+  const bool is_bad = options.rank == ranks.of.size() - 1;
+  options.connect_timeout = 600s;
+  if (is_bad) options.interruption = []() -> std::string { std::raise(SIGKILL), std::abort(); };
+  // With a killed rank another one finds out that it is gone, as by its heartbeats.
+  if (options.rank == 0) options.interruption = [] { return "for a test"; };
+  options.on_failure = [&](const std::string& reason) {
+    const std::lock_guard lock(ranks.mutex);
+    if (ranks.reason.empty()) ranks.reason = reason;
+  };
+  options.peer_failure = [&] {
+    const std::lock_guard lock(ranks.mutex);
+    return ranks.reason;
+  };
+  CHECK_THROWS_WITH_AS(Rank(ranks.of, options), doctest::Contains("for a test"), TransportError);
+}
+
+void run_rank(Ranks& ranks, const NcclOptions& options) {
+  const Case& of = ranks.of;
   const bool is_bad = options.rank == of.size() - 1;
   Rank rank(of, options);
   rank.call(60s);
   synchronize(rank.stream.view());
   cudaGraphExec_t graph = nullptr;
   if (of.has_graph) graph = test::capture(rank.stream, [&] { rank.call(60s); });
-  if (is_bad && of.failure == "killed") std::raise(SIGKILL);
-  if (is_bad) std::this_thread::sleep_for(600s);  // until it is killed, too
+  if (is_bad && of.is_killed()) std::raise(SIGKILL);
+  if (is_bad) ranks.are_done.wait();
 
   std::thread aborter;
-  if (of.failure == "abort") {
+  if (of.is_abort() && !is_bad) {
     aborter = std::thread([&] {
       std::this_thread::sleep_for(50ms);
       rank.communicator->abort("for a test");
     });
   }
+  if (graph != nullptr) REQUIRE(cudaGraphLaunch(graph, rank.stream) == cudaSuccess);
   try {
-    for (int i = 0; i < 3; ++i) rank.call(of.failure == "abort" ? 600s : 200ms);
+    for (int i = 0; i < 3; ++i) rank.call(aborter.joinable() ? 600s : 200ms);
   } catch (const TransportError&) {
     // Caught: the failure came while there was more to queue.
   }
   synchronize(rank.stream.view());
-  if (aborter.joinable()) aborter.join();
+  const bool was_aborted = aborter.joinable();
+  if (was_aborted) aborter.join();
   // The all_gather, or on a busy machine a reduce_scatter that could not even start in time.
-  CHECK_THROWS_WITH_AS(rank.call(1s), doctest::Contains(of.failure == "abort" ? "for a test" : " float32["),
-                       TransportError);
+  CHECK_THROWS_WITH_AS(rank.call(1s), doctest::Contains(was_aborted ? "for a test" : " float32["), TransportError);
+  if (!is_bad) ranks.are_done.count_down();
   rank.communicator.reset();
   if (graph != nullptr) REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
 }
@@ -101,7 +138,8 @@ void run_rank(const Case& of, const NcclOptions& options) {
 // Skipped by default: a case below runs it in a separate process.
 TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
   if (std::getenv("NCCL_TEST_CASE") == nullptr) return;
-  const Case of = Case::parse(std::getenv("NCCL_TEST_CASE"));
+  Ranks ranks{Case::parse(std::getenv("NCCL_TEST_CASE"))};
+  const Case& of = ranks.of;
   const bool is_bad = std::getenv("NCCL_TEST_IS_BAD") != nullptr;
   const NcclUniqueId id = test::id_from_hex(std::getenv("NCCL_TEST_ID"));
   const auto run = [&](int rank) {
@@ -111,12 +149,13 @@ TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
     options.rank = rank;
     options.size = of.size();
     options.connect_timeout = 60s;
-    run_rank(of, options);
+    of.is_first() ? connect_in_vain(ranks, options) : run_rank(ranks, options);
   };
   if (is_bad) {
     run(of.size() - 1);
   } else {
-    test::run_ranks(of.size() - 1, run);
+    const bool is_last_elsewhere = of.is_killed() || of.is_first();
+    test::run_ranks(of.size() - (is_last_elsewhere ? 1 : 0), run);
     CHECK(std::string(nccl_host_take_misuse()) == "");
     CHECK(cuda_host::num_bytes_written_after_free() == 0);
   }
@@ -126,13 +165,15 @@ TEST_CASE("the ranks that are left when one fails" * doctest::skip()) {
 // launched transfer ends when its own communicator is aborted. Each case runs in processes that are killed if they
 // hang: zcomm's abort must return although NCCL's waits for launched work and graphs.
 TEST_CASE(
-    "nccl: a peer that is killed or absent, or an abort, ends calls of any number of chunks, with and without a "
-    "graph") {
+    "nccl: a peer that is killed or late, or an abort, ends calls of any number of chunks, first calls, and graphs") {
   std::vector<Case> cases;
-  for (const char* failure : {"killed", "absent", "abort"}) {
-    for (const int num_chunks : {1, 8, 64}) {
-      for (const bool is_hierarchical : {false, true}) {
-        for (const bool has_graph : {false, true}) cases.push_back({failure, num_chunks, is_hierarchical, has_graph});
+  for (const auto& [num_nodes, node_size] : {std::pair{2, 1}, {2, 2}, {4, 2}}) {
+    for (const char* failure : {"killed-first", "abort-first"}) cases.push_back({failure, 1, num_nodes, node_size});
+    for (const char* failure : {"killed", "late", "abort"}) {
+      for (const int num_chunks : {1, 8, 64}) {
+        for (const bool has_graph : {false, true}) {
+          cases.push_back({failure, num_chunks, num_nodes, node_size, has_graph});
+        }
       }
     }
   }
@@ -145,16 +186,17 @@ TEST_CASE(
       const std::string id = "NCCL_TEST_ID=" + test::to_hex(make_nccl_unique_id());
       const std::string text = "NCCL_TEST_CASE=" + cases[i].text();
       constexpr const char* kCase = "the ranks that are left when one fails";
-      const pid_t bad = test::spawn_case(kCase, {id, text, "NCCL_TEST_IS_BAD=1"});
+      pid_t killed = 0;
+      if (cases[i].is_killed()) killed = test::spawn_case(kCase, {id, text, "NCCL_TEST_IS_BAD=1"});
       outcomes[i] = test::outcome_of(test::spawn_case(kCase, {id, text}), patience);
-      kill(bad, SIGKILL);
-      waitpid(bad, nullptr, 0);
+      if (killed != 0) test::outcome_of(killed, 10s);
     }
   });
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& of = cases[i];
     const std::string what = of.failure + ", " + std::to_string(of.num_chunks) + " chunks, " +
-                             (of.is_hierarchical ? "2x2" : "2") + (of.has_graph ? ", a live graph" : "") + ": ";
+                             std::to_string(of.num_nodes) + "x" + std::to_string(of.node_size) +
+                             (of.has_graph ? ", a graph" : "") + ": ";
     CHECK(what + outcomes[i] == what + "ends well");
   }
 }

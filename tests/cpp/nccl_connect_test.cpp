@@ -1,5 +1,8 @@
 // Tests of connections: which ranks have one, and what ends the wait for them.
 #include <barrier>
+#include <future>
+#include <latch>
+#include <mutex>
 
 #include "nccl_tensors.hpp"
 
@@ -16,6 +19,8 @@ using test::run_nccl_ranks;
 using test::Stream;
 using test::Tensors;
 
+// Of a connection that fails before; a test that waits for it fails by the limit of its run.
+constexpr auto kNever = 600s;
 const BlockFormat kFormat = BlockFormat::parse("int8:128");
 
 // A gather that fills a secondary shard, then one from it.
@@ -44,6 +49,35 @@ void gather_in_one_hop(Communicator& communicator, const Tensors& tensors, const
   const Segment<BlockFormat> whole{tensors.elements, kFormat};
   test::gather(communicator, {communicator.world(), shape_of(slots), {&whole, 1}, /*in_one_hop=*/true},
                slots[static_cast<std::size_t>(communicator.rank())], slots, kLong, stream.view());
+}
+
+// What ranks tell each other, as in the store of a group.
+class Board {
+ public:
+  void share(NcclOptions& options) {
+    options.connect_timeout = kNever;
+    options.on_failure = [this, rank = options.rank](const std::string& reason) {
+      const std::lock_guard lock(mutex_);
+      if (text_.empty()) text_ = "rank " + std::to_string(rank) + " gave up: " + reason;
+    };
+    options.peer_failure = [this] {
+      const std::lock_guard lock(mutex_);
+      return text_;
+    };
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+std::string failure_of(const NcclOptions& options) {
+  try {
+    make_nccl_transport(options);
+  } catch (const TransportError& error) {
+    return error.what();
+  }
+  return "none";
 }
 
 }  // namespace
@@ -104,6 +138,62 @@ TEST_CASE("nccl: calls between all pairs connect them; later ones may be capture
       REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
     });
   }
+}
+
+TEST_CASE("nccl: a rank that is interrupted while it connects ends the connections of all, and says why") {
+  const NoTraces no_traces;
+  Board board;
+  run_nccl_ranks(4, [&](int rank, NcclOptions options) {
+    if (rank == 3) return;  // never comes
+    board.share(options);
+    if (rank == 1) options.interruption = [] { return "because the group was aborted"; };
+    const std::string own = "gave up to connect over NCCL: because the group was aborted";
+    CHECK(failure_of(options) == (rank == 1 ? own : "gave up to connect over NCCL: rank 1 gave up: " + own));
+  });
+}
+
+TEST_CASE("nccl: ranks that have met, but whose pairs are not connected, are interrupted, too") {
+  const NoTraces no_traces;
+  std::latch is_over(1);
+  run_nccl_ranks(3, [&](int rank, NcclOptions options) {
+    options.connect_timeout = kNever;
+    if (rank > 0) {  // these do not know that they are peers of rank 0
+      options.peers = {3 - rank};
+      const auto transport = make_nccl_transport(options);
+      is_over.wait();
+      return;
+    }
+    int num_looks = 0;
+    options.interruption = [&] { return ++num_looks < 3 ? "" : "enough"; };
+    CHECK(failure_of(options) == "gave up to connect over NCCL: enough");
+    is_over.count_down();
+  });
+}
+
+TEST_CASE("nccl: an interruption may throw what the caller knows") {
+  const NoTraces no_traces;
+  struct Interrupted {};
+  std::string told;
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    if (rank == 1) return;
+    options.connect_timeout = kNever;
+    options.interruption = []() -> std::string { throw Interrupted(); };
+    options.on_failure = [&](const std::string& reason) { told = reason; };
+    CHECK_THROWS_AS(make_nccl_transport(options), Interrupted);
+  });
+  CHECK(told == "was interrupted while it connected over NCCL");
+}
+
+TEST_CASE("nccl: a store that does not answer keeps no connection from its timeout") {
+  const NoTraces no_traces;
+  std::promise<std::string> answer;
+  run_nccl_ranks(2, [&, answered = answer.get_future().share()](int rank, NcclOptions options) {
+    if (rank == 1) return;
+    options.connect_timeout = 500ms;
+    options.peer_failure = [answered] { return answered.get(); };
+    CHECK(failure_of(options) == "rank 0 of 2 could not connect over NCCL within 500 ms: not all ranks came");
+  });
+  answer.set_value("");
 }
 
 }  // namespace zcomm

@@ -50,6 +50,13 @@ std::ostream& operator<<(std::ostream& out, const Work& work) {
 
 enum class Call { gather, scatter, all_reduce };
 
+// Returns the groups after that of a chunk's first hop. From four chunks on, a reduction sums while a group is in
+// flight.
+std::int64_t num_later_groups(Call call, bool is_hierarchical, std::int64_t num_chunks) {
+  if (!is_hierarchical) return 0;
+  return call == Call::scatter && num_chunks >= 4 ? 2 : 1;
+}
+
 // Returns the work of one call of one rank. Each group has an event before and after it, and each piece of scratch one
 // at its release. The stream waits for each hop of each chunk.
 Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
@@ -57,11 +64,13 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   if (call == Call::all_reduce) {
     const Work in_turn = expected_work(Call::scatter, is_hierarchical, num_chunks) +
                          expected_work(Call::gather, is_hierarchical, num_chunks);
-    const std::int64_t num_shared = std::max<std::int64_t>(in_turn.groups - (num_chunks + 2 * num_hops), 0);
+    const std::int64_t num_groups = num_chunks + 2 + num_later_groups(Call::scatter, is_hierarchical, num_chunks) +
+                                    num_later_groups(Call::gather, is_hierarchical, num_chunks);
+    const std::int64_t num_shared = std::max<std::int64_t>(in_turn.groups - num_groups, 0);
     return in_turn.since({.groups = num_shared, .threads = num_shared, .records = 2 * num_shared, .waits = num_shared});
   }
   const bool is_gather = call == Call::gather;
-  const std::int64_t num_groups = num_chunks + num_hops - 1;
+  const std::int64_t num_groups = num_chunks + num_later_groups(call, is_hierarchical, num_chunks);
   // Encode is one launch, decode or sum another. A second hop adds two: sums for other nodes, and the sum of this
   // rank's slot.
   const std::int64_t num_kernels = is_gather || !is_hierarchical ? 2 : 4;
@@ -111,7 +120,8 @@ Work counted_work(Call kind, bool is_hierarchical, std::int64_t num_chunks) {
 }  // namespace
 
 // Rule: a group on a non-blocking communicator costs a thread that NCCL starts and the caller waits for.
-TEST_CASE("nccl: a call is one group more than it has chunks, an all_reduce four at most; the host waits for nothing") {
+TEST_CASE(
+    "nccl: a call is two groups more than it has chunks, an all_reduce five at most; the host waits for nothing") {
   const NoTraces no_traces;
   for (const Call call : {Call::gather, Call::scatter, Call::all_reduce}) {
     for (const bool is_hierarchical : {false, true}) {

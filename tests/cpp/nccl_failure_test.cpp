@@ -90,12 +90,12 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
       both_done.arrive_and_wait();
       return;
     }
-    Waiting waiting(options, 200ms);
+    Waiting waiting(options, 2s);
     const std::string reason = reasons.only();
-    CHECK(contains(reason, "in all_gather of a test: not done within the timeout, 200 ms"));
+    CHECK(contains(reason, "in all_gather of a test: not done within the timeout, 2000 ms"));
     CHECK(waiting.failure() == "this transport failed before: " + reason);
     CHECK_THROWS_AS(waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view()), TimeoutError);
-    CHECK(contains(reasons.only(), "200 ms"));  // told once
+    CHECK(contains(reasons.only(), "2000 ms"));  // told once
     CHECK(undefined.only() == reason);
     both_done.arrive_and_wait();
   });
@@ -126,8 +126,6 @@ TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog o
       CHECK_THROWS_AS(transport->check(), TransportError);
     });
   }
-  CHECK_THROWS_WITH_AS(make_local_transports(1)[0]->watch([] { return ""; }),
-                       doctest::Contains("transport: expected one to GPUs"), Error);
 }
 
 TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a longer one") {
@@ -142,9 +140,9 @@ TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a l
       return;
     }
     Waiting waiting(options);
-    waiting.transport->begin("second", {}, 200ms);
+    waiting.transport->begin("second", {}, 2s);
     waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view())->wait(waiting.stream.view());
-    CHECK(contains(reasons.only(), "in second: not done within the timeout, 200 ms"));
+    CHECK(contains(reasons.only(), "in second: not done within the timeout, 2000 ms"));
     both_done.arrive_and_wait();
   });
 }

@@ -63,7 +63,7 @@ TEST_CASE("a rank that loses its peer" * doctest::skip()) {
   Stream stream;
   DeviceArray<unsigned char> slots(kSlot * static_cast<std::size_t>(options.size));
   fill_own_slot(slots, options, stream);
-  transport->begin("gather", {}, 200ms);
+  transport->begin("gather", {}, 2s);
   transport->all_gather(slots.bytes(), kSlot, stream.view())->wait(stream.view());
   synchronize(stream.view());
   CHECK_THROWS_AS(transport->begin("next", {}, 1s), TimeoutError);

@@ -264,10 +264,10 @@ TEST_CASE("nccl: transfers are captured in a graph and move new bytes at each la
     Stream stream;
     DeviceArray<unsigned char> slots(3 * 100);
     cudaGraphExec_t graph = test::capture(stream, [&] {
-      begin(*transport, 20ms);  // captured transfers have no deadline
+      begin(*transport, 1s);  // captured transfers have no deadline; to capture them takes time on a busy machine
       for (int i = 0; i < 2; ++i) transport->all_gather(slots.bytes(), 100, stream.view())->wait(stream.view());
     });
-    std::this_thread::sleep_for(100ms);
+    std::this_thread::sleep_for(1100ms);
     for (int round = 0; round < 3; ++round) {
       Bytes initial(300);
       for (std::size_t i = 0; i < 100; ++i)

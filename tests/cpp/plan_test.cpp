@@ -220,6 +220,22 @@ TEST_CASE("plans: a gather's messages are the same for both sides, and contain n
   }
 }
 
+TEST_CASE("plans: the default chunks on GPUs have 128 MiB of all slots, or 512 KiB of each in calls of four or more") {
+  const auto num_chunks = [](int size, std::int64_t slot_bytes) {
+    const std::vector<int> one_node(static_cast<std::size_t>(size), 0);
+    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(size), slot_bytes / 4)};
+    const World world{Topology(one_node), 0, default_gpu_chunk_bytes(size)};
+    return GatherPlan(world, slots, segments_of<BlockFormat>(slot_bytes / 4, "int8:128", false)).num_chunks();
+  };
+  constexpr std::int64_t kKiB = 1 << 10;
+  CHECK(num_chunks(8, 16384 * kKiB) == 1);
+  CHECK(num_chunks(8, 65536 * kKiB) == 4);
+  CHECK(num_chunks(256, 2048 * kKiB) == 4);
+  CHECK(num_chunks(1024, 4096 * kKiB) == 8);
+  CHECK(num_chunks(1024, 1024 * kKiB) == 4);
+  CHECK(num_chunks(1024, 256 * kKiB) == 2);
+}
+
 TEST_CASE("plans: an all_reduce costs what its two halves cost") {
   for (const Shape& shape : kWorlds) {
     const std::vector<int> ids = node_ids(shape.nodes, shape.interleaved);
@@ -246,11 +262,11 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
     for (int rank = 0; rank < topology.size(); ++rank) {
       const GatherPlan plan({topology, rank}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
       largest = std::max(largest, plan.secondary_bytes());
-      const std::size_t kept = DifferencePlan({topology, rank}, halves).kept_bytes();
+      const std::size_t kept = LosslessPlan({topology, rank}, halves).kept_bytes();
       largest_kept = std::max(largest_kept, kept);
       if (topology.node(rank) == 0) kept_in_first_node += kept;
     }
-    CHECK(DifferencePlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
+    CHECK(LosslessPlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
     CHECK(kept_in_first_node == 2000 * slots.lengths.size());
     const GatherPlan plan({topology, 0}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);
@@ -263,7 +279,7 @@ TEST_CASE("plans: of a gather by differences each slot is decoded once in every 
     const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(topology.size()), 1000), DType::bfloat16};
     CodecPasses total;
     for (int rank = 0; rank < topology.size(); ++rank) {
-      const CodecPasses passes = DifferencePlan({topology, rank}, slots).passes();
+      const CodecPasses passes = LosslessPlan({topology, rank}, slots).passes();
       CHECK(passes.encoded == (topology.num_nodes() == 1 ? 0 : 1000));
       total.decoded += passes.decoded;
     }

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "cuda_helpers.hpp"
-#include "difference_cuda_cases.hpp"
+#include "lossless_cuda_cases.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {

@@ -44,7 +44,7 @@ class Difference:
     def __init__(self, dtype: torch.dtype, generation: int) -> None:
         before, after = weights(dtype)
         self.base, self.values = (on_device(torch.cat([each[:3], each]))[3:] for each in (before, after))
-        self.message = torch.empty(64 + _core.max_difference_bytes(NUM), dtype=torch.uint8, device=DEVICE)
+        self.message = torch.empty(64 + _core.max_lossless_bytes(NUM), dtype=torch.uint8, device=DEVICE)
         hash = _core.hash_of_values(codec.view_of(before, "before")) if generation else 0
         self.hash = on_device(torch.tensor([hash - (hash >> 63 << 64)]))
         self.num_bytes, self.status = (on_device(torch.zeros(1, dtype=torch.int64)) for _ in range(2))
@@ -70,11 +70,11 @@ def view(values: torch.Tensor) -> tuple[int, int, str]:
     return values.data_ptr(), values.numel(), name_of(values.dtype)
 
 
-def run_differences() -> None:
+def run_lossless() -> None:
     """The kernels of lossless differences, which only a GPU has."""
     kinds = [(dtype, generation) for dtype in (torch.bfloat16, torch.float16) for generation in (0, 1)]
     senders, unsent = [Difference(*kind) for kind in kinds], Difference(torch.bfloat16, 1)
-    _core.encode_differences_on_device([*(sender.encode() for sender in senders), unsent.encode(is_sent=False)])
+    _core.encode_lossless_on_device([*(sender.encode() for sender in senders), unsent.encode(is_sent=False)])
     _core.synchronize(0)
     assert all(sender.holds_the_values() for sender in (*senders, unsent))
     written = [sender.message[: int(sender.num_bytes)] for sender in senders]
@@ -85,7 +85,7 @@ def run_differences() -> None:
     for messages, is_right in ((written, True), (arrived, True), (damaged, False)):
         receivers = [Difference(*kind) for kind in kinds]
         jobs = [receiver.decode(message) for receiver, message in zip(receivers, messages, strict=True)]
-        _core.decode_differences_on_device(jobs)
+        _core.decode_lossless_on_device(jobs)
         _core.check_hashes_on_device([receiver.check() for receiver in receivers])
         _core.synchronize(0)
         for receiver in receivers:
@@ -115,7 +115,7 @@ def main() -> None:
             codec.decode(wire, format, out)
             assert out.cpu().isfinite().all(), format
     if DEVICE == "cuda":
-        run_differences()
+        run_lossless()
         torch.cuda.synchronize()
     print("all kernels ran")
 

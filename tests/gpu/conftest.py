@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Last: these use streams in this process itself, which a process that is forked later would miss.
         items[:] = sorted(
             (item for item in items if item not in others),
-            key=lambda item: item.path.stem in ("test_communicator_threads", "test_difference_kernels"),
+            key=lambda item: item.path.stem in ("test_communicator_threads", "test_lossless_kernels"),
         )
         return
     ours = [item for item in items if HERE in item.path.parents]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import device_differences
+from support import device_lossless
 from support.gpu_world import DEVICE, DTYPES, alone, assert_same_bits, on_device, synchronize
 
 from zcomm import codec
@@ -334,20 +334,20 @@ def test_more_than_two_to_the_31_elements() -> None:
 
 
 @pytest.mark.cuda_only
-@pytest.mark.parametrize("case", device_differences.CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", device_lossless.CASES, ids=lambda case: case.__name__)
 def test_differences(case: Callable[[Any], None]) -> None:
     """Messages, values, hashes and errors of lossless differences."""
     alone(lambda: case(DEVICE))
 
 
 @pytest.mark.cuda_only
-def test_differences_of_many_tiles() -> None:
+def test_lossless_codes_of_many_tiles() -> None:
     """More than a CTA's place in the table, which is found in several rounds, and more CTAs than run at once."""
-    num = 8000 * device_differences.TILE + 5
+    num = 8000 * device_lossless.TILE + 5
 
     def body() -> None:
         for dtype, rate in ((torch.bfloat16, 1e-4), (torch.float16, 1e-3)):
-            update = device_differences.updated(num, dtype, rate)
-            device_differences.check_updates([update], DEVICE, dtype, step=1)
+            update = device_lossless.updated(num, dtype, rate)
+            device_lossless.check_updates([update], DEVICE, dtype, step=1)
 
     alone(body)

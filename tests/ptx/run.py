@@ -2,7 +2,7 @@
 
     python tests/ptx/run.py PROGRAM FOLDER TARGET... [--once TARGET...]
 
-FOLDER has two modules for each target: codec_TARGET.ptx and difference_TARGET.ptx. They run as they are, and in three
+FOLDER has two modules for each target: codec_TARGET.ptx and lossless_TARGET.ptx. They run as they are, and in three
 more ways with what PTX and CUDA leave open: the error of the approximate reciprocal, the bits of NaNs, the order of
 warps and CTAs. Those after --once run in the last way alone. Then modules with one instruction changed run, on which a
 test must fail: of each kind of change up to three, as some change nothing.
@@ -50,7 +50,7 @@ CODEC_MUTATIONS = {
     "a sign that stays": (r"\bneg\.f32\b", "abs.f32"),
 }
 
-DIFFERENCE_MUTATIONS = {
+LOSSLESS_MUTATIONS = {
     "order of a comparison": (r"\bsetp\.ge\.u32\b", "setp.gt.u32"),
     "the larger for the smaller": (r"\bmin\.u32\b", "max.u32"),
     "or for xor": (r"\bxor\.b(32|64)\b", r"or.b\1"),
@@ -69,8 +69,8 @@ DIFFERENCE_MUTATIONS = {
 }
 
 # The tests of each module.
-SUITES = {"codec": "codec on a GPU", "difference": "differences on a GPU"}
-MUTATIONS = {"codec": CODEC_MUTATIONS, "difference": DIFFERENCE_MUTATIONS}
+SUITES = {"codec": "codec on a GPU", "lossless": "jobs of lossless codecs"}
+MUTATIONS = {"codec": CODEC_MUTATIONS, "lossless": LOSSLESS_MUTATIONS}
 
 
 def run(program: str, modules: list[Path], mode: dict[str, str], *arguments: str) -> tuple[int | None, str, float]:

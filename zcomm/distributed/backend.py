@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
-from zcomm import _nccl
+from zcomm import _core, _nccl
 from zcomm._version import __version__
 from zcomm.distributed import decisions, environment, groups, rendezvous
 from zcomm.distributed.binding import TORCH, _c10d
@@ -29,6 +29,7 @@ if environment.log_level() == "info":
         _log.addHandler(logging.StreamHandler())
 _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
 _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning
+_FAILED = "failed: "
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 
@@ -165,14 +166,13 @@ class _Group:
     def _prefixed(self, name: str) -> PrefixStore:
         return PrefixStore(name, self._keys)
 
-    def _meet(self, name: str, purpose: str) -> PrefixStore:
-        """Wait for all ranks; return keys that no earlier attempt has used."""
+    def _meet(self, name: str, purpose: str, text: str = "") -> tuple[PrefixStore, list[str]]:
+        """Wait for all ranks; return keys that no earlier attempt has used, and the ``text`` of each rank."""
         # Clones the store: a thread that waits keeps its connection locked.
         store: Any = self._prefixed(name)
         timeout = self._options._timeout.total_seconds()
         is_over = functools.partial(groups.is_over, self)
-        keys, _ = rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, is_over=is_over)
-        return keys
+        return rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, text=text, is_over=is_over)
 
     def _agree(self) -> list[int]:
         self._nodes = rendezvous.compare(self._handshakes, self._rank, self._options)
@@ -181,13 +181,23 @@ class _Group:
     def _make_transport_group(self) -> tuple[Any, int, PrefixStore]:
         """Return a Gloo group, the number of its connections between two ranks, and a store."""
         # Precedes Gloo's connections, because Gloo does not name a missing rank and cannot be aborted.
-        keys = self._meet("transport", f"first compressed call {_SAME}")
+        keys, _ = self._meet("transport", f"first compressed call {_SAME}")
         connections = [device for device in _devices() for _direction in range(2)]
         group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections)
         return group, len(connections), keys
 
-    def _meet_for_nccl(self) -> tuple[str, PrefixStore]:
-        return _nccl.wheel_path(), self._meet("nccl", f"first compressed call on a GPU {_SAME}")
+    def _meet_for_nccl(self) -> tuple[bytes, PrefixStore]:
+        """Return the id of the ranks' communicator, and a store. Raises on all ranks if one of them has no NCCL."""
+        try:
+            _nccl.load()
+            text = _core.make_unique_id().hex() if self._rank == 0 else ""
+        except RuntimeError as error:
+            text = f"{_FAILED}{error}"
+        keys, texts = self._meet("nccl", f"first compressed call on a GPU {_SAME}", text)
+        for rank, theirs in enumerate(texts):
+            if theirs.startswith(_FAILED):
+                raise RuntimeError(f"rank {rank} {theirs}")
+        return bytes.fromhex(texts[0]), keys
 
     def _reader_of_decisions(self) -> Any:
         file = self._options.decisions

@@ -41,11 +41,18 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
 
 
 def around_choices(within: Callable[[Any], Any]) -> None:
-    """Wrap a group's later choices of collectives (allocation from the process group, symmetric memory) in the context
-    manager ``within(group)``."""
-    for name in ("set_allocate_memory_from_process_group", "set_symm_mem"):
-        if hasattr(_Group, name):
-            setattr(_Group, name, _inside(getattr(_Group, name), within))
+    """Wrap a group's later choices of allocation from the process group in the context manager ``within(group)``."""
+    _wrap("set_allocate_memory_from_process_group", within)
+
+
+def around_symmetric_memory(within: Callable[[Any], Any]) -> None:
+    """Wrap a group's later choices of symmetric memory in the context manager ``within(group)``."""
+    _wrap("set_symm_mem", within)
+
+
+def _wrap(name: str, within: Callable[[Any], Any]) -> None:
+    if hasattr(_Group, name):  # later torch
+        setattr(_Group, name, _inside(getattr(_Group, name), within))
 
 
 def _inside(method: Any, within: Callable[[Any], Any]) -> Any:

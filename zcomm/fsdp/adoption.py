@@ -19,6 +19,7 @@ def watch_fsdp2() -> None:
     that an optimizer steps, so their values may be rounded."""
     _fsdp2.before_first_use(_adopt)
     _fsdp2.around_choices(_given_back)
+    _fsdp2.around_symmetric_memory(_refused)
     _fsdp2.around_reductions(_formats_of_replicas)
 
 
@@ -40,6 +41,17 @@ def _given_back(param_group: Any) -> Iterator[None]:
     finally:
         if owner is not None and (_fsdp2.has_plain_gather(param_group) or not owner.is_plain()):
             owner.take_over()
+
+
+@contextlib.contextmanager
+def _refused(param_group: Any) -> Iterator[None]:
+    shards, _ = _fsdp2.process_groups_of(param_group)
+    if shards is not None and find_backend(shards) is not None:
+        raise ValueError(
+            "set_symm_mem_for_comm: expected a group of the backend 'nccl', as only a ProcessGroupNCCL has symmetric "
+            "memory, got one of 'zcomm'"
+        )
+    yield
 
 
 def _formats_of_replicas(param_group: Any) -> Any:

@@ -21,7 +21,7 @@ from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, GatherCall, Rule, collectives_of, owner_of
-from zcomm.fsdp.differences import prepare
+from zcomm.fsdp.lossless import prepare
 from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 

@@ -19,14 +19,14 @@ from zcomm.distributed.overrides import override
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, GatherCall, finished
-from zcomm.fsdp.differences import DifferenceGather, plan_differences
+from zcomm.fsdp.lossless import LosslessGather, plan_lossless
 
 # Tensors and marks that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
 _IN_GRAPHS: dict[int, Any] = {}
 
 
 @dataclass(frozen=True)
-class DifferenceCosts:
+class LosslessCosts:
     """Cost of a module's last gather by a lossless difference, in bits, and the cost in ``format``."""
 
     bits_per_weight: float
@@ -258,7 +258,7 @@ class KeptValues(SecondaryShard):
 
     def __init__(self, owner: Owner, group: Collectives) -> None:
         super().__init__(owner, group)
-        self._differences: DifferenceGather | None = None
+        self._lossless: LosslessGather | None = None
         self._plan: _c10d.Operation | None = None
         self._group_name = ""  # of the last difference
         self._alternative: _c10d.Operation | None = None  # what would be sent instead
@@ -266,17 +266,17 @@ class KeptValues(SecondaryShard):
 
     @property
     def kept(self) -> torch.Tensor | None:
-        return self._differences.kept if self._differences else None
+        return self._lossless.kept if self._lossless else None
 
     @property
     def generation(self) -> int:
         """Gathers since whole weights were sent, that one included."""
-        return self._differences.held.generation if self._differences else 0
+        return self._lossless.held.generation if self._lossless else 0
 
     @property
     def bits_per_weight(self) -> float:
         """That the last difference took on its way to another node; 0 without one."""
-        return self._differences.bits_per_weight if self._differences else 0.0
+        return self._lossless.bits_per_weight if self._lossless else 0.0
 
     def keeps_wires(self) -> bool:
         return False
@@ -287,21 +287,21 @@ class KeptValues(SecondaryShard):
 
     def forget(self) -> None:
         super().forget()
-        self._differences = None
+        self._lossless = None
 
-    def costs(self, group: str) -> DifferenceCosts | None:
+    def costs(self, group: str) -> LosslessCosts | None:
         """None: this module has sent no difference in that process group."""
-        exact, other = self._differences, self._alternative
+        exact, other = self._lossless, self._alternative
         if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
             return None
         compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
-        return DifferenceCosts(exact.bits_per_weight, other.format, compressed_bits)
+        return LosslessCosts(exact.bits_per_weight, other.format, compressed_bits)
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
         module has sent differences before and its weights have changed since."""
         plan = self._group.last_gather_plan
-        if self._group.strategy is not self or self._differences is None or self._group_name != group or plan is None:
+        if self._group.strategy is not self or self._lossless is None or self._group_name != group or plan is None:
             return None
         version = self._version_of(plan)
         if version is None or version in (self._kept_version, self._prepared_version):
@@ -309,43 +309,43 @@ class KeptValues(SecondaryShard):
         shard = self._group.shard()
         return None if shard is None else (shard, version)
 
-    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[DifferenceGather, torch.Tensor, Any]:
-        assert self._differences is not None
+    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[LosslessGather, torch.Tensor, Any]:
+        assert self._lossless is not None
         self._prepared_version = version
         self._note(shard)
-        return self._differences, shard, self._group.gathered
+        return self._lossless, shard, self._group.gathered
 
     def gather(self, call: GatherCall) -> Any:
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
         if call.shard.dtype == torch.float64 and is_large:
-            plan_differences(self._group.name, call, None)  # raises, as for float32
+            plan_lossless(self._group.name, call, None)  # raises, as for float32
         return super().gather(call)
 
     def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
-        self._plan = plan_differences(self._group.name, call, self._plan)
+        self._plan = plan_lossless(self._group.name, call, self._plan)
         return self._plan.largest_kept_bytes
 
     def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
         assert self._plan is not None
-        if self._differences is None or self._differences.plan is not self._plan:
+        if self._lossless is None or self._lossless.plan is not self._plan:
             self.outdate()
-            self._differences = DifferenceGather(self._plan, call.output.device)
+            self._lossless = LosslessGather(self._plan, call.output.device)
             self._group_name = call.group.group_name
         self._alternative = plan
-        return self._differences.kept
+        return self._lossless.kept
 
     def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
-        assert self._differences is not None
-        if self._differences.needs_sizes and self._prepared_version != version:
+        assert self._lossless is not None
+        if self._lossless.needs_sizes and self._prepared_version != version:
             self._owner.prepare(self, call, version)
         else:
-            self._check(call.shard, self._differences.kept)  # against what was prepared
+            self._check(call.shard, self._lossless.kept)  # against what was prepared
         self._prepared_version = None
-        return self._differences.gather(call, self._group.gathered)
+        return self._lossless.gather(call, self._group.gathered)
 
     def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
-        assert self._differences is not None
-        return self._differences.gather_again(call, self.intra_node)
+        assert self._lossless is not None
+        return self._lossless.gather_again(call, self.intra_node)
 
     def _gather_without(self, call: GatherCall) -> Any:
         with override(all_gather="exact"):

@@ -197,8 +197,8 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
     if "codec_bytes_per_second" in calibration:
         rate = Figure(calibration["codec_bytes_per_second"], "measured")
         compute = replace(compute, memory_bandwidth=rate, codec_share=Figure(1.0, "measured"))
-    if "difference_bytes_per_second" in calibration:
-        share = calibration["difference_bytes_per_second"] / compute.memory_bandwidth.value
+    if "lossless_bytes_per_second" in calibration:
+        share = calibration["lossless_bytes_per_second"] / compute.memory_bandwidth.value
         compute = replace(compute, difference_share=Figure(share, "measured"))
     return replace(
         cluster,

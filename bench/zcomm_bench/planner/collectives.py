@@ -123,10 +123,10 @@ def _gather_plan(shape: Shape, format: str) -> _core.GatherPlan:
 
 
 @lru_cache
-def _difference_plan(shape: Shape) -> _core.DifferencePlan:
+def _lossless_plan(shape: Shape) -> _core.LosslessPlan:
     length, dtype, nodes, ranks_per_node, chunk_bytes = shape
     lengths = [length] * (nodes * ranks_per_node)
-    return _core.DifferencePlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, chunk_bytes=chunk_bytes)
+    return _core.LosslessPlan(_topology(nodes, ranks_per_node), 0, lengths, dtype, chunk_bytes=chunk_bytes)
 
 
 @lru_cache
@@ -190,9 +190,7 @@ def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
     return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
 
 
-def _in_chunks(
-    plan: _core.DifferencePlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster
-) -> Cost:
+def _in_chunks(plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster) -> Cost:
     """Seconds of a lossless gather: groups of a chunk start one after the other, links and codec overlap."""
     intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
     wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)
@@ -203,11 +201,11 @@ def _in_chunks(
     return Cost(alone, wire, codec, intra_bytes, inter_bytes)
 
 
-def gather_differences(num_elements: int, dtype: str, bits: float, cluster: Cluster) -> Cost:
+def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster) -> Cost:
     """zcomm's all-gather by lossless differences of `bits` per value; inside the nodes values go as they are. On
     GPUs headers go ahead, which is one more start; on CPUs each goes with its difference."""
     shape = _shape(num_elements, dtype, cluster)
-    plan = _difference_plan(shape)
+    plan = _lossless_plan(shape)
     copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
     coded = difference_bytes(plan.passes.encoded, plan.passes.decoded, bits)
     codec = copied / cluster.compute.codec_rate + coded / cluster.compute.difference_rate
@@ -218,10 +216,10 @@ def gather_differences(num_elements: int, dtype: str, bits: float, cluster: Clus
 
 def gather_unchanged(num_elements: int, dtype: str, cluster: Cluster) -> Cost:
     """The same values once more, inside the node: what is kept is compared with its hash, copied and sent."""
-    plan = _difference_plan(_shape(num_elements, dtype, cluster))
+    plan = _lossless_plan(_shape(num_elements, dtype, cluster))
     return _in_chunks(plan, plan.bytes_from_secondary, 1, 3 * plan.kept_bytes / cluster.compute.codec_rate, cluster)
 
 
 def kept_bytes(num_elements: int, dtype: str, cluster: Cluster) -> int:
     """What a rank keeps of a gather by differences."""
-    return _difference_plan(_shape(num_elements, dtype, cluster)).largest_kept_bytes
+    return _lossless_plan(_shape(num_elements, dtype, cluster)).largest_kept_bytes

@@ -14,7 +14,7 @@ from rich.console import Console
 from zcomm.distributed.decisions import load
 from zcomm_bench.lab.usage import checked
 from zcomm_bench.planner import cluster as hardware
-from zcomm_bench.planner import differences, report, scale, step, workload
+from zcomm_bench.planner import lossless, report, scale, step, workload
 from zcomm_bench.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
@@ -96,7 +96,7 @@ def plan(
     try:
         units, flops = workload.load_model(model, sequence)
         work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
-        if (bits := differences.figure(learning_rate, bits_per_weight)) is not None:
+        if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
         compute = hardware.processor(gpu, share_of_peak)
         cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)

@@ -45,7 +45,7 @@ class Plan:
         """The fastest option, or exact weights where they are as fast within the planner's error."""
         limit = self.fastest.step_seconds * (1 + PLANNER_ERROR)
         equal = (each for each in self.predictions if each.fits and self._gains(each) and each.step_seconds <= limit)
-        return next((each for each in equal if each.option.by_differences), self.fastest)
+        return next((each for each in equal if each.option.is_lossless), self.fastest)
 
     def _gains(self, prediction: Prediction) -> bool:
         return self.speedup(prediction) > 1 + PLANNER_ERROR

@@ -32,16 +32,16 @@ class Option:
     wire: str = "compressed"  # of secondary shards
 
     @property
-    def by_differences(self) -> bool:
+    def is_lossless(self) -> bool:
         """Weights are exact, by lossless differences."""
-        return self.secondary and self.wire == "difference"
+        return self.secondary and self.wire == "lossless"
 
     @property
     def paste(self) -> str:
         arguments = f'all_gather="{self.all_gather}", reduce_scatter="{self.reduce_scatter}"'
         lines = [f'dist.init_process_group("zcomm", pg_options=zcomm.Options({arguments}))']
         if self.secondary:
-            weights = ', weights="lossless"' if self.by_differences else ""
+            weights = ', weights="lossless"' if self.is_lossless else ""
             lines.append(f"zcomm.fsdp.compress(model{weights})")
         return "\n".join(lines)
 
@@ -51,7 +51,7 @@ OPTIONS = (
     Option("weights", "int8:256"),
     Option("weights and gradients", "int8:256", "int8:128/int4:128"),
     Option("with secondary shards", "int8:256", "int8:128/int4:128", secondary=True),
-    Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="difference"),
+    Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="lossless"),
 )
 
 
@@ -93,8 +93,8 @@ def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tup
         size, dtype = unit.num_elements, workload.gather_dtype
         if option.all_gather == "exact":
             yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
-        elif option.by_differences:
-            first = collectives.gather_differences(size, dtype, workload.bits_per_weight.value, cluster)
+        elif option.is_lossless:
+            first = collectives.gather_lossless(size, dtype, workload.bits_per_weight.value, cluster)
             yield "all_gather", first * unit.count
             repeated = collectives.gather_unchanged(size, dtype, cluster)
             yield "gather_secondary", repeated * (gathers - unit.count)
@@ -124,7 +124,7 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     largest = max(unit.num_elements for unit in workload.units)
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
     total = STATE_BYTES * parameters / cluster.ranks + gathered
-    if option.by_differences:
+    if option.is_lossless:
         kept = (collectives.kept_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units)
         total += sum(num_bytes * unit.count for num_bytes, unit in zip(kept, workload.units, strict=True))
     elif option.secondary:

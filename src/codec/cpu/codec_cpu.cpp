@@ -8,7 +8,8 @@
 #include "codec/cpu/tiles.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/difference.hpp"
+#include "zcomm/lossless.hpp"
+#include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 namespace cpu {
@@ -126,11 +127,61 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
   kernels.end_stream();
 }
 
+// --- Encoding
+
+// Encodes tiles of `values` into a wire with scales; the first tile begins at element `begin` of the wire.
+void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
+                  const WireLayout& layout, std::int64_t begin, std::byte* wire) {
+  const CodedBlocks blocks = blocks_of(format);
+  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // encode_tile makes a float32 copy
+  const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
+  for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
+    const ConstTensorView tile = values.slice(i, tile_elements);
+    const Random random{rounding.seed, rounding.first_element + begin + i};
+    kernels.encode_tile[index_of(values.dtype)](
+        tile.data, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
+        wire + layout.scale_offset(begin + i), wire + layout.code_offset(begin + i));
+  }
+}
+
+// Encodes elements [begin, begin + values.num_elements) of a wire of `num_elements`; `begin` starts a block. The last
+// range also writes the padding. `stream`: see Kernels.
+void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
+                  std::int64_t num_elements, std::int64_t begin, std::byte* wire, bool stream) {
+  const WireLayout layout(format, values.dtype, num_elements);
+  std::byte* scales = wire + layout.scale_offset(begin);
+  std::byte* codes = wire + layout.code_offset(begin);
+  const std::size_t dtype = index_of(values.dtype);
+  if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
+    encode_tiles(kernels, values, format, rounding, layout, begin, wire);
+  } else if (format.has_scales()) {
+    kernels.encode[dtype](values.data, values.num_elements, blocks_of(format), scales, codes, stream);
+    if (stream) kernels.end_stream();
+  } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
+    std::memcpy(codes, values.data, values.num_bytes());
+  } else if (values.dtype == DType::float32) {
+    kernels.store_values[index_of(DType::bfloat16)](reinterpret_cast<const float*>(values.data), values.num_elements,
+                                                    1.0f, codes, false);
+  } else {
+    alignas(64) float terms[kTileElements];
+    for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
+      const ConstTensorView tile = values.slice(i, kTileElements);
+      kernels.load_values[dtype](tile.data, tile.num_elements, terms);
+      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i, false);
+    }
+  }
+  if (begin + values.num_elements == num_elements) {
+    std::memset(wire + layout.scales_bytes(), 0, layout.codes_offset - layout.scales_bytes());
+    const std::size_t codes_end = layout.codes_offset + layout.codes_bytes;
+    std::memset(wire + codes_end, 0, layout.num_bytes - codes_end);
+  }
+}
+
 // --- The codec
 
 class CpuCodec final : public Codec {
  public:
-  CpuCodec(const Kernels& kernels, DifferenceCodec differences) : kernels_(kernels), differences_(differences) {}
+  explicit CpuCodec(std::string_view isa) : kernels_(find_kernels(isa)), lossless_(isa) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);
@@ -184,18 +235,16 @@ class CpuCodec final : public Codec {
     });
   }
 
-  const DifferenceCodec* differences() const override { return &differences_; }
+  const LosslessCodec* lossless() const override { return &lossless_; }
 
  private:
   const Kernels& kernels_;
-  const DifferenceCodec differences_;
+  const HostLosslessCodec lossless_;
 };
 
 }  // namespace
 }  // namespace cpu
 
-std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) {
-  return std::make_unique<cpu::CpuCodec>(cpu::find_kernels(isa), DifferenceCodec(isa));
-}
+std::unique_ptr<Codec> make_cpu_codec(std::string_view isa) { return std::make_unique<cpu::CpuCodec>(isa); }
 
 }  // namespace zcomm

@@ -15,16 +15,9 @@ namespace {
 constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
 constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
 
-CodedBlocks coded_blocks(BlockFormat format) {
-  const CodeKind kind = code_kind(format.kind);
-  const float max_code = traits(format.kind).max_code;
-  const float largest_code = kind == CodeKind::fp8 ? 480.0f : max_code + 1;
-  return {nullptr, nullptr, format.block_size, kind, max_code, largest_code, 1.0f, format.hadamard};
-}
-
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
   const WireLayout layout(wire.format, wire.dtype, num_elements);
-  CodedBlocks blocks = coded_blocks(wire.format);
+  CodedBlocks blocks = blocks_of(wire.format);
   blocks.scales = wire.data;
   blocks.codes = wire.data + layout.codes_offset;
   blocks.factor = wire.factor;
@@ -95,22 +88,14 @@ std::size_t add_terms(const Kernels& kernels, std::span<const Wire> wires, std::
   return 1;
 }
 
-// Encodes tiles of `values` into a wire with scales; the first tile begins at element `begin` of the wire.
-void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
-                  const WireLayout& layout, std::int64_t begin, std::byte* wire) {
-  const CodedBlocks blocks = coded_blocks(format);
-  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // encode_tile makes a float32 copy
-  const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
-  for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
-    const ConstTensorView tile = values.slice(i, tile_elements);
-    const Random random{rounding.seed, rounding.first_element + begin + i};
-    kernels.encode_tile[index_of(values.dtype)](
-        tile.data, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
-        wire + layout.scale_offset(begin + i), wire + layout.code_offset(begin + i));
-  }
-}
-
 }  // namespace
+
+CodedBlocks blocks_of(BlockFormat format) {
+  const CodeKind kind = code_kind(format.kind);
+  const float max_code = traits(format.kind).max_code;
+  const float largest_code = kind == CodeKind::fp8 ? 480.0f : max_code + 1;
+  return {nullptr, nullptr, format.block_size, kind, max_code, largest_code, 1.0f, format.hadamard};
+}
 
 const std::byte* value_at(const Wire& wire, std::int64_t i) {
   return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));
@@ -176,37 +161,6 @@ void decode_sum_tile(const Kernels& kernels, const DecodeSum& job, std::int64_t 
   alignas(64) float terms[kTileElements];
   sum_tile(kernels, job.wires, job.values.num_elements, begin, values.num_elements, terms);
   kernels.store_values[dtype](terms, values.num_elements, job.factor, values.data, stream);
-}
-
-void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
-                  std::int64_t num_elements, std::int64_t begin, std::byte* wire, bool stream) {
-  const WireLayout layout(format, values.dtype, num_elements);
-  std::byte* scales = wire + layout.scale_offset(begin);
-  std::byte* codes = wire + layout.code_offset(begin);
-  const std::size_t dtype = index_of(values.dtype);
-  if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
-    encode_tiles(kernels, values, format, rounding, layout, begin, wire);
-  } else if (format.has_scales()) {
-    kernels.encode[dtype](values.data, values.num_elements, coded_blocks(format), scales, codes, stream);
-    if (stream) kernels.end_stream();
-  } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
-    std::memcpy(codes, values.data, values.num_bytes());
-  } else if (values.dtype == DType::float32) {
-    kernels.store_values[index_of(DType::bfloat16)](reinterpret_cast<const float*>(values.data), values.num_elements,
-                                                    1.0f, codes, false);
-  } else {
-    alignas(64) float terms[kTileElements];
-    for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
-      const ConstTensorView tile = values.slice(i, kTileElements);
-      kernels.load_values[dtype](tile.data, tile.num_elements, terms);
-      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i, false);
-    }
-  }
-  if (begin + values.num_elements == num_elements) {
-    std::memset(wire + layout.scales_bytes(), 0, layout.codes_offset - layout.scales_bytes());
-    const std::size_t codes_end = layout.codes_offset + layout.codes_bytes;
-    std::memset(wire + codes_end, 0, layout.num_bytes - codes_end);
-  }
 }
 
 }  // namespace zcomm::cpu

@@ -13,6 +13,9 @@ namespace zcomm::cpu {
 
 inline std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 
+// Returns blocks of a format, without addresses.
+CodedBlocks blocks_of(BlockFormat format);
+
 // Returns the address of element i of a wire without scales.
 const std::byte* value_at(const Wire& wire, std::int64_t i);
 
@@ -27,10 +30,5 @@ void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t 
 
 // Decodes and sums elements [begin, begin + values.num_elements) of the job. At most a tile. `stream`: see Kernels.
 void decode_sum_tile(const Kernels& kernels, const DecodeSum& job, std::int64_t begin, TensorView values, bool stream);
-
-// Encodes elements [begin, begin + values.num_elements) of a wire of `num_elements`; `begin` starts a block. The last
-// range also writes the padding. `stream`: see Kernels.
-void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
-                  std::int64_t num_elements, std::int64_t begin, std::byte* wire, bool stream);
 
 }  // namespace zcomm::cpu

@@ -6,8 +6,8 @@
 
 #include "codec/cuda/any_codes.cuh"
 #include "codec/cuda/copy.cuh"
-#include "codec/cuda/difference_cuda.hpp"
 #include "codec/cuda/launcher.hpp"
+#include "codec/cuda/lossless_cuda.hpp"
 #include "codec/cuda/reduce.cuh"
 #include "zcomm/cuda.hpp"
 
@@ -160,7 +160,7 @@ void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wi
 
 class CudaCodec final : public Codec {
  public:
-  explicit CudaCodec(Workspace& workspace) : workspace_(workspace), differences_(make_device_differences(workspace)) {}
+  explicit CudaCodec(Workspace& workspace) : workspace_(workspace), lossless_(make_cuda_lossless(workspace)) {}
 
   void encode(std::span<const Encode> jobs, StreamView stream) const override {
     for (const Encode& job : jobs) check(job);
@@ -271,7 +271,7 @@ class CudaCodec final : public Codec {
     padding.launch();
   }
 
-  const DeviceDifferences* device_differences() const override { return differences_.get(); }
+  const LosslessCodec* lossless() const override { return lossless_.get(); }
 
  private:
   void sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, TensorView values,
@@ -314,7 +314,7 @@ class CudaCodec final : public Codec {
   }
 
   Workspace& workspace_;
-  std::unique_ptr<DeviceDifferences> differences_;
+  std::unique_ptr<LosslessCodec> lossless_;
 };
 
 }  // namespace

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.stand_in import Gather, ReduceScatter, dist, host, run, torch
+from support.stand_in import Gather, ReduceScatter, dist, host, run, torch, values
 
 RAISING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -43,3 +44,26 @@ def test_after_a_failure_no_call_of_the_group_takes_its_results() -> None:
                 call()
 
     run(body, 2, group_seconds=4.0, env=RAISING)
+
+
+def test_a_call_beside_the_capture_of_another_thread_is_refused_and_the_group_goes_on() -> None:
+    def body() -> None:
+        captured, beside = Gather(4096), Gather(4096, seed=1)
+        captured()
+        host.synchronize()
+        host.set_stream(5)
+        host.begin_capture()
+        captured()
+        with ThreadPoolExecutor(1) as pool:
+            for fields in ({}, {"async_op": True}):
+                error = pool.submit(beside, **fields).exception()
+                assert isinstance(error, RuntimeError) and "a stream of the CUDA graph" in str(error), error
+        graph = host.end_capture()
+        captured.memory.zero_()
+        captured.shard.copy_(values(4096))
+        graph.replay()
+        captured.check()
+        beside()
+        beside.check()
+
+    run(body, 2, env=RAISING)

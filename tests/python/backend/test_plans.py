@@ -140,7 +140,7 @@ def test_calls_of_all_plans_refuse_other_layouts() -> None:
         strided, strided_half = torch.ones(4000)[::2], torch.ones(4000, dtype=torch.bfloat16)[::2]
         gather, total = backend.plan_gather(whole, own), dist.ReduceOp.SUM
         reduce, all_reduce = backend.plan_reduce(own, whole, total), backend.plan_all_reduce(whole, total)
-        differences = backend.plan_differences(half, own_half)
+        differences = backend.plan_lossless(half, own_half)
         held = differences.keeping(torch.zeros(differences.kept_bytes, dtype=torch.uint8))
         secondary = gather.keeping(torch.zeros(gather.kept_bytes, dtype=torch.uint8))
         for call in (

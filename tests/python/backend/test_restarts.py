@@ -133,7 +133,7 @@ def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_p
 
 
 @pytest.mark.timeout(500)  # twelve processes import torch
-def test_training_by_lossless_differences_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_training_by_lossless_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
     """A rank is killed between the forward and the backward pass of step 6. All begin again at the checkpoint of step
     4, without what they held, and end with the parameters of a training that nothing has interrupted."""
     ends = {}

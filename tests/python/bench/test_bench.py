@@ -205,7 +205,7 @@ def test_the_version_is_shown() -> None:
 @needs_ranks
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_training_step_with_lossless_differences_is_that_with_exact_weights(tmp_path: Path) -> None:
+def test_a_training_step_with_lossless_weights_is_that_with_exact_weights(tmp_path: Path) -> None:
     script = Path(__file__).parents[3] / "bench" / "training_step.py"
     command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
@@ -214,8 +214,8 @@ def test_a_training_step_with_lossless_differences_is_that_with_exact_weights(tm
     (measurement,) = kept.values()
     assert measurement.facts["turns"] == 3
     ways = {record["way"]: record for record in measurement.records}
-    assert list(ways) == ["exact", "int8", "difference"]
-    assert 0 < ways["difference"]["bits_per_weight"] < 8
+    assert list(ways) == ["exact", "int8", "lossless"]
+    assert 0 < ways["lossless"]["bits_per_weight"] < 8
     exact, int8, difference = (record["inter_node_bytes"] for record in ways.values())
     if exact is not None:  # None without network namespaces
         assert exact > int8 > difference

@@ -196,15 +196,15 @@ class FakeKernels:
             ctypes.memmove(base, self._encoded, 2 * num)
 
 
-def test_the_differences_table(
+def test_the_lossless_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The arithmetic, and that each pass has the base of before: an encoder of its own values would find nothing."""
-    difference_cuda, repeats, num = load("difference_cuda"), 20, 4096
+    lossless_cuda, repeats, num = load("lossless_cuda"), 20, 4096
     kernels = FakeKernels(64 + num // 4)
     for name, function in (("encode", kernels.encode), ("decode", kernels.decode)):
-        monkeypatch.setattr(difference_cuda._core, f"{name}_differences_on_device", function)
-    monkeypatch.setattr(difference_cuda._core, "synchronize", lambda stream: None)
+        monkeypatch.setattr(lossless_cuda._core, f"{name}_differences_on_device", function)
+    monkeypatch.setattr(lossless_cuda._core, "synchronize", lambda stream: None)
 
     def clock(passes: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:
         host_clock(passes, repeats)
@@ -212,8 +212,8 @@ def test_the_differences_table(
         return [[each] * repeats for each in (encode_copy, decode_copy, restore, encode, restore, decode)]
 
     arguments: dict[str, Any] = {"device": "cpu", "facts": lambda: MACHINE}
-    report = difference_cuda.run([1e-2], [2 * num], repeats, tmp_path, clock=clock, **arguments)
-    (kept,) = results_file.read(tmp_path / "difference-h200.jsonl")
+    report = lossless_cuda.run([1e-2], [2 * num], repeats, tmp_path, clock=clock, **arguments)
+    (kept,) = results_file.read(tmp_path / "lossless-h200.jsonl")
     assert [record["operation"] for record in kept.records] == ["encode", "decode"]
     encode, decode = report["results"]
     for row, name, us, of_copy, tensors in ((encode, "encode", 4, 0.25, 3), (decode, "decode", 5, 0.4, 2)):
@@ -225,14 +225,14 @@ def test_the_differences_table(
     shown = capsys.readouterr().out
     assert "0.01" in shown and "2.000" in shown and "NVIDIA H200" in shown
 
-    monkeypatch.setattr(difference_cuda._core, "decode_differences_on_device", lambda jobs, *_: None)
+    monkeypatch.setattr(lossless_cuda._core, "decode_lossless_on_device", lambda jobs, *_: None)
     with pytest.raises(SystemExit, match="other values than were encoded"):
-        difference_cuda.run([1e-2], [2 * num], repeats, None, clock=clock, **arguments)
+        lossless_cuda.run([1e-2], [2 * num], repeats, None, clock=clock, **arguments)
 
 
 @needs_no_gpu
 def test_differences_on_a_gpu_are_refused_without_one() -> None:
-    difference = load("difference")
+    difference = load("lossless")
     done = CliRunner().invoke(difference.app, ["--device", "cuda"])
     assert done.exit_code == 1 and "found no GPU" in done.output
     for arguments, message in ((["cuda", "--repeats", "19"], "expected at least 20"), (["gpu"], "expected some of")):

@@ -100,7 +100,7 @@ def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
     gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
     assert collectives.exact(size, "bfloat16", machine).seconds >= 1.6 * gather
-    assert collectives.exact(size, "float32", machine).seconds >= 2.8 * reduce
+    assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
 
 
 # Published for nodes of 8 H100 with 8 x 400 Gbit/s. Their sizes are not: 8 GiB is what

@@ -42,7 +42,7 @@ def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
         assert all(value > 0 for value in calibration[name].values())
     assert calibration["exact_reduce_factor"] >= 1
     assert calibration["codec_bytes_per_second"] > 0
-    assert calibration["difference_bytes_per_second"] > 0
+    assert calibration["lossless_bytes_per_second"] > 0
     check_decisions(file)
     if launched.isolated:
         assert calibration["inter"]["bytes_per_second"] <= BURST * RATE

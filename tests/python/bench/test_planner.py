@@ -19,7 +19,7 @@ from zcomm_bench.planner import (
     Option,
     Workload,
     collectives,
-    differences,
+    lossless,
     report,
     scale,
     step,
@@ -107,21 +107,21 @@ def check_bytes(nodes: str, num_elements: int) -> None:
 
 @pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "8x8"])
 @pytest.mark.parametrize("num_elements", [1024, 100_000])
-def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
+def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
     num_nodes, local = parse_nodes(nodes)
     hardware = cluster(num_nodes, local)
     length = collectives.shard(num_elements, hardware)
-    before, after = differences.changed_weights(length, 1e-3)
+    before, after = lossless.changed_weights(length, 1e-3)
 
     def body(rank: LocalRank) -> tuple[CallStats, int, int]:
         whole = np.zeros((rank.size, length), np.uint16)
-        slots = [differences.view_of(slot) for slot in whole]
+        slots = [lossless.view_of(slot) for slot in whole]
         gather = rank._communicator.make_lossless_gather(slots)
         held = np.zeros(gather.kept_bytes + 64, np.uint8)
         kept = _core.Kept(held.ctypes.data + -held.ctypes.data % 64, gather.kept_bytes)
         gather = gather.keeping(kept)
         for own in (before, after):
-            view, timeout = differences.view_of(own), timedelta(seconds=60)
+            view, timeout = lossless.view_of(own), timedelta(seconds=60)
             sent = rank._communicator.run(gather, [view], slots, timeout)
         assert (whole == after).all()
         return sent, kept.sent_bytes, gather.kept_bytes
@@ -129,7 +129,7 @@ def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_eleme
     calls = LocalWorld(nodes).run(body)
     header_bytes = 64 if num_nodes > 1 else 0  # one chunk
     bits = 8 * (calls[0][1] - header_bytes) / length
-    cost = collectives.gather_differences(num_elements, "bfloat16", bits, hardware)
+    cost = collectives.gather_lossless(num_elements, "bfloat16", bits, hardware)
     assert {call[0].intra_node_bytes for call in calls} == {cost.intra_bytes}
     assert sum(call[0].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
     again = collectives.gather_unchanged(num_elements, "bfloat16", hardware)
@@ -139,12 +139,12 @@ def test_bytes_by_differences_are_those_that_a_world_sends(nodes: str, num_eleme
 
 @pytest.mark.parametrize(("learning_rate", "bits"), [(1e-3, 4.83), (3e-4, 3.43), (1e-5, 0.68), (0.0, 0.008)])
 def test_bits_at_a_learning_rate_are_those_of_the_docs(learning_rate: float, bits: float) -> None:
-    assert differences.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
+    assert lossless.bits_per_weight(learning_rate) == pytest.approx(bits, abs=0.005)
 
 
 def test_bits_that_nobody_gave_are_those_of_a_learning_rate() -> None:
     assumed = workload().bits_per_weight
-    assert assumed.value == pytest.approx(differences.bits_per_weight(3e-4), abs=0.005)
+    assert assumed.value == pytest.approx(lossless.bits_per_weight(3e-4), abs=0.005)
     assert assumed.source == "assumed"
 
 
@@ -180,7 +180,7 @@ def test_exact_weights_are_recommended_where_they_are_as_fast() -> None:
     equal, slower = plan("130GB/s"), plan("20GB/s")
     for made in (equal, slower):
         assert made.fastest.option.name == "with secondary shards"
-    assert equal.best.option.by_differences
+    assert equal.best.option.is_lossless
     assert '"with secondary shards", which rounds weights, is faster by less' in equal.advice
     assert slower.best is slower.fastest
 
@@ -219,7 +219,7 @@ def test_a_calibration_replaces_what_was_assumed() -> None:
     assert measured.compute.codec_rate == 1e12
     assert measured.compute.difference_share == cluster().compute.difference_share
     assert measured.exact_reduce_factor == 2.0
-    compute = calibrated(cluster(), {**content, "difference_bytes_per_second": 3e11}).compute
+    compute = calibrated(cluster(), {**content, "lossless_bytes_per_second": 3e11}).compute
     assert compute.difference_rate == pytest.approx(3e11)
     assert compute.difference_share.source == "measured"
 

@@ -32,7 +32,7 @@ def test_all_gather_replicas_agree_and_errors_are_bounded(nodes: str | list[int]
 
 @pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 0, 0, 1]])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lossless_differences_arrive_bit_for_bit(nodes: str | list[int], dtype: torch.dtype) -> None:
+def test_lossless_weights_arrive_bit_for_bit(nodes: str | list[int], dtype: torch.dtype) -> None:
     world = LocalWorld(nodes, chunk_bytes=8192)
     n = 5000
     generator = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def test_lossless_differences_arrive_bit_for_bit(nodes: str | list[int], dtype: 
 
     def body(rank: LocalRank) -> torch.Tensor:
         shard = sent[rank.rank * n : (rank.rank + 1) * n]
-        return rank.all_gather_differences(shard, torch.empty_like(sent), held[rank.rank])
+        return rank.all_gather_lossless(shard, torch.empty_like(sent), held[rank.rank])
 
     sizes = []
     for step in range(3):
@@ -61,11 +61,11 @@ def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
     rank, other = LocalWorld("1x2").ranks
     held = HeldShards()
     with pytest.raises(ValueError, match="slots: expected bfloat16 or float16"):
-        rank.all_gather_differences(np.ones(2, np.float32), np.empty(4, np.float32), held)
+        rank.all_gather_lossless(np.ones(2, np.float32), np.empty(4, np.float32), held)
     held._of(rank._communicator, [(0, 2, "bfloat16")] * 2)
     for one, size in ((rank, 3), (other, 2)):
         with pytest.raises(ValueError, match="plan: expected one of"):
-            one.all_gather_differences(torch.ones(size).half(), torch.empty(2 * size).half(), held)
+            one.all_gather_lossless(torch.ones(size).half(), torch.empty(2 * size).half(), held)
 
 
 @pytest.mark.parametrize("nodes", ["1x4", "4x1", "2x3", "8x8", [0, 1, 0, 1, 1]])

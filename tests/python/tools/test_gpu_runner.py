@@ -158,7 +158,7 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
 
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages()
-    names = ["build", "info", "codec", "difference", "tests", "collectives", "training"]
+    names = ["build", "info", "codec", "lossless", "tests", "collectives", "training"]
     assert [one.name for one in stages] == names
     for one in stages:
         for command in one.commands:
@@ -178,18 +178,18 @@ def reports(folder: Path) -> list[Path]:
     row = {"learning_rate": 3e-4, "bits_per_weight": 3.4321, "operation": "encode", "values_bytes": 1 << 24}
     row |= {"values_gbps": 222.0, "of_copy": 0.44}
     difference = [row, {**row, "values_bytes": 1 << 28, "values_gbps": 333.0, "of_copy": 0.55}]
-    training = [{"way": "uncompressed", "seconds": 0.9}, {"way": "difference", "seconds": 0.3}]
+    training = [{"way": "uncompressed", "seconds": 0.9}, {"way": "lossless", "seconds": 0.3}]
     row = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "speedup": 1.0, "max_error": 0.0}
     collective = [row, {**row, "backend": "zcomm", "speedup": 2.0, "max_error": None}]
     facts = {
         "codec": {"absent": {"DeepSpeed": "not installed"}},
         "training_step": {"nodes": "2x1", "rate": "1gbit", "parameters": 25502208},
     }
-    rows = {"codec": codec, "difference": difference, "training_step": training, "collectives": collective}
+    rows = {"codec": codec, "lossless": difference, "training_step": training, "collectives": collective}
     for name, records in rows.items():
         one = results_file.measured(name, "H200", list(records[0]), records, **facts.get(name, {}))
         results_file.keep(folder / f"{name}-h200.jsonl", [one])
-    (folder / "difference-broken.jsonl").write_text("[1]\n")
+    (folder / "lossless-broken.jsonl").write_text("[1]\n")
     return sorted(folder.glob("*.jsonl"))
 
 
@@ -200,12 +200,12 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     (logs / "build.log").write_text("built\n")
     endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log")]
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
-    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "2.00x", "difference-broken.jsonl: not readable"):
+    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "2.00x", "lossless-broken.jsonl: not readable"):
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
     assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("  difference"))
-    assert line == ["difference", "0.3000", "s", "3.00x"], text
+    assert line == ["lossless", "0.3000", "s", "3.00x"], text
     assert "build" in text.splitlines()[-1]
     run_gpu.hand_over(tmp_path / "out", text, paths, logs)
     assert (tmp_path / "out" / "summary.txt").read_text() == text

@@ -26,6 +26,19 @@ def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
     assert line.split() == ["ZCOMM_MIN_BYTES", "4096", "min_bytes=4096"]
 
 
+def test_info_warns_of_variables_with_which_two_communicators_hang() -> None:
+    pytest.importorskip("torch")
+    queue, order = "warning: CUDA_DEVICE_MAX_CONNECTIONS=1: ", "warning: NCCL_LAUNCH_ORDER_IMPLICIT: expected 1"
+    for variables, warnings in [
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, []),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, [queue, order]),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}, [queue]),
+    ]:
+        lines = [line for line in told("info", **variables).stdout.splitlines() if line.startswith("warning: ")]
+        assert len(lines) == len(warnings)
+        assert all(map(str.startswith, lines, warnings))
+
+
 def test_a_wrong_option_of_the_environment_is_named() -> None:
     pytest.importorskip("torch")
     done = told("info", check=False, ZCOMM_MIN_BYTES="many")

@@ -97,7 +97,7 @@ def test_what_is_compressed_is_compressed() -> None:
             assert gradient is None or 5 < gradient < 60
 
 
-def test_lossless_differences_change_nothing_but_the_bytes() -> None:
+def test_lossless_weights_change_nothing_but_the_bytes() -> None:
     setting = replace(TINY, gathered_as="bfloat16")
     for gradients in ("exact", "int8:128/int4:128"):
         exact, lossless = (

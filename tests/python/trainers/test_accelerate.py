@@ -163,7 +163,7 @@ def test_what_a_user_gathers_and_saves_is_exact(kind: str) -> None:
 
 @pytest.mark.timeout(600)  # of two trainings by four ranks
 @pytest.mark.parametrize("gradients", ["exact", "compressed"])
-def test_lossless_differences_train_as_exact_weights_do(gradients: str) -> None:
+def test_lossless_weights_train_as_exact_weights_do(gradients: str) -> None:
     """Weights are equal bit for bit; exact gradients are gloo's. docs/trainers/accelerate.md has the user's line."""
 
     def train_exactly(backend: str, differences: bool) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -116,7 +116,7 @@ def test_compressed_training_stays_close(kind: str, under_gloo: Callable[[str, i
     assert min(got.compressed["all_gather"], got.compressed["reduce_scatter"]) >= STEPS, got.compressed
 
 
-def test_lossless_differences_train_as_gloo_does(tmp_path: Path) -> None:
+def test_lossless_weights_train_as_gloo_does(tmp_path: Path) -> None:
     """Switched on before the model is sharded, and with exact gradients."""
     want = trained("Trainer", tmp_path, "gloo", EXACT_STEPS, bf16=True)
     exact_gradients = COMPRESSED | {"ZCOMM_REDUCE_SCATTER": "exact"}

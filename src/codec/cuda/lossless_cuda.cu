@@ -1,0 +1,210 @@
+// Host side of the kernels for lossless differences: a call launches three of them, each for all jobs.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "codec/cuda/launcher.hpp"
+#include "codec/cuda/lossless_cuda.hpp"
+#include "codec/cuda/lossless_decode.cuh"
+#include "codec/cuda/lossless_encode.cuh"
+#include "codec/lossless/checks.hpp"
+#include "cuda/owned.hpp"
+#include "zcomm/cuda.hpp"
+
+namespace zcomm::gpu {
+namespace {
+
+constexpr Kernel<EncodeLosslessTable> kMeasure = {"measure differences", measure_kernel<>, kTileThreads};
+constexpr Kernel<EncodeLosslessTable> kSeal = {"write headers of differences", seal_kernel<>};
+constexpr Kernel<EncodeLosslessTable> kWrite = {"write differences", write_kernel<>, kTileThreads};
+constexpr Kernel<DecodeLosslessTable> kBegin = {"read headers of differences", begin_kernel<>};
+constexpr Kernel<DecodeLosslessTable> kDecode = {"add differences", decode_lossless_kernel<>, kTileThreads};
+constexpr Kernel<HashTable> kHash = {"hash values", hash_kernel<>, kTileThreads};
+constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
+
+constexpr HalfType half_type(DType dtype) {
+  return dtype == DType::bfloat16 ? HalfType{0x7fc0, 7, 0xff} : HalfType{0x7e00, 10, 0x1f};
+}
+
+// --- Launches
+
+const TensorView& values_of(const EncodeLossless& job) { return job.base; }
+const TensorView& values_of(const DecodeLossless& job) { return job.base; }
+const ConstTensorView& values_of(const NoteHash& job) { return job.values; }
+const ConstTensorView& values_of(const CheckHash& job) { return job.values; }
+
+// Scratch of a call's jobs: all states, zeroed, then all starts.
+class JobScratch {
+ public:
+  template <class Jobs>
+  JobScratch(Workspace& workspace, const Jobs& jobs, StreamView stream)
+      : num_jobs_(jobs.size()), scratch_(workspace, num_bytes(jobs), stream) {
+    check_cuda(cudaMemsetAsync(scratch_.data(), 0, num_jobs_ * sizeof(LosslessState), as_cuda(stream)),
+               "zero the states of differences");
+  }
+
+  // Returns the tiles of the next job.
+  LosslessTiles next(const ConstTensorView& values) {
+    auto* const states = reinterpret_cast<LosslessState*>(scratch_.data());
+    auto* const starts = reinterpret_cast<std::uint64_t*>(states + num_jobs_);
+    const LosslessTiles tiles{states + job_, starts + start_, static_cast<std::uint64_t>(values.num_elements),
+                              half_type(values.dtype)};
+    job_ += 1;
+    start_ += num_starts(values);
+    return tiles;
+  }
+
+ private:
+  static std::size_t num_starts(const ConstTensorView& values) {
+    return static_cast<std::size_t>(divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles));
+  }
+  template <class Jobs>
+  static std::size_t num_bytes(const Jobs& jobs) {
+    std::size_t bytes = 0;
+    for (const auto& job : jobs) bytes += sizeof(LosslessState) + 8 * num_starts(values_of(job));
+    return bytes;
+  }
+
+  std::size_t num_jobs_;
+  Scratch scratch_;
+  std::size_t job_ = 0, start_ = 0;
+};
+
+constexpr auto one_cta = [](const auto&) { return std::int64_t{1}; };
+// CTAs for a piece, with one tile per warp.
+constexpr auto tile_ctas = [](const auto& piece) {
+  return divide_up(static_cast<std::int64_t>(piece.tiles.num_elements), std::int64_t{kTileValues} * kTileWarps);
+};
+constexpr auto finish_ctas = [](const FinishPiece& piece) {
+  constexpr std::int64_t kValues = std::int64_t{kThreads} * kFinishGroups * kGroup;
+  return std::max<std::int64_t>(1, divide_up(static_cast<std::int64_t>(piece.num_spoiled), kValues));
+};
+
+template <class Table, class NumCtas>
+void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces, NumCtas num_ctas,
+            StreamView stream) {
+  Launcher<Table> launcher(stream);
+  launcher.use(kernel);
+  for (const auto& piece : pieces) {
+    if (num_ctas(piece) > 0) launcher.add(piece, num_ctas(piece));
+  }
+  launcher.launch();
+}
+
+class CudaJobMemory final : public JobMemory {
+ public:
+  CudaJobMemory(std::unique_ptr<DeviceBytes> data, std::unique_ptr<PinnedBytes> shared)
+      : JobMemory(data->data(), shared->data()),
+        data_(std::move(data)),
+        shared_(std::move(shared)),
+        used_(std::make_unique<Event>()) {
+    check_cuda(cudaGetDevice(&device_), "tell the current device");
+    std::memset(shared_->data(), 0, shared_->size());
+  }
+  ~CudaJobMemory() override {
+    try {
+      const CudaDeviceGuard on_device(device_);
+      data_.reset();
+      shared_.reset();
+      used_.reset();
+    } catch (const Error&) {
+      // The process ends, or the device is lost.
+    }
+  }
+
+  void mark_use(StreamView stream) override { used_->record(stream); }
+  void make_wait(StreamView stream) const override { used_->make_wait(stream); }
+  void wait() const override { used_->wait(); }
+  bool is_over() const override { return used_->is_over(); }
+
+ private:
+  int device_ = 0;
+  std::unique_ptr<DeviceBytes> data_;
+  std::unique_ptr<PinnedBytes> shared_;
+  std::unique_ptr<Event> used_;
+};
+
+class CudaLossless final : public LosslessCodec {
+ public:
+  explicit CudaLossless(Workspace& workspace) : workspace_(workspace) {}
+
+  void encode(std::span<const EncodeLossless> jobs, StreamView stream) const override {
+    for (const EncodeLossless& job : jobs) lossless::check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<EncodeLosslessPiece> pieces;
+    for (const EncodeLossless& job : jobs) {
+      pieces.push_back({scratch.next(job.base), job.values.data, job.base.data, job.message, job.hash, job.num_bytes,
+                        job.generation});
+    }
+    launch(kMeasure, pieces, tile_ctas, stream);
+    launch(kSeal, pieces, one_cta, stream);
+    launch(kWrite, pieces, tile_ctas, stream);
+  }
+
+  void decode(std::span<const DecodeLossless> jobs, StreamView stream) const override {
+    for (const DecodeLossless& job : jobs) lossless::check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<DecodeLosslessPiece> pieces;
+    std::vector<FinishPiece> finishes;
+    for (const DecodeLossless& job : jobs) {
+      const LosslessTiles tiles = scratch.next(job.base);
+      pieces.push_back({tiles, job.message, job.num_bytes, job.base.data, job.hash, job.generation});
+      const bool has_header = job.num_bytes >= kLosslessHeaderBytes;
+      const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
+      finishes.push_back({tiles, job.base.data, tiles.num_elements, has_header ? fields + 4 : nullptr, job.hash,
+                          job.status, kResultError});
+    }
+    launch(kBegin, pieces, one_cta, stream);
+    launch(kDecode, pieces, tile_ctas, stream);
+    launch(kFinish, finishes, finish_ctas, stream);
+  }
+
+  void note(std::span<const NoteHash> jobs, StreamView stream) const override {
+    hash(jobs, stream, [](const NoteHash& job, const LosslessTiles& tiles) {
+      return FinishPiece{tiles, nullptr, 0, nullptr, job.hash, nullptr, 0};
+    });
+  }
+
+  void check(std::span<const CheckHash> jobs, StreamView stream) const override {
+    hash(jobs, stream, [](const CheckHash& job, const LosslessTiles& tiles) {
+      const auto num_spoiled = static_cast<std::uint64_t>(job.spoiled.num_elements);
+      return FinishPiece{tiles, job.spoiled.data, num_spoiled, job.hash, nullptr, job.status, kKeptError};
+    });
+  }
+
+  std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override {
+    return std::make_unique<CudaJobMemory>(std::make_unique<DeviceBytes>(std::max<std::size_t>(num_bytes, 1)),
+                                           std::make_unique<PinnedBytes>(std::max<std::size_t>(num_shared_bytes, 1)));
+  }
+
+ private:
+  // Hashes the values of all jobs; `finish(job, tiles)` says how to check or store each hash.
+  template <class Job, class Finish>
+  void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
+    for (const Job& job : jobs) lossless::check_job(job);
+    if (jobs.empty()) return;
+    JobScratch scratch(workspace_, jobs, stream);
+    std::vector<HashPiece> pieces;
+    std::vector<FinishPiece> finishes;
+    for (const Job& job : jobs) {
+      const LosslessTiles tiles = scratch.next(job.values);
+      pieces.push_back({tiles, job.values.data});
+      finishes.push_back(finish(job, tiles));
+    }
+    launch(kHash, pieces, tile_ctas, stream);
+    launch(kFinish, finishes, finish_ctas, stream);
+  }
+
+  Workspace& workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<LosslessCodec> make_cuda_lossless(Workspace& workspace) {
+  return std::make_unique<CudaLossless>(workspace);
+}
+
+}  // namespace zcomm::gpu

@@ -1,0 +1,383 @@
+// Encodes values and their base to a message in three kernels: sizes of tiles and the hash; starts of tiles and the
+// header; the tiles. The first and the last compute the same codes: a buffer for the codes of a whole message would
+// take as much memory as the values.
+#pragma once
+
+#include "codec/cuda/lossless_planes.cuh"
+
+namespace zcomm::gpu {
+
+// --- Layout of a tile, before any bit is written
+
+// Half a block: the exponents of its base, and the differences as natural numbers z, at most 255.
+struct HalfDifferences {
+  // Takes kHalfWords words each.
+  ZCOMM_DEVICE HalfDifferences(const std::uint32_t* base, const std::uint32_t* values, HalfType type) {
+    const HalfPlanes before(base), after(values);
+    std::uint32_t planes[16], borrow = 0, is_large = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      const std::uint32_t a = after.plane(i), b = before.plane(i);
+      planes[i] = a ^ b ^ borrow;
+      borrow = next_borrow(a, b, borrow);
+    }
+    const std::uint32_t sign = planes[15];
+#pragma unroll
+    for (std::uint32_t i = 7; i < 15; ++i) is_large |= planes[i] ^ sign;
+    z.planes[0] = sign | is_large;
+#pragma unroll
+    for (std::uint32_t i = 1; i < 8; ++i) z.planes[i] = (planes[i - 1] ^ sign) | is_large;
+    exponents = before.exponents(type);
+  }
+
+  ZCOMM_DEVICE std::uint32_t sum_of_exponents() const {
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) sum += popcount(exponents.planes[i]) << i;
+    return sum;
+  }
+
+  Bytes exponents, z;
+};
+
+// Block of a lane.
+struct Differences {
+  ZCOMM_DEVICE Differences(const std::uint32_t* base, const std::uint32_t* values, HalfType type)
+      : low(base, values, type), high(base + kHalfWords, values + kHalfWords, type) {}
+
+  HalfDifferences low, high;
+};
+
+// Values of a tile and their base.
+struct TileRows {
+  ZCOMM_DEVICE void put(std::uint32_t group, const std::uint32_t (&old)[kGroupWords],
+                        const std::uint32_t (&now)[kGroupWords]) {
+    base.put(group, old);
+    values.put(group, now);
+  }
+  // Returns this lane's block.
+  ZCOMM_DEVICE Differences block(HalfType type) const { return {base.of_lane(), values.of_lane(), type}; }
+
+  Rows base, values;
+};
+
+inline constexpr std::uint32_t kWeighedPlanes = 15;
+
+// Computes twice ceil(z / 2) times the weight of z, which is 64 >> clamp(e - exponent, 0, 7), but 0 at 7.
+ZCOMM_DEVICE void weigh(const HalfDifferences& half, std::uint32_t e, std::uint32_t (&weighed)[kWeighedPlanes]) {
+  Widths widths(e, half.exponents);
+  const std::uint32_t is_weighed = ~widths.is_above(6);
+  std::uint32_t carry = half.z.planes[0];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) {
+    const std::uint32_t next = i < 7 ? half.z.planes[i + 1] : 0;
+    weighed[i] = i < 8 ? (next ^ carry) & is_weighed : 0;
+    carry &= next;
+  }
+#pragma unroll
+  for (std::uint32_t& plane : widths.planes) plane = ~plane;
+  shift_up(weighed, widths.planes);
+}
+
+ZCOMM_DEVICE std::uint32_t sum_of_weighed(const HalfDifferences& half, std::uint32_t e) {
+  std::uint32_t weighed[kWeighedPlanes], sum = 0;
+  weigh(half, e, weighed);
+#pragma unroll
+  for (std::uint32_t i = 0; i < kWeighedPlanes; ++i) sum += popcount(weighed[i]) << i;
+  return sum / 2;
+}
+// Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^e.
+ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t count, HalfType type) {
+  const std::uint32_t padding = (kTileValues - count) * exponent_of(kPadding, type);
+  const std::uint32_t exponents = block.low.sum_of_exponents() + block.high.sum_of_exponents();
+  const std::uint32_t e = (sum_of_lanes(exponents) - padding) / count + 2;
+  const std::uint32_t sum = sum_of_lanes(sum_of_weighed(block.low, e) + sum_of_weighed(block.high, e));
+  const std::uint64_t mean = kTileValues * static_cast<std::uint64_t>(1 + sum) / count;
+  const std::int32_t c = static_cast<std::int32_t>(e) + 63 - __clzll(static_cast<long long>(mean)) - 15;
+  return c < 0 ? 0 : smaller_of(static_cast<std::uint32_t>(c), 255);
+}
+
+// Layout of half a block in a tile of this c.
+struct HalfShape {
+  ZCOMM_DEVICE HalfShape(const HalfDifferences& half, std::uint32_t c) : widths(c, half.exponents) {
+    std::uint32_t r[8], is_escape = ~0u;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) r[i] = half.z.planes[i], is_escape &= r[i];
+    shift_down(r, widths.planes);
+    is_escape |= r[3] | r[4] | r[5] | r[6] | r[7] | (r[2] & r[1]);
+    ones = r[0] & ~is_escape, twos = r[1] | is_escape, fours = r[2] | is_escape;
+    widths.clear(is_escape);
+  }
+
+  Widths widths;                    // 0 for escapes
+  std::uint32_t ones, twos, fours;  // bits of r
+};
+
+// Layout of a lane's block: one bit per value.
+class BlockShape {
+ public:
+  ZCOMM_DEVICE BlockShape(const HalfShape& low, const HalfShape& high)
+      : unlikely(both_halves(low.widths.is_far_below, high.widths.is_far_below)),
+        num_unlikely(popcount(unlikely)),
+        field_bits(low.widths.sum() + high.widths.sum()),
+        ones_(both_halves(low.ones, high.ones)),
+        twos_(both_halves(low.twos, high.twos)),
+        fours_(both_halves(low.fours, high.fours)) {
+    has_unlikely = (plane(0) & unlikely) != 0;
+    if (!has_unlikely) return;
+    unlikely_bits = gather_bits<BitPlaces>(plane(0), unlikely);
+    flags = byte_flags(low_half(unlikely_bits)) | byte_flags(high_half(unlikely_bits)) << 4;
+  }
+
+  // Tells whether r > number.
+  ZCOMM_DEVICE std::uint64_t plane(std::uint32_t number) const {
+    switch (number) {
+      case 0:
+        return ones_ | twos_ | fours_;
+      case 1:
+        return twos_ | fours_;
+      case 2:
+        return (ones_ & twos_) | fours_;
+      case 3:
+        return fours_;
+      case 4:
+        return (ones_ | twos_) & fours_;
+      default:
+        return twos_ & fours_;
+    }
+  }
+  ZCOMM_DEVICE std::uint64_t escapes() const { return plane(5); }
+
+  std::uint64_t unlikely;
+  std::uint32_t num_unlikely;
+  std::uint32_t field_bits;
+  bool has_unlikely;                // with a bit in plane 0; if none, the next two are 0
+  std::uint64_t unlikely_bits = 0;  // plane 0 of the unlikely values
+  std::uint32_t flags = 0;          // groups of unlikely_bits that have ones
+
+ private:
+  std::uint64_t ones_, twos_, fours_;  // bits of r
+};
+
+// Start of a lane's part of each section, and the end of the last section.
+struct SectionPlaces {
+  ZCOMM_DEVICE explicit SectionPlaces(const BlockShape& shape) {
+    place(likely, 64 - shape.num_unlikely, flags, shape.has_unlikely ? (shape.num_unlikely + 7) / 8 : 0);
+    place(groups, bits_of_groups(shape.flags, shape.num_unlikely), planes[0], popcount(shape.plane(0)));
+    place(planes[1], popcount(shape.plane(1)), planes[2], popcount(shape.plane(2)));
+    place(planes[3], popcount(shape.plane(3)), planes[4], popcount(shape.plane(4)));
+    place(fields, shape.field_bits, escapes, 16 * popcount(shape.escapes()));
+  }
+  ZCOMM_DEVICE std::uint32_t num_words() const { return (end + 31) / 32; }
+
+  std::uint32_t end = kHeadBits;
+  std::uint32_t likely, flags, groups, planes[5], fields, escapes;
+
+ private:
+  // Places two sections; this lane has `first_bits` and `second_bits` of them.
+  ZCOMM_DEVICE void place(std::uint32_t& first, std::uint32_t first_bits, std::uint32_t& second,
+                          std::uint32_t second_bits) {
+    const LanePairSums sums(first_bits, second_bits);
+    first = end + sums.before_first();
+    end = (end + sums.first() + 7) / 8 * 8;
+    second = end + sums.before_second();
+    end = (end + sums.second() + 7) / 8 * 8;
+  }
+};
+
+// --- Sizes and hash
+
+template <class = void>  // as for encode_any_kernel
+__global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_constant__ EncodeLosslessTable table) {
+  __shared__ TileRows all_rows[kTileWarps];
+  const std::uint32_t index = table.find();
+  const EncodeLosslessPiece& piece = table.pieces[index];
+  const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
+  if (tile >= piece.tiles.num_tiles()) return;
+  const std::uint32_t count = piece.tiles.count(tile);
+  const std::uint64_t offset = tile * kTileValues * 2;
+  TileRows& rows = all_rows[threadIdx.x / 32];
+  const bool is_whole = piece.is_whole();
+  TileHash hash;
+  std::uint32_t changes = 0;
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
+    std::uint32_t values[kGroupWords], base[kGroupWords];
+    load_filled(piece.values + offset, group, count, values);
+    if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both loads overlap
+    hash.add(values, group);
+    if (is_whole) continue;
+    rows.put(group, base, values);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) changes |= base[i] ^ values[i];
+  }
+  hash.add_to(piece.tiles.state, tile);
+  if (is_whole) return;
+  __syncwarp();
+  std::uint32_t size = 0;
+  if (sum_of_lanes(static_cast<std::uint32_t>(changes != 0)) != 0) {
+    const Differences block = rows.block(piece.tiles.type);
+    const std::uint32_t c = choose_c(block, count, piece.tiles.type);
+    const BlockShape shape(HalfShape(block.low, c), HalfShape(block.high, c));
+    size = smaller_of(SectionPlaces(shape).num_words(), (count + 1) / 2);
+  }
+  if (lane_index() != 0) return;
+  auto* const sizes = reinterpret_cast<std::uint16_t*>(table_of(piece.message));
+  sizes[tile] = static_cast<std::uint16_t>(size);
+  if (tile % 2 == 0 && tile + 1 == piece.tiles.num_tiles()) sizes[tile + 1] = 0;
+}
+
+// --- Starts of tiles, and the header
+
+ZCOMM_DEVICE void write_header(const EncodeLosslessPiece& piece, std::uint64_t body_bytes) {
+  auto* const fields = reinterpret_cast<std::uint64_t*>(piece.message);
+  const std::uint64_t num_bytes = kLosslessHeaderBytes + body_bytes;
+  fields[0] = kHeaderStart | static_cast<std::uint64_t>(!piece.is_whole()) << kKindShift;
+  fields[1] = num_bytes;
+  fields[2] = piece.generation;
+  fields[3] = piece.is_whole() ? 0 : *piece.hash;
+  fields[4] = piece.tiles.state->hash;
+  fields[5] = 0, fields[6] = 0, fields[7] = 0;
+  *piece.num_bytes = num_bytes;
+}
+
+template <class = void>
+__global__ void __launch_bounds__(kThreads) seal_kernel(const __grid_constant__ EncodeLosslessTable table) {
+  __shared__ WarpSums sums;
+  const EncodeLosslessPiece& piece = table.pieces[table.find()];
+  std::uint64_t body_bytes = 2 * piece.tiles.num_elements;
+  if (!piece.is_whole()) {
+    const std::uint64_t num_words = piece.tiles.table_words() + scan_sizes(piece.tiles, table_of(piece.message), sums);
+    const std::uint64_t end = (num_words + 3) / 4 * 4;
+    if (num_words + threadIdx.x < end) table_of(piece.message)[num_words + threadIdx.x] = 0;
+    body_bytes = 4 * end;
+  }
+  if (threadIdx.x != 0) return;
+  if (piece.message != nullptr) write_header(piece, body_bytes);
+  *piece.hash = piece.tiles.state->hash;
+}
+
+// --- Tiles
+
+// Writes section L.
+ZCOMM_DEVICE void put_fields(const Bytes& z, const Widths& widths, std::uint32_t& position, std::uint32_t* coded) {
+  Bytes width_planes{}, field_planes{};
+#pragma unroll
+  for (std::uint32_t i = 0; i < 3; ++i) width_planes.planes[i] = widths.planes[i];
+#pragma unroll
+  for (std::uint32_t i = 0; i < 7; ++i) field_planes.planes[i] = z.planes[i] & widths.is_above(i);
+  std::uint32_t width_words[8], field_words[8];
+  width_planes.to_words(width_words);
+  field_planes.to_words(field_words);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 8; i += 2) {
+    const std::uint64_t first = join_fields(field_words[i], width_words[i]);
+    const std::uint64_t second = join_fields(field_words[i + 1], width_words[i + 1]);
+    const std::uint32_t first_bits = sum_of_bytes(width_words[i]);
+    put_bits(first | second << first_bits, position, coded);
+    position += first_bits + sum_of_bytes(width_words[i + 1]);
+  }
+}
+
+// Writes a coded tile, all words of which are zero. `values` are those of the lane's block.
+ZCOMM_DEVICE void put_sections(const BlockShape& shape, const SectionPlaces& places, std::uint32_t c,
+                               const std::byte* values, std::uint32_t* coded) {
+  const std::uint32_t blocks = sum_of_lanes(static_cast<std::uint32_t>(shape.has_unlikely) << lane_index());
+  if (lane_index() == 0) coded[0] = c, coded[1] = blocks;
+  put_bits(gather_bits<BitPlaces>(shape.plane(0), ~shape.unlikely), places.likely, coded);
+  put_bits(shape.flags, places.flags, coded);
+  put_bits(gather_bytes(shape.unlikely_bits, shape.flags), places.groups, coded);
+  put_bits(gather_bits<BitPlaces>(shape.plane(1), shape.plane(0)), places.planes[0], coded);
+#pragma unroll
+  for (std::uint32_t i = 1; i < 5; ++i) {
+    put_bits(gather_bits<FewBitPlaces>(shape.plane(i + 1), shape.plane(i)), places.planes[i], coded);
+  }
+  std::uint32_t position = places.escapes;
+#pragma unroll 1
+  for (std::uint64_t escapes = shape.escapes(); escapes != 0; escapes &= escapes - 1, position += 16) {
+    put_bits(load_value<Bfloat16>(values + 2 * lowest_bit(escapes)), position, coded);
+  }
+}
+
+// Writes plain values.
+ZCOMM_DEVICE void write_plain(const std::byte* values, std::uint32_t count, std::byte* base, std::uint32_t* target) {
+#pragma unroll 1
+  for (std::uint32_t i = lane_index(); 2 * i < count; i += 32) {
+    const std::uint32_t low = load_value<Bfloat16>(values + 4 * i);
+    const std::uint32_t high = 2 * i + 1 < count ? load_value<Bfloat16>(values + 4 * i + 2) : 0;
+    target[i] = low | high << 16;
+    auto* const pair = reinterpret_cast<std::uint16_t*>(base + 4 * i);
+    pair[0] = static_cast<std::uint16_t>(low);
+    if (2 * i + 1 < count) pair[1] = static_cast<std::uint16_t>(high);
+  }
+}
+
+// Copies whole values. `target` may be null.
+ZCOMM_DEVICE void copy_tile(const std::byte* values, std::uint32_t count, std::byte* base, std::byte* target) {
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group * kGroup < count; group += 32) {
+    std::uint32_t words[kGroupWords];
+    load_group<Bfloat16>(values, group * kGroup, count, words);
+    store_group<Bfloat16>(words, group * kGroup, count, base);
+    if (target != nullptr) store_group<Bfloat16>(words, group * kGroup, count, target);
+  }
+}
+
+ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, HalfType type, std::byte* base,
+                              std::uint32_t size, TileRows& rows, std::uint32_t* target) {
+#pragma unroll 1
+  for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
+    std::uint32_t words[kGroupWords], old[kGroupWords];
+    load_filled(values, group, count, words);
+    load_filled(base, group, count, old);
+    rows.put(group, old, words);
+    store_group<Bfloat16>(words, group * kGroup, count, base);
+  }
+  __syncwarp();
+  const Differences block = rows.block(type);
+  __syncwarp();  // bits overwrite the rows from here on
+  std::uint32_t* const coded = rows.values.words;
+#pragma unroll 1
+  for (std::uint32_t i = lane_index(); i < size; i += 32) coded[i] = 0;
+  const std::uint32_t c = choose_c(block, count, type);
+  const HalfShape low(block.low, c), high(block.high, c);
+  const BlockShape shape(low, high);
+  const SectionPlaces places(shape);
+  if (places.num_words() != size) return;  // the values changed after their size was measured
+  __syncwarp();
+  put_sections(shape, places, c, values + lane_index() * (4 * kBlockWords), coded);
+  std::uint32_t position = places.fields;
+  put_fields(block.low.z, low.widths, position, coded);
+  put_fields(block.high.z, high.widths, position, coded);
+  __syncwarp();
+#pragma unroll 1
+  for (std::uint32_t i = lane_index(); i < size; i += 32) target[i] = coded[i];
+}
+
+template <class = void>
+__global__ void __launch_bounds__(kTileThreads) write_kernel(const __grid_constant__ EncodeLosslessTable table) {
+  __shared__ TileRows all_rows[kTileWarps];
+  const std::uint32_t index = table.find();
+  const EncodeLosslessPiece& piece = table.pieces[index];
+  const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
+  if (tile >= piece.tiles.num_tiles()) return;
+  const std::uint32_t count = piece.tiles.count(tile);
+  const std::uint64_t offset = tile * kTileValues * 2;
+  const std::byte* const values = piece.values + offset;
+  std::byte* const base = piece.base + offset;
+  if (piece.is_whole()) {
+    copy_tile(values, count, base, piece.message == nullptr ? nullptr : piece.message + kLosslessHeaderBytes + offset);
+    return;
+  }
+  std::uint32_t* const sizes = table_of(piece.message);
+  const std::uint32_t size = size_of(sizes, tile);
+  if (size == 0) return;
+  std::uint32_t* const target = sizes + piece.tiles.table_words() + start_of(piece.tiles, sizes, tile);
+  if (size == (count + 1) / 2) {
+    write_plain(values, count, base, target);
+  } else {
+    write_coded(values, count, piece.tiles.type, base, size, all_rows[threadIdx.x / 32], target);
+  }
+}
+
+}  // namespace zcomm::gpu

@@ -1,0 +1,134 @@
+// Tile of a warp: each lane first loads groups of 16 values in memory order, then owns a block of 64.
+#pragma once
+
+#include "codec/cuda/lossless_hash.cuh"
+
+namespace zcomm::gpu {
+
+inline constexpr std::uint32_t kTileGroups = kTileValues / kGroup;
+inline constexpr std::uint32_t kBlockWords = 32;    // a word has two values
+inline constexpr std::uint32_t kPadding = 0x7f80u;  // fills up a short tile
+inline constexpr std::uint32_t kHeadBits = 64;      // of a coded tile, ahead of its sections
+inline constexpr std::uint32_t kEscape = 6;         // value of r
+
+// First 8 bytes of a header: "ZD16", version 1, the kind, zeros.
+inline constexpr std::uint64_t kHeaderStart = 0x13631445au;
+inline constexpr std::uint32_t kKindShift = 40;
+inline constexpr std::uint32_t kHeaderWords = kLosslessHeaderBytes / 4;
+
+// Shared memory for 16 bits of each value of a tile. The rows of lanes begin in different banks.
+struct Rows {
+  ZCOMM_DEVICE std::uint32_t* group(std::uint32_t group) {
+    return words + group / 4 * (kBlockWords + 1) + group % 4 * kGroupWords;
+  }
+  ZCOMM_DEVICE void put(std::uint32_t index, const std::uint32_t (&values)[kGroupWords]) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroupWords; ++i) group(index)[i] = values[i];
+  }
+  ZCOMM_DEVICE std::uint32_t* of_lane() { return words + lane_index() * (kBlockWords + 1); }
+  ZCOMM_DEVICE const std::uint32_t* of_lane() const { return words + lane_index() * (kBlockWords + 1); }
+
+  std::uint32_t words[32 * (kBlockWords + 1)];
+};
+
+// Words of a coded tile, which is shorter than its values, and room for take_bits() to read past it.
+struct CodedWords {
+  std::uint32_t words[kTileValues / 2 + 4];
+};
+
+ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
+  return static_cast<std::uint64_t>(blockIdx.x - first_cta) * kTileWarps + threadIdx.x / 32;
+}
+
+ZCOMM_DEVICE std::uint32_t exponent_of(std::uint32_t value, HalfType type) {
+  return value >> type.exponent_shift & type.exponent_mask;
+}
+
+// Pads a group from value `count` of the tile on.
+ZCOMM_DEVICE void fill_up(std::uint32_t group, std::uint32_t count, std::uint32_t (&words)[kGroupWords]) {
+  if ((group + 1) * kGroup <= count) return;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroupWords; ++i) {
+    const std::uint32_t begin = group * kGroup + 2 * i;
+    if (begin + 1 >= count) words[i] = (words[i] & 0xffffu) | kPadding << 16;
+    if (begin >= count) words[i] = (words[i] & 0xffff0000u) | kPadding;
+  }
+}
+ZCOMM_DEVICE void load_filled(const std::byte* tile, std::uint32_t group, std::uint32_t count,
+                              std::uint32_t (&words)[kGroupWords]) {
+  load_group<Bfloat16>(tile, group * kGroup, count, words);  // or float16: only bits are moved
+  fill_up(group, count, words);
+}
+
+// Counts the elements in the groups of 8 that `flags` names, among `count`; the last group may be short.
+ZCOMM_DEVICE std::uint32_t bits_of_groups(std::uint32_t flags, std::uint32_t count) {
+  const bool has_short_one = (flags >> (count / 8) & 1u) != 0;
+  return 8 * popcount(flags) - (has_short_one ? 8 - count % 8 : 0);
+}
+
+// --- Places of tiles in a message
+
+ZCOMM_DEVICE std::uint32_t* table_of(std::byte* message) {
+  return reinterpret_cast<std::uint32_t*>(message) + kHeaderWords;
+}
+ZCOMM_DEVICE const std::uint32_t* table_of(const std::byte* message) {
+  return reinterpret_cast<const std::uint32_t*>(message) + kHeaderWords;
+}
+ZCOMM_DEVICE std::uint32_t size_of(const std::uint32_t* table, std::uint64_t tile) {
+  return table[tile / 2] >> (tile % 2 * 16) & 0xffffu;
+}
+
+// Sums two entries of the table; entries of tiles from `end` on count as 0.
+ZCOMM_DEVICE std::uint32_t sum_of_sizes(const std::uint32_t* table, std::uint64_t pair, std::uint64_t end) {
+  if (2 * pair >= end) return 0;
+  const std::uint32_t sizes = table[pair];
+  return (sizes & 0xffffu) + (2 * pair + 1 < end ? sizes >> 16 : 0);
+}
+
+// Returns where a tile begins, in words after the table. Called by all lanes.
+ZCOMM_DEVICE std::uint64_t start_of(const LosslessTiles& tiles, const std::uint32_t* table, std::uint64_t tile) {
+  const std::uint64_t first = tile / kStartTiles;
+  const std::uint32_t sizes = sum_of_sizes(table, first * (kStartTiles / 2) + lane_index(), tile);
+  return tiles.starts[first] + sum_of_lanes(sizes);
+}
+
+using WarpSums = std::uint32_t[kThreads / 32];
+
+// Starts that a warp computes per round of scan_sizes(). Their loads are in flight together: latency bounds a round.
+inline constexpr std::uint32_t kScanStarts = 8;
+
+// Notes in `starts` where tiles begin; returns the words of all tiles. Called by all threads of a CTA of kThreads.
+ZCOMM_DEVICE std::uint64_t scan_sizes(const LosslessTiles& tiles, const std::uint32_t* table, WarpSums& sums) {
+  constexpr std::uint32_t kWarps = kThreads / 32;
+  const std::uint64_t num_tiles = tiles.num_tiles();
+  const std::uint32_t warp = threadIdx.x / 32;
+  std::uint64_t total = 0;
+#pragma unroll 1
+  for (std::uint64_t first = 0; first * kStartTiles < num_tiles; first += kWarps * kScanStarts) {
+    const std::uint64_t start = first + warp * kScanStarts;
+    std::uint32_t own[kScanStarts], sum = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) {
+      own[i] = sum_of_sizes(table, (start + i) * (kStartTiles / 2) + lane_index(), num_tiles);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) sum += own[i] = sum_of_lanes(own[i]);
+    if (lane_index() == 0) sums[warp] = sum;
+    __syncthreads();
+    std::uint64_t before = total;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWarps; ++i) {
+      if (i < warp) before += sums[i];
+      total += sums[i];
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kScanStarts; ++i) {
+      if (lane_index() == 0 && (start + i) * kStartTiles < num_tiles) tiles.starts[start + i] = before;
+      before += own[i];
+    }
+    __syncthreads();
+  }
+  return total;
+}
+
+}  // namespace zcomm::gpu

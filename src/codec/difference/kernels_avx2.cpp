@@ -1,2 +1,0 @@
-#define ZCOMM_DIFFERENCE_KERNELS kAvx2Kernels
-#include "codec/difference/kernels.inl"

@@ -1,2 +1,0 @@
-#define ZCOMM_DIFFERENCE_KERNELS kBaselineKernels
-#include "codec/difference/kernels.inl"

@@ -1,0 +1,2 @@
+#define ZCOMM_LOSSLESS_KERNELS kBaselineKernels
+#include "codec/lossless/kernels.inl"

@@ -1,1 +1,0 @@
-#include "codec/cuda/difference_cuda.cu"

@@ -1,0 +1,1 @@
+#include "codec/cuda/lossless_cuda.cu"

@@ -17,6 +17,7 @@
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"
+#include "zcomm/trace.hpp"
 #include "zcomm/transport.hpp"
 #include "zcomm/wire_layout.hpp"
 #include "zcomm/workspace.hpp"

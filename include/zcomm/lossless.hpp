@@ -112,6 +112,8 @@ class JobMemory {
   virtual void make_wait(StreamView) const {}
   virtual void wait() const {}
   virtual bool is_over() const { return true; }
+  // Tells whether jobs are done when their call returns.
+  virtual bool is_at_once() const { return true; }
 
  protected:
   // Takes memory of the derived class.

@@ -33,6 +33,8 @@ class KeptHashes {
   // Orders calls on different streams: each begins with make_wait() and ends with mark_use().
   void make_wait(StreamView stream) const { memory_->make_wait(stream); }
   void mark_use(StreamView stream) { memory_->mark_use(stream); }
+  // Tells whether jobs are done when their call returns, as on a CPU.
+  bool are_at_once() const { return memory_->is_at_once(); }
 
   // Begins a gather from generation `base`: errors that are found from now on are its own, or of the values that it
   // leaves. Throws TransportError if an error was found before.
@@ -41,14 +43,15 @@ class KeptHashes {
     base_ = base;
   }
 
-  // Returns and forgets an error that was found: see Finding. Thread-safe.
+  // Returns and forgets an error that was found: see Finding. Before the last use is over, peers may not have the NaN
+  // values yet, and nothing is known. Thread-safe.
   std::optional<std::string> finding() const {
-    const bool is_over = memory_->is_over();
+    if (!memory_->is_over()) return std::nullopt;
     for (std::size_t i = 0; i < count(); ++i) {
       const std::uint32_t errors = std::atomic_ref(*status(i)).exchange(0);
       if (errors != 0) return describe(errors, slots_[i / num_chunks_], base_);
     }
-    return is_over ? std::optional<std::string>("") : std::nullopt;
+    return "";
   }
 
  private:

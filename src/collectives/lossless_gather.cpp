@@ -39,9 +39,13 @@ class NodeGather : public Stages {
 
  protected:
   KeptChunk kept(int slot, std::int64_t chunk) const { return kept_chunk(plan_, kept_, slot, chunk); }
-  // Looks for errors in what this call's jobs were given: at once on a CPU, when the jobs are done on a GPU.
+  // Looks for errors that this call's jobs find: at once on a CPU, when the call is over on a GPU.
   void look_for_errors() {
     r_.transport.watch([hashes = kept_.hashes] { return hashes->finding(); });
+  }
+  // Looks before values are passed on, where jobs are done by then.
+  void look_at_once() {
+    if (kept_.hashes->are_at_once()) look_for_errors();
   }
   // Sends each rank's own slot; those of other nodes.
   void start_own(std::int64_t chunk) { own_[chunk] = exchange(chunk, /*own=*/true); }
@@ -129,7 +133,7 @@ class GatherStages final : public NodeGather {
           {message, messages_->received_bytes(i, chunk, message), to.values, messages_->base, to.hash, to.status});
     }
     run_codec(r_, jobs_);
-    look_for_errors();
+    look_at_once();
   }
 
   const std::unique_ptr<LosslessMessages> messages_;
@@ -154,7 +158,7 @@ class NodeGatherAgain final : public NodeGather {
       jobs_.push_back({of.values, of.values, of.hash, of.status});
     }
     run_codec(r_, jobs_);
-    look_for_errors();
+    look_at_once();
     start_own(chunk);
     start_others(chunk);
   }

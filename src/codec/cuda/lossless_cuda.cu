@@ -117,6 +117,7 @@ class CudaJobMemory final : public JobMemory {
   void make_wait(StreamView stream) const override { used_->make_wait(stream); }
   void wait() const override { used_->wait(); }
   bool is_over() const override { return used_->is_over(); }
+  bool is_at_once() const override { return false; }
 
  private:
   int device_ = 0;

@@ -40,7 +40,8 @@ struct Kept {
 
 class Operation {
  public:
-  // Ranks that a call exchanges bytes with.
+  // Ranks that compare this call, at least those that it exchanges bytes with; if A names B, B names A. `usual`:
+  // Topology::peers(); `of_node`: those of them in the node; `all`: all other ranks.
   enum class Peers { usual, of_node, all };
 
   virtual ~Operation() = default;
@@ -49,7 +50,8 @@ class Operation {
   // Returns shape and formats in words that ranks compare.
   virtual const std::string& description() const = 0;
   virtual std::int64_t num_chunks() const = 0;
-  // Returns the formats of a slot's parts; for an all-reduce those of its tensor. Empty: lossless.
+  // Returns the formats of a slot's parts; for an all-reduce those of its tensor. Empty: lossless. Every
+  // operation with a lossy format overrides it.
   virtual std::vector<Segment<HopFormats>> segments() const { return {}; }
   // Returns the bytes that a call with these arguments will send. Empty if they depend on the values.
   virtual std::optional<LinkBytes> bytes(const Arguments& arguments) const = 0;

@@ -28,7 +28,7 @@ class Stages {
   virtual void end() {}                               // after the last chunk
 };
 
-// Stages of a call: none, of one collective, or of two with the same chunks.
+// Stages of a call: none if there are no chunks, of one collective, or of two with the same chunks.
 struct Pipeline {
   std::shared_ptr<const void> held = {};  // owner of data that the stages refer to
   std::unique_ptr<Stages> first = {};
@@ -46,7 +46,8 @@ struct Pipeline {
 // first is delayed by two steps.
 void run_pipeline(const Resources& r, const Pipeline& pipeline);
 
-// Value per chunk in progress; chunks that are `Depth` apart share a place.
+// Value per chunk in progress; chunks that are `Depth` apart share a place. Of one hop, two chunks are in progress at a
+// time. Of two hops, second_hop_delay() + 1 are between the hops, two behind the second, second_hop_delay() + 2 in all.
 template <class T, int Depth>
 class Ring {
  public:

@@ -317,6 +317,7 @@ def endings() -> dict[str, list[tuple[int | None, str]]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(300)  # the fixture runs all scenarios, in processes of their own
 @pytest.mark.parametrize("scenario", exits.SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, list[tuple[int | None, str]]]) -> None:
     """Processes end by themselves, soon, with the exit code of their failure, and without a crash on the way out."""

@@ -1,6 +1,7 @@
 #include "nccl_rendezvous.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,17 +28,27 @@ std::string value_of(::c10d::Store& store, const std::string& key) {
 }
 
 // Beats of the ranks that connect, in the store. Each rank counts those of the next one: a rank that is killed leaves
-// no reason, and NCCL does not notice. Counts instead of times allow for a store that halts. Thread-safe.
+// no reason, and NCCL does not notice. Counts instead of times allow for a store that halts.
 class Pulse {
  public:
   Pulse(StorePtr store, int rank, int size) : store_(std::move(store)), rank_(rank), next_((rank + 1) % size) {}
 
-  // Called more often than there are beats. Returns what is wrong, or an empty string.
+  // Beats on a thread of its own until `pulse` ends or is gone: NCCL may keep the rank's thread for longer.
+  static void start(const std::shared_ptr<Pulse>& pulse) {
+    run_aside([weak = std::weak_ptr(pulse)] {
+      for (int number = 1;; ++number) {
+        if (const std::shared_ptr<Pulse> living = weak.lock(); living == nullptr || !living->beat(number)) return;
+        std::this_thread::sleep_for(kBeat);
+      }
+    });
+  }
+  void end() { is_over_ = true; }
+
+  // Called more often than there are beats. Returns what is wrong, or an empty string. Thread-safe.
   std::string look() {
     const std::lock_guard lock(mutex_);
-    if (is_over_ || Clock::now() < next_beat_) return {};
-    next_beat_ = Clock::now() + kBeat;
-    beat(std::to_string(++num_beats_));
+    if (is_over_ || Clock::now() < next_look_) return {};
+    next_look_ = Clock::now() + kBeat;
     const std::string seen = value_of(*store_, key(next_));
     num_missed_ = seen == seen_ ? num_missed_ + 1 : 0;
     seen_ = seen;
@@ -45,24 +56,29 @@ class Pulse {
     return "rank " + std::to_string(next_) + " is gone: it has not connected, and has missed " +
            std::to_string(num_missed_) + " heartbeats";
   }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    is_over_ = true;
-    beat(kConnected);
-  }
 
  private:
   static constexpr const char* kConnected = "connected";
   static std::string key(int rank) { return "beat of rank " + std::to_string(rank); }
-  void beat(const std::string& text) { store_->set(key(rank_), std::vector<std::uint8_t>(text.begin(), text.end())); }
+
+  // Returns whether more beats are to come.
+  bool beat(int number) {
+    const bool is_over = is_over_;
+    const std::string text = is_over ? kConnected : std::to_string(number);
+    try {
+      store_->set(key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
+    } catch (const std::exception&) {
+      return true;  // the store did not answer; it may take the next one
+    }
+    return !is_over;
+  }
 
   const StorePtr store_;
   const int rank_;
   const int next_;
+  std::atomic<bool> is_over_ = false;
   std::mutex mutex_;  // guards all below
-  bool is_over_ = false;
-  Clock::time_point next_beat_{};
-  int num_beats_ = 0;
+  Clock::time_point next_look_{};
   std::string seen_;  // of the next rank
   int num_missed_ = 0;
 };
@@ -95,13 +111,14 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, con
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
   const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);
+  Pulse::start(pulse);
   options.interruption = [failure] { return failure->interruption(); };
   options.peer_failure = [store = store, pulse] {
     std::string reason = value_of(*store, kNcclFailureKey);
     return reason.empty() ? pulse->look() : reason;
   };
   auto transport = make_nccl_transport(options);
-  run_aside([pulse] { pulse->end(); });
+  pulse->end();
   return transport;
 }
 

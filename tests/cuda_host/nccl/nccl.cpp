@@ -253,6 +253,9 @@ Result ncclGetUniqueId(UniqueId* id) {
 }
 
 Result ncclCommInitRankConfig(Comm* made, int size, UniqueId id, int rank, Config* config) {
+  // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
+  if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
+    std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
   if (rank < 0 || rank >= size || size > kMaxRanks || config->magic != Config{}.magic) return Result::invalid_argument;
   ncclComm& communicator = make_communicator(id.internal, rank, size, is_blocking(*config));
   *made = &communicator;

@@ -119,6 +119,11 @@ def test_a_rank_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts_of(first_call, 2) == ["well", "well"]
 
 
+def test_a_rank_that_nccl_keeps_for_long_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before_connecting(monkeypatch, {1: lambda: os.environ.update(NCCL_HOST_INIT_SECONDS="14")})
+    assert texts_of(first_call, 2) == ["well", "well"]
+
+
 @pytest.mark.parametrize("how", ["abort", "destroy"])
 def test_an_end_by_another_thread(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The calls of all ranks end: that of rank 1, which comes later, for the reason of rank 0."""

@@ -12,6 +12,7 @@
 #include "collectives/kept_hashes.hpp"
 #include "half_weights.hpp"
 #include "ranks.hpp"
+#include "unchecked_transport.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/lossless.hpp"
@@ -23,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 
 using test::Halves;
+using test::Unchecked;
 using test::weights_of;
 
 TensorView view(Halves& values) {
@@ -108,42 +110,6 @@ std::vector<std::string> failures_of(const std::vector<std::unique_ptr<Communica
   run(communicators, std::vector<std::size_t>(communicators.size(), 5000), body, &failures);
   return failures;
 }
-
-// Transport that compares no calls, as NCCL's, and can change the messages that it sends.
-class Unchecked final : public Transport {
- public:
-  using Change = std::function<void(std::vector<std::byte>&)>;
-  explicit Unchecked(std::unique_ptr<Transport> inner, Change change = nullptr, bool takes_limits = true)
-      : inner_(std::move(inner)), change_(std::move(change)), takes_limits_(takes_limits) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds timeout) override {
-    inner_->begin("", {}, timeout);
-  }
-  bool takes_limits() const override { return takes_limits_; }
-  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
-                                  StreamView stream) override {
-    for (const Recv& recv : recvs) {
-      if (recv.is_limit && !takes_limits_) throw Error("a size that is not known");
-    }
-    std::vector<Send> changed(sends.begin(), sends.end());
-    for (Send& send : changed) {
-      sent_.push_back(std::make_unique<std::vector<std::byte>>(send.data, send.data + send.num_bytes));
-      if (change_) change_(*sent_.back());
-      send.data = sent_.back()->data();
-      send.num_bytes = sent_.back()->size();
-    }
-    return inner_->start(changed, recvs, stream);
-  }
-  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-
- private:
-  std::unique_ptr<Transport> inner_;
-  Change change_;
-  bool takes_limits_;
-  std::vector<std::unique_ptr<std::vector<std::byte>>> sent_;
-};
 
 // Makes communicators; `change` is applied to the messages of rank 3.
 std::vector<std::unique_ptr<Communicator>> unchecked(const std::vector<int>& ids, const Unchecked::Change& change) {

@@ -16,26 +16,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
       codec_(std::move(codec)),
       transport_(std::move(transport)),
       preparations_(std::make_shared<Preparations>(!transport_->takes_limits())),
-      world_{std::move(topology), transport_->rank(), chunk_bytes},
-      peers_(this->topology().peers(rank())),
-      node_peers_(this->topology().node_peers(rank())),
-      others_(this->topology().others(rank())) {
+      world_{std::move(topology), transport_->rank(), chunk_bytes} {
   check_argument(size() == transport_->size(), [&] {
     return "topology: expected " + std::to_string(transport_->size()) + " ranks, got " + std::to_string(size());
   });
   check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
-}
-
-std::span<const int> Communicator::ranks(Operation::Peers peers) const {
-  switch (peers) {
-    case Operation::Peers::usual:
-      return peers_;
-    case Operation::Peers::of_node:
-      return node_peers_;
-    case Operation::Peers::all:
-      return others_;
-  }
-  throw ArgumentError("peers: unknown value");
 }
 
 CallStats Communicator::run(Operation& operation, const Arguments& arguments, std::chrono::milliseconds timeout,
@@ -47,7 +32,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   resources.seed = seed_of_call(seed_, ++num_calls_);
   Pipeline pipeline;
   try {
-    transport_->begin(call, ranks(operation.peers(arguments)), timeout);
+    transport_->begin(call, operation.peers(arguments), timeout);
     pipeline = operation.stages(resources, arguments);
     run_pipeline(resources, pipeline);
   } catch (const std::exception& error) {

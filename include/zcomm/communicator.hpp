@@ -50,16 +50,11 @@ class Communicator {
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
 
  private:
-  std::span<const int> ranks(Operation::Peers peers) const;
-
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<Preparations> preparations_;
   World world_;
-  std::vector<int> peers_;       // ranks that this one exchanges bytes with
-  std::vector<int> node_peers_;  // those of them in its node
-  std::vector<int> others_;      // all ranks but this one
   std::uint64_t seed_ = 0;
   std::uint64_t num_calls_ = 0;  // since the seed was set
 };

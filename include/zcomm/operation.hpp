@@ -40,10 +40,6 @@ struct Kept {
 
 class Operation {
  public:
-  // Ranks that compare this call, at least those that it exchanges bytes with; if A names B, B names A. `usual`:
-  // Topology::peers(); `of_node`: those of them in the node; `all`: all other ranks.
-  enum class Peers { usual, of_node, all };
-
   virtual ~Operation() = default;
 
   virtual const World& world() const = 0;
@@ -69,7 +65,8 @@ class Operation {
   virtual void check(const Resources& resources, const Arguments& arguments) const = 0;
   // Returns a description of the call, which ranks compare.
   virtual std::string words(const Arguments& arguments) const = 0;
-  virtual Peers peers(const Arguments&) const { return Peers::usual; }
+  // Returns the ranks that compare this call, at least those that it exchanges bytes with; if A names B, B names A.
+  virtual std::vector<int> peers(const Arguments&) const { return world().topology.peers(world().rank); }
   // Makes the stages, which refer to both arguments and to this object.
   virtual Pipeline stages(const Resources& resources, const Arguments& arguments) = 0;
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "zcomm/exchange.hpp"
 #include "zcomm/plan.hpp"
 
 namespace zcomm {
@@ -25,5 +26,6 @@ using Trace = std::vector<TraceStep>;
 Trace trace_of(const GatherPlan& plan, bool grouped, bool again = false);
 Trace trace_of(const ReducePlan& plan, bool grouped);
 Trace trace_of(const AllReducePlan& plan, bool grouped);
+Trace trace_of(const ExchangePlan& plan, bool grouped);
 
 }  // namespace zcomm

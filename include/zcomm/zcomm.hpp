@@ -9,6 +9,7 @@
 #include "zcomm/cuda.hpp"
 #include "zcomm/dtype.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/exchange.hpp"
 #include "zcomm/link.hpp"
 #include "zcomm/nccl.hpp"
 #include "zcomm/operation.hpp"

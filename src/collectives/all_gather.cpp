@@ -106,9 +106,10 @@ class AllGatherOperation final : public Operation {
     return "all_gather " + plan_->description() +
            (kept_ != nullptr ? " keeping secondary shards, of weights that may have changed" : "");
   }
-  Peers peers(const Arguments& arguments) const override {
-    if (is_again(arguments)) return Peers::of_node;
-    return plan_->is_in_one_hop() ? Peers::all : Peers::usual;
+  std::vector<int> peers(const Arguments& arguments) const override {
+    const auto& [topology, rank, _] = plan_->world();
+    if (is_again(arguments)) return topology.node_peers(rank);
+    return plan_->is_in_one_hop() ? topology.others(rank) : topology.peers(rank);
   }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_->num_chunks() == 0) return {};

@@ -199,7 +199,9 @@ class LosslessGather final : public Operation {
     if (is_again(arguments)) return "gather_secondary " + description() + " of generation " + generation + kUnchanged;
     return "all_gather " + description() + " to generation " + generation + ", of weights that may have changed";
   }
-  Peers peers(const Arguments& arguments) const override { return is_again(arguments) ? Peers::of_node : Peers::usual; }
+  std::vector<int> peers(const Arguments& arguments) const override {
+    return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
+  }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     const std::span<const TensorView> slots = arguments.outputs;
     if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, slots)};

@@ -44,18 +44,23 @@ void check_slots(const Resources& r, const Views& slots, std::int64_t own_elemen
   });
 }
 
-// Checks that a plan is for this rank, topology and chunk size, and for slots of this shape.
+// Checks that a plan is for this rank, topology and chunk size.
+inline void check_world(const Resources& r, const World& planned) {
+  const World& world = r.world;
+  check_argument(planned.rank == world.rank && planned.topology == world.topology, [&] {
+    return "plan: expected one of rank " + std::to_string(world.rank) + " in " + world.topology.to_string() +
+           ", got rank " + std::to_string(planned.rank) + " in " + planned.topology.to_string();
+  });
+  check_argument(planned.chunk_bytes == world.chunk_bytes, [&] {
+    return "plan: expected one with a chunk_bytes of " + std::to_string(world.chunk_bytes) + ", got " +
+           std::to_string(planned.chunk_bytes);
+  });
+}
+
+// Checks that a plan is for this world, and for slots of this shape.
 template <class Plan>
 void check_plan(const Resources& r, const Plan& plan, const SlotShape& slots) {
-  const World& world = r.world;
-  check_argument(plan.rank() == world.rank && plan.topology() == world.topology, [&] {
-    return "plan: expected one of rank " + std::to_string(world.rank) + " in " + world.topology.to_string() +
-           ", got rank " + std::to_string(plan.rank()) + " in " + plan.topology().to_string();
-  });
-  check_argument(plan.world().chunk_bytes == world.chunk_bytes, [&] {
-    return "plan: expected one with a chunk_bytes of " + std::to_string(world.chunk_bytes) + ", got " +
-           std::to_string(plan.world().chunk_bytes);
-  });
+  check_world(r, plan.world());
   check_argument(plan.slots() == slots, [&] {
     return "plan: expected one of slots " + slots.to_string() + ", got " + plan.slots().to_string();
   });

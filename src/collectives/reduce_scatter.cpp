@@ -27,7 +27,9 @@ class ReduceScatterOperation final : public Operation {
   std::string words(const Arguments& arguments) const override {
     return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
   }
-  Peers peers(const Arguments&) const override { return plan_.is_direct() ? Peers::all : Peers::usual; }
+  std::vector<int> peers(const Arguments&) const override {
+    return plan_.is_direct() ? plan_.topology().others(plan_.rank()) : plan_.topology().peers(plan_.rank());
+  }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_.num_chunks() == 0) return {};
     const TensorView& output = arguments.outputs.front();

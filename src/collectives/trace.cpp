@@ -191,4 +191,12 @@ Trace trace_of(const AllReducePlan& plan, bool grouped) {
   return run(plan.gather().world(), *make_all_reduce(plan), {{}, {&tensor, 1}}, grouped);
 }
 
+Trace trace_of(const ExchangePlan& plan, bool grouped) {
+  NoMemory memory(kTensors);
+  const std::vector<TensorView> sent = slots_of({plan.shape().sent, plan.shape().dtype}, memory);
+  const std::vector<TensorView> received = slots_of({plan.shape().received, plan.shape().dtype}, memory);
+  const std::vector<ConstTensorView> inputs(sent.begin(), sent.end());
+  return run(plan.world(), *make_exchange(plan), {inputs, received}, grouped);
+}
+
 }  // namespace zcomm

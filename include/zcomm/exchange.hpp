@@ -1,0 +1,87 @@
+// Exchanges: collectives that move values from rank to rank without sums, in one hop: all_to_all, gather, scatter,
+// send and recv.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/dtype.hpp"
+#include "zcomm/operation.hpp"
+#include "zcomm/plan.hpp"
+
+namespace zcomm {
+
+// Elements that one rank exchanges with each rank, itself included. It needs to know no other rank's.
+struct ExchangeShape {
+  std::vector<std::int64_t> sent;      // to each rank
+  std::vector<std::int64_t> received;  // from each rank; as many from itself as it sends there
+  DType dtype = DType::float32;
+  friend bool operator==(const ExchangeShape&, const ExchangeShape&) = default;
+};
+
+// Plan of an exchange. Values are encoded once, in the format of the link to their receiver. Own values are copied.
+class ExchangePlan {
+ public:
+  // Values for one rank or from one.
+  struct Message {
+    int peer;
+    std::int64_t num_elements;  // at least one
+    BlockFormat format;
+  };
+
+  // Plans an all-to-all. Ranks may send any lengths, which sender and receiver must agree on. Fewer than `min_bytes` of
+  // values between two ranks stay exact. Throws ArgumentError, as the other functions.
+  static ExchangePlan all_to_all(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes = 0);
+  // Plans a gather of `num_elements` of each rank to `root`; the second function, a scatter of as many to each rank.
+  static ExchangePlan gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats);
+  static ExchangePlan scatter(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats);
+  // Plans a message between two ranks, which alone call it.
+  static ExchangePlan message(World world, int from, int to, std::int64_t num_elements, DType dtype,
+                              HopFormats formats);
+
+  const World& world() const { return world_; }
+  const ExchangeShape& shape() const { return shape_; }
+  HopFormats formats() const { return formats_; }
+  // Returns the call in words that ranks compare. Those of an all-to-all lack the lengths, which differ by rank.
+  const std::string& description() const { return description_; }
+
+  LinkBytes bytes() const;
+  CodecPasses passes() const;  // without exact messages, which no codec sees
+
+  // --- For the collective itself
+
+  // Returns the messages in the order in which they start: those to other nodes first, from the next rank on.
+  std::span<const Message> sends() const { return sends_; }
+  std::span<const Message> recvs() const { return recvs_; }
+  // Returns the ranks that take part, without this one.
+  const std::vector<int>& peers() const { return peers_; }
+  // Returns the elements of a whole chunk of a message, by which all ranks cut all messages. A rank has as many chunks
+  // as its longest message.
+  std::int64_t chunk_elements() const { return chunk_elements_; }
+  std::int64_t num_chunks() const { return num_chunks_; }
+  std::size_t num_bytes(const Message& message, std::int64_t chunk) const;
+
+ private:
+  ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes, std::string description,
+               std::vector<int> peers);
+  std::vector<Message> messages(const std::vector<std::int64_t>& lengths, int direction, std::size_t min_bytes) const;
+
+  World world_;
+  ExchangeShape shape_;
+  HopFormats formats_;
+  std::string description_;
+  std::vector<int> peers_;
+  std::int64_t chunk_elements_;
+  std::int64_t num_chunks_ = 0;
+  std::vector<Message> sends_;
+  std::vector<Message> recvs_;
+};
+
+// Makes an exchange. inputs[r] are the values for rank r, outputs[r] those from rank r: one view of each rank, empty
+// where nothing is sent. Inputs and outputs may not overlap, but this rank's own ones may be the same.
+OperationPtr make_exchange(ExchangePlan plan);
+
+}  // namespace zcomm

@@ -1,0 +1,350 @@
+#include "zcomm/exchange.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "counted.hpp"
+#include "message.hpp"
+#include "operation_checks.hpp"
+#include "pipeline.hpp"
+#include "random_seed.hpp"
+
+namespace zcomm {
+namespace {
+
+// Returns `name` and the elements and formats of a call between equals.
+std::string describe(const std::string& name, std::int64_t num_elements, DType dtype, HopFormats formats) {
+  return name + " " + SlotShape{{num_elements}, dtype}.to_string() + " " + formats.to_string();
+}
+
+void check_rank(const World& world, int rank, const char* name) {
+  check_argument(rank >= 0 && rank < world.topology.size(), [&] {
+    return std::string(name) + ": expected 0 to " + std::to_string(world.topology.size() - 1) + ", got " +
+           std::to_string(rank);
+  });
+}
+
+// Returns lengths of 0 for each rank.
+ExchangeShape nothing(const World& world, DType dtype) {
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(world.topology.size()), 0);
+  return {zeros, zeros, dtype};
+}
+
+std::vector<int> peers_of_root(const World& world, int root) {
+  return world.rank == root ? world.topology.others(root) : std::vector<int>{root};
+}
+
+}  // namespace
+
+ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes,
+                           std::string description, std::vector<int> peers)
+    : world_(std::move(world)),
+      shape_(std::move(shape)),
+      formats_(formats),
+      description_(std::move(description)),
+      peers_(std::move(peers)) {
+  const auto size = static_cast<std::size_t>(world_.topology.size());
+  const auto own = static_cast<std::size_t>(world_.rank);
+  check_rank(world_, world_.rank, "rank");
+  for (const auto& [lengths, name] : {std::pair(&shape_.sent, "sent"), std::pair(&shape_.received, "received")}) {
+    check_argument(lengths->size() == size, [&, name = name, given = lengths->size()] {
+      return std::string(name) + ": expected one length for each of " + std::to_string(size) + " ranks, got " +
+             std::to_string(given);
+    });
+    const std::int64_t least = *std::min_element(lengths->begin(), lengths->end());
+    check_argument(least >= 0, [&, name = name] {
+      return std::string(name) + ": expected 0 or more elements for each rank, got " + std::to_string(least);
+    });
+  }
+  check_argument(shape_.sent[own] == shape_.received[own], [&] {
+    return "received: expected the " + std::to_string(shape_.sent[own]) + " elements that rank " + std::to_string(own) +
+           " sends to itself, got " + std::to_string(shape_.received[own]);
+  });
+  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(world_.topology.size(), 0));
+  const std::int64_t granule = granule_of(formats);
+  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(shape_.dtype));
+  chunk_elements_ = std::max<std::int64_t>(wanted / granule, 1) * granule;
+  sends_ = messages(shape_.sent, 1, min_bytes);
+  recvs_ = messages(shape_.received, -1, min_bytes);
+  for (const auto* const lengths : {&shape_.sent, &shape_.received}) {
+    const std::int64_t longest = *std::max_element(lengths->begin(), lengths->end());
+    num_chunks_ = std::max(num_chunks_, (longest + chunk_elements_ - 1) / chunk_elements_);
+  }
+}
+
+// Lists the peers at distance `direction`, twice that and so on, those in other nodes first.
+std::vector<ExchangePlan::Message> ExchangePlan::messages(const std::vector<std::int64_t>& lengths, int direction,
+                                                          std::size_t min_bytes) const {
+  std::vector<Message> all;
+  const int size = world_.topology.size();
+  for (int shift = 1; shift < size; ++shift) {
+    const int peer = (world_.rank + direction * shift + size) % size;
+    const std::int64_t length = lengths[static_cast<std::size_t>(peer)];
+    if (length == 0) continue;
+    const bool is_exact = static_cast<std::size_t>(length) * element_size(shape_.dtype) < min_bytes;
+    all.push_back({peer, length, is_exact ? BlockFormat{} : formats_.on(world_.topology.link(world_.rank, peer))});
+  }
+  std::stable_partition(all.begin(), all.end(), [this](const Message& message) {
+    return !world_.topology.same_node(world_.rank, message.peer);
+  });
+  return all;
+}
+
+ExchangePlan ExchangePlan::all_to_all(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes) {
+  std::string words = "all_to_all " + std::string(to_string(shape.dtype)) + " " + formats.to_string();
+  if (min_bytes > 0) words += " from " + std::to_string(min_bytes) + " bytes on";
+  std::vector<int> peers = world.topology.others(world.rank);
+  return {std::move(world), std::move(shape), formats, min_bytes, std::move(words), std::move(peers)};
+}
+
+ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
+  check_rank(world, root, "root");
+  ExchangeShape shape = nothing(world, dtype);
+  shape.sent[static_cast<std::size_t>(root)] = num_elements;
+  if (world.rank == root) shape.received.assign(shape.received.size(), num_elements);
+  std::vector<int> peers = peers_of_root(world, root);
+  return {std::move(world),
+          std::move(shape),
+          formats,
+          0,
+          describe("gather to " + std::to_string(root), num_elements, dtype, formats),
+          std::move(peers)};
+}
+
+ExchangePlan ExchangePlan::scatter(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
+  ExchangePlan plan = gather(std::move(world), root, num_elements, dtype, formats);
+  std::swap(plan.shape_.sent, plan.shape_.received);
+  std::swap(plan.sends_, plan.recvs_);
+  plan.description_ = describe("scatter from " + std::to_string(root), num_elements, dtype, formats);
+  return plan;
+}
+
+ExchangePlan ExchangePlan::message(World world, int from, int to, std::int64_t num_elements, DType dtype,
+                                   HopFormats formats) {
+  check_rank(world, from, "from");
+  check_rank(world, to, "to");
+  check_argument(from != to && (world.rank == from || world.rank == to), [&] {
+    return "to: expected a message between rank " + std::to_string(world.rank) + " and another one, got one from " +
+           std::to_string(from) + " to " + std::to_string(to);
+  });
+  ExchangeShape shape = nothing(world, dtype);
+  if (world.rank == from) shape.sent[static_cast<std::size_t>(to)] = num_elements;
+  if (world.rank == to) shape.received[static_cast<std::size_t>(from)] = num_elements;
+  const std::string name = "message from " + std::to_string(from) + " to " + std::to_string(to);
+  std::vector<int> peers{world.rank == from ? to : from};
+  return {std::move(world), std::move(shape), formats, 0, describe(name, num_elements, dtype, formats),
+          std::move(peers)};
+}
+
+std::size_t ExchangePlan::num_bytes(const Message& message, std::int64_t chunk) const {
+  const std::int64_t left = message.num_elements - chunk * chunk_elements_;
+  const std::int64_t count = std::clamp<std::int64_t>(left, 0, chunk_elements_);
+  if (message.format.kind == ElementKind::exact) return static_cast<std::size_t>(count) * element_size(shape_.dtype);
+  return wire_bytes(message.format, shape_.dtype, count);
+}
+
+LinkBytes ExchangePlan::bytes() const {
+  LinkBytes total;
+  for (const Message& message : sends_) {
+    const bool is_intra_node = world_.topology.same_node(world_.rank, message.peer);
+    for (std::int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      (is_intra_node ? total.intra_node : total.inter_node) += num_bytes(message, chunk);
+    }
+  }
+  return total;
+}
+
+CodecPasses ExchangePlan::passes() const {
+  const auto sum = [](const std::vector<Message>& messages) {
+    std::int64_t num_elements = 0;
+    for (const Message& message : messages) {
+      if (message.format.kind != ElementKind::exact) num_elements += message.num_elements;
+    }
+    return num_elements;
+  };
+  return {sum(sends_), sum(recvs_)};
+}
+
+namespace {
+
+using Message = ExchangePlan::Message;
+
+class Exchange final : public Stages {
+ public:
+  Exchange(const Resources& r, const ExchangePlan& plan, const Arguments& arguments)
+      : r_(r),
+        plan_(plan),
+        arguments_(arguments),
+        outgoing_(r, static_cast<int>(plan.sends().size()), largest(plan.sends()), kDepth),
+        incoming_(r, static_cast<int>(plan.recvs().size()), largest(plan.recvs()), kDepth) {}
+
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+
+ private:
+  static constexpr int kDepth = 2;  // chunks in progress
+
+  static bool is_exact(const Message& message) { return message.format.kind == ElementKind::exact; }
+
+  // Returns the bytes of the largest wire of a chunk; exact messages are sent from and to the caller's memory.
+  std::size_t largest(std::span<const Message> messages) const {
+    std::size_t num_bytes = 0;
+    for (const Message& message : messages) {
+      if (!is_exact(message)) num_bytes = std::max(num_bytes, plan_.num_bytes(message, 0));
+    }
+    return num_bytes;
+  }
+
+  template <class View>
+  View part(std::span<const View> views, int rank, std::int64_t chunk) const {
+    return views[static_cast<std::size_t>(rank)].slice(chunk * plan_.chunk_elements(), plan_.chunk_elements());
+  }
+
+  // Sends each message while the next one is encoded, on transports that start transfers at once.
+  void first_hop(std::int64_t chunk) override {
+    for (std::size_t i = 0; i < plan_.recvs().size(); ++i) {
+      const Message& message = plan_.recvs()[i];
+      std::byte* const data = is_exact(message) ? part(arguments_.outputs, message.peer, chunk).data
+                                                : incoming_.data(static_cast<int>(i), chunk);
+      recvs_.push_back({message.peer, data, plan_.num_bytes(message, chunk)});
+    }
+    const bool one_by_one = r_.transport.starts_at_once();
+    if (one_by_one) start_listed(chunk);
+    for (std::size_t i = 0; i < plan_.sends().size(); ++i) {
+      list_send(i, chunk);
+      if (one_by_one) start_listed(chunk);
+    }
+    if (!one_by_one) start_listed(chunk);
+  }
+
+  void list_send(std::size_t index, std::int64_t chunk) {
+    const Message& message = plan_.sends()[index];
+    const ConstTensorView values = part(arguments_.inputs, message.peer, chunk);
+    if (values.num_elements == 0) return;
+    if (is_exact(message)) return sends_.push_back({message.peer, values.data, values.num_bytes()});
+    const std::int64_t begin = chunk * plan_.chunk_elements();
+    const Piece<BlockFormat> piece{begin, values.num_elements, message.format, 0, begin};
+    std::byte* const wire = outgoing_.data(static_cast<int>(index), chunk);
+    encodes_.push_back({values, message.format, wire, rounding_of(r_, message.peer, piece, message.format)});
+    sends_.push_back({message.peer, wire, plan_.num_bytes(message, chunk)});
+  }
+
+  // Encodes the listed jobs, starts the listed messages, and clears the lists.
+  void start_listed(std::int64_t chunk) {
+    run_codec(r_, encodes_);
+    if (!sends_.empty() || !recvs_.empty()) transfers_[chunk].push_back(start_transfer(r_, sends_, recvs_));
+    encodes_.clear();
+    sends_.clear();
+    recvs_.clear();
+  }
+
+  void finish(std::int64_t chunk) override {
+    const int rank = plan_.world().rank;
+    const ConstTensorView own = part(arguments_.inputs, rank, chunk);
+    decodes_.clear();
+    if (own.num_elements > 0) {
+      decodes_.push_back({{own.data, {}, own.dtype}, part(arguments_.outputs, rank, chunk)});
+      if (decodes_.back().values.data == own.data) decodes_.clear();
+    }
+    for (std::size_t i = 0; i < plan_.recvs().size(); ++i) {
+      const Message& message = plan_.recvs()[i];
+      const TensorView values = part(arguments_.outputs, message.peer, chunk);
+      if (is_exact(message) || values.num_elements == 0) continue;
+      decodes_.push_back({{incoming_.data(static_cast<int>(i), chunk), message.format, values.dtype}, values});
+    }
+    for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) finish_transfer(r_, transfer);
+    transfers_[chunk].clear();
+    run_codec(r_, decodes_);
+  }
+
+  const Resources& r_;
+  const ExchangePlan& plan_;
+  const Arguments arguments_;
+  const MessageBuffers outgoing_;  // one wire for each message
+  const MessageBuffers incoming_;
+  Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
+  // Buffers reused by all chunks.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<Encode> encodes_;
+  std::vector<Decode> decodes_;
+};
+
+template <class Views>
+void check_views(const Views& views, const std::vector<std::int64_t>& lengths, DType dtype, const char* name) {
+  check_argument(views.size() == lengths.size(), [&] {
+    return std::string(name) + ": expected one for each of " + std::to_string(lengths.size()) + " ranks, got " +
+           std::to_string(views.size());
+  });
+  for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
+    const bool fits = views[rank].num_elements == lengths[rank] && views[rank].dtype == dtype;
+    check_argument(fits, [&] {
+      return std::string(name) + ": expected " + SlotShape{{lengths[rank]}, dtype}.to_string() + " for rank " +
+             std::to_string(rank) + ", got " + SlotShape{{views[rank].num_elements}, views[rank].dtype}.to_string();
+    });
+  }
+}
+
+// Checks that no output overlaps an input, other than the own one at its place.
+void check_apart(const Arguments& arguments, std::size_t own) {
+  const bool same_own = arguments.inputs[own].data == arguments.outputs[own].data;
+  struct Range {
+    const std::byte* begin;
+    const std::byte* end;
+    bool is_output;
+  };
+  std::vector<Range> ranges;
+  for (std::size_t rank = 0; rank < arguments.inputs.size(); ++rank) {
+    const ConstTensorView input = arguments.inputs[rank];
+    const ConstTensorView output = arguments.outputs[rank];
+    if (input.num_elements > 0) ranges.push_back({input.data, input.data + input.num_bytes(), false});
+    if (output.num_elements > 0 && !(same_own && rank == own)) {
+      ranges.push_back({output.data, output.data + output.num_bytes(), true});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  const std::byte* end_of_inputs = nullptr;
+  const std::byte* end_of_outputs = nullptr;
+  for (const Range& range : ranges) {
+    check_argument(range.begin >= (range.is_output ? end_of_inputs : end_of_outputs),
+                   [] { return std::string("outputs: expected memory apart from the inputs, got some of theirs"); });
+    std::byte const*& end = range.is_output ? end_of_outputs : end_of_inputs;
+    end = std::max(end, range.end);
+  }
+}
+
+class ExchangeOperation final : public Operation {
+ public:
+  explicit ExchangeOperation(ExchangePlan plan) : plan_(std::move(plan)) {}
+
+  const World& world() const override { return plan_.world(); }
+  const std::string& description() const override { return plan_.description(); }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  std::vector<Segment<HopFormats>> segments() const override {
+    std::int64_t num_elements = 0;
+    for (const std::int64_t length : plan_.shape().sent) num_elements += length;
+    return {{num_elements, plan_.formats()}};
+  }
+  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+
+  void check(const Resources& r, const Arguments& arguments) const override {
+    check_world(r, plan_.world());
+    check_views(arguments.inputs, plan_.shape().sent, plan_.shape().dtype, "inputs");
+    check_views(arguments.outputs, plan_.shape().received, plan_.shape().dtype, "outputs");
+    check_apart(arguments, static_cast<std::size_t>(plan_.world().rank));
+  }
+  std::string words(const Arguments&) const override { return plan_.description(); }
+  std::vector<int> peers(const Arguments&) const override { return plan_.peers(); }
+  Pipeline stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.num_chunks() == 0) return {};
+    return {{}, std::make_unique<Exchange>(r, plan_, arguments)};
+  }
+
+ private:
+  const ExchangePlan plan_;
+};
+
+}  // namespace
+
+OperationPtr make_exchange(ExchangePlan plan) { return std::make_shared<ExchangeOperation>(std::move(plan)); }
+
+}  // namespace zcomm

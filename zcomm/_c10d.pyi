@@ -71,6 +71,7 @@ class OptionField:
     @property
     def compared(self) -> bool: ...  # between ranks
 
+COLLECTIVES: tuple[str, ...]
 OPTION_FIELDS: tuple[OptionField, ...]
 
 class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
@@ -84,6 +85,12 @@ class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
     def reduce_scatter(self) -> str: ...
     @property
     def all_reduce(self) -> str: ...
+    @property
+    def all_to_all(self) -> str: ...
+    @property
+    def gather(self) -> str: ...
+    @property
+    def scatter(self) -> str: ...
     @property
     def direct(self) -> str: ...
     @property

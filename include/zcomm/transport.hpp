@@ -18,6 +18,7 @@ struct Send {
   int peer = 0;
   const std::byte* data = nullptr;
   std::size_t num_bytes = 0;
+  bool has_limit = false;  // the receiver knows only a limit of the size: see Recv::is_limit
 };
 
 struct Recv {

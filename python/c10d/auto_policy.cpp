@@ -199,6 +199,8 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
                     calls_.all_reduction(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings), settings);
               }};
     }
+    default:
+      throw ArgumentError("collective: expected one that is rehearsed, got an exchange");
   }
   throw ArgumentError("collective: unknown value");
 }

@@ -29,7 +29,6 @@ py::list hops_of(const Stats::Compressed& cost) {
 }  // namespace
 
 py::dict stats_of(Stats& stats) {
-  constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce};
   const auto calls_dict = [](const Stats::Calls& calls) {
     return py::dict(py::arg("calls") = calls.calls.load(), py::arg("bytes") = calls.bytes.load());
   };
@@ -118,6 +117,9 @@ void bind_stats(py::module_& module) {
       .def_property_readonly("intra_node_bytes", [](const Site& site) { return site.cost.intra_node_bytes.load(); })
       .def_property_readonly("inter_node_bytes", [](const Site& site) { return site.cost.inter_node_bytes.load(); });
 
+  py::list names;
+  for (const Collective collective : kCollectives) names.append(std::string(to_string(collective)));
+  module.attr("COLLECTIVES") = py::tuple(names);
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 
   // Exposes the GPU path of samples to tests, which run it on CPU tensors.

@@ -30,6 +30,20 @@ void add_slots(Views& views, const std::vector<at::Tensor>& tensors, int size) {
   for (int rank = 0; rank < size; ++rank) views.push_back(whole.slice(rank * count, count));
 }
 
+// Appends a view of each rank's part. The tensors hold the parts side by side, or one each; a rank without a part has
+// no tensor, if there are fewer.
+template <class Views>
+void add_parts(Views& views, const std::vector<at::Tensor>& tensors, const std::vector<std::int64_t>& lengths,
+               DType dtype) {
+  std::size_t next = 0;
+  TensorView rest{nullptr, 0, dtype};
+  for (const std::int64_t length : lengths) {
+    while (rest.num_elements == 0 && length > 0) rest = view_of(tensors[next++]);
+    views.push_back(rest.slice(0, length));
+    rest = rest.slice(length, rest.num_elements);
+  }
+}
+
 }  // namespace
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
@@ -75,13 +89,14 @@ Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
   handshake_.topology();
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);
-  const bool is_choice = verdict == Verdict::compressed && policy.choice == Choice::automatic;
+  const bool is_choice =
+      verdict == Verdict::compressed && policy.choice == Choice::automatic && !is_exchange(call.collective);
   return is_choice && !auto_policy_.gains(policy, call) ? Verdict::no_gain : verdict;
 }
 
 void CompressedCalls::count(const Call& call, Verdict verdict) {
   stats_.calls(call.collective, verdict).add(call.num_bytes);
-  auto_policy_.steps().count(static_cast<int>(call.collective), call.num_bytes);
+  if (!is_exchange(call.collective)) auto_policy_.steps().count(static_cast<int>(call.collective), call.num_bytes);
   ++num_calls_;
 }
 
@@ -170,6 +185,47 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   job->inputs = {tensor};
   job->outputs = {tensor};
   return job;
+}
+
+JobPtr CompressedCalls::exchange(::c10d::OpType type, Collective collective, ExchangePlan plan,
+                                 std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
+  auto job = std::make_unique<Job>();
+  job->collective = collective;
+  job->type = type;
+  job->title = collective == Collective::all_to_all ? "zcomm:all_to_all"
+               : collective == Collective::gather   ? "zcomm:gather"
+                                                    : "zcomm:scatter";
+  add_parts(job->read, inputs, plan.shape().sent, plan.shape().dtype);
+  add_parts(job->written, outputs, plan.shape().received, plan.shape().dtype);
+  job->operation = counted(make_exchange(std::move(plan)));
+  job->outputs = outputs.empty() ? inputs : std::move(outputs);
+  job->inputs = std::move(inputs);
+  return job;
+}
+
+JobPtr CompressedCalls::all_to_all(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::int64_t> sent,
+                                   std::vector<at::Tensor> outputs, std::vector<std::int64_t> received,
+                                   const CallSettings& settings) {
+  const at::Tensor& first = inputs.front();
+  const auto min_bytes = static_cast<std::size_t>(settings.policy.min_bytes) / static_cast<std::size_t>(size_);
+  ExchangePlan plan = ExchangePlan::all_to_all(world(first.device().type()),
+                                               {std::move(sent), std::move(received), dtype_of(first).value()},
+                                               settings.policy.all_to_all, min_bytes);
+  return exchange(type, Collective::all_to_all, std::move(plan), std::move(inputs), std::move(outputs));
+}
+
+JobPtr CompressedCalls::gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root,
+                                  const CallSettings& settings) {
+  ExchangePlan plan = ExchangePlan::gather(world(input.device().type()), root, input.numel(), dtype_of(input).value(),
+                                           settings.policy.gather);
+  return exchange(::c10d::OpType::GATHER, Collective::gather, std::move(plan), {input}, std::move(gathered));
+}
+
+JobPtr CompressedCalls::scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
+                                     const CallSettings& settings) {
+  ExchangePlan plan = ExchangePlan::scatter(world(output.device().type()), root, output.numel(),
+                                            dtype_of(output).value(), settings.policy.scatter);
+  return exchange(::c10d::OpType::SCATTER, Collective::scatter, std::move(plan), std::move(scattered), {output});
 }
 
 WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {

@@ -11,6 +11,7 @@
 #include "profiling.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
+#include "zcomm/exchange.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -97,6 +98,13 @@ class CompressedCalls {
                    OperationPtr operation = {});
   JobPtr all_reduction(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                        const CallSettings& settings, OperationPtr operation = {});
+  // Calls of exchanges (zcomm/exchange.hpp). Of an all-to-all, tensors hold the parts of all ranks side by side, or one
+  // each. `gathered` and `scattered` hold one tensor for each rank on the root, and are empty elsewhere.
+  JobPtr all_to_all(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::int64_t> sent,
+                    std::vector<at::Tensor> outputs, std::vector<std::int64_t> received, const CallSettings& settings);
+  JobPtr gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root, const CallSettings& settings);
+  JobPtr scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
+                      const CallSettings& settings);
   // Starts it on the device of its tensors.
   WorkPtr launch(JobPtr job, const CallSettings& settings);
 
@@ -107,6 +115,8 @@ class CompressedCalls {
   void stop();
 
  private:
+  JobPtr exchange(::c10d::OpType type, Collective collective, ExchangePlan plan, std::vector<at::Tensor> inputs,
+                  std::vector<at::Tensor> outputs);
   std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
                                                   std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
 

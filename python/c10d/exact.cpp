@@ -82,42 +82,6 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
 }
 
-WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                             const ::c10d::GatherOptions& opts) {
-  begin_exact(inputs);
-  const RecordedCall recorded = recorded_call("gather", inputs, inputs, timeout_of(opts));
-  return inner_.forward(recorded, inputs[0],
-                        [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
-}
-
-WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-                              const ::c10d::ScatterOptions& opts) {
-  if (getSize() > 1) check_in_order(outputs, "tensor");
-  if (getSize() > 1 && !inputs.empty()) check_in_order(inputs[0], "scatter_list");
-  begin_exact(outputs);
-  const RecordedCall recorded = recorded_call("scatter", outputs, outputs, timeout_of(opts));
-  return inner_.forward(recorded, outputs[0],
-                        [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
-}
-
-WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
-                                    std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
-  if (getSize() > 1) check_in_order(output, "output");
-  begin_exact({&input, 1});
-  const RecordedCall recorded = recorded_call("all_to_all", input, output, timeout_of(opts));
-  return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
-    return inner.alltoall_base(output, input, output_splits, input_splits, opts);
-  });
-}
-
-WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-                               const ::c10d::AllToAllOptions& opts) {
-  begin_exact(inputs);
-  const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, timeout_of(opts));
-  return inner_.forward(recorded, inputs[0],
-                        [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
-}
-
 // Skips the handshake: two ranks may exchange messages before the others have called anything.
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
   check_peer(peer, getSize());

@@ -29,6 +29,12 @@ CallSummary Job::summary() const {
       return {is_list ? "reduce_scatter" : "_reduce_scatter_base", elements_of(read), written.front().num_elements};
     case Collective::all_reduce:
       return {"allreduce", written.front().num_elements, written.front().num_elements};
+    case Collective::all_to_all:
+      return {"all_to_all", elements_of(read), elements_of(written)};
+    case Collective::gather:
+      return {"gather", elements_of(read), elements_of(written)};
+    case Collective::scatter:
+      return {"scatter", elements_of(read), elements_of(written)};
   }
   throw ArgumentError("collective: unknown value");
 }

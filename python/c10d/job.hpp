@@ -58,7 +58,7 @@ struct Job {
   float factor = 1.0f;
   std::optional<Feedback> feedback;
   std::vector<at::Tensor> inputs;   // held until the job is done, like the outputs
-  std::vector<at::Tensor> outputs;  // at least one
+  std::vector<at::Tensor> outputs;  // at least one: the input, where a gather has none
   ::c10d::OpType type{};
   const char* title = "";  // for profilers
   SitePtr site;

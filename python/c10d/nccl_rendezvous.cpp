@@ -101,7 +101,11 @@ std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, con
   std::memcpy(options.unique_id.data(), unique_id.data(), std::min(unique_id.size(), options.unique_id.size()));
   options.rank = group_.getRank();
   options.size = group_.getSize();
-  options.peers = topology.peers(options.rank);
+  // Connects all pairs for exchanges: over one hop, a pair that is not connected would connect in the middle of a call.
+  const bool has_exchanges = std::ranges::any_of(kCollectives, [this](Collective collective) {
+    return is_exchange(collective) && !options_->policy.formats_of(collective).is_exact();
+  });
+  options.peers = has_exchanges ? topology.others(options.rank) : topology.peers(options.rank);
   options.connect_timeout = options_->timeout;
   // Callbacks may outlive this object if the store hangs, so they own copies.
   options.on_failure = [errors = &errors_, failure, store = store, rank = options.rank](const std::string& reason) {

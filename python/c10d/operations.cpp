@@ -165,6 +165,8 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const at::Tensor& out
     case Collective::all_reduce:
       check_planned(planned, output, "tensor");
       return compressed_.all_reduction(::c10d::OpType::ALLREDUCE, output, op, settings, planned.operation);
+    default:
+      break;
   }
   throw ArgumentError("collective: unknown value");
 }

@@ -38,6 +38,9 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{"all_gather"}, &Policy::all_gather);
   visit(OptionField{"reduce_scatter"}, &Policy::reduce_scatter);
   visit(OptionField{"all_reduce"}, &Policy::all_reduce);
+  visit(OptionField{"all_to_all"}, &Policy::all_to_all);
+  visit(OptionField{"gather"}, &Policy::gather);
+  visit(OptionField{"scatter"}, &Policy::scatter);
   visit(OptionField{"direct"}, &Policy::direct);
   visit(OptionField{"min_bytes"}, &Policy::min_bytes);
   visit(OptionField{"forms"}, &Policy::forms);

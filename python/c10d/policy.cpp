@@ -16,6 +16,12 @@ std::string_view to_string(Collective collective) {
       return "reduce_scatter";
     case Collective::all_reduce:
       return "all_reduce";
+    case Collective::all_to_all:
+      return "all_to_all";
+    case Collective::gather:
+      return "gather";
+    case Collective::scatter:
+      return "scatter";
   }
   throw ArgumentError("collective: unknown value");
 }
@@ -142,6 +148,12 @@ HopFormats Policy::formats_of(Collective collective) const {
       return reduce_scatter;
     case Collective::all_reduce:
       return all_reduce;
+    case Collective::all_to_all:
+      return all_to_all;
+    case Collective::gather:
+      return gather;
+    case Collective::scatter:
+      return scatter;
   }
   throw ArgumentError("collective: unknown value");
 }
@@ -161,7 +173,9 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   if (!call.dtype) return Verdict::dtype;
   if (!call.linear) return Verdict::operation;
   if (!call.contiguous) return Verdict::layout;
-  if (call.form == Form::list && !policy.forms.list) return Verdict::form;
+  // Ranks know only their own parts of an all-to-all, so each pair decides by the size of its message.
+  if (call.collective == Collective::all_to_all) return Verdict::compressed;
+  if (call.form == Form::list && !policy.forms.list && !is_exchange(call.collective)) return Verdict::form;
   if (call.form == Form::coalesced && !policy.forms.coalesced && !call.traced) return Verdict::form;
   if (call.form == Form::single && call.collective == Collective::all_gather) {
     if (!call.in_place && !policy.forms.out_of_place) return Verdict::out_of_place;

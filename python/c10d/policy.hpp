@@ -1,6 +1,7 @@
 // Policy: decides which calls are compressed. Torch-free: it builds alone for its test.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,7 +14,12 @@
 
 namespace zcomm {
 
-enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce };
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all, gather, scatter };
+inline constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce,
+                                         Collective::all_to_all, Collective::gather,         Collective::scatter};
+// Tells whether values move unsummed from rank to rank (exchange.hpp). Such calls are compressed in any form if their
+// format says so, whatever Choice::automatic finds: ranks may send different lengths, which no rehearsal can repeat.
+constexpr bool is_exchange(Collective collective) { return collective >= Collective::all_to_all; }
 std::string_view to_string(Collective collective);
 
 // Form of a call's tensors.
@@ -29,7 +35,8 @@ struct Call {
   Form form = Form::single;
   std::optional<DType> dtype;  // empty: no codec takes the type
   bool floating_point = true;  // of the tensors, whatever their type
-  std::int64_t num_bytes = 0;  // of the gathered, scattered or reduced tensor, the same on all ranks
+  std::int64_t num_bytes = 0;  // of the gathered, scattered or reduced tensor, the same on all ranks; of an
+                               // all-to-all's input
   bool in_place = false;       // all_gather: the input is its own slot of the output
   bool traced = false;         // as a compiled graph calls it, in a group that Forms::traced names
   bool again = false;          // all_gather: the values are gathered again, from secondary shards
@@ -93,7 +100,10 @@ struct Policy {
   Choice choice = Choice::always;
   BlockFormat all_gather{ElementKind::int8, 256};
   HopFormats reduce_scatter{{ElementKind::int8, 128}, {ElementKind::int4, 128}};
-  HopFormats all_reduce;  // exact
+  HopFormats all_reduce;  // exact, as the next ones: activations are not gradients
+  HopFormats all_to_all;
+  HopFormats gather;
+  HopFormats scatter;
   Direct direct = Direct::never;
   std::int64_t min_bytes = 64 * 1024;
   Forms forms;

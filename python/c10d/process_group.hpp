@@ -25,7 +25,7 @@ class ProcessGroup final : public ::c10d::Backend {
   // Returns the options' value, or the override's in force.
   bool is_strict() const;
 
-  // Calls that the policy may compress: see compressible.cpp and coalesced.cpp.
+  // Calls that the policy may compress: see compressible.cpp, coalesced.cpp and exchanges.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                     const ::c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) override;
@@ -39,13 +39,6 @@ class ProcessGroup final : public ::c10d::Backend {
                                           const ::c10d::ReduceScatterOptions& opts) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
-
-  // Calls that are always exact: see exact.cpp.
-  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
-  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
-  WorkPtr reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) override;
-  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                              const ::c10d::AllgatherOptions& opts) override;
   WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                  const ::c10d::GatherOptions& opts) override;
   WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -54,6 +47,13 @@ class ProcessGroup final : public ::c10d::Backend {
                         std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                    const ::c10d::AllToAllOptions& opts) override;
+
+  // Calls that are always exact: see exact.cpp.
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
+  WorkPtr reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                              const ::c10d::AllgatherOptions& opts) override;
   WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
   WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;

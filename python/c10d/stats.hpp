@@ -63,12 +63,12 @@ struct Stats final : Observer {
 
   void ended(const Job& job, const CallStats& cost) override;
 
-  std::array<std::array<Calls, kNumVerdicts>, 3> by_verdict;
-  std::array<Compressed, 3> by_collective;
+  std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
+  std::array<Compressed, kCollectives.size()> by_collective;
   Apart direct_reduce_scatter;  // carried out by zcomm, uncompressed
   Apart rehearsals;             // of policy="auto", on scratch
   Counter plans{0};             // made for compressed calls
-  Calls others;                 // broadcast, send, all-to-all, ...: never compressed
+  Calls others;                 // broadcast, send, ...: never compressed
 };
 
 }  // namespace zcomm::c10d_binding

@@ -44,9 +44,16 @@ std::vector<Encoded> encoded_by(const Communicator& communicator, Collective col
   const Topology& topology = communicator.topology();
   const int rank = communicator.rank();
   std::vector<int> intra_node, inter_node;
-  for (const Hop& hop : topology.reduce_hops(rank)) {
-    for (const Move& move : hop.sends) {
-      (topology.link(rank, move.peer) == Link::intra_node ? intra_node : inter_node).push_back(move.slot);
+  const auto add = [&](int peer, int slot) {
+    (topology.same_node(rank, peer) ? intra_node : inter_node).push_back(slot);
+  };
+  if (is_exchange(collective)) {
+    for (const int peer : topology.others(rank)) {
+      if (slots[static_cast<std::size_t>(peer)].num_elements > 0) add(peer, peer);
+    }
+  } else {
+    for (const Hop& hop : topology.reduce_hops(rank)) {
+      for (const Move& move : hop.sends) add(move.peer, move.slot);
     }
   }
   const auto views = [&](std::vector<int>& of) {
@@ -107,8 +114,9 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
     if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
     Row& row = calls.rows[{encoded.link, encoded.format.to_string()}];
     const ConstTensorView values = piece_of(encoded.slots, row.samples, block_of(encoded.format));
-    // A gathered value is rounded to its type again; the terms of a sum are float32.
-    const DType decoded = job.collective == Collective::all_gather ? values.dtype : DType::float32;
+    // A gathered or exchanged value is rounded to its type again; the terms of a sum are float32.
+    const bool is_sum = job.collective == Collective::reduce_scatter || job.collective == Collective::all_reduce;
+    const DType decoded = is_sum ? DType::float32 : values.dtype;
     sample(row, values, encoded.format, decoded, job.outputs[0].device(), communicator, stream);
   }
 }

@@ -26,7 +26,7 @@ class Messages final : public LosslessMessages {
     }
     run_codec(r, {&job, 1});
     sent_bytes += num_bytes;
-    for (const Move& move : holders()) sends.push_back({move.peer, job.message, num_bytes});
+    for (const Move& move : holders()) sends.push_back({move.peer, job.message, num_bytes, /*has_limit=*/true});
     for (std::size_t i = 0; i < owners().size(); ++i) {
       const std::size_t most = most_bytes(kept(i, chunk).num_elements);
       recvs.push_back({owners()[i].peer, received.data(static_cast<int>(i), chunk), most, /*is_limit=*/true});

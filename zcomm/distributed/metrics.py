@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+from zcomm.distributed.binding import _c10d
+
+COLLECTIVES = _c10d.COLLECTIVES
 _CALLS = {
     "calls": "Compressed calls.",
     "bytes": "Bytes of the tensors of compressed calls.",
@@ -54,14 +56,14 @@ def write_prometheus(path: str | os.PathLike[str], counters: Mapping[str, Any], 
         def collect(self) -> Iterator[CounterMetricFamily]:
             for name, text in _CALLS.items():
                 family = CounterMetricFamily(f"zcomm_{name}", text, labels=["collective", "rank"])
-                for collective in _COLLECTIVES:
+                for collective in COLLECTIVES:
                     family.add_metric([collective, str(rank)], counters[collective][name])
                 yield family
             for name, text in _UNCOMPRESSED.items():
                 family = CounterMetricFamily(
                     f"zcomm_uncompressed_{name}", text, labels=["collective", "rank", "reason"]
                 )
-                for collective in _COLLECTIVES:
+                for collective in COLLECTIVES:
                     for reason, calls in counters[collective]["exact"].items():
                         family.add_metric([collective, str(rank), reason], calls[name])
                 yield family

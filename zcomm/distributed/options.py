@@ -35,6 +35,11 @@ class Options(_c10d.Options):
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
         all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the intra-node format.
+        all_to_all: like ``reduce_scatter``; default ``"exact"``. Values are encoded once, in the format of the link to
+            their receiver. Lists count as single tensors, and ``policy`` has no say. Less than ``min_bytes`` over the
+            number of ranks stays exact between two ranks.
+        gather: like ``all_to_all``, in tensors of ``min_bytes`` of all ranks together; default ``"exact"``.
+        scatter: like ``gather``; default ``"exact"``.
         direct: which exact reduce-scatters zcomm makes itself: ``"never"``, the default; ``"small"``, those below
             ``min_bytes``; or ``"always"``. Values go straight to their owner, who adds them in float32 in rank order.
             That is half the bytes of gloo's, and other bits. It serves CPU tensors of float32, bfloat16 and float16,
@@ -76,6 +81,9 @@ class Options(_c10d.Options):
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
+        all_to_all: Format | None = None,
+        gather: Format | None = None,
+        scatter: Format | None = None,
         direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,
         forms: str | Collection[str] | None = None,

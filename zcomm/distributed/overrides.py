@@ -14,6 +14,7 @@ import torch
 from zcomm._formats import Format
 from zcomm.distributed import _dtensor
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.metrics import COLLECTIVES
 from zcomm.distributed.options import given_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class override(_Change):
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
+        all_to_all: Format | None = None,
+        gather: Format | None = None,
+        scatter: Format | None = None,
         direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,
         forms: str | Collection[str] | None = None,
@@ -79,7 +83,7 @@ def tell_apart_what_is_traced() -> None:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
-    return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact", direct="never")
+    return override(**dict.fromkeys(COLLECTIVES, "exact"), direct="never")
 
 
 def is_overridden(field: str) -> bool:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from zcomm._version import __version__
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
+from zcomm.distributed.metrics import COLLECTIVES
 from zcomm.distributed.stats import stats_of
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 # Thresholds of report()'s advice.
 DECIBELS_BELOW_MEDIAN = 6.0
 MOST_ZEROED = 0.5
@@ -75,6 +75,9 @@ class Report:
     all_gather: list[SiteReport]
     reduce_scatter: list[SiteReport]
     all_reduce: list[SiteReport]
+    all_to_all: list[SiteReport]
+    gather: list[SiteReport]
+    scatter: list[SiteReport]
     advice: list[str]
     weights: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -115,10 +118,7 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
     decisions = stats_of(backend).all_decisions()
-    return Report(
-        backend.rank(), backend.options.sample_errors_every, sites["all_gather"], sites["reduce_scatter"],
-        sites["all_reduce"], advice=advice, decisions=decisions,
-    )  # fmt: skip
+    return Report(backend.rank(), backend.options.sample_errors_every, **sites, advice=advice, decisions=decisions)
 
 
 def _site_of(loss: _c10d.Loss) -> SiteReport:

@@ -14,7 +14,7 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
 #: Weight of a collective's tensor bytes in sums over all collectives.
-BYTES_MOVED = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+BYTES_MOVED = {name: 2 if name == "all_reduce" else 1 for name in metrics.COLLECTIVES}
 
 # Settings that would compress the calls kept exact by a reason. Other reasons have no setting.
 _SETTINGS = {
@@ -27,6 +27,7 @@ _FORMATS = {
     "all_gather": "all_gather='int8:256'",
     "reduce_scatter": "reduce_scatter='int8:128/int4:128'",
     "all_reduce": "all_reduce='int8:128/int4:128', or zcomm.ddp.compress_hook for DDP",
+    **{name: f"{name}='int8:128'" for name in ("all_to_all", "gather", "scatter")},
 }
 
 
@@ -154,6 +155,9 @@ class Stats:
     all_gather: CollectiveStats
     reduce_scatter: CollectiveStats
     all_reduce: CollectiveStats
+    all_to_all: CollectiveStats
+    gather: CollectiveStats
+    scatter: CollectiveStats
     direct_reduce_scatter: SentCalls
     rehearsals: SentCalls
     decisions: list[Decision]
@@ -182,7 +186,7 @@ class Stats:
 
     def __str__(self) -> str:
         parts = []
-        for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        for name in metrics.COLLECTIVES:
             one: CollectiveStats = getattr(self, name)
             if one.calls:
                 parts.append(
@@ -251,9 +255,7 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         return CollectiveStats(**fields)
 
     return Stats(
-        collective("all_gather"),
-        collective("reduce_scatter"),
-        collective("all_reduce"),
+        *map(collective, metrics.COLLECTIVES),
         SentCalls(**raw["direct_reduce_scatter"]),
         SentCalls(**raw["rehearsals"]),
         [Decision(**decision) for decision in backend.decisions()],

@@ -93,7 +93,11 @@ TABLE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "reduce-scatter MAX": (lambda: scatter(mine(2 * NUM), dist.ReduceOp.MAX), "reduce_scatter: operation", ""),
     "broadcast": (lambda: dist.broadcast(mine(), 0), "others", ""),
     "reduce": (lambda: dist.reduce(mine(), 0), "others", ""),
-    "all-to-all": (lambda: dist.all_to_all_single(torch.empty(NUM), mine()), "others", ""),
+    "all-to-all": (
+        lambda: dist.all_to_all_single(torch.empty(NUM), mine()),
+        "all_to_all: format_exact",
+        "all_to_all: compressed",
+    ),
     "barrier": (lambda: dist.barrier(), "others", ""),
 }
 

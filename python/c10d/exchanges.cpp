@@ -1,0 +1,138 @@
+// Exchanges, which are compressed if the options name a format for them: all-to-alls, gathers and scatters.
+#include <numeric>
+
+#include "process_group.hpp"
+#include "tensors.hpp"
+#include "zcomm/exchange.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+using Lengths = std::vector<std::int64_t>;
+
+void check_same_dtype(at::TensorList tensors, const char* name, const at::Tensor& like, const char* like_name) {
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), "zcomm: ", name, ": expected dtype ",
+                      like.scalar_type(), " as in ", like_name, ", got ", tensor.scalar_type());
+  }
+}
+
+void check_count(const std::vector<at::Tensor>& tensors, int size, const char* name) {
+  TORCH_CHECK_VALUE(tensors.size() == static_cast<std::size_t>(size), "zcomm: ", name,
+                    ": expected a tensor for each of ", size, " ranks, got ", tensors.size());
+}
+
+// Returns the elements of each rank in a tensor that is split along its first dimension: equally without `splits`.
+Lengths split_lengths(const at::Tensor& tensor, const Lengths& splits, int size, const char* name) {
+  const std::int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+  const std::int64_t row_elements = rows == 0 ? 0 : tensor.numel() / rows;
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(rows % size == 0, "zcomm: ", name, ": expected a multiple of ", size, " rows, got ", rows);
+    return Lengths(static_cast<std::size_t>(size), rows / size * row_elements);
+  }
+  TORCH_CHECK_VALUE(splits.size() == static_cast<std::size_t>(size), "zcomm: ", name,
+                    "_split_sizes: expected one for each of ", size, " ranks, got ", splits.size());
+  Lengths lengths;
+  for (const std::int64_t split : splits) {
+    TORCH_CHECK_VALUE(split >= 0, "zcomm: ", name, "_split_sizes: expected 0 or more rows for each rank, got ", split);
+    lengths.push_back(split * row_elements);
+  }
+  const std::int64_t total = std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+  TORCH_CHECK_VALUE(total == rows, "zcomm: ", name, "_split_sizes: expected a sum of the ", rows, " rows of ", name,
+                    ", got ", total);
+  return lengths;
+}
+
+Lengths lengths_of(const std::vector<at::Tensor>& tensors) {
+  Lengths lengths;
+  for (const at::Tensor& tensor : tensors) lengths.push_back(tensor.numel());
+  return lengths;
+}
+
+}  // namespace
+
+WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+                                    std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
+  if (getSize() > 1) check_in_order(output, "output");
+  const CallSettings settings = settings_of(opts);
+  Lengths sent, received;
+  const auto check = [&] {
+    check_same_dtype(output, "output", input, "input");
+    sent = split_lengths(input, input_splits, getSize(), "input");
+    received = split_lengths(output, output_splits, getSize(), "output");
+  };
+  const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+    const RecordedCall recorded = recorded_call("all_to_all", input, output, settings.timeout);
+    return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
+      return inner.alltoall_base(output, input, output_splits, input_splits, opts);
+    });
+  }
+  JobPtr job = compressed_.all_to_all(::c10d::OpType::ALLTOALL_BASE, {input}, sent, {output}, received, settings);
+  return inner_.track(compressed_.launch(std::move(job), settings));
+}
+
+WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                               const ::c10d::AllToAllOptions& opts) {
+  check_count(inputs, getSize(), "input_tensor_list");
+  check_count(outputs, getSize(), "output_tensor_list");
+  const CallSettings settings = settings_of(opts);
+  Call call = describe(Collective::all_to_all, Form::list, inputs[0], inputs);
+  call.contiguous = call.contiguous && describe(Collective::all_to_all, Form::list, inputs[0], outputs).contiguous;
+  const auto check = [&] {
+    check_same_dtype(inputs, "input_tensor_list", inputs[0], "the first tensor");
+    check_same_dtype(outputs, "output_tensor_list", inputs[0], "input_tensor_list");
+  };
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+    const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, settings.timeout);
+    return inner_.forward(recorded, inputs[0],
+                          [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
+  }
+  JobPtr job = compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
+                                      lengths_of(outputs), settings);
+  return inner_.track(compressed_.launch(std::move(job), settings));
+}
+
+WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                             const ::c10d::GatherOptions& opts) {
+  TORCH_CHECK_VALUE(inputs.size() == 1, "zcomm: tensor: expected one, got ", inputs.size());
+  const bool is_root = opts.rootRank == getRank();
+  const std::vector<at::Tensor> gathered = is_root && outputs.size() == 1 ? outputs[0] : std::vector<at::Tensor>();
+  const CallSettings settings = settings_of(opts);
+  Call call = describe(Collective::gather, Form::list, inputs[0], gathered);
+  call.num_bytes = static_cast<std::int64_t>(inputs[0].nbytes()) * getSize();
+  const auto check = [&] {
+    if (is_root) check_list(gathered, inputs[0], getSize(), "gather_list", "tensor");
+  };
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+    const RecordedCall recorded = recorded_call("gather", inputs, inputs, settings.timeout);
+    return inner_.forward(recorded, inputs[0],
+                          [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
+  }
+  return inner_.track(
+      compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings), settings));
+}
+
+WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                              const ::c10d::ScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == 1, "zcomm: tensor: expected one, got ", outputs.size());
+  if (getSize() > 1) check_in_order(outputs, "tensor");
+  if (getSize() > 1 && !inputs.empty()) check_in_order(inputs[0], "scatter_list");
+  const bool is_root = opts.rootRank == getRank();
+  const std::vector<at::Tensor> scattered = is_root && inputs.size() == 1 ? inputs[0] : std::vector<at::Tensor>();
+  const CallSettings settings = settings_of(opts);
+  Call call = describe(Collective::scatter, Form::list, outputs[0], scattered);
+  call.num_bytes = static_cast<std::int64_t>(outputs[0].nbytes()) * getSize();
+  const auto check = [&] {
+    if (is_root) check_list(scattered, outputs[0], getSize(), "scatter_list", "tensor");
+  };
+  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+    const RecordedCall recorded = recorded_call("scatter", outputs, outputs, settings.timeout);
+    return inner_.forward(recorded, outputs[0],
+                          [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
+  }
+  return inner_.track(
+      compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings), settings));
+}
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,238 @@
+"""All-to-alls, gathers and scatters: bits, opting in, splits, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from support.calls import NUM, data
+from support.expected import assert_same_bits, roundtrip
+from support.worlds import collect, run
+
+import zcomm
+
+NODES = [0, 0, 1]
+INTRA, INTER = "int8:128", "int4:64"
+FORMATS = f"{INTRA}/{INTER}"
+OPTIONS = zcomm.Options(all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LEAST = 65536 // 3  # bytes between two ranks that are compressed
+
+
+def arrives(
+    values: torch.Tensor, source: int, to: int, nodes: Sequence[int] = NODES, least: int = LEAST
+) -> torch.Tensor:
+    """What rank ``to`` has of ``values`` that rank ``source`` sends to it."""
+    if source == to or values.nbytes < least:
+        return values
+    return roundtrip(values.reshape(-1), INTRA if nodes[source] == nodes[to] else INTER).reshape(values.shape)
+
+
+def rows(rank: int, splits: Sequence[int], width: int, dtype: torch.dtype) -> torch.Tensor:
+    return data(rank, sum(splits) * width, dtype).reshape(sum(splits), width)
+
+
+# Rows that each rank sends to each: zeros, one rank all, odd numbers.
+SPLITS = [
+    [[1001, 1001, 1001]] * 3,
+    [[0, 700, 3], [901, 0, 0], [1, 1500, 777]],
+    [[0, 2000, 0]] * 3,
+    [[0, 0, 0], [0, 0, 999], [0, 0, 0]],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_to_all_of_one_tensor(dtype: torch.dtype) -> None:
+    def body() -> None:
+        rank, width = dist.get_rank(), 33
+        for number, splits in enumerate(SPLITS):
+            source = rows(rank, splits[rank], width, dtype)
+            received = [splits[other][rank] for other in range(3)]
+            output = torch.full((sum(received), width), -1.0, dtype=dtype)
+            even = number == 0
+            work = dist.all_to_all_single(
+                output, source, None if even else received, None if even else splits[rank], async_op=number % 2 == 1
+            )
+            if work is not None:
+                work.wait()
+            parts = [rows(other, splits[other], width, dtype).split(splits[other])[rank] for other in range(3)]
+            expected = torch.cat([arrives(part, other, rank) for other, part in enumerate(parts)])
+            assert_same_bits(output, expected, f"splits {number}")
+        assert zcomm.stats().all_to_all.calls == len(SPLITS)
+        assert zcomm.stats().others.calls == 0
+
+    run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
+def test_all_to_all_of_lists_of_any_shapes() -> None:
+    def shape(source: int, to: int) -> tuple[int, ...]:
+        return [(100, 7 * (to + 1) * 40), (0, 3), (30000,)][(source + to) % 3]
+
+    def sent(source: int, to: int) -> torch.Tensor:
+        size = shape(source, to)
+        return data(10 * source + to, torch.Size(size).numel(), torch.bfloat16).reshape(size)
+
+    def body() -> None:
+        rank = dist.get_rank()
+        outputs = [torch.empty(shape(other, rank), dtype=torch.bfloat16) for other in range(3)]
+        dist.all_to_all(outputs, [sent(rank, other) for other in range(3)])
+        for other, output in enumerate(outputs):
+            assert_same_bits(output, arrives(sent(other, rank), other, rank), f"from {other}")
+        assert zcomm.stats().all_to_all.calls == 1
+
+    run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
+def test_gather_and_scatter() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        for root in (0, 2):
+            gathered = [torch.empty(NUM) for _ in range(3)] if rank == root else None
+            dist.gather(data(rank, NUM), gathered, dst=root)
+            for other, part in enumerate(gathered or []):
+                assert_same_bits(part, arrives(data(other, NUM), other, root), f"gathered from {other}")
+            parts = [data(other, NUM, seed=1) for other in range(3)]
+            output = torch.empty(NUM)
+            dist.scatter(output, parts if rank == root else None, src=root)
+            assert_same_bits(output, arrives(parts[rank], root, rank), f"scattered from {root}")
+        stats = zcomm.stats()
+        assert (stats.gather.calls, stats.scatter.calls) == (2, 2)
+        assert stats.gather.bytes == 2 * 3 * NUM * 4
+        small = torch.ones(10)
+        dist.gather(small, [torch.empty(10) for _ in range(3)] if rank == 0 else None)
+        assert zcomm.stats().gather.exact["min_bytes"].calls == 1
+
+    run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
+def test_functional_all_to_all_compresses_forward_and_backward() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        source = data(rank, 2 * NUM).requires_grad_()
+        output = funcol.all_to_all_single_autograd(source, [NUM, NUM], [NUM, NUM], dist.group.WORLD)
+        gradient = data(rank, 2 * NUM, seed=1)
+        output.backward(gradient)
+        parts = [data(other, 2 * NUM).chunk(2)[rank] for other in range(2)]
+        assert_same_bits(
+            output.detach(), torch.cat([arrives(p, o, rank, [0, 1]) for o, p in enumerate(parts)]), "forward"
+        )
+        parts = [data(other, 2 * NUM, seed=1).chunk(2)[rank] for other in range(2)]
+        assert source.grad is not None
+        assert_same_bits(source.grad, torch.cat([arrives(p, o, rank, [0, 1]) for o, p in enumerate(parts)]), "backward")
+        assert zcomm.stats().all_to_all.calls == 2
+
+    run(body, options=OPTIONS, nodes=[0, 1])
+
+
+def test_nothing_is_compressed_without_being_asked() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        source, output = data(rank, 2 * NUM), torch.empty(2 * NUM)
+        expected = torch.cat([data(other, 2 * NUM).chunk(2)[rank] for other in range(2)])
+        dist.all_to_all_single(output, source)
+        assert_same_bits(output, expected, "by default")
+        with zcomm.override(all_to_all=INTRA):
+            dist.all_to_all_single(output, source)
+            assert not torch.equal(output, expected)
+            with zcomm.exact():
+                dist.all_to_all_single(output, source)
+                assert_same_bits(output, expected, "exact()")
+            numbers = torch.arange(2 * NUM)
+            received = torch.empty_like(numbers)
+            dist.all_to_all_single(received, numbers)
+            assert_same_bits(received, torch.cat([numbers.chunk(2)[rank]] * 2), "integers")
+        stats = zcomm.stats().all_to_all
+        assert stats.calls == 1
+        assert {reason: calls.calls for reason, calls in stats.exact.items()} == {"format_exact": 2, "not_a_float": 1}
+
+    run(body)
+
+
+def test_bytes_are_those_of_the_wires() -> None:
+    """``auto`` has no say, and the steps that it times see no all-to-all, whose size differs in each step."""
+
+    def body() -> None:
+        output = torch.empty(3 * 1280 * 32)
+        dist.all_to_all_single(output, data(dist.get_rank(), output.numel()))
+        stats = zcomm.stats().all_to_all
+        intra, inter = (zcomm.codec.wire_bytes(format, "float32", 1280 * 32) for format in (INTRA, INTER))
+        assert stats.intra_node_bytes == NODES.count(NODES[dist.get_rank()]) * intra - intra
+        assert stats.inter_node_bytes == (3 - NODES.count(NODES[dist.get_rank()])) * inter
+        assert not zcomm.stats().decisions
+
+    run(body, size=3, options=zcomm.Options(all_to_all=FORMATS, policy="auto"), nodes=NODES)
+
+
+BAD_CALLS: list[tuple[str, Any]] = [
+    (
+        "input_split_sizes: expected a sum of the 8 rows of input, got 7",
+        lambda: dist.all_to_all_single(torch.empty(8, 2), torch.ones(8, 2), [4, 4], [3, 4]),
+    ),
+    (
+        "output_split_sizes: expected one for each of 2 ranks, got 3",
+        lambda: dist.all_to_all_single(torch.empty(8), torch.ones(8), [4, 4, 0], [4, 4]),
+    ),
+    ("input: expected a multiple of 2 rows, got 7", lambda: dist.all_to_all_single(torch.empty(8), torch.ones(7))),
+    ("output: expected dtype Float", lambda: _all_to_all_of_two_dtypes()),
+    ("outputs: expected memory apart from the inputs", lambda: _all_to_all_in_place()),
+    (
+        "scatter_list: expected tensors of 16384 Float",
+        lambda: dist.scatter(torch.empty(16384), [torch.ones(16384), torch.ones(5)], src=dist.get_rank()),
+    ),
+    (
+        "gather_list: expected a tensor for each of 2 ranks, got 1",
+        lambda: dist.gather(torch.ones(16384), [torch.empty(16384)], dst=dist.get_rank()),
+    ),
+]
+
+
+def _all_to_all_of_two_dtypes() -> None:
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.alltoall_base(torch.empty(8).bfloat16(), torch.ones(8), [], [])  # torch's own check comes earlier
+
+
+def _all_to_all_in_place() -> None:
+    tensor = torch.ones(2 * NUM)
+    dist.all_to_all_single(tensor, tensor)
+
+
+def test_bad_calls_are_refused_on_every_rank_before_a_byte_moves() -> None:
+    def body() -> None:
+        for text, call in BAD_CALLS:
+            with pytest.raises((ValueError, TypeError, RuntimeError), match=text):
+                call()
+        stats = zcomm.stats()
+        assert stats.all_to_all.wire_bytes + stats.gather.wire_bytes + stats.scatter.wire_bytes == 0
+        output = torch.empty(2 * NUM)
+        dist.all_to_all_single(output, data(dist.get_rank(), 2 * NUM))  # the group still works
+        assert zcomm.stats().all_to_all.wire_bytes > 0
+
+    run(body, options=OPTIONS)
+
+
+def test_ranks_that_differ_in_format_learn_so() -> None:
+    def body() -> None:
+        with zcomm.override(all_to_all=INTRA if dist.get_rank() == 0 else INTER):
+            dist.all_to_all_single(torch.empty(2 * NUM), torch.ones(2 * NUM))
+
+    for outcome in collect(body, 2, options=OPTIONS):
+        assert outcome.error is not None
+        assert f"all_to_all float32 {INTRA}" in outcome.error
+        assert f"all_to_all float32 {INTER}" in outcome.error
+        assert outcome.seconds < 15
+
+
+def test_ranks_that_differ_in_lengths_learn_so() -> None:
+    """The receiver expects other lengths than the sender sends: no rank goes on with part of its values."""
+
+    def body() -> None:
+        more = 100 * dist.get_rank()
+        output = torch.empty(2 * NUM + more)
+        dist.all_to_all_single(output, torch.ones(2 * NUM), [NUM + more, NUM], [NUM, NUM])
+
+    for outcome in collect(body, 2, options=OPTIONS, group_seconds=3):
+        assert outcome.error is not None

@@ -81,7 +81,8 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
       int& count = num_received_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->recv(tensor, peer, tag_of(count, recv.is_limit ? 0 : recv.num_bytes, peer, rank())), peer});
+      pending.push_back(
+          {group_->recv(tensor, peer, tag_of(count, recv.is_limit ? 0 : recv.num_bytes, peer, rank())), peer});
       count = (count + 1) % kTags;
     }
     for (const Send& send : sends) {
@@ -89,7 +90,8 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
       int& count = num_sent_[static_cast<std::size_t>(peer)];
-      pending.push_back({group_->send(tensor, peer, tag_of(count, send.has_limit ? 0 : send.num_bytes, rank(), peer)), peer});
+      pending.push_back(
+          {group_->send(tensor, peer, tag_of(count, send.has_limit ? 0 : send.num_bytes, rank(), peer)), peer});
       count = (count + 1) % kTags;
     }
   } catch (const std::exception& error) {

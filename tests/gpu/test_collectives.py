@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.expected import roundtrip
 from support.gpu_world import (
     DEVICE,
     DTYPES,
@@ -144,6 +145,42 @@ def test_all_reduce(size: int, node_size: int) -> None:
             assert_bounded(tensor, total, bound + half_step(total.abs() + bound, inside), (name, num, dtype))
 
     run(body, size, options=compressing(node_size))
+
+
+@pytest.mark.stand_in
+@each_shape
+def test_exchanges(size: int, node_size: int) -> None:
+    """All-to-alls, even and uneven, gathers and scatters: each part encoded once, in the format of its link."""
+    nodes = nodes_of(size, node_size)
+    inside, between = FORMATS.split("/")
+
+    def arrives(part: torch.Tensor, source: int, to: int) -> torch.Tensor:
+        if source == to or not part.numel():
+            return part
+        return roundtrip(part, inside if nodes[source] == nodes[to] else between)
+
+    def lengths(source: int, num: int) -> list[int]:
+        return [(num, 0, 1, num + 7)[(source + to) % 4] for to in range(size)]
+
+    def body() -> None:
+        me = dist.get_rank()
+        for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
+            parts = [list(values(sum(lengths(r, num)), dtype, seed, r).split(lengths(r, num))) for r in range(size)]
+            received = [parts[r][me].numel() for r in range(size)]
+            out = on_device(torch.full((sum(received),), -1.0, dtype=dtype))
+            dist.all_to_all_single(out, on_device(torch.cat(parts[me])), received, lengths(me, num))
+            root = seed % size
+            mine = values(num, dtype, seed)
+            gathered = [on_device(torch.zeros(num, dtype=dtype)) for _ in range(size)] if me == root else None
+            dist.gather(on_device(mine), gathered, dst=root)
+            scattered = on_device(torch.zeros(num, dtype=dtype))
+            dist.scatter(scattered, gathered, src=root)
+            assert_same_bits(on_host(out), torch.cat([arrives(parts[r][me], r, me) for r in range(size)]), (num, dtype))
+            assert_same_bits(
+                on_host(scattered), arrives(arrives(mine, me, root), root, me), ("there and back", num, dtype)
+            )
+
+    run(body, size, options=compressing(node_size, all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS))
 
 
 def test_replicas_agree_and_runs_are_deterministic() -> None:

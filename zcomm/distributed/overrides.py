@@ -83,7 +83,8 @@ def tell_apart_what_is_traced() -> None:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
-    return override(**dict.fromkeys(COLLECTIVES, "exact"), direct="never")
+    formats: dict[str, Any] = dict.fromkeys(COLLECTIVES, "exact")
+    return override(**formats, direct="never")
 
 
 def is_overridden(field: str) -> bool:

@@ -8,7 +8,7 @@ import os
 import statistics
 import weakref
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -113,7 +113,7 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
 
 def report_of(backend: _c10d.ProcessGroup) -> Report:
     """Return the report of one backend object; see :func:`report`."""
-    sites: dict[str, list[SiteReport]] = {name: [] for name in COLLECTIVES}
+    sites: dict[str, Any] = {name: [] for name in COLLECTIVES}
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]

@@ -255,10 +255,10 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         return CollectiveStats(**fields)
 
     return Stats(
-        *map(collective, metrics.COLLECTIVES),
-        SentCalls(**raw["direct_reduce_scatter"]),
-        SentCalls(**raw["rehearsals"]),
-        [Decision(**decision) for decision in backend.decisions()],
-        Calls(**raw["others"]),
-        StepDecision(**by_steps) if by_steps else None,
+        **{name: collective(name) for name in metrics.COLLECTIVES},
+        direct_reduce_scatter=SentCalls(**raw["direct_reduce_scatter"]),
+        rehearsals=SentCalls(**raw["rehearsals"]),
+        decisions=[Decision(**decision) for decision in backend.decisions()],
+        others=Calls(**raw["others"]),
+        by_steps=StepDecision(**by_steps) if by_steps else None,
     )

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "zcomm/communicator.hpp"
+#include "zcomm/exchange.hpp"
 
 namespace zcomm::test {
 
@@ -73,6 +74,14 @@ inline CallStats all_reduce(Communicator& communicator, TensorView tensor, HopFo
                             const Feedback* feedback = nullptr) {
   AllReducePlan plan(communicator.world(), tensor.num_elements, tensor.dtype, formats, format_of(feedback));
   return reduce_all(communicator, std::move(plan), tensor, factor, timeout, stream, feedback);
+}
+
+inline CallStats all_to_all(Communicator& communicator, std::span<const ConstTensorView> inputs,
+                            std::span<const TensorView> outputs, HopFormats formats, std::chrono::milliseconds timeout,
+                            StreamView stream = {}) {
+  ExchangeShape shape{shape_of(inputs).lengths, shape_of(outputs).lengths, inputs.front().dtype};
+  const auto operation = make_exchange(ExchangePlan::all_to_all(communicator.world(), std::move(shape), formats));
+  return communicator.run(*operation, {inputs, outputs}, timeout, stream);
 }
 
 }  // namespace zcomm::test

@@ -38,12 +38,19 @@ void call(Communicator& communicator, Action action, TensorView tensor, TensorVi
     test::all_reduce(communicator, tensor, kFormats, 0.5f, timeout, stream);
     return;
   }
-  const auto slots = split(tensor, communicator.size(), part.num_elements);
+  const int size = communicator.size();
+  const auto slots = split(tensor, size, part.num_elements);
   if (action == Action::gather) {
     test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, kFormats.intra_node,
                      timeout, stream);
+    return;
+  }
+  std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+  if (action == Action::exchange) {
+    const std::int64_t share = part.num_elements / size;
+    for (ConstTensorView& input : inputs) input = input.slice(0, share);
+    test::all_to_all(communicator, inputs, split(part, size, share), kFormats, timeout, stream);
   } else {
-    const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
     test::reduce_scatter(communicator, inputs, part, kFormats, 0.5f, timeout, stream);
   }
 }
@@ -59,7 +66,8 @@ std::vector<std::vector<Values>> expected(const Schedule& schedule) {
       Values tensor = schedule.input(i, rank);
       Values part(static_cast<std::size_t>(step.elements));
       call(*communicators[r], step.action, test::view(tensor), test::view(part), 60s, {});
-      results[r].push_back(step.action == Action::scatter ? part : tensor);
+      if (step.action == Action::exchange) part.resize(part.size() / schedule.ids.size() * schedule.ids.size());
+      results[r].push_back(step.is_in_part() ? part : tensor);
     }
   });
   return results;
@@ -170,7 +178,7 @@ class Rank {
       call(*communicator_, step.action, lane.tensor_view(step.elements * schedule_.size()),
            lane.part_view(step.elements), timeout_, lane.stream.view());
     }
-    const float* found = step.action == Action::scatter ? lane.part.data() : lane.tensor.data();
+    const float* found = step.is_in_part() ? lane.part.data() : lane.tensor.data();
     test::require_cuda(cuda_host::enqueue(lane.stream, [this, number, found] {
       const Values& right = results_[number];
       is_wrong_[number] = std::memcmp(found, right.data(), right.size() * sizeof(float)) != 0;

@@ -177,6 +177,23 @@ class AllReducePlan:
     ) -> None: ...
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 
+class ExchangePlan:
+    description: str
+    num_chunks: int
+    bytes: LinkBytes
+    passes: CodecPasses
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        sent: Sequence[int],
+        received: Sequence[int],
+        dtype: str,
+        formats: str,
+        chunk_bytes: int = ...,
+    ) -> None: ...
+    def trace(self, grouped: bool) -> list[TraceStep]: ...
+
 class LosslessPlan:
     description: str
     num_chunks: int
@@ -234,6 +251,10 @@ class Communicator:
         self, slots: Sequence[Values], segments: Segments, feedback: str | None = None
     ) -> Operation: ...
     def make_all_reduce(self, tensor: Values, formats: str) -> Operation: ...
+    def make_all_to_all(self, inputs: Sequence[Values], outputs: Sequence[Values], formats: str) -> Operation: ...
+    def make_gather(self, root: int, part: Values, formats: str) -> Operation: ...
+    def make_scatter(self, root: int, part: Values, formats: str) -> Operation: ...
+    def make_message(self, source: int, target: int, values: Values, formats: str) -> Operation: ...
     def run(
         self,
         operation: Operation,
@@ -259,5 +280,6 @@ def connect(
     device: int,
     timeout: timedelta,
     chunk_bytes: int,
+    connect_all: bool,
 ) -> Communicator: ...
 def make_local_communicators(node_ids: Sequence[int], chunk_bytes: int) -> list[Communicator]: ...

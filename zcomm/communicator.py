@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
+from zcomm._exchanges import Exchanges
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats
@@ -28,7 +29,7 @@ _HINT = (
 )
 
 
-class Communicator:
+class Communicator(Exchanges):
     """One rank of a group of ``size`` ranks, on one GPU. All ranks construct it together, with the same ``unique_id``,
     nodes and ``chunk_bytes``, and then make the same calls in the same order.
 
@@ -48,6 +49,8 @@ class Communicator:
         chunk_bytes: values of a shard that are sent as one piece, in bytes; by default 128 MiB over ``size``,
             512 KiB among more than 256 ranks.
         seed: seed of formats with ``:stochastic``.
+        connect_all: connect with all ranks now, and not only with those of the hops of gathers and reductions. Without
+            it the first exchange of two other ranks blocks the host until both have called it.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Communicator:
         timeout: datetime.timedelta | float = 600.0,
         chunk_bytes: int | None = None,
         seed: int = 0,
+        connect_all: bool = False,
     ) -> None:
         if size < 1 or not 0 <= rank < size:
             raise ValueError(f"rank: expected 0 to size - 1, got {rank} of size {size}")
@@ -76,7 +80,7 @@ class Communicator:
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
         self.device = _device(rank, device)
-        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes)
+        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes, connect_all)
         if seed:
             self._core.set_seed(seed)
         self.rank = rank

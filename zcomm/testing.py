@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from zcomm import _core
 from zcomm._arrays import HOST, Call, slots_of
+from zcomm._exchanges import Exchanges
 from zcomm._units import parse_nodes
 from zcomm.feedback import ErrorFeedback
 
@@ -68,14 +69,17 @@ class HeldShards:
         return self._operation
 
 
-class LocalRank:
+class LocalRank(Exchanges):
     """One rank of a :class:`LocalWorld`. After a failed call the whole world is unusable."""
 
     def __init__(self, communicator: Any, timeout: float) -> None:
-        self._communicator = communicator
+        self._core = communicator
         self._timeout = datetime.timedelta(seconds=timeout)
         self.rank: int = communicator.rank
         self.size: int = communicator.size
+
+    def _call(self, stream: Any, *arrays: Any) -> Call:
+        return Call(stream, *arrays, device=HOST)
 
     def all_gather(self, shard: Any, out: ArrayT, format: Format = "int8:256") -> ArrayT:
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
@@ -84,7 +88,7 @@ class LocalRank:
         slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
         segments = _segments(format, slots[self.rank][1])
-        self._communicator.run(self._communicator.make_all_gather(slots, segments), [source.raw], slots, self._timeout)
+        self._core.run(self._core.make_all_gather(slots, segments), [source.raw], slots, self._timeout)
         return out
 
     def all_gather_lossless(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
@@ -93,8 +97,8 @@ class LocalRank:
         call = Call(None, device=HOST)
         slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
-        operation = held._of(self._communicator, slots)
-        self._communicator.run(operation, [source.raw], slots, self._timeout)
+        operation = held._of(self._core, slots)
+        self._core.run(operation, [source.raw], slots, self._timeout)
         return out
 
     def reduce_scatter(
@@ -113,19 +117,19 @@ class LocalRank:
         output = call.values(out, "out", writable=True).raw
         segments = _segments(formats, slots[self.rank][1])
         kept = None
-        operation = self._communicator.make_reduce_scatter(slots, segments, feedback and feedback.format)
+        operation = self._core.make_reduce_scatter(slots, segments, feedback.format if feedback else None)
         if feedback is not None:
             shape = f"{output[1:]} in {segments}"
             residual, empty = feedback.use("reduce_scatter", shape, operation.residual_bytes, _aligned_bytes)
             kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
-        self._communicator.run(operation, slots, [output], self._timeout, factor=factor, feedback=kept)
+        self._core.run(operation, slots, [output], self._timeout, factor=factor, feedback=kept)
         return out
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:
         """Replace ``tensor`` by factor times its sum over ranks, and return it."""
         values = Call(None, device=HOST).values(tensor, "tensor", writable=True).raw
-        operation = self._communicator.make_all_reduce(values, formats)
-        self._communicator.run(operation, [], [values], self._timeout, factor=factor)
+        operation = self._core.make_all_reduce(values, formats)
+        self._core.run(operation, [], [values], self._timeout, factor=factor)
         return tensor
 
 

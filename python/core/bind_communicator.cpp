@@ -6,6 +6,7 @@
 
 #include "bind.hpp"
 #include "bound_communicator.hpp"
+#include "zcomm/exchange.hpp"
 #include "zcomm/nccl.hpp"
 
 namespace py = pybind11;
@@ -36,13 +37,13 @@ void end(BoundCommunicator* communicator) {
 
 std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string& unique_id,
                                            const std::vector<int>& node_ids, int device, milliseconds timeout,
-                                           std::size_t chunk_bytes) {
+                                           std::size_t chunk_bytes, bool connect_all) {
   const Topology topology(node_ids);
   NcclOptions options;
   options.unique_id = id_of(unique_id);
   options.rank = rank;
   options.size = size;
-  options.peers = topology.peers(rank);
+  options.peers = connect_all ? topology.others(rank) : topology.peers(rank);
   options.connect_timeout = timeout;
   options.interruption = [] {
     const py::gil_scoped_acquire gil;
@@ -100,6 +101,13 @@ void bind_operation(py::module_& module) {
 // `slots`, of which only lengths and dtype matter.
 SlotShape shape_of_arrays(const std::vector<ArrayTuple>& slots) { return shape_of(views_of<ConstTensorView>(slots)); }
 
+// Makes a gather or scatter of arrays like `part` at each rank.
+template <ExchangePlan (*plan)(World, int, std::int64_t, DType, HopFormats)>
+OperationPtr make_planned(const BoundCommunicator& self, int root, const ArrayTuple& part, const std::string& formats) {
+  const TensorView view = view_of(part);
+  return make_exchange(plan(self.world, root, view.num_elements, view.dtype, HopFormats::parse(formats)));
+}
+
 void bind_makers(BoundClass& communicator_class) {
   communicator_class
       .def(
@@ -129,7 +137,27 @@ void bind_makers(BoundClass& communicator_class) {
             const TensorView view = view_of(tensor);
             return make_all_reduce({self.world, view.num_elements, view.dtype, HopFormats::parse(formats)});
           },
-          py::arg("tensor"), py::arg("formats"));
+          py::arg("tensor"), py::arg("formats"))
+      .def(
+          "make_all_to_all",
+          [](const BoundCommunicator& self, const std::vector<ArrayTuple>& inputs,
+             const std::vector<ArrayTuple>& outputs, const std::string& formats) {
+            const SlotShape sent = shape_of_arrays(inputs);
+            return make_exchange(ExchangePlan::all_to_all(
+                self.world, {sent.lengths, shape_of_arrays(outputs).lengths, sent.dtype}, HopFormats::parse(formats)));
+          },
+          py::arg("inputs"), py::arg("outputs"), py::arg("formats"))
+      .def("make_gather", &make_planned<&ExchangePlan::gather>, py::arg("root"), py::arg("part"), py::arg("formats"))
+      .def("make_scatter", &make_planned<&ExchangePlan::scatter>, py::arg("root"), py::arg("part"), py::arg("formats"))
+      .def(
+          "make_message",
+          [](const BoundCommunicator& self, int source, int target, const ArrayTuple& values,
+             const std::string& formats) {
+            const TensorView view = view_of(values);
+            return make_exchange(ExchangePlan::message(self.world, source, target, view.num_elements, view.dtype,
+                                                       HopFormats::parse(formats)));
+          },
+          py::arg("source"), py::arg("target"), py::arg("values"), py::arg("formats"));
 }
 
 CallStats run(BoundCommunicator& self, Operation& operation, const std::vector<ArrayTuple>& inputs,
@@ -171,7 +199,7 @@ void bind_communicator(py::module_& module) {
                          py::arg("feedback") = py::none(), no_gil);
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
-             py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), no_gil);
+             py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), py::arg("connect_all"), no_gil);
   module.def("make_unique_id", [] {
     const NcclUniqueId id = make_nccl_unique_id();
     return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());

@@ -124,6 +124,25 @@ void bind_all_reduce(py::module_& module) {
           "trace", [](const AllReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 
+// Binds the plan of an all-to-all; `sent` and `received` are the elements for and from each rank.
+void bind_exchange(py::module_& module) {
+  py::class_<ExchangePlan>(module, "ExchangePlan", "What one rank does in an all_to_all. See exchange.hpp.")
+      .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> sent,
+                       std::vector<std::int64_t> received, const std::string& dtype, const std::string& formats,
+                       std::size_t chunk_bytes) {
+             return ExchangePlan::all_to_all({topology, rank, chunk_bytes},
+                                             {std::move(sent), std::move(received), parse_dtype(dtype)},
+                                             HopFormats::parse(formats));
+           }),
+           py::arg("topology"), py::arg("rank"), py::arg("sent"), py::arg("received"), py::arg("dtype"),
+           py::arg("formats"), py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def_property_readonly("description", &ExchangePlan::description)
+      .def_property_readonly("num_chunks", &ExchangePlan::num_chunks)
+      .def_property_readonly("bytes", &ExchangePlan::bytes)
+      .def_property_readonly("passes", &ExchangePlan::passes)
+      .def("trace", [](const ExchangePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
+}
+
 }  // namespace
 
 void bind_plan(py::module_& module) {
@@ -133,6 +152,7 @@ void bind_plan(py::module_& module) {
   bind_lossless_gather(module);
   bind_reduce(module);
   bind_all_reduce(module);
+  bind_exchange(module);
 }
 
 }  // namespace zcomm

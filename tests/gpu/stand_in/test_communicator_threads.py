@@ -67,7 +67,7 @@ def on_gpu(array: Any, device: int) -> Any:
 
 
 def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[list[Any], list[Any], list[Any]]:
-    """What the three collectives give, once the stream is done, what they send, and what must be kept until then."""
+    """What the collectives give, once the stream is done, what they send, and what must be kept until then."""
     rank, size = comm.rank, comm.size
     shard = values(rank, count, dtype)
     whole = np.zeros(size * count, shard.dtype)
@@ -77,13 +77,22 @@ def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[
     in_place = np.zeros_like(whole)
     own = in_place[rank * count : (rank + 1) * count]
     own[:] = shard
+    parts, gathered, scattered = (np.zeros_like(whole), np.zeros_like(whole), np.zeros_like(shard))
+    is_root = rank == size - 1
     stats = [
         comm.all_gather(on_gpu(shard, rank), on_gpu(whole, rank), format=GATHER, stream=stream),
         comm.all_gather(on_gpu(own, rank), on_gpu(in_place, rank), format=GATHER, stream=stream),
         comm.reduce_scatter(on_gpu(slots, rank), on_gpu(part, rank), formats=SCATTER, op="avg", stream=stream),
         comm.all_reduce(on_gpu(total, rank), formats=REDUCE, stream=stream),
+        comm.all_to_all(on_gpu(slots, rank), on_gpu(parts, rank), formats=SCATTER, stream=stream),
+        comm.gather(
+            on_gpu(shard, rank), on_gpu(gathered, rank) if is_root else None, size - 1, formats=SCATTER, stream=stream
+        ),
+        comm.scatter(
+            on_gpu(slots, rank) if is_root else None, on_gpu(scattered, rank), size - 1, formats=SCATTER, stream=stream
+        ),
     ]
-    return [whole, in_place, part, total], stats, [shard, slots]
+    return [whole, in_place, part, total, parts, gathered, scattered], stats, [shard, slots]
 
 
 def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
@@ -94,13 +103,19 @@ def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
         whole = rank.all_gather(values(rank.rank, count, dtype), np.zeros(size * count, kind), GATHER)
         slots = values(100 + rank.rank, size * count, dtype)
         part = rank.reduce_scatter(slots, np.zeros(count, kind), SCATTER, factor=1 / size)
-        return [whole, whole, part, rank.all_reduce(values(200 + rank.rank, 3 * count + 1, dtype), REDUCE)]
+        total = rank.all_reduce(values(200 + rank.rank, 3 * count + 1, dtype), REDUCE)
+        parts, gathered, scattered = np.zeros(size * count, kind), np.zeros(size * count, kind), np.zeros(count, kind)
+        rank.all_to_all(slots, parts, formats=SCATTER)
+        rank.gather(values(rank.rank, count, dtype), gathered, size - 1, formats=SCATTER)
+        rank.scatter(slots, scattered, size - 1, formats=SCATTER)
+        return [whole, whole, part, total, parts, gathered, scattered]
 
     return LocalWorld(nodes).run(body)
 
 
 def assert_same(got: list[Any], want: list[Any], what: object) -> None:
-    for name, one, other in zip(("gather", "gather in place", "scatter", "reduce"), got, want, strict=True):
+    names = ("all_gather", "in place", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter")
+    for name, one, other in zip(names, got, want, strict=True):
         bits = [array.view(f"u{array.itemsize}") for array in (one, other)]
         assert (bits[0] == bits[1]).all(), (what, name)
 
@@ -129,8 +144,9 @@ def test_the_host_does_not_wait() -> None:
     """One thread makes the calls of all ranks, one after the other, on streams of its own."""
     size, count = 4, 5000
     unique_id = zcomm.Communicator.unique_id()
+    connect = lambda rank: zcomm.Communicator(rank, size, unique_id, node_size=2, connect_all=True)  # noqa: E731
     with ThreadPoolExecutor(size) as pool:
-        comms = list(pool.map(lambda rank: zcomm.Communicator(rank, size, unique_id, node_size=2), range(size)))
+        comms = list(pool.map(connect, range(size)))
     streams, gathered = [], []
     for comm in comms:
         set_device(comm.device)

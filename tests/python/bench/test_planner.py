@@ -92,7 +92,7 @@ def check_bytes(nodes: str, num_elements: int) -> None:
         whole, part = np.zeros((rank.size, shard), np.float32), np.zeros(shard, np.float32)
         slots = [(slot.ctypes.data, shard, "float32") for slot in whole]
         own, timeout = (part.ctypes.data, shard, "float32"), timedelta(seconds=60)
-        core = rank._communicator
+        core = rank._core
         gathered = core.run(core.make_all_gather(slots, [(shard, "int8:256")]), [own], slots, timeout)
         reduce = core.make_reduce_scatter(slots, [(shard, "int8:128/int4:128")])
         return gathered, core.run(reduce, slots, [own], timeout)
@@ -116,13 +116,13 @@ def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_
     def body(rank: LocalRank) -> tuple[CallStats, int, int]:
         whole = np.zeros((rank.size, length), np.uint16)
         slots = [lossless.view_of(slot) for slot in whole]
-        gather = rank._communicator.make_lossless_gather(slots)
+        gather = rank._core.make_lossless_gather(slots)
         held = np.zeros(gather.kept_bytes + 64, np.uint8)
         kept = _core.Kept(held.ctypes.data + -held.ctypes.data % 64, gather.kept_bytes)
         gather = gather.keeping(kept)
         for own in (before, after):
             view, timeout = lossless.view_of(own), timedelta(seconds=60)
-            sent = rank._communicator.run(gather, [view], slots, timeout)
+            sent = rank._core.run(gather, [view], slots, timeout)
         assert (whole == after).all()
         return sent, kept.sent_bytes, gather.kept_bytes
 

@@ -65,11 +65,11 @@ def test_arguments_arrive(connections: list[tuple[Any, ...]]) -> None:
         ({}, [0, 0, 0, 0], 1, 600),
         ({"node_size": 2, "timeout": 5}, [0, 0, 1, 1], 1, 5),
         ({"node_size": 3, "device": 7, "timeout": 0.5}, [0, 0, 0, 1], 7, 0.5),
-        ({"node_ids": (4, 2, 4, 2), "timeout": hour}, [4, 2, 4, 2], 1, 3600),
+        ({"node_ids": (4, 2, 4, 2), "timeout": hour, "connect_all": True}, [4, 2, 4, 2], 1, 3600),
     ]:
         comm = zcomm.Communicator(1, 4, ID, chunk_bytes=4096, **fields)
         limit = datetime.timedelta(seconds=timeout)
-        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096)
+        assert connections[-1] == (1, 4, ID, nodes, device, limit, 4096, "connect_all" in fields)
         assert (comm.rank, comm.size, comm.num_nodes, comm.device) == (1, 4, 2, device)
     assert zcomm.Communicator(9, 16, ID).device == 1
     assert repr(comm) == "<zcomm.Communicator: rank 1 of 4 in 2 nodes, GPU 1>"
@@ -206,7 +206,7 @@ def test_a_build_without_cuda_says_so() -> None:
         _nccl.load,
         lambda: zcomm.Communicator(0, 1, ID),
         lambda: _core.synchronize(0),
-        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1),
+        lambda: _core.connect(0, 1, ID, [0], 0, datetime.timedelta(seconds=1), 1, False),
     ):
         with pytest.raises(_core.Error, match=message):
             call()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from zcomm import codec
 from zcomm.testing import HeldShards, LocalRank, LocalWorld
 
 
@@ -57,12 +58,74 @@ def test_lossless_weights_arrive_bit_for_bit(nodes: str | list[int], dtype: torc
         assert sizes[0] > 2 * n > max(sizes[1:]) > 0
 
 
+@pytest.mark.parametrize("nodes", ["1x4", "2x3", "8x8", [0, 0, 0, 1]])
+def test_exchanges_encode_each_part_once(nodes: str | list[int]) -> None:
+    """All-to-alls with odd and empty parts, a gather and scatter of the last rank, a message to the next rank."""
+    world = LocalWorld(nodes, chunk_bytes=4096)
+    size, formats = world.size, ("int8:64", "int4:32")
+    ids = nodes if isinstance(nodes, list) else [rank // int(nodes[2]) for rank in range(size)]
+
+    def arrives(values: np.ndarray, source: int, to: int) -> np.ndarray:
+        if source == to or not len(values):
+            return values
+        format = formats[ids[source] != ids[to]]
+        return codec.decode(codec.encode(values, format), format, np.empty_like(values))
+
+    def data(rank: int, count: int) -> np.ndarray:
+        return np.random.default_rng(rank).normal(size=count).astype(np.float32)
+
+    splits = [[(0, 1, 33, 1500)[(source + 2 * to) % 4] for to in range(size)] for source in range(size)]
+
+    def body(rank: LocalRank) -> None:
+        me, root, named = rank.rank, size - 1, {"formats": "/".join(formats)}
+        received = [splits[source][me] for source in range(size)]
+        out = np.empty(sum(received), np.float32)
+        rank.all_to_all(data(me, sum(splits[me])), out, splits=splits[me], out_splits=received, **named)
+        sent = [np.split(data(r, sum(splits[r])), np.cumsum(splits[r])[:-1])[me] for r in range(size)]
+        assert np.array_equal(out, np.concatenate([arrives(part, r, me) for r, part in enumerate(sent)]))
+
+        whole = np.empty(size * 777, np.float32) if me == root else None
+        rank.gather(data(me, 777), whole, root, **named)
+        if whole is not None:
+            assert np.array_equal(whole, np.concatenate([arrives(data(r, 777), r, root) for r in range(size)]))
+        part = np.empty(777, np.float32)
+        rank.scatter(data(99, size * 777) if me == root else None, part, root, **named)
+        assert np.array_equal(part, arrives(np.split(data(99, size * 777), size)[me], root, me))
+
+        if me == 0:
+            rank.send(data(5, 3000), 1, **named)
+        if me == 1:
+            message = np.empty(3000, np.float32)
+            rank.recv(message, 0, **named)
+            assert np.array_equal(message, arrives(data(5, 3000), 0, 1))
+
+    world.run(body)
+
+
+def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
+    rank, x, y = LocalWorld("1x4").ranks[1], np.ones(8, np.float32), np.empty(8, np.float32)
+    for message, call in [
+        ("splits: expected 4 numbers .* of the 8 elements of array, got", lambda: rank.all_to_all(x, y, splits=[8])),
+        ("out_splits: expected 4 numbers", lambda: rank.all_to_all(x, y, out_splits=[9, 0, 0, -1])),
+        ("array: expected a multiple of the 4 ranks", lambda: rank.all_to_all(x[:7], y)),
+        ("outputs: expected float32", lambda: rank.all_to_all(x, y.astype(np.float16))),
+        ("root: expected 0 to 3, got 4", lambda: rank.gather(x, None, 4)),
+        ("out: expected an array on the root, got None", lambda: rank.gather(x, None, 1)),
+        ("array: expected 4 times the 8 elements of a rank, got 8", lambda: rank.scatter(x, y, 1)),
+        ("peer: expected 0 to 3, got -1", lambda: rank.send(x, -1)),
+        ("to: expected a message between rank 1 and another one", lambda: rank.recv(y, 1)),
+        ("outputs: expected memory apart from the inputs", lambda: rank.all_to_all(x, x)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
     rank, other = LocalWorld("1x2").ranks
     held = HeldShards()
     with pytest.raises(ValueError, match="slots: expected bfloat16 or float16"):
         rank.all_gather_lossless(np.ones(2, np.float32), np.empty(4, np.float32), held)
-    held._of(rank._communicator, [(0, 2, "bfloat16")] * 2)
+    held._of(rank._core, [(0, 2, "bfloat16")] * 2)
     for one, size in ((rank, 3), (other, 2)):
         with pytest.raises(ValueError, match="plan: expected one of"):
             one.all_gather_lossless(torch.ones(size).half(), torch.empty(2 * size).half(), held)

@@ -1,0 +1,126 @@
+"""Exchanges of arrays, which zcomm.Communicator and zcomm.testing.LocalRank have in common."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zcomm._arrays import VALUE_DTYPES, Call, View, slots_of
+
+if TYPE_CHECKING:
+    from zcomm import _core
+    from zcomm._core import CallStats
+
+
+class Exchanges:
+    """Calls that move values from rank to rank without sums.
+
+    ``formats`` is one format, or those inside a node and between nodes. It is ``"exact"`` by default, because
+    activations tolerate less than gradients. A value is encoded once; this rank's own ones are copied. Arrays that are
+    read and written may not overlap. Both sides of a transfer need the same sizes, dtypes and formats.
+    """
+
+    rank: int
+    size: int
+    _core: _core.Communicator
+    _timeout: datetime.timedelta
+
+    def _call(self, stream: Any, *arrays: Any) -> Call:
+        raise NotImplementedError
+
+    def all_to_all(
+        self,
+        array: Any,
+        out: Any,
+        *,
+        splits: Sequence[int] | None = None,
+        out_splits: Sequence[int] | None = None,
+        formats: str = "exact",
+        stream: Any = None,
+    ) -> CallStats:
+        """Send a part of ``array`` to each rank, and fill ``out`` with the parts from all, both in rank order.
+        ``splits`` are the elements for each rank, ``out_splits`` those from each, 0 included; None: equal parts."""
+        call = self._call(stream, array, out)
+        inputs = _parts_of(call.values(array, "array"), splits, self.size, "array", "splits")
+        outputs = _parts_of(call.values(out, "out", writable=True), out_splits, self.size, "out", "out_splits")
+        return self._run(self._core.make_all_to_all(inputs, outputs, formats), inputs, outputs, call)
+
+    def gather(self, array: Any, out: Any, root: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
+        """Fill ``out`` on ``root``, size times the elements of ``array``, with every rank's array. Other ranks pass
+        None as ``out``."""
+        self._check_rank(root, "root")
+        call = self._call(stream, array, out if self.rank == root else array)
+        part = call.values(array, "array")
+        outputs = self._slots(call, out, "out", part, writable=True) if self.rank == root else self._none(part)
+        inputs = self._at(root, part)
+        return self._run(self._core.make_gather(root, part.raw, formats), inputs, outputs, call)
+
+    def scatter(self, array: Any, out: Any, root: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
+        """Fill ``out`` with this rank's slot of the array of ``root``, which has size times the elements of ``out``.
+        Other ranks pass None as ``array``."""
+        self._check_rank(root, "root")
+        call = self._call(stream, out, array if self.rank == root else out)
+        part = call.values(out, "out", writable=True)
+        inputs = self._slots(call, array, "array", part) if self.rank == root else self._none(part)
+        outputs = self._at(root, part)
+        return self._run(self._core.make_scatter(root, part.raw, formats), inputs, outputs, call)
+
+    def send(self, array: Any, peer: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
+        """Send ``array`` to ``peer``, which calls recv() with as many elements. Messages between two ranks match in
+        order."""
+        self._check_rank(peer, "peer")
+        call = self._call(stream, array)
+        values = call.values(array, "array")
+        operation = self._core.make_message(self.rank, peer, values.raw, formats)
+        return self._run(operation, self._at(peer, values), self._none(values), call)
+
+    def recv(self, out: Any, peer: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
+        """Fill ``out`` with the array that ``peer`` sends."""
+        self._check_rank(peer, "peer")
+        call = self._call(stream, out)
+        values = call.values(out, "out", writable=True)
+        operation = self._core.make_message(peer, self.rank, values.raw, formats)
+        return self._run(operation, self._none(values), self._at(peer, values), call)
+
+    def _run(self, operation: Any, inputs: list[Any], outputs: list[Any], call: Call) -> CallStats:
+        return self._core.run(operation, inputs, outputs, self._timeout, call.stream)
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}: expected 0 to {self.size - 1}, got {rank}")
+
+    def _slots(self, call: Call, array: Any, name: str, part: View, writable: bool = False) -> list[Any]:
+        if array is None:
+            raise ValueError(f"{name}: expected an array on the root, got None")
+        whole = call.values(array, name, writable=writable)
+        if whole.num_elements != self.size * part.num_elements:
+            raise ValueError(
+                f"{name}: expected {self.size} times the {part.num_elements} elements of a rank, got "
+                f"{whole.num_elements}"
+            )
+        return slots_of(whole, self.size, name)
+
+    def _none(self, like: View) -> list[Any]:
+        return [(0, 0, like.dtype)] * self.size
+
+    def _at(self, rank: int, values: View) -> list[Any]:
+        """The parts of all ranks, of which only that of ``rank`` is not empty."""
+        parts = self._none(values)
+        parts[rank] = values.raw
+        return parts
+
+
+def _parts_of(view: View, splits: Sequence[int] | None, size: int, name: str, splits_name: str) -> list[Any]:
+    if splits is None:
+        return slots_of(view, size, name)
+    if len(splits) != size or min(splits) < 0 or sum(splits) != view.num_elements:
+        raise ValueError(
+            f"{splits_name}: expected {size} numbers of 0 or more with a sum of the {view.num_elements} elements of "
+            f"{name}, got {list(splits)}"
+        )
+    parts, address = [], view.address
+    for count in splits:
+        parts.append((address, count, view.dtype))
+        address += count * VALUE_DTYPES[view.dtype]
+    return parts

@@ -19,6 +19,7 @@ class Setting:
     outliers: float = 1.0  # what the embeddings' first OUTLIER_CHANNELS channels are multiplied with at the start
     gathered_as: str = "float32"  # what weights are cast to before they are gathered; shards are float32
     validation_sequences: int = 2048
+    muon: bool = False  # steps the matrices of the blocks, AdamW all else
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,14 @@ class Configuration:
     case: str = "usual"  # one of CASES
     flat: bool = False  # blocks run across parameters, and norms are not exempt
     feedback: bool = False  # gradients: zcomm.codec.ErrorFeedback(), what an encoding loses is added to the next one
+    exchanges: str = "exact"  # Muon's all-to-alls of bfloat16
     lossless: bool = False  # exact weights of 16 bits: lossless differences to those gathered last cross nodes
 
     @property
     def words(self) -> str:
         """What is in none of the formats."""
-        return " ".join(word for word in ("flat", "feedback", "lossless") if getattr(self, word))
+        words = [word for word in ("flat", "feedback", "lossless") if getattr(self, word)]
+        return " ".join(words + [f"exchanges={self.exchanges}"] * (self.exchanges != "exact"))
 
     def __str__(self) -> str:
         return " ".join(part for part in (f"{self.case}:", self.weights, self.gradients, self.words) if part)
@@ -46,7 +49,12 @@ class Configuration:
 OUTLIER_CHANNELS = 2
 OUTLIERS = {"outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
 # As FSDP2 gathers with MixedPrecisionPolicy(param_dtype=torch.bfloat16).
-CASES = {"usual": Setting(), **OUTLIERS, "bfloat16 weights": Setting(gathered_as="bfloat16")}
+CASES = {
+    "usual": Setting(),
+    **OUTLIERS,
+    "bfloat16 weights": Setting(gathered_as="bfloat16"),
+    "Muon": Setting(muon=True),
+}
 
 DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
 # Of rows that cost the same the plainest comes first: where both will do, the rule takes it.
@@ -95,5 +103,11 @@ CONFIGURATIONS = (
         Configuration(gradients=formats, case="bfloat16 weights", lossless=lossless)
         for formats in ("exact", DEFAULT_GRADIENTS)
         for lossless in (False, True)
+    ),
+    # What remains exact once weights and gradients are compressed.
+    *(
+        Configuration(*formats, case="Muon", exchanges=exchanges)
+        for formats in (("exact", "exact"), (DEFAULT_WEIGHTS, DEFAULT_GRADIENTS))
+        for exchanges in ("exact", "int8:128", "int4:128")
     ),
 )

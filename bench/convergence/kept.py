@@ -60,7 +60,8 @@ def read(path: Path, python: str = "") -> Records:
     found = {}
     for one in every:
         for record in one.records if one.facts["python"] == python else []:
-            words = {word: True for word in record["words"].split()}
+            named = (word.partition("=") for word in record["words"].split())
+            words: dict[str, Any] = {name: value or True for name, _, value in named}
             formats = {name: record[name] for name in ("weights", "gradients", "case")}
             key = (Configuration(**formats, **words), Setting(**record["setting"]), record["seed"])
             found[key] = {**record, "configuration": asdict(key[0]), "commit": one.commit, "cpu": one.machine}

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.convergence.cases import Configuration
+
 Record = Mapping[str, Any]
 
 WIDTH = 210  # columns of the table
@@ -81,7 +83,7 @@ def summarize(records: Sequence[Record]) -> list[Row]:
 
     def key(record: Record) -> tuple[str, str, str, str]:
         configuration = record["configuration"]
-        words = " ".join(name for name, value in configuration.items() if value is True)
+        words = Configuration(**configuration).words
         return configuration["case"], configuration["weights"], configuration["gradients"], words
 
     runs = {(key(record), record["seed"]): record for record in records}

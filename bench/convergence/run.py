@@ -40,6 +40,7 @@ from train_gpt import GPT, load_corpus, sample
 from bench import results_file
 from bench.convergence import kept
 from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
+from bench.convergence.muon import Muon
 from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
 from zcomm import _core
 from zcomm.codec import ErrorFeedback
@@ -66,19 +67,24 @@ def segments(formats: str, parameters: Sequence[nn.Parameter], flat: bool) -> Se
 
 
 def bytes_per_step(
-    weights: Segments, gradients: Segments, gathered_as: str = "float32", differences: Sequence[int] = ()
+    weights: Segments,
+    gradients: Segments,
+    gathered_as: str = "float32",
+    differences: Sequence[int] = (),
+    exchanges: Sequence[tuple[float, float]] = (),
 ) -> dict[str, int]:
     """What one rank sends to ranks of its node and to other nodes, one gather of the weights and one reduction of the
     gradients. A step of FSDP2 gathers twice, if nothing keeps the weights. ``differences``: what each gather by
-    lossless differences has sent to other nodes; the mean counts."""
+    lossless differences has sent to other nodes, ``exchanges``: what those of each step have; the means count."""
     topology = _core.Topology([rank // NODE_SIZE for rank in range(WORLD_SIZE)])
     lengths = [sum(elements for elements, _ in weights)] * WORLD_SIZE
     gathered = _core.GatherPlan(topology, 0, lengths, gathered_as, weights).bytes
     reduced = _core.ReducePlan(topology, 0, lengths, "float32", gradients).bytes
     across = round(statistics.fmean(differences)) if differences else gathered.inter_node
+    inside, between = (round(statistics.fmean(step[link] for step in exchanges)) if exchanges else 0 for link in (0, 1))
     return {
-        "intra_node_bytes": gathered.intra_node + reduced.intra_node,
-        "inter_node_bytes": across + reduced.inter_node,
+        "intra_node_bytes": gathered.intra_node + reduced.intra_node + inside,
+        "inter_node_bytes": across + reduced.inter_node + between,
     }
 
 
@@ -90,7 +96,7 @@ class Collectives:
     ) -> None:
         self.weight_segments = segments(configuration.weights, parameters, configuration.flat)
         self.gradient_segments = segments(configuration.gradients, parameters, configuration.flat)
-        self._world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
+        self.world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
         self._feedback = [ErrorFeedback() if configuration.feedback else None for _ in range(WORLD_SIZE)]
         shard_elements = sum(parameter.numel() for parameter in parameters) // WORLD_SIZE
         self._gathered_as: torch.dtype = getattr(torch, gathered_as)
@@ -112,7 +118,7 @@ class Collectives:
             else:
                 rank.all_gather(shards[own], self._received[own], self.weight_segments)
 
-        self._world.run(body)
+        self.world.run(body)
         if self._held:
             self.difference_bytes.append(self._held[0].sent_bytes)
         return self._received[0]  # replicas agree to the bit: promise 1
@@ -126,7 +132,7 @@ class Collectives:
             feedback = self._feedback[rank.rank]
             rank.reduce_scatter(own, mean, self.gradient_segments, factor=1 / WORLD_SIZE, feedback=feedback)
 
-        self._world.run(body)
+        self.world.run(body)
         return self._means
 
 
@@ -179,6 +185,16 @@ def learning_rate(setting: Setting, step: int) -> float:
     return setting.learning_rate * min((step + 1) / setting.warmup_steps, 1.0) * (1 - step / setting.steps)
 
 
+def muon_of(model: GPT, shards: nn.Parameter, collectives: Collectives, configuration: Configuration) -> Muon:
+    """Muon for the matrices of the blocks, by their columns in the shards."""
+    shapes, begin = {}, 0
+    for name, parameter in model.named_parameters():
+        if "blocks" in name and parameter.dim() == 2:
+            shapes[begin] = (parameter.size(0), parameter.size(1))
+        begin += parameter.numel() // WORLD_SIZE
+    return Muon(collectives.world, shards, shapes, configuration.exchanges)
+
+
 def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, Any]:
     """One run; ``kept.measurement`` makes a line of the results of what it returns."""
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -190,6 +206,7 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     shards = nn.Parameter(pack(parameters))
     optimizer = torch.optim.AdamW([shards], betas=(0.9, setting.beta2))
     collectives = Collectives(configuration, parameters, seed, setting.gathered_as)
+    muon = muon_of(model, shards, collectives, configuration) if setting.muon else None
     gradients = torch.empty(WORLD_SIZE, *shards.shape)
     losses: list[float] = []
     gradient_snr: list[list[float | None]] = []
@@ -209,7 +226,10 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
             gradient_snr.append(snr_of_parameters(gradients.double().mean(dim=0), shards.grad, cut))
             weight_snr.append(snr_of_parameters(shards.detach().to(weights.dtype), weights, cut))
         optimizer.param_groups[0]["lr"] = learning_rate(setting, step)
+        before = shards.detach().clone()
         optimizer.step()
+        if muon is not None:
+            muon.step(before, learning_rate(setting, step))
     unpack(shards.detach(), parameters)
     loss_of_shards = validate(model, held_out, setting)
     gathered_loss = loss_of_shards
@@ -224,7 +244,9 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
         "python": platform.python_version(),  # whose sources are the text
         "cpu": torch.backends.cpu.get_cpu_capability(),  # on another one sums have other last bits
         "parameters": {name: parameter.numel() for name, parameter in model.named_parameters()},
-        **bytes_per_step(cut_weights, cut_gradients, setting.gathered_as, collectives.difference_bytes),
+        **bytes_per_step(
+            cut_weights, cut_gradients, setting.gathered_as, collectives.difference_bytes, muon.bytes if muon else ()
+        ),
         "validation_loss": loss_of_shards,  # of what a checkpoint holds
         "gathered_validation_loss": gathered_loss,  # of the weights that the ranks see
         "shards_sha256": hashlib.sha256(shards.detach().numpy().tobytes()).hexdigest(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -57,6 +58,7 @@ class C10dTransport final : public Transport {
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::milliseconds timeout_{0};
 
+  std::deque<CallWatch::Id> watched_;
   std::mutex mutex_;  // guards the next two
   std::optional<std::string> aborted_;
   std::string difference_;  // found by the watch

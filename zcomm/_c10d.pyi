@@ -92,6 +92,8 @@ class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
     @property
     def scatter(self) -> str: ...
     @property
+    def send_recv(self) -> str: ...
+    @property
     def direct(self) -> str: ...
     @property
     def min_bytes(self) -> int: ...
@@ -200,6 +202,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         make_exact_cuda: Callable[[], Backend],
         make_transport_group: Callable[[], tuple[Backend, int, Store]],
         meet_for_nccl: Callable[[], tuple[bytes, Store]],
+        message_store: Store,
         split: Callable[[Store, list[int], Any], Backend],
         look_up: Callable[[int, str, str, str, str, bool], tuple[float, ...] | None] | None,
         now: Callable[[], int],

@@ -62,18 +62,19 @@ void bind_process_group(py::module_& module) {
       .def(py::init([](BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options,
                        std::function<std::vector<int>()> agree, std::function<BackendPtr()> make_exact_cuda,
                        decltype(PythonHooks::make_transport_group) make_transport_group,
-                       decltype(PythonHooks::meet_for_nccl) meet_for_nccl, decltype(PythonHooks::split) split,
-                       decltype(PythonHooks::look_up) look_up, std::function<std::int64_t()> now,
-                       std::function<void()> decided, std::function<void()> at_shutdown) {
+                       decltype(PythonHooks::meet_for_nccl) meet_for_nccl, StorePtr message_store,
+                       decltype(PythonHooks::split) split, decltype(PythonHooks::look_up) look_up,
+                       std::function<std::int64_t()> now, std::function<void()> decided,
+                       std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
                  std::move(exact_cpu), std::move(options),
                  PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
-                             std::move(meet_for_nccl), std::move(split), std::move(look_up), std::move(now),
-                             std::move(decided), std::move(at_shutdown)});
+                             std::move(meet_for_nccl), std::move(message_store), std::move(split), std::move(look_up),
+                             std::move(now), std::move(decided), std::move(at_shutdown)});
            }),
            py::arg("exact_cpu"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
-           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("split"), py::arg("look_up"),
-           py::arg("now"), py::arg("decided"), py::arg("at_shutdown"))
+           py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("message_store"), py::arg("split"),
+           py::arg("look_up"), py::arg("now"), py::arg("decided"), py::arg("at_shutdown"))
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
@@ -87,7 +88,12 @@ void bind_process_group(py::module_& module) {
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))
-      .def("stats", [](ProcessGroup& group) { return stats_of(group.compressed().stats()); })
+      .def("stats",
+           [](ProcessGroup& group) {
+             py::dict all = stats_of(group.compressed().stats());
+             all["send_recv"] = sent_of(group.messages().sent());
+             return all;
+           })
       // Decisions of policy="auto", in order.
       .def("decisions", [](ProcessGroup& group) { return decisions_of(group.compressed().auto_policy()); })
       .def("end_step", [](ProcessGroup& group) { group.compressed().end_step(); })

@@ -60,6 +60,15 @@ py::dict stats_of(Stats& stats) {
   return all;
 }
 
+py::dict sent_of(const std::map<int, SendRecv::Sent>& sent) {
+  py::dict by_peer;
+  for (const auto& [peer, counts] : sent) {
+    by_peer[py::int_(peer)] = py::dict(py::arg("calls") = counts.calls, py::arg("bytes") = counts.bytes,
+                                       py::arg("wire_bytes") = counts.wire_bytes);
+  }
+  return by_peer;
+}
+
 py::list decisions_of(const AutoPolicy& policy) {
   constexpr std::array names{"table", "calls", "steps"};  // in the order of AutoPolicy::By
   py::list all;

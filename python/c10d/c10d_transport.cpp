@@ -3,7 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include "host/aside.hpp"
+#include <algorithm>
+
 #include "zcomm/call_check.hpp"
 #include "zcomm/error.hpp"
 
@@ -12,20 +13,7 @@ namespace {
 
 constexpr const char* kFailureKey = "failure";
 constexpr int kTags = 0x20000000;
-constexpr std::chrono::seconds kStorePatience{2};
-
-// Returns the result of `request`, or nothing if the store throws or does not answer: its rank has ended or hangs. The
-// request may outlive the caller, so it must own all that it uses.
-template <class Request>
-auto ask(Request request) noexcept -> std::optional<decltype(request())> {
-  try {
-    auto answer = run_aside(std::move(request));
-    if (answer.wait_for(kStorePatience) == std::future_status::ready) return answer.get();
-  } catch (const std::exception&) {
-    // The store failed or did not answer.
-  }
-  return std::nullopt;
-}
+constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
 
 class C10dTransfer final : public Transfer {
  public:
@@ -51,13 +39,7 @@ C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_
       num_connections_(num_connections),
       num_sent_(static_cast<std::size_t>(group_->getSize())),
       num_received_(static_cast<std::size_t>(group_->getSize())),
-      watch_(store_, rank(), [this](const std::string& difference) {
-        {
-          const std::lock_guard lock(mutex_);
-          difference_ = difference;
-        }
-        give_up(difference);
-      }) {}
+      watch_(store_, rank(), size()) {}
 
 void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) {
   {
@@ -67,7 +49,20 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   timeout_ = timeout;
   deadline_ = std::chrono::steady_clock::now() + timeout;
   call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
-  watch_.begin(call, peers);
+  std::vector<CallWatch::Channel> channels;
+  for (const int peer : peers) channels.push_back({std::min(rank(), peer), std::max(rank(), peer)});
+  watched_.push_back(
+      watch_.begin(call_words(call), call_fingerprint(call), channels, [this](const std::string& difference) {
+        {
+          const std::lock_guard lock(mutex_);
+          difference_ = difference;
+        }
+        give_up(difference);
+      }));
+  if (watched_.size() > kNumWatched) {
+    watch_.end(watched_.front());
+    watched_.pop_front();
+  }
 }
 
 std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs) {
@@ -106,16 +101,16 @@ std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std:
 
 void C10dTransport::wait(std::vector<Pending>& pending) {
   for (auto& [work, peer] : pending) {
-    watch_.wait_for(peer);
+    watch_.wait_for(watched_.back(), peer);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
     try {
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
-      watch_.wait_for(-1);
+      watch_.wait_for(watched_.back(), CallWatch::kNobody);
       fail(peer, error);
     }
   }
-  watch_.wait_for(-1);
+  watch_.wait_for(watched_.back(), CallWatch::kNobody);
   pending.clear();
 }
 
@@ -125,7 +120,7 @@ void C10dTransport::fail(int peer, const std::exception& error) {
     if (!difference_.empty()) throw TransportError(difference_);
   }
   // A peer that has found a difference first has closed the connections.
-  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError(**answer);
+  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError((*answer)->words);
   if (std::chrono::steady_clock::now() >= deadline_) {
     throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " + std::to_string(timeout_.count()) +
                        " ms: it is stuck, or its call went another way (are zcomm.exact() and zcomm.override() "

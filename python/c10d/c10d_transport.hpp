@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -43,10 +44,10 @@ class C10dTransport final : public Transport {
   c10::intrusive_ptr<::c10d::Store> store_;
   const int num_connections_;
   // Computes a tag from the number of the message between two ranks, which both count, from the call and from the
-  // size, 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one and leaves
-  // the other incomplete, so they must not match. Ranks that call different things wait until the watch finds it. The
-  // lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if bytes arrive on
-  // it.
+  // size, 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one and
+  // leaves the other incomplete, so they must not match. Ranks that call different things wait until the watch finds
+  // it. The lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if bytes
+  // arrive on it.
   int tag_of(int count, std::size_t num_bytes, int sender, int receiver) const {
     const auto of_size = static_cast<int>(num_bytes * 0x9e3779b97f4a7c15u >> 35);  // as many bits as kTags has
     return (call_tag_ ^ count ^ of_size) * 2 + (sender < receiver ? 1 : 0);
@@ -57,6 +58,7 @@ class C10dTransport final : public Transport {
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::milliseconds timeout_{0};
 
+  std::deque<CallWatch::Id> watched_;
   std::mutex mutex_;  // guards the next two
   std::optional<std::string> aborted_;
   std::string difference_;  // found by the watch

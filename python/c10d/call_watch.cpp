@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "host/aside.hpp"
 #include "zcomm/call_check.hpp"
 
 namespace zcomm::c10d_binding {
@@ -13,15 +12,13 @@ namespace {
 // the store few, if a peer is only late.
 constexpr std::chrono::milliseconds kPatience{500};
 constexpr std::chrono::milliseconds kMostPatience{8000};
-constexpr std::size_t kNumKept = 2;
 
 std::string calls_key(int rank) { return "calls/" + std::to_string(rank); }
 
 }  // namespace
 
-CallWatch::CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank,
-                     std::function<void(const std::string&)> on_difference)
-    : store_(std::move(store)), rank_(rank), on_difference_(std::move(on_difference)) {}
+CallWatch::CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int size)
+    : store_(std::move(store)), rank_(rank), size_(size) {}
 
 CallWatch::~CallWatch() {
   {
@@ -32,75 +29,141 @@ CallWatch::~CallWatch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CallWatch::begin(const std::string& call, std::span<const int> peers) {
+CallWatch::Id CallWatch::begin(std::string words, std::uint64_t kind, std::span<const Channel> channels,
+                               std::function<void(const std::string&)> on_difference) {
   const std::lock_guard lock(mutex_);
-  calls_.push_back({call_words(call), {}});
-  for (const int peer : peers) calls_.back().numbers[peer] = num_calls_[peer]++;
-  if (calls_.size() > kNumKept) calls_.pop_front();
-  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
-}
-
-void CallWatch::wait_for(int peer) {
-  const std::lock_guard lock(mutex_);
-  peer_ = peer;
-  since_ = Clock::now();
-}
-
-std::function<std::optional<std::string>()> CallWatch::difference_to(int peer) {
-  const std::lock_guard lock(mutex_);
-  return [store = store_, own = calls_, rank = rank_, peer] { return compare(*store, own, rank, peer); };
-}
-
-std::optional<std::string> CallWatch::compare(::c10d::Store& store, const std::deque<Call>& own, int rank, int peer) {
-  std::string text;  // for each call a line of its words and one of pairs of numbers
-  for (const auto& [words, numbers] : own) {
-    text += words + "\n";
-    for (const auto& [other, number] : numbers) text += std::to_string(other) + " " + std::to_string(number) + " ";
-    text += "\n";
+  Call& call = calls_[++num_begun_];
+  call.words = std::move(words);
+  call.kind = kind;
+  call.on_difference = std::move(on_difference);
+  for (const Channel& channel : channels) {
+    call.numbers[channel] = channel.from == kAnybody ? 0 : num_calls_[channel]++;
   }
+  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  return num_begun_;
+}
+
+void CallWatch::wait_for(Id id, int peer) {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(id);
+  if (call == calls_.end() || call->second.differs) return;
+  call->second.peer = peer;
+  call->second.next = Clock::now() + kPatience;
+  call->second.pause = kPatience;
+}
+
+void CallWatch::end(Id id) {
+  const std::lock_guard lock(mutex_);
+  const auto call = calls_.find(id);
+  if (call != calls_.end() && !call->second.differs) calls_.erase(call);
+}
+
+void CallWatch::count(const Channel& channel) {
+  const std::lock_guard lock(mutex_);
+  ++num_calls_[channel];
+}
+
+std::function<std::optional<CallWatch::Difference>()> CallWatch::difference_to(int peer) {
+  const std::lock_guard lock(mutex_);
+  // Clones the store: a thread that waits keeps its connection locked.
+  return [store = store_, own = calls_, rank = rank_, peer] { return compare(*store->clone(), own, rank, peer); };
+}
+
+// For each call a line of its words, and one of its kind and its numbers.
+std::string CallWatch::text_of(const Calls& calls) {
+  std::ostringstream text;
+  for (const auto& [id, call] : calls) {
+    text << call.words << "\n" << call.kind;
+    for (const auto& [channel, number] : call.numbers) {
+      text << " " << channel.from << " " << channel.to << " " << channel.tag << " " << number;
+    }
+    text << "\n";
+  }
+  return text.str();
+}
+
+CallWatch::Calls CallWatch::parse(const std::string& text) {
+  Calls calls;
+  std::istringstream lines(text);
+  for (std::string words, pairs; std::getline(lines, words) && std::getline(lines, pairs);) {
+    Call& call = calls[calls.size()];
+    call.words = words;
+    std::istringstream numbers(pairs);
+    numbers >> call.kind;
+    Channel channel{};
+    for (std::uint64_t number = 0; numbers >> channel.from >> channel.to >> channel.tag >> number;) {
+      call.numbers[channel] = number;
+    }
+  }
+  return calls;
+}
+
+std::optional<CallWatch::Difference> CallWatch::compare(::c10d::Store& store, const Calls& own, int rank, int peer) {
+  const std::string text = text_of(own);
   store.set(calls_key(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
   if (!store.check({calls_key(peer)})) return std::nullopt;
   const std::vector<std::uint8_t> answer = store.get(calls_key(peer));
-  std::istringstream lines(std::string(answer.begin(), answer.end()));
-  for (std::string words, pairs; std::getline(lines, words) && std::getline(lines, pairs);) {
-    std::istringstream numbers(pairs);
-    int other = -1;
-    std::uint64_t number = 0;
-    while (numbers >> other >> number && other != rank) continue;
-    if (other != rank) continue;  // a call without this rank
-    for (const Call& call : own) {
-      const auto mine = call.numbers.find(peer);
-      if (mine == call.numbers.end() || mine->second != number || call.words == words) continue;
-      return describe_difference(call.words, peer, words);
+  const Calls theirs = parse(std::string(answer.begin(), answer.end()));
+  for (const auto& [id, call] : own) {
+    if (call.differs) continue;
+    for (const auto& [other_id, other] : theirs) {
+      if (call.kind == other.kind) continue;
+      const bool meets = std::ranges::any_of(call.numbers, [&numbers = other.numbers](const auto& item) {
+        const auto found = numbers.find(item.first);
+        return found != numbers.end() && found->second == item.second;
+      });
+      if (meets) return Difference{id, describe_difference(call.words, peer, other.words)};
     }
   }
   return std::nullopt;
 }
 
-void CallWatch::watch() {
-  std::unique_lock lock(mutex_);
-  std::chrono::milliseconds pause = kPatience;
-  Clock::time_point watched{};                     // start of the wait that `pause` belongs to
-  std::future<std::optional<std::string>> answer;  // of a request to the store in progress
-  while (!stop_requested_.wait_for(lock, pause, [this] { return stopped_; })) {
-    if (watched != since_) pause = kPatience;
-    watched = since_;
-    if (peer_ < 0 || Clock::now() - since_ < kPatience) continue;
-    const int peer = peer_;
-    lock.unlock();
-    try {
-      if (!answer.valid()) answer = run_aside(difference_to(peer));
-      if (answer.wait_for(kPatience) == std::future_status::ready) {
-        if (const auto difference = answer.get()) {
-          on_difference_(*difference);
-          return;
-        }
-      }
-    } catch (const std::exception&) {
-      // The store ended with the rank that served it; the wait itself will notice.
+// Returns the ranks to compare with now.
+std::set<int> CallWatch::overdue() {
+  std::set<int> peers;
+  const Clock::time_point now = Clock::now();
+  for (auto& [id, call] : calls_) {
+    if (call.peer == kNobody || now < call.next) continue;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_ && (call.peer == kAnybody || call.peer == peer)) peers.insert(peer);
     }
-    pause = std::min(2 * pause, kMostPatience);
-    lock.lock();
+    call.pause = std::min<Clock::duration>(2 * call.pause, kMostPatience);
+    call.next = now + call.pause;
+  }
+  return peers;
+}
+
+void CallWatch::tell(const Difference& difference) {
+  std::function<void(const std::string&)> on_difference;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto call = calls_.find(difference.call);
+    if (call == calls_.end() || call->second.differs) return;
+    call->second.differs = true;
+    call->second.peer = kNobody;
+    on_difference = std::exchange(call->second.on_difference, {});
+  }
+  on_difference(difference.words);
+}
+
+void CallWatch::watch() {
+  std::map<int, std::future<std::optional<Difference>>> asked;  // requests to the store, by peer
+  std::unique_lock lock(mutex_);
+  while (!stop_requested_.wait_for(lock, kPatience, [this] { return stopped_; })) {
+    for (const int peer : overdue()) {
+      if (stopped_) return;
+      lock.unlock();
+      auto& answer = asked[peer];
+      try {
+        if (!answer.valid()) answer = run_aside(difference_to(peer));
+        if (answer.wait_for(kPatience) == std::future_status::ready) {
+          if (const auto difference = answer.get()) tell(*difference);
+        }
+      } catch (const std::exception&) {
+        // The store ended with the rank that served it; the wait itself will notice.
+      }
+      lock.lock();
+    }
   }
 }
 

@@ -5,56 +5,105 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
+#include <vector>
+
+#include "host/aside.hpp"
 
 namespace zcomm::c10d_binding {
 
+// Returns the result of `request`, or nothing if the store throws or does not answer: its rank has ended or hangs. The
+// request may outlive the caller, so it must own all that it uses.
+template <class Request>
+auto ask(Request request) noexcept -> std::optional<decltype(request())> {
+  constexpr std::chrono::seconds kStorePatience{2};
+  try {
+    auto answer = run_aside(std::move(request));
+    if (answer.wait_for(kStorePatience) == std::future_status::ready) return answer.get();
+  } catch (const std::exception&) {
+    // The store failed or did not answer.
+  }
+  return std::nullopt;
+}
+
 class CallWatch {
  public:
-  // Takes a `store` with the keys "calls/RANK". `on_difference` receives both calls in words, on a thread of this
-  // object that starts with the first call.
-  CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, std::function<void(const std::string&)> on_difference);
+  using Id = std::uint64_t;
+  static constexpr int kNobody = -1;
+  static constexpr int kAnybody = -2;
+
+  // Calls of one sequence, which the ranks of a channel number alike. Those of kAnybody have no order.
+  struct Channel {
+    int from;  // for a collective the lower rank
+    int to;
+    int tag = -1;  // of a message
+    friend auto operator<=>(const Channel&, const Channel&) = default;
+  };
+
+  // Takes a `store` with the keys "calls/RANK".
+  CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int size);
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Records the next call of this rank with `peers`.
-  void begin(const std::string& call, std::span<const int> peers);
-  // Records that this rank waits for `peer` until the next such call; -1: for nobody.
-  void wait_for(int peer);
+  // Records the next call of this rank on each channel. Calls of different `kind` never match. `on_difference` receives
+  // both calls in words, at most once, on a thread of this object that starts with the first call.
+  Id begin(std::string words, std::uint64_t kind, std::span<const Channel> channels,
+           std::function<void(const std::string&)> on_difference);
+  // Records that this rank waits for `peer` in a call.
+  void wait_for(Id call, int peer);
+  // Forgets a call, unless it differed: its peer may not know yet.
+  void end(Id call);
+  // Counts a call that another one turned out to be.
+  void count(const Channel& channel);
 
+  struct Difference {
+    Id call;
+    std::string words;  // both calls
+  };
   // Returns a request to the store, for a separate thread: it may never return, may throw the store's exceptions, and
-  // may outlive this object. The request publishes this rank's calls and compares them with the peer's. It returns both
-  // calls in words if they differ. Two ranks number the calls that they make with each other.
-  std::function<std::optional<std::string>()> difference_to(int peer);
+  // may outlive this object. The request publishes this rank's calls and compares them with the peer's.
+  std::function<std::optional<Difference>()> difference_to(int peer);
+  // Gives a difference to its call, once.
+  void tell(const Difference& difference);
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Call {
     std::string words;
-    std::map<int, std::uint64_t> numbers;  // of this call, among those with each peer
+    std::uint64_t kind = 0;
+    std::map<Channel, std::uint64_t> numbers = {};
+    std::function<void(const std::string&)> on_difference = {};
+    int peer = kNobody;
+    Clock::time_point next = {};  // the next comparison
+    Clock::duration pause = {};
+    bool differs = false;
   };
-  static std::optional<std::string> compare(::c10d::Store& store, const std::deque<Call>& own, int rank, int peer);
+  using Calls = std::map<Id, Call>;
+  static std::string text_of(const Calls& calls);
+  static Calls parse(const std::string& text);
+  static std::optional<Difference> compare(::c10d::Store& store, const Calls& own, int rank, int peer);
+  std::set<int> overdue();
   void watch();
 
   const c10::intrusive_ptr<::c10d::Store> store_;
   const int rank_;
-  const std::function<void(const std::string&)> on_difference_;
+  const int size_;
   std::mutex mutex_;  // guards all fields below
   std::condition_variable stop_requested_;
-  std::deque<Call> calls_;                  // this call and the last, which may have moved nothing here
-  std::map<int, std::uint64_t> num_calls_;  // with each peer
-  int peer_ = -1;
-  Clock::time_point since_;
+  Id num_begun_ = 0;
+  Calls calls_;
+  std::map<Channel, std::uint64_t> num_calls_;
   bool stopped_ = false;
   std::thread thread_;
 };

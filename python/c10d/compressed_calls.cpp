@@ -108,6 +108,17 @@ void CompressedCalls::count_other(std::span<const at::Tensor> tensors) {
   ++num_calls_;
 }
 
+std::uint64_t CompressedCalls::begin_message() {
+  device_runner_.check();
+  ++num_calls_;
+  return seed_of(calls_in_step_.fetch_add(1));
+}
+
+// Odd factors make equal seeds unlikely.
+std::uint64_t CompressedCalls::seed_of(std::uint64_t call_in_step) const {
+  return 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * call_in_step;
+}
+
 CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const std::vector<Call>& calls,
                                                   const std::function<void(std::size_t)>& check) {
   std::vector<Verdict> verdicts;
@@ -232,10 +243,8 @@ WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
   job->sequence_number = num_calls_.load();
   job->async = settings.async;
   job->timeout = settings.timeout;
-  // Draws seeds when calls are launched, not when they run, so that they belong to their step. Odd factors make equal
-  // seeds unlikely.
-  job->seed =
-      0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * (settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
+  // Draws seeds when calls are launched, not when they run, so that they belong to their step.
+  job->seed = seed_of(settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
   job->rehearsal = settings.rehearsal;
   job->observers = observers_;
   c10::SmallVector<std::shared_ptr<void>, kNumObservers> held;

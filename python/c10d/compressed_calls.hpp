@@ -57,6 +57,8 @@ class CompressedCalls {
   void count(const Call& call, Verdict verdict);
   // Counts a collective outside of the policy. Throws if the group has failed on a GPU.
   void count_other(std::span<const at::Tensor> tensors);
+  // Begins a compressed message. Returns its seed; throws as count_other().
+  std::uint64_t begin_message();
   // Selects who carries out `call` and counts it. For any but the inner group, calls `check` on the arguments, which
   // throws.
   template <class Check>
@@ -115,6 +117,7 @@ class CompressedCalls {
   void stop();
 
  private:
+  std::uint64_t seed_of(std::uint64_t call_in_step) const;
   JobPtr exchange(::c10d::OpType type, Collective collective, ExchangePlan plan, std::vector<at::Tensor> inputs,
                   std::vector<at::Tensor> outputs);
   std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,

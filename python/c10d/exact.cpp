@@ -9,19 +9,6 @@ namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 
-// Checks the rank, because Gloo ends the process for an invalid one.
-void check_peer(int peer, int size) {
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
-}
-
-RecordedCall recorded_message(const char* name, at::TensorList tensors, int peer, int tag,
-                              std::chrono::milliseconds timeout) {
-  RecordedCall recorded = recorded_call(name, tensors, tensors, timeout);
-  recorded.peer = peer;
-  recorded.tag = tag;
-  return recorded;
-}
-
 }  // namespace
 
 ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks)
@@ -41,7 +28,8 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
            },
            [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(handshake_.topology(), failure); }},
           inner_, recorder_, handshake_, hooks_, errors_),
-      operations_(*this, options_, inner_, compressed_) {
+      operations_(*this, options_, inner_, compressed_),
+      messages_(*this, options_, inner_, compressed_, handshake_, hooks_.message_store, errors_) {
   init();
 }
 
@@ -82,25 +70,16 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
 }
 
-// Skips the handshake: two ranks may exchange messages before the others have called anything.
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  check_peer(peer, getSize());
-  compressed_.count_other(tensors);
-  const RecordedCall recorded = recorded_message("send", tensors, peer, tag, options_->timeout);
-  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.send(tensors, peer, tag); });
+  return messages_.send(tensors, peer, tag);
 }
 
 WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  check_peer(peer, getSize());
-  compressed_.count_other(tensors);
-  const RecordedCall recorded = recorded_message("recv", tensors, peer, tag, options_->timeout);
-  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.recv(tensors, peer, tag); });
+  return messages_.recv(tensors, peer, tag);
 }
 
-// Leaves the call out of the record, because its sender is unknown.
 WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  compressed_.count_other(tensors);
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
+  return messages_.recv_any(tensors, tag);
 }
 
 WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
@@ -118,9 +97,12 @@ void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wai
   inner_.cpu().monitoredBarrier(opts, wait_all_ranks);
 }
 
-void ProcessGroup::startCoalescing() { inner_.start_coalescing(); }
+void ProcessGroup::startCoalescing() {
+  messages_.start_coalescing();
+  inner_.start_coalescing();
+}
 
-WorkPtr ProcessGroup::endCoalescing() { return inner_.end_coalescing(); }
+WorkPtr ProcessGroup::endCoalescing() { return messages_.end_coalescing(inner_.end_coalescing()); }
 
 BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ranks,
                                const c10::intrusive_ptr<::c10d::Backend::Options>& opts) {

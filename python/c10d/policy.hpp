@@ -104,6 +104,7 @@ struct Policy {
   HopFormats all_to_all;
   HopFormats gather;
   HopFormats scatter;
+  HopFormats send_recv;  // of messages between two ranks, which are no collective: see SendRecv
   Direct direct = Direct::never;
   std::int64_t min_bytes = 64 * 1024;
   Forms forms;

@@ -5,6 +5,7 @@
 #include "inner_groups.hpp"
 #include "nccl_rendezvous.hpp"
 #include "operations.hpp"
+#include "send_recv.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -21,6 +22,7 @@ class ProcessGroup final : public ::c10d::Backend {
   CompressedCalls& compressed() { return compressed_; }
   // Returns the interface for callers that hold plans.
   Operations& operations() { return operations_; }
+  const SendRecv& messages() const { return messages_; }
   bool is_aborted() const { return aborted_; }
   // Returns the options' value, or the override's in force.
   bool is_strict() const;
@@ -109,6 +111,7 @@ class ProcessGroup final : public ::c10d::Backend {
   StorePtr last_split_store_;
   CompressedCalls compressed_;  // its threads use all fields above
   Operations operations_;
+  SendRecv messages_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -26,6 +26,8 @@ struct PythonHooks {
   // Loads NCCL and waits until all ranks reach their first compressed collective on GPU tensors. Returns the bytes of
   // their NcclUniqueId, and a store for the transport.
   std::function<std::pair<std::string, StorePtr>()> meet_for_nccl;
+  // Store of the watch for messages between two ranks: see SendRecv.
+  StorePtr message_store;
   // Makes a zcomm backend for `ranks` of this group.
   std::function<BackendPtr(StorePtr, const std::vector<int>& ranks, c10::intrusive_ptr<::c10d::Backend::Options>)>
       split;

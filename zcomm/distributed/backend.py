@@ -139,6 +139,7 @@ class _Group:
             make_exact_cuda=lambda: _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options),
             make_transport_group=self._make_transport_group,
             meet_for_nccl=self._meet_for_nccl,
+            message_store=self._prefixed("messages"),
             split=self._split,
             look_up=self._reader_of_decisions(),
             now=perf_counter_ns,

@@ -56,8 +56,9 @@ def write_prometheus(path: str | os.PathLike[str], counters: Mapping[str, Any], 
         def collect(self) -> Iterator[CounterMetricFamily]:
             for name, text in _CALLS.items():
                 family = CounterMetricFamily(f"zcomm_{name}", text, labels=["collective", "rank"])
-                for collective in COLLECTIVES:
-                    family.add_metric([collective, str(rank)], counters[collective][name])
+                for collective in (*COLLECTIVES, "send_recv"):
+                    if name in counters[collective]:
+                        family.add_metric([collective, str(rank)], counters[collective][name])
                 yield family
             for name, text in _UNCOMPRESSED.items():
                 family = CounterMetricFamily(

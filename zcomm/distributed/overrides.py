@@ -58,6 +58,7 @@ class override(_Change):
         all_to_all: Format | None = None,
         gather: Format | None = None,
         scatter: Format | None = None,
+        send_recv: Format | None = None,
         direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,
         forms: str | Collection[str] | None = None,
@@ -83,7 +84,7 @@ def tell_apart_what_is_traced() -> None:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
-    formats: dict[str, Any] = dict.fromkeys(COLLECTIVES, "exact")
+    formats: dict[str, Any] = dict.fromkeys((*COLLECTIVES, "send_recv"), "exact")
     return override(**formats, direct="never")
 
 

@@ -84,6 +84,20 @@ class SentCalls(Calls):
 
 
 @dataclass
+class Messages(Calls):
+    """Compressed messages from this rank: ``bytes`` are of the values, ``wire_bytes`` those sent."""
+
+    wire_bytes: int = 0
+
+
+@dataclass
+class SendRecvStats(Messages):
+    """All compressed messages from this rank, and those to each rank of the group."""
+
+    peers: dict[int, Messages] = field(default_factory=dict)
+
+
+@dataclass
 class Decision:
     """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
     formats, and of ``least_bytes`` up to less than twice as many.
@@ -144,7 +158,7 @@ class StepDecision:
 
 @dataclass
 class Stats:
-    """``others`` are collectives that are never compressed, and point-to-point calls.
+    """``others`` are collectives that are never compressed, and exact point-to-point calls.
 
     ``direct_reduce_scatter``: those that zcomm made itself, as ``Options(direct=)`` has it; ``exact`` of
     ``reduce_scatter`` counts them as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has
@@ -158,6 +172,7 @@ class Stats:
     all_to_all: CollectiveStats
     gather: CollectiveStats
     scatter: CollectiveStats
+    send_recv: SendRecvStats
     direct_reduce_scatter: SentCalls
     rehearsals: SentCalls
     decisions: list[Decision]
@@ -202,6 +217,9 @@ class Stats:
                 f"direct reduce_scatter {direct.calls} calls, {size_text(direct.bytes)}: sent "
                 f"{size_text(direct.intra_node_bytes)} intra-node and {size_text(direct.inter_node_bytes)} inter-node"
             )
+        sent = self.send_recv
+        if sent.calls:
+            parts.append(f"send_recv {sent.calls} calls, {size_text(sent.bytes)}: sent {size_text(sent.wire_bytes)}")
         parts += [f"auto: {decision}" for decision in self.all_decisions()]
         if any(getattr(self, name).exact for name in BYTES_MOVED):
             parts.append(self.explain_exact()[1])
@@ -254,8 +272,13 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         fields["exact"] = {reason: Calls(**calls) for reason, calls in fields["exact"].items()}
         return CollectiveStats(**fields)
 
+    peers = {peer: Messages(**sent) for peer, sent in raw["send_recv"].items()}
+    calls, num_bytes, wire_bytes = (
+        sum(getattr(sent, name) for sent in peers.values()) for name in ("calls", "bytes", "wire_bytes")
+    )
     return Stats(
         **{name: collective(name) for name in metrics.COLLECTIVES},
+        send_recv=SendRecvStats(calls, num_bytes, wire_bytes, peers),
         direct_reduce_scatter=SentCalls(**raw["direct_reduce_scatter"]),
         rehearsals=SentCalls(**raw["rehearsals"]),
         decisions=[Decision(**decision) for decision in backend.decisions()],

@@ -1,0 +1,333 @@
+#include "send_recv.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "collectives/random_seed.hpp"
+#include "process_group.hpp"
+#include "tensors.hpp"
+#include "torch_workspace.hpp"
+#include "zcomm/call_check.hpp"
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm::c10d_binding {
+namespace {
+
+// Tags of compressed messages; those of the program are below.
+constexpr int kCompressedTags = 0x40000000;
+
+// Checks the rank, because Gloo ends the process for an invalid one.
+void check_peer(int peer, int size) {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
+}
+
+c10::Stream current_stream(const at::Tensor& tensor) {
+  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+}
+
+StreamView stream_view(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? StreamView{} : StreamView{current_stream(tensor).native_handle()};
+}
+
+bool keeps_all(const BlockFormat& format, const at::Tensor& tensor) {
+  return format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
+}
+
+}  // namespace
+
+// Work of a message, or of coalesced ones: decodes them once they have arrived.
+class SendRecv::MessageWork final : public ::c10d::Work {
+ public:
+  // What the watch changes: it may outlive the work.
+  struct Watched {
+    WorkPtr inner;
+    std::atomic<bool> differs{false};
+  };
+
+  MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages)
+      : Work(-1, type),
+        group_(BackendPtr::unsafe_reclaim_from_nonowning(&all.group_)),
+        all_(all),
+        watched_(std::make_shared<Watched>()),
+        inner_(std::move(inner)),
+        messages_(std::move(messages)) {}
+  ~MessageWork() override { all_.watch_.end(call_); }
+
+  void watch(const std::string& words, int kind, const Peer& between) {
+    between_ = between;
+    const int rank = group_->getRank();
+    peer_ = between.from == rank ? between.to : between.from;
+    std::vector<CallWatch::Channel> channels{{between.from, between.to, between.tag}};
+    if (between.from == rank) channels.push_back({CallWatch::kAnybody, between.to, between.tag});
+    watched_->inner = inner_;
+    call_ = all_.watch_.begin(words, static_cast<std::uint64_t>(kind), channels,
+                              [watched = watched_, &all = all_](const std::string& difference) {
+                                all.fail(difference);
+                                watched->differs = true;
+                                watched->inner->abort();
+                              });
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const std::lock_guard lock(mutex_);
+    if (!done_ && !error_) {
+      all_.watch_.wait_for(call_, peer_);
+      try {
+        const bool moved = inner_->wait(timeout);
+        if (watched_->differs) {
+          error_ = all_.failure();
+        } else if (moved) {
+          finish();
+        } else {
+          return false;
+        }
+      } catch (const std::exception&) {
+        error_ = std::current_exception();
+        look_for_difference();
+      }
+      all_.watch_.wait_for(call_, CallWatch::kNobody);
+    }
+    if (error_) std::rethrow_exception(error_);
+    block_stream();
+    return true;
+  }
+
+  bool isCompleted() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return false;
+    if (done_ || error_) return true;
+    if (watched_->differs) {
+      error_ = all_.failure();
+      return true;
+    }
+    if (!inner_->isCompleted()) return false;
+    if (!(error_ = inner_->exception())) finish();
+    return true;
+  }
+  bool isSuccess() const override {
+    const std::lock_guard lock(mutex_);
+    return done_;
+  }
+  std::exception_ptr exception() const override {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
+  std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+
+ private:
+  // Requires the lock, as the next ones.
+  void finish() {
+    for (const Message& message : messages_) {
+      if (message.values.defined()) all_.decode(message);
+      if (!message.wire.is_cpu() && message.values.defined()) {
+        end_.emplace(message.wire.device().type());
+        end_->record(current_stream(message.wire));
+        values_ = message.values;
+      }
+    }
+    messages_.clear();
+    all_.watch_.end(call_);
+    if (peer_ == CallWatch::kAnybody) all_.watch_.count({inner_->sourceRank(), between_.to, between_.tag});
+    done_ = true;
+  }
+  // Makes another stream that waits wait for the values, too.
+  void block_stream() {
+    if (end_) end_->block(current_stream(values_));
+  }
+  // A peer that has found a difference first may have ended.
+  void look_for_difference() {
+    if (peer_ < 0) return;
+    if (const auto answer = ask(all_.watch_.difference_to(peer_)); answer && *answer) all_.watch_.tell(**answer);
+    if (watched_->differs) error_ = all_.failure();
+  }
+
+  const BackendPtr group_;  // first: it owns `all_`
+  SendRecv& all_;
+  const std::shared_ptr<Watched> watched_;
+  const WorkPtr inner_;
+  CallWatch::Id call_ = 0;  // 0: none
+  int peer_ = CallWatch::kNobody;
+  Peer between_{};
+  mutable std::mutex mutex_;  // guards the next ones
+  std::vector<Message> messages_;
+  std::optional<c10::Event> end_;  // of decoding on a GPU, where `values_` are
+  at::Tensor values_;
+  std::exception_ptr error_;
+  bool done_ = false;
+};
+
+SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
+                   CompressedCalls& compressed, Handshake& handshake, StorePtr store, GroupErrors& errors)
+    : group_(group),
+      options_(std::move(options)),
+      inner_(inner),
+      compressed_(compressed),
+      handshake_(handshake),
+      errors_(errors),
+      host_{make_host_workspace(), make_cpu_codec()},
+      watch_(std::move(store), group.getRank(), group.getSize()) {}
+
+void SendRecv::fail(const std::string& difference) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = errors_.record(TransportError(difference));
+}
+
+std::exception_ptr SendRecv::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int peer, int tag) {
+  const Topology& topology = handshake_.topology();
+  const Policy& own = options_->policy;
+  const Policy policy = effective_policy(own);
+  const HopFormats& formats = policy.send_recv;
+  TORCH_CHECK_VALUE(
+      tensor.is_cpu() || (formats == own.send_recv && (formats.is_exact() || policy.min_bytes == own.min_bytes)),
+      "zcomm: send_recv: expected the group's '", own.send_recv.to_string(), "' and min_bytes ", own.min_bytes,
+      " for a tensor on a GPU, got an override to '", formats.to_string(), "' and ", policy.min_bytes,
+      ": NCCL does not compare messages");
+  if (formats.is_exact() || peer == group_.getRank()) return std::nullopt;
+  TORCH_CHECK_VALUE(tag < kCompressedTags, "zcomm: tag: expected one below ", kCompressedTags, ", got ", tag);
+  const BlockFormat& format = formats.on(topology.link(group_.getRank(), peer));
+  const Call call = describe(Collective::scatter, Form::single, tensor, {&tensor, 1});
+  const bool is_small = call.num_bytes < policy.min_bytes || call.num_bytes == 0;
+  if (keeps_all(format, tensor) || !call.floating_point || is_small) return std::nullopt;
+  if (call.dtype && call.contiguous) return format;
+  TORCH_CHECK(!policy.strict, "zcomm: strict=True forbids that a message of ", call.num_bytes,
+              " bytes goes out exact: expected a contiguous float32, bfloat16 or float16 tensor, got ",
+              tensor.scalar_type(), " with strides ", tensor.strides());
+  return std::nullopt;
+}
+
+SendRecv::Device& SendRecv::device_of(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return host_;
+  std::call_once(cuda_once_, [&] {
+    cuda_.workspace = make_torch_workspace(tensor.device().type());
+    cuda_.codec = make_cuda_codec(*cuda_.workspace);
+  });
+  return cuda_;
+}
+
+// A wire of a CPU is reused memory: touching new pages takes longer than encoding.
+at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& format) {
+  const std::size_t num_bytes = wire_bytes(format, dtype_of(values).value(), values.numel());
+  const std::array shape{static_cast<std::int64_t>(num_bytes)};
+  if (!values.is_cpu()) return at::empty(shape, values.options().dtype(at::kByte));
+  auto memory = std::make_shared<Scratch>(*host_.workspace, num_bytes, StreamView{});
+  std::byte* data = memory->data();
+  return at::from_blob(
+      data, shape, [workspace = host_.workspace, memory = std::move(memory)](void*) mutable { memory.reset(); },
+      at::kByte);
+}
+
+void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
+  const c10::DeviceGuard guard(values.device());
+  const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
+  device_of(values).codec->encode({&job, 1}, stream_view(values));
+}
+
+void SendRecv::decode(const Message& message) {
+  const c10::DeviceGuard guard(message.values.device());
+  const TensorView values = view_of(message.values);
+  const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
+  device_of(message.values).codec->decode({&job, 1}, stream_view(message.values));
+  if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire));
+}
+
+WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag) {
+  check_peer(peer, group_.getSize());
+  if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
+  const bool is_send = type == ::c10d::OpType::SEND;
+  const int rank = group_.getRank();
+  const at::Tensor tensor = tensors[0];
+  const Peer between = is_send ? Peer{rank, peer, tag} : Peer{peer, rank, tag};
+  const std::optional<BlockFormat> format = format_of(tensor, peer, tag);
+  const std::string words = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + " tag " +
+                            std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
+                            c10::toString(tensor.scalar_type()) + " " + (format ? format->to_string() : "exact");
+  std::vector<Message> messages;
+  std::vector<at::Tensor> moved = tensors;
+  int inner_tag = tag;
+  if (format) {
+    const std::uint64_t seed = compressed_.begin_message();
+    messages.push_back({make_wire(tensor, *format), *format, is_send ? at::Tensor() : tensor});
+    moved = {messages[0].wire};
+    inner_tag = kCompressedTags | static_cast<int>(call_fingerprint(words) % kCompressedTags);
+    if (is_send) {
+      encode(messages[0], tensor,
+             mix_seed(mix_seed(seed ^ static_cast<std::uint64_t>(rank)) ^ static_cast<std::uint64_t>(peer)));
+      const std::lock_guard lock(mutex_);
+      Sent& sent = sent_[peer];
+      ++sent.calls;
+      sent.bytes += tensor.nbytes();
+      sent.wire_bytes += moved[0].nbytes();
+    }
+  } else {
+    compressed_.count_other(tensors);
+  }
+  RecordedCall recorded = recorded_call(is_send ? "send" : "recv", tensors, tensors, options_->timeout);
+  recorded.peer = peer;
+  recorded.tag = tag;
+  return inner_.forward(recorded, tensor, [&](::c10d::Backend& inner) {
+    WorkPtr work = is_send ? inner.send(moved, peer, inner_tag) : inner.recv(moved, peer, inner_tag);
+    return follow(type, std::move(work), std::move(messages), words, inner_tag, between, tensor.is_cpu());
+  });
+}
+
+WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words,
+                         int kind, const Peer& between, bool on_host) {
+  if (!on_host && (messages.empty() || inner_.is_coalescing())) {
+    std::ranges::move(messages, std::back_inserter(coalesced_));
+    return work;
+  }
+  auto message = c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages));
+  if (on_host) message->watch(words, kind, between);
+  return message;
+}
+
+WorkPtr SendRecv::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
+  return move(::c10d::OpType::SEND, tensors, peer, tag);
+}
+
+WorkPtr SendRecv::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
+  return move(::c10d::OpType::RECV, tensors, peer, tag);
+}
+
+// Leaves the call out of the record, because its sender is unknown.
+WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
+  if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
+  compressed_.count_other(tensors);
+  const Peer between{CallWatch::kAnybody, group_.getRank(), tag};
+  const std::string words = "message of any rank to " + std::to_string(between.to) + " tag " + std::to_string(tag) +
+                            ": " + std::to_string(tensors[0].numel()) + " " + c10::toString(tensors[0].scalar_type()) +
+                            " exact";
+  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) {
+    return follow(::c10d::OpType::RECVANYSOURCE, inner.recvAnysource(tensors, tag), {}, words, tag, between,
+                  tensors[0].is_cpu());
+  });
+}
+
+WorkPtr SendRecv::end_coalescing(WorkPtr work) {
+  if (coalesced_.empty()) return work;
+  return c10::make_intrusive<MessageWork>(*this, ::c10d::OpType::COALESCED, std::move(work),
+                                          std::exchange(coalesced_, {}));
+}
+
+std::map<int, SendRecv::Sent> SendRecv::sent() const {
+  const std::lock_guard lock(mutex_);
+  return sent_;
+}
+
+}  // namespace zcomm::c10d_binding

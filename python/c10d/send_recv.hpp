@@ -1,0 +1,85 @@
+// Messages between two ranks, compressed where the option send_recv names a format.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "call_watch.hpp"
+#include "compressed_calls.hpp"
+#include "inner_groups.hpp"
+
+namespace zcomm::c10d_binding {
+
+// Sends wires through the inner groups' own messages: no queue orders them, as sends and receives may come in any
+// order. Ranks decide alike, by equal options, dtype and size. Gloo's messages have tags by which only equal ones
+// match, and a watch that finds the others. NCCL compares nothing, so no override may change those of GPU tensors.
+class SendRecv {
+ public:
+  // Borrows all but `options`; `store` has the keys of a CallWatch.
+  SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
+           CompressedCalls& compressed, Handshake& handshake, StorePtr store, GroupErrors& errors);
+
+  WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag);
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag);
+  // Always exact; the watch finds a sender that compresses.
+  WorkPtr recv_any(std::vector<at::Tensor>& tensors, int tag);
+  // Begins and ends a block of coalesced calls; NCCL's messages are decoded after the `work` of all of them.
+  void start_coalescing() { coalesced_.clear(); }
+  WorkPtr end_coalescing(WorkPtr work);
+
+  // Compressed messages that this rank has sent to a peer.
+  struct Sent {
+    std::uint64_t calls = 0;
+    std::uint64_t bytes = 0;  // of the values
+    std::uint64_t wire_bytes = 0;
+  };
+  std::map<int, Sent> sent() const;
+
+ private:
+  class MessageWork;
+  struct Device {
+    std::shared_ptr<Workspace> workspace;
+    std::unique_ptr<Codec> codec;
+  };
+  // Values that are encoded in `wire`, kept until the message has moved. Those of a send are undefined.
+  struct Message {
+    at::Tensor wire;
+    BlockFormat format;
+    at::Tensor values;
+  };
+  struct Peer {
+    int from;
+    int to;
+    int tag;
+  };
+
+  // Ends all messages of the group: of those that never met, Gloo keeps what later ones would take for theirs.
+  void fail(const std::string& difference);
+  std::exception_ptr failure() const;
+  std::optional<BlockFormat> format_of(const at::Tensor& tensor, int peer, int tag);
+  Device& device_of(const at::Tensor& tensor);
+  at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
+  void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
+  void decode(const Message& message);
+  WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
+  WorkPtr follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words, int kind,
+                 const Peer& between, bool on_host);
+
+  ::c10d::Backend& group_;
+  c10::intrusive_ptr<ZcommOptions> options_;
+  InnerGroups& inner_;
+  CompressedCalls& compressed_;
+  Handshake& handshake_;
+  GroupErrors& errors_;
+  Device host_;
+  Device cuda_;
+  std::once_flag cuda_once_;
+  std::vector<Message> coalesced_;
+  mutable std::mutex mutex_;  // guards the next two
+  std::map<int, Sent> sent_;
+  std::exception_ptr failure_;
+  CallWatch watch_;  // last: its thread uses fields above
+};
+
+}  // namespace zcomm::c10d_binding

@@ -22,6 +22,13 @@ void check_count(const std::vector<at::Tensor>& tensors, int size, const char* n
                     ": expected a tensor for each of ", size, " ranks, got ", tensors.size());
 }
 
+// Refuses tensors that only this rank would send exactly: peers compress the call, whatever the layout is here.
+void check_layout(const Policy& policy, const Call& call, int size) {
+  const bool stays_exact = size == 1 || policy.formats_of(call.collective).is_exact() || !call.floating_point;
+  TORCH_CHECK_VALUE(call.contiguous || stays_exact, "zcomm: tensors: expected contiguous ones on one device, as ",
+                    to_string(call.collective), " is compressed, got others");
+}
+
 // Returns the elements of each rank in a tensor that is split along its first dimension: equally without `splits`.
 Lengths split_lengths(const at::Tensor& tensor, const Lengths& splits, int size, const char* name) {
   const std::int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
@@ -62,6 +69,7 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
     received = split_lengths(output, output_splits, getSize(), "output");
   };
   const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
+  check_layout(settings.policy, call, getSize());
   if (compressed_.route(settings.policy, call, check) == Route::inner) {
     const RecordedCall recorded = recorded_call("all_to_all", input, output, settings.timeout);
     return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
@@ -79,6 +87,7 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::all_to_all, Form::list, inputs[0], inputs);
   call.contiguous = call.contiguous && describe(Collective::all_to_all, Form::list, inputs[0], outputs).contiguous;
+  check_layout(settings.policy, call, getSize());
   const auto check = [&] {
     check_same_dtype(inputs, "input_tensor_list", inputs[0], "the first tensor");
     check_same_dtype(outputs, "output_tensor_list", inputs[0], "input_tensor_list");
@@ -101,6 +110,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::gather, Form::list, inputs[0], gathered);
   call.num_bytes = static_cast<std::int64_t>(inputs[0].nbytes()) * getSize();
+  check_layout(settings.policy, call, getSize());
   const auto check = [&] {
     if (is_root) check_list(gathered, inputs[0], getSize(), "gather_list", "tensor");
   };
@@ -123,6 +133,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::scatter, Form::list, outputs[0], scattered);
   call.num_bytes = static_cast<std::int64_t>(outputs[0].nbytes()) * getSize();
+  check_layout(settings.policy, call, getSize());
   const auto check = [&] {
     if (is_root) check_list(scattered, outputs[0], getSize(), "scatter_list", "tensor");
   };

@@ -178,6 +178,14 @@ BAD_CALLS: list[tuple[str, Any]] = [
     ),
     ("input: expected a multiple of 2 rows, got 7", lambda: dist.all_to_all_single(torch.empty(8), torch.ones(7))),
     ("output: expected dtype Float", lambda: _all_to_all_of_two_dtypes()),
+    (
+        "tensors: expected contiguous ones on one device, as all_to_all is compressed",
+        lambda: dist.all_to_all_single(torch.empty(8, 2), torch.ones(2, 8).t()),
+    ),
+    (
+        "tensors: expected contiguous ones on one device, as gather is compressed",
+        lambda: dist.gather(torch.ones(16384), list(torch.empty(16384, 2).t()), dst=dist.get_rank()),
+    ),
     ("outputs: expected memory apart from the inputs", lambda: _all_to_all_in_place()),
     (
         "scatter_list: expected tensors of 16384 Float",

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -149,13 +150,13 @@ TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a l
 
 TEST_CASE("nccl: an error that NCCL meets later ends the transfer, with what a peer says") {
   const NoTraces no_traces;
-  std::latch both_waiting(2);
+  const auto both_waiting = std::make_shared<std::latch>(2);
   run_nccl_ranks(2, [&](int rank, NcclOptions options) {
     Reasons reasons;
     options.on_failure = reasons.recorder();
-    if (rank == 0) options.peer_failure = [&] { return both_waiting.try_wait() ? "rank 1 fell over" : ""; };
+    if (rank == 0) options.peer_failure = [both_waiting] { return both_waiting->try_wait() ? "rank 1 fell over" : ""; };
     Waiting waiting(options, 60s, true);
-    both_waiting.arrive_and_wait();
+    both_waiting->arrive_and_wait();
     constexpr int kRemoteError = 6;
     if (rank == 0) nccl_host_fail_rank(0, kRemoteError);
     const std::string failure = rank == 0 ? waiting.failure() : std::string();
@@ -181,8 +182,10 @@ TEST_CASE("nccl: what a peer says ends transfers under way") {
     }
     Reasons reasons;
     options.on_failure = reasons.recorder();
-    options.peer_failure = [] { return "rank 1 gave up in its call"; };
+    const auto is_under_way = std::make_shared<std::atomic<bool>>(false);
+    options.peer_failure = [is_under_way] { return *is_under_way ? "rank 1 gave up in its call" : ""; };
     Waiting waiting(options);
+    *is_under_way = true;
     CHECK(contains(reasons.only(), "in all_gather of a test: rank 1 gave up in its call"));
     CHECK(contains(waiting.failure(), "rank 1 gave up in its call"));
     both_done.arrive_and_wait();

@@ -66,6 +66,15 @@ class Exchanges:
         outputs = self._at(root, part)
         return self._run(self._core.make_scatter(root, part.raw, formats), inputs, outputs, call)
 
+    def broadcast(self, array: Any, root: int, *, format: str = "exact", stream: Any = None) -> CallStats:
+        """Replace ``array`` by that of ``root``: the same bits on every rank. A lossy format rounds the root's own
+        array, too."""
+        self._check_rank(root, "root")
+        call = self._call(stream, array)
+        values = call.values(array, "array", writable=True)
+        operation = self._core.make_broadcast(root, values.raw, format)
+        return self._run(operation, [], [values.raw], call)
+
     def send(self, array: Any, peer: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
         """Send ``array`` to ``peer``, which calls recv() with as many elements. Messages between two ranks match in
         order."""

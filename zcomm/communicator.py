@@ -10,6 +10,7 @@ docs/communicator.md lists the supported arrays and streams.
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
 from zcomm._exchanges import Exchanges
+from zcomm._host import host_identity
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats
@@ -92,6 +94,48 @@ class Communicator(Exchanges):
         """Return 128 bytes that identify a new group. Call it on one rank and send the result to the others."""
         _nccl.load()
         return bytes(_core.make_unique_id())
+
+    @classmethod
+    def from_nccl(
+        cls,
+        pointer: int,
+        *,
+        node_size: int | None = None,
+        node_ids: Sequence[int] | None = None,
+        timeout: datetime.timedelta | float = 600.0,
+        chunk_bytes: int | None = None,
+        seed: int = 0,
+        connect_all: bool = False,
+    ) -> Communicator:
+        """Construct one of the ranks and GPUs of an NCCL communicator that the caller has, on all of them together.
+
+        That communicator is borrowed for one small all-gather, and then not needed: it is neither kept, nor aborted,
+        nor closed. No other call may be in progress on it. zcomm's own can be aborted without it, and takes memory of
+        its own.
+
+        Args:
+            pointer: the ``ncclComm_t``, of the NCCL that ``python -m zcomm info`` names in this process.
+            node_size, node_ids: as in the constructor; without both, ranks on one host are in one node.
+            timeout, chunk_bytes, seed, connect_all: as in the constructor. A ``pointer`` to a communicator that blocks
+                in NCCL may block for longer, until all ranks have called.
+        """
+        _nccl.load()
+        token = int.from_bytes(hashlib.blake2b(host_identity().encode(), digest_size=8).digest(), "little")
+        rank, device, unique_id, hosts = _core.meet_over_nccl(pointer, token, _timedelta(timeout))
+        if node_size is None and node_ids is None:
+            node_ids = [hosts.index(host) for host in hosts]
+        return cls(
+            rank,
+            len(hosts),
+            unique_id,
+            node_size=node_size,
+            node_ids=node_ids,
+            device=device,
+            timeout=timeout,
+            chunk_bytes=chunk_bytes,
+            seed=seed,
+            connect_all=connect_all,
+        )
 
     def all_gather(self, shard: Any, out: Any, *, format: str = "int8:256", stream: Any = None) -> CallStats:
         """Fill ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -32,6 +33,20 @@ using NcclUniqueId = std::array<std::byte, 128>;
 
 // Identifies a group of ranks: one rank makes it, and the caller distributes it to the others.
 NcclUniqueId make_nccl_unique_id();
+
+// Ranks of a communicator that the caller owns, who now agree on a group of their own.
+struct NcclMeeting {
+  int rank = 0;
+  int device = 0;
+  NcclUniqueId unique_id{};           // made by rank 0
+  std::vector<std::uint64_t> tokens;  // of all ranks
+};
+
+// Hands each rank's `token`, and a new unique id, to all ranks of `communicator`, an ncclComm_t of the caller's. Called
+// by all of them, while none calls anything else on it. The one use of it is an all-gather on a stream of its own; it
+// is neither kept nor aborted. Blocks the host until all ranks are there, at most for `timeout` if the communicator
+// does not block. Throws ArgumentError on a null pointer, TransportError and TimeoutError.
+NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout);
 
 struct NcclOptions {
   NcclUniqueId unique_id{};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "zcomm/block_format.hpp"
+#include "zcomm/broadcast.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/collectives.hpp"

@@ -239,6 +239,21 @@ JobPtr CompressedCalls::scatter_from(const at::Tensor& output, std::vector<at::T
   return exchange(::c10d::OpType::SCATTER, Collective::scatter, std::move(plan), std::move(scattered), {output});
 }
 
+JobPtr CompressedCalls::broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings) {
+  auto job = std::make_unique<Job>();
+  job->collective = Collective::broadcast;
+  job->type = ::c10d::OpType::BROADCAST;
+  job->title = "zcomm:broadcast";
+  const TensorView view = view_of(tensor);
+  if (root == rank_) job->read.push_back(view);
+  job->written.push_back(view);
+  job->operation = counted(
+      make_broadcast({world(tensor.device().type()), root, view.num_elements, view.dtype, settings.policy.broadcast}));
+  job->outputs = {tensor};
+  job->inputs = {tensor};
+  return job;
+}
+
 WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
   job->sequence_number = num_calls_.load();
   job->async = settings.async;

@@ -11,6 +11,7 @@
 #include "profiling.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
+#include "zcomm/broadcast.hpp"
 #include "zcomm/exchange.hpp"
 
 namespace zcomm::c10d_binding {
@@ -107,6 +108,8 @@ class CompressedCalls {
   JobPtr gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root, const CallSettings& settings);
   JobPtr scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
                       const CallSettings& settings);
+  // Call of a broadcast (zcomm/broadcast.hpp).
+  JobPtr broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings);
   // Starts it on the device of its tensors.
   WorkPtr launch(JobPtr job, const CallSettings& settings);
 

@@ -40,13 +40,6 @@ void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
   compressed_.count_other(tensors);
 }
 
-WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
-  if (getSize() > 1) check_no_gaps(tensors[0]);
-  begin_exact(tensors);
-  const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, timeout_of(opts));
-  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
-}
-
 WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
   begin_exact({});
   const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));

@@ -1,4 +1,4 @@
-// Exchanges, which are compressed if the options name a format for them: all-to-alls, gathers and scatters.
+// Exchanges and broadcasts, which are compressed if the options name a format for them.
 #include <numeric>
 
 #include "process_group.hpp"
@@ -144,6 +144,20 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
   }
   return inner_.track(
       compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings), settings));
+}
+
+WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: tensor: expected one, got ", tensors.size());
+  if (getSize() > 1) check_no_gaps(tensors[0]);
+  const CallSettings settings = settings_of(opts);
+  const Call call = describe(Collective::broadcast, Form::single, tensors[0], tensors);
+  check_layout(settings.policy, call, getSize());
+  if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
+    const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, settings.timeout);
+    return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
+  }
+  const int root = static_cast<int>(opts.rootRank);
+  return inner_.track(compressed_.launch(compressed_.broadcast_from(tensors[0], root, settings), settings));
 }
 
 }  // namespace zcomm::c10d_binding

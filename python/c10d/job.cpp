@@ -35,6 +35,8 @@ CallSummary Job::summary() const {
       return {"gather", elements_of(read), elements_of(written)};
     case Collective::scatter:
       return {"scatter", elements_of(read), elements_of(written)};
+    case Collective::broadcast:
+      return {"broadcast", elements_of(written), elements_of(written)};
   }
   throw ArgumentError("collective: unknown value");
 }

@@ -41,6 +41,7 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{"all_to_all"}, &Policy::all_to_all);
   visit(OptionField{"gather"}, &Policy::gather);
   visit(OptionField{"scatter"}, &Policy::scatter);
+  visit(OptionField{"broadcast"}, &Policy::broadcast);
   visit(OptionField{"send_recv"}, &Policy::send_recv);
   visit(OptionField{"direct"}, &Policy::direct);
   visit(OptionField{"min_bytes"}, &Policy::min_bytes);

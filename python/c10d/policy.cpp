@@ -22,6 +22,8 @@ std::string_view to_string(Collective collective) {
       return "gather";
     case Collective::scatter:
       return "scatter";
+    case Collective::broadcast:
+      return "broadcast";
   }
   throw ArgumentError("collective: unknown value");
 }
@@ -154,6 +156,8 @@ HopFormats Policy::formats_of(Collective collective) const {
       return gather;
     case Collective::scatter:
       return scatter;
+    case Collective::broadcast:
+      return {broadcast, broadcast};
   }
   throw ArgumentError("collective: unknown value");
 }

@@ -14,11 +14,13 @@
 
 namespace zcomm {
 
-enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all, gather, scatter };
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, all_to_all, gather, scatter, broadcast };
 inline constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce,
-                                         Collective::all_to_all, Collective::gather,         Collective::scatter};
-// Tells whether values move unsummed from rank to rank (exchange.hpp). Such calls are compressed in any form if their
-// format says so, whatever Choice::automatic finds: ranks may send different lengths, which no rehearsal can repeat.
+                                         Collective::all_to_all, Collective::gather,         Collective::scatter,
+                                         Collective::broadcast};
+// Tells whether values move unsummed from rank to rank (exchange.hpp, broadcast.hpp). Such calls are compressed in any
+// form if their format says so, whatever Choice::automatic finds: ranks may send different lengths, which no rehearsal
+// can repeat.
 constexpr bool is_exchange(Collective collective) { return collective >= Collective::all_to_all; }
 std::string_view to_string(Collective collective);
 
@@ -104,6 +106,7 @@ struct Policy {
   HopFormats all_to_all;
   HopFormats gather;
   HopFormats scatter;
+  BlockFormat broadcast{ElementKind::exact, 0};
   HopFormats send_recv;  // of messages between two ranks, which are no collective: see SendRecv
   Direct direct = Direct::never;
   std::int64_t min_bytes = 64 * 1024;

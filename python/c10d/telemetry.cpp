@@ -40,7 +40,8 @@ struct Encoded {
 // Lists the slots that this rank encodes, by link.
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
                                 std::span<const ConstTensorView> slots, HopFormats formats) {
-  if (collective == Collective::all_gather) return {{"all", formats.intra_node, {slots[0]}}};
+  const bool is_one_format = collective == Collective::all_gather || collective == Collective::broadcast;
+  if (is_one_format) return {{"all", formats.intra_node, {slots[0]}}};
   const Topology& topology = communicator.topology();
   const int rank = communicator.rank();
   std::vector<int> intra_node, inter_node;

@@ -6,6 +6,7 @@
 
 #include "bind.hpp"
 #include "bound_communicator.hpp"
+#include "zcomm/broadcast.hpp"
 #include "zcomm/exchange.hpp"
 #include "zcomm/nccl.hpp"
 
@@ -24,6 +25,8 @@ NcclUniqueId id_of(const std::string& bytes) {
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;
 }
+
+py::bytes bytes_of(const NcclUniqueId& id) { return {reinterpret_cast<const char*>(id.data()), id.size()}; }
 
 // Releases the GIL, which other ranks' threads may need while this one's connections end.
 void end(BoundCommunicator* communicator) {
@@ -150,6 +153,13 @@ void bind_makers(BoundClass& communicator_class) {
       .def("make_gather", &make_planned<&ExchangePlan::gather>, py::arg("root"), py::arg("part"), py::arg("formats"))
       .def("make_scatter", &make_planned<&ExchangePlan::scatter>, py::arg("root"), py::arg("part"), py::arg("formats"))
       .def(
+          "make_broadcast",
+          [](const BoundCommunicator& self, int root, const ArrayTuple& values, const std::string& format) {
+            const TensorView view = view_of(values);
+            return make_broadcast({self.world, root, view.num_elements, view.dtype, BlockFormat::parse(format)});
+          },
+          py::arg("root"), py::arg("values"), py::arg("format"))
+      .def(
           "make_message",
           [](const BoundCommunicator& self, int source, int target, const ArrayTuple& values,
              const std::string& formats) {
@@ -200,10 +210,18 @@ void bind_communicator(py::module_& module) {
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
              py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), py::arg("connect_all"), no_gil);
-  module.def("make_unique_id", [] {
-    const NcclUniqueId id = make_nccl_unique_id();
-    return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
-  });
+  module.def("make_unique_id", [] { return bytes_of(make_nccl_unique_id()); });
+  module.def(
+      "meet_over_nccl",
+      [](std::uintptr_t pointer, std::uint64_t token, milliseconds timeout) {
+        NcclMeeting met;
+        {
+          const py::gil_scoped_release no_gil;
+          met = meet_over_nccl(reinterpret_cast<void*>(pointer), token, timeout);
+        }
+        return std::tuple(met.rank, met.device, bytes_of(met.unique_id), met.tokens);
+      },
+      py::arg("communicator"), py::arg("token"), py::arg("timeout"));
   module.attr("DEFAULT_CHUNK_BYTES") = kDefaultChunkBytes;
   module.def("default_gpu_chunk_bytes", &default_gpu_chunk_bytes, py::arg("size"));
 }

@@ -55,6 +55,9 @@ struct Config {
   F(GetErrorString, const char*, (Result))                                 \
   F(GetLastError, const char*, (Comm))                                     \
   F(CommInitRankConfig, Result, (Comm*, int, UniqueId, int, Config*))      \
+  F(CommCount, Result, (Comm, int*))                                       \
+  F(CommUserRank, Result, (Comm, int*))                                    \
+  F(CommCuDevice, Result, (Comm, int*))                                    \
   F(CommGetAsyncError, Result, (Comm, Result*))                            \
   F(CommFinalize, Result, (Comm))                                          \
   F(CommDestroy, Result, (Comm))                                           \

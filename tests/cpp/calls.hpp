@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "zcomm/broadcast.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/exchange.hpp"
 
@@ -82,6 +83,12 @@ inline CallStats all_to_all(Communicator& communicator, std::span<const ConstTen
   ExchangeShape shape{shape_of(inputs).lengths, shape_of(outputs).lengths, inputs.front().dtype};
   const auto operation = make_exchange(ExchangePlan::all_to_all(communicator.world(), std::move(shape), formats));
   return communicator.run(*operation, {inputs, outputs}, timeout, stream);
+}
+
+inline CallStats broadcast(Communicator& communicator, TensorView tensor, int root, BlockFormat format,
+                           std::chrono::milliseconds timeout, StreamView stream = {}) {
+  const auto operation = make_broadcast({communicator.world(), root, tensor.num_elements, tensor.dtype, format});
+  return communicator.run(*operation, {{}, {&tensor, 1}}, timeout, stream);
 }
 
 }  // namespace zcomm::test

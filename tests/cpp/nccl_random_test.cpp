@@ -38,6 +38,10 @@ void call(Communicator& communicator, Action action, TensorView tensor, TensorVi
     test::all_reduce(communicator, tensor, kFormats, 0.5f, timeout, stream);
     return;
   }
+  if (action == Action::broadcast) {
+    test::broadcast(communicator, tensor, communicator.size() - 1, kFormats.inter_node, timeout, stream);
+    return;
+  }
   const int size = communicator.size();
   const auto slots = split(tensor, size, part.num_elements);
   if (action == Action::gather) {

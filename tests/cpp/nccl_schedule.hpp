@@ -15,7 +15,7 @@ namespace zcomm::test {
 
 inline constexpr std::int64_t kMaxElements = 1500;  // of a shard: up to six chunks
 
-enum class Action { gather, scatter, all_reduce, exchange, replay };
+enum class Action { gather, scatter, all_reduce, exchange, broadcast, replay };
 enum class Fault { none, stops, aborts, error, hangs };
 
 struct Step {
@@ -42,7 +42,7 @@ class Schedule {
     graph_goes_last = draw(8) == 0;
     const std::size_t num_steps = 2 + draw(6);
     for (std::size_t i = 0; i < num_steps; ++i) {
-      const auto action = static_cast<Action>(draw(has_graph ? 5 : 4));
+      const auto action = static_cast<Action>(draw(has_graph ? 6 : 5));
       steps.push_back({action, 1 + static_cast<std::int64_t>(draw(kMaxElements)), static_cast<int>(draw(2))});
       // Replays on the first lane's stream, with the captured shape.
       if (action == Action::replay) steps.back() = {action, kMaxElements, 0};
@@ -72,7 +72,7 @@ class Schedule {
     out << "schedule " << seed << ": " << Topology(ids).to_string() << ", " << kernel_slots << " places for kernels, "
         << hardware_queues << " hardware queues, launch queue of " << queue_limit << ", delays to " << delay_us
         << " us, " << (has_graph ? graph_goes_last ? "a graph that goes last, " : "a graph, " : "") << "steps";
-    for (const Step& step : steps) out << ' ' << "gsaer"[static_cast<int>(step.action)] << step.elements;
+    for (const Step& step : steps) out << ' ' << "gsaebr"[static_cast<int>(step.action)] << step.elements;
     constexpr const char* kFaults[] = {"no fault", "stops", "aborts", "error", "hangs"};
     out << ", " << kFaults[static_cast<int>(fault)] << " on rank " << bad_rank << " at step " << bad_step;
     return out.str();

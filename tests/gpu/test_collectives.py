@@ -147,10 +147,16 @@ def test_all_reduce(size: int, node_size: int) -> None:
     run(body, size, options=compressing(node_size))
 
 
+def _world_group() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
 @pytest.mark.stand_in
 @each_shape
 def test_exchanges(size: int, node_size: int) -> None:
-    """All-to-alls, even and uneven, gathers and scatters: each part encoded once, in the format of its link."""
+    """All-to-alls, even and uneven, gathers and scatters: each part encoded once, in the format of its link. A
+    broadcast leaves the same bits everywhere."""
     nodes = nodes_of(size, node_size)
     inside, between = FORMATS.split("/")
 
@@ -175,12 +181,16 @@ def test_exchanges(size: int, node_size: int) -> None:
             dist.gather(on_device(mine), gathered, dst=root)
             scattered = on_device(torch.zeros(num, dtype=dtype))
             dist.scatter(scattered, gathered, src=root)
+            published = on_device(values(num, dtype, seed))
+            _world_group().broadcast(published, root).wait()  # torch.distributed asks for the GPU's capability first
+            assert_same_bits(on_host(published), roundtrip(values(num, dtype, seed, root), inside), (num, dtype))
             assert_same_bits(on_host(out), torch.cat([arrives(parts[r][me], r, me) for r in range(size)]), (num, dtype))
             assert_same_bits(
                 on_host(scattered), arrives(arrives(mine, me, root), root, me), ("there and back", num, dtype)
             )
 
-    run(body, size, options=compressing(node_size, all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS))
+    exchanged = dict.fromkeys(("all_to_all", "gather", "scatter"), FORMATS)
+    run(body, size, options=compressing(node_size, **exchanged, broadcast=inside))
 
 
 def test_replicas_agree_and_runs_are_deterministic() -> None:

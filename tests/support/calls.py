@@ -14,8 +14,11 @@ import zcomm
 from support.expected import all_gather
 
 NUM = 32 * 1024  # elements of a shard: above min_bytes for every dtype
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter")
-OPT_INS = {"forms": "in_place,out_of_place,list,coalesced", "all_reduce": "int8:128", "all_to_all": "int8:128"}
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast")
+OPT_INS = {
+    "forms": "in_place,out_of_place,list,coalesced",
+    **dict.fromkeys(("all_reduce", "all_to_all", "broadcast"), "int8:128"),
+}
 
 
 def data(rank: int, num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 
+from zcomm._host import host_identity
 from zcomm.distributed import fabric
 
 # Variable -> its purpose.
@@ -60,8 +61,4 @@ def node_identity() -> str:
         return f"group {os.environ['GROUP_RANK']}"
     if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         return f"ranks from {_count('RANK', 0) - _count('LOCAL_RANK', 0)}"
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"boot {file.read().strip()}"
-    except OSError:
-        return f"host {os.uname().nodename}"
+    return host_identity()

@@ -40,6 +40,8 @@ class Options(_c10d.Options):
             number of ranks stays exact between two ranks.
         gather: like ``all_to_all``, in tensors of ``min_bytes`` of all ranks together; default ``"exact"``.
         scatter: like ``gather``; default ``"exact"``.
+        broadcast: a format, in tensors of ``min_bytes``; default ``"exact"``. All ranks have the same bits afterwards:
+            the source's own values are rounded, too.
         send_recv: formats of messages between two ranks, as in ``all_to_all``, in tensors of ``min_bytes``; default
             ``"exact"``. Receives without a source are exact. On GPUs overrides may not change it.
         direct: which exact reduce-scatters zcomm makes itself: ``"never"``, the default; ``"small"``, those below
@@ -86,6 +88,7 @@ class Options(_c10d.Options):
         all_to_all: Format | None = None,
         gather: Format | None = None,
         scatter: Format | None = None,
+        broadcast: Format | None = None,
         send_recv: Format | None = None,
         direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,

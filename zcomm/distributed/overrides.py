@@ -58,6 +58,7 @@ class override(_Change):
         all_to_all: Format | None = None,
         gather: Format | None = None,
         scatter: Format | None = None,
+        broadcast: Format | None = None,
         send_recv: Format | None = None,
         direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,

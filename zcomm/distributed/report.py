@@ -78,6 +78,7 @@ class Report:
     all_to_all: list[SiteReport]
     gather: list[SiteReport]
     scatter: list[SiteReport]
+    broadcast: list[SiteReport]
     advice: list[str]
     weights: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)

@@ -172,6 +172,7 @@ class Stats:
     all_to_all: CollectiveStats
     gather: CollectiveStats
     scatter: CollectiveStats
+    broadcast: CollectiveStats
     send_recv: SendRecvStats
     direct_reduce_scatter: SentCalls
     rehearsals: SentCalls
@@ -244,7 +245,7 @@ class Stats:
                 total += times * calls.bytes
         parts, changeable = [], 0
         for (name, reason), num_bytes in sorted(exact.items(), key=lambda item: -item[1]):
-            setting = _FORMATS[name] if reason == "format_exact" else _SETTINGS.get(reason, "")
+            setting = _FORMATS.get(name, "") if reason == "format_exact" else _SETTINGS.get(reason, "")
             changeable += num_bytes if setting else 0
             if num_bytes >= 0.01 * total:
                 share = f"{num_bytes / total:.0%} {name} {reason}"

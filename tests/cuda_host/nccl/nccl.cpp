@@ -262,6 +262,21 @@ Result ncclCommInitRankConfig(Comm* made, int size, UniqueId id, int rank, Confi
   return connect_in_background(communicator, [&communicator] { meet(communicator); });
 }
 
+Result ncclCommCount(Comm communicator, int* size) {
+  *size = communicator->size;
+  return Result::success;
+}
+
+Result ncclCommUserRank(Comm communicator, int* rank) {
+  *rank = communicator->rank;
+  return Result::success;
+}
+
+Result ncclCommCuDevice(Comm communicator, int* device) {
+  *device = communicator->device;
+  return Result::success;
+}
+
 Result ncclCommGetAsyncError(Comm communicator, Result* state) {
   const Inside inside(*communicator, "ncclCommGetAsyncError");
   --communicator->polls_left;

@@ -78,6 +78,7 @@ def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[
     own = in_place[rank * count : (rank + 1) * count]
     own[:] = shard
     parts, gathered, scattered = (np.zeros_like(whole), np.zeros_like(whole), np.zeros_like(shard))
+    published = values(rank, 3 * count + 1, dtype)
     is_root = rank == size - 1
     stats = [
         comm.all_gather(on_gpu(shard, rank), on_gpu(whole, rank), format=GATHER, stream=stream),
@@ -91,8 +92,9 @@ def collectives(comm: Any, count: int, dtype: str, stream: Any = None) -> tuple[
         comm.scatter(
             on_gpu(slots, rank) if is_root else None, on_gpu(scattered, rank), size - 1, formats=SCATTER, stream=stream
         ),
+        comm.broadcast(on_gpu(published, rank), size - 1, format=GATHER, stream=stream),
     ]
-    return [whole, in_place, part, total, parts, gathered, scattered], stats, [shard, slots]
+    return [whole, in_place, part, total, parts, gathered, scattered, published], stats, [shard, slots]
 
 
 def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
@@ -108,13 +110,15 @@ def expected(nodes: list[int], count: int, dtype: str) -> list[list[Any]]:
         rank.all_to_all(slots, parts, formats=SCATTER)
         rank.gather(values(rank.rank, count, dtype), gathered, size - 1, formats=SCATTER)
         rank.scatter(slots, scattered, size - 1, formats=SCATTER)
-        return [whole, whole, part, total, parts, gathered, scattered]
+        published = values(rank.rank, 3 * count + 1, dtype)
+        rank.broadcast(published, size - 1, format=GATHER)
+        return [whole, whole, part, total, parts, gathered, scattered, published]
 
     return LocalWorld(nodes).run(body)
 
 
 def assert_same(got: list[Any], want: list[Any], what: object) -> None:
-    names = ("all_gather", "in place", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter")
+    names = ("all_gather", "in place", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast")
     for name, one, other in zip(names, got, want, strict=True):
         bits = [array.view(f"u{array.itemsize}") for array in (one, other)]
         assert (bits[0] == bits[1]).all(), (what, name)
@@ -252,6 +256,92 @@ def test_ranks_in_nodes_of_two_are_connected_with_those_of_their_hops(size: int,
 def test_a_rank_that_does_not_come_is_missed() -> None:
     with pytest.raises(_core.TimeoutError, match="rank 0 of 2 could not connect over NCCL within 500 ms"):
         zcomm.Communicator(0, 2, zcomm.Communicator.unique_id(), timeout=0.5)
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+class _Config(ctypes.Structure):
+    """NCCL's, as of 2.18."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        *((name, ctypes.c_uint) for name in ("magic", "version")),
+        *((name, ctypes.c_int) for name in ("blocking", "cga_cluster_size", "min_ctas", "max_ctas")),
+        ("net_name", ctypes.c_char_p),
+        ("split_share", ctypes.c_int),
+    ]
+
+
+def framework_communicator(rank: int, size: int, unique_id: bytes, blocking: bool) -> int:
+    """An ncclComm_t as a framework makes it."""
+    nccl = ctypes.CDLL(_nccl.load()[0])
+    config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21801, int(blocking), 0, 0, 0, None, 0)
+    made = ctypes.c_void_p()
+    made_by = nccl.ncclCommInitRankConfig
+    made_by.argtypes = [ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.c_void_p]
+    assert made_by(ctypes.byref(made), size, _UniqueId(unique_id), rank, ctypes.byref(config)) in (0, 7)
+    state = ctypes.c_int(7)
+    while state.value == 7:  # in progress
+        assert nccl.ncclCommGetAsyncError(made, ctypes.byref(state)) == 0
+    assert state.value == 0
+    return made.value or 0
+
+
+def _close(pointer: int) -> None:
+    nccl = ctypes.CDLL(_nccl.load()[0])
+    communicator, state = ctypes.c_void_p(pointer), ctypes.c_int(7)
+    assert nccl.ncclCommFinalize(communicator) in (0, 7)
+    while state.value == 7:
+        assert nccl.ncclCommGetAsyncError(communicator, ctypes.byref(state)) == 0
+    assert nccl.ncclCommDestroy(communicator) == 0
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_ranks_meet_over_a_communicator_that_the_caller_keeps(blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are hosts unless the caller says otherwise; an abort leaves the caller's communicator alone."""
+    size, unique_id = 4, zcomm.Communicator.unique_id()
+
+    def body(rank: int) -> list[Any]:
+        set_device(rank)
+        pointer = framework_communicator(rank, size, unique_id, blocking)
+        with zcomm.Communicator.from_nccl(pointer) as comm:
+            assert (comm.rank, comm.size, comm.num_nodes, comm.device) == (rank, size, 1, rank)
+        with zcomm.Communicator.from_nccl(pointer, node_size=2, connect_all=True) as comm:
+            assert comm.num_nodes == 2
+            results, _, _kept = collectives(comm, 1000, "float32")
+            _core.synchronize(0)
+            comm.abort("for a test")
+        monkeypatch.setattr("zcomm.communicator.host_identity", lambda: f"host {threading.get_ident()}")
+        with zcomm.Communicator.from_nccl(pointer) as comm:
+            assert comm.num_nodes == size
+        _close(pointer)
+        return results
+
+    with ThreadPoolExecutor(size) as pool:
+        results = list(pool.map(body, range(size)))
+    for rank, want in enumerate(expected([0, 0, 1, 1], 1000, "float32")):
+        assert_same(results[rank], want, rank)
+
+
+def test_a_rank_that_does_not_meet_the_others_is_missed() -> None:
+    size, unique_id = 2, zcomm.Communicator.unique_id()
+
+    def body(rank: int) -> None:
+        set_device(rank)
+        pointer = framework_communicator(rank, size, unique_id, blocking=False)
+        if rank == 0:
+            with pytest.raises(_core.TimeoutError, match="rank 0 of 2 did not meet the others over the given NCCL"):
+                zcomm.Communicator.from_nccl(pointer, timeout=1)
+        met.wait(60)
+        assert ctypes.CDLL(_nccl.load()[0]).ncclCommAbort(ctypes.c_void_p(pointer)) == 0
+
+    met = threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(body, range(size)))
+    with pytest.raises(ValueError, match="communicator: expected an ncclComm_t, got null"):
+        zcomm.Communicator.from_nccl(0)
 
 
 def test_an_abort_ends_the_calls_of_its_rank() -> None:

@@ -135,6 +135,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "all_to_all": ("int8:64/int4:64", "int8:64/int4:64"),
     "gather": ("int8:96", "int8:96"),
     "scatter": ("int4:32", "int4:32"),
+    "broadcast": ("int8:256", "int8:256"),
     "send_recv": ("int8:32/int4:64", "int8:32/int4:64"),
     "direct": ("small", "small"),
     "min_bytes": ("7", 7),

@@ -91,7 +91,7 @@ TABLE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "all-reduce": (reduce_all, "all_reduce: format_exact", "all_reduce: compressed"),
     "all-reduce, coalesced": (reduce_all_coalesced, "all_reduce: format_exact 2", "all_reduce: compressed 2"),
     "reduce-scatter MAX": (lambda: scatter(mine(2 * NUM), dist.ReduceOp.MAX), "reduce_scatter: operation", ""),
-    "broadcast": (lambda: dist.broadcast(mine(), 0), "others", ""),
+    "broadcast": (lambda: dist.broadcast(mine(), 0), "broadcast: format_exact", "broadcast: compressed"),
     "reduce": (lambda: dist.reduce(mine(), 0), "others", ""),
     "all-to-all": (
         lambda: dist.all_to_all_single(torch.empty(NUM), mine()),

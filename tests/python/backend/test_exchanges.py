@@ -1,4 +1,4 @@
-"""All-to-alls, gathers and scatters: bits, opting in, splits, errors."""
+"""All-to-alls, gathers, scatters and broadcasts: bits, opting in, splits, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import zcomm
 NODES = [0, 0, 1]
 INTRA, INTER = "int8:128", "int4:64"
 FORMATS = f"{INTRA}/{INTER}"
-OPTIONS = zcomm.Options(all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS)
+OPTIONS = zcomm.Options(all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS, broadcast=INTRA)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LEAST = 65536 // 3  # bytes between two ranks that are compressed
 
@@ -64,6 +64,41 @@ def test_all_to_all_of_one_tensor(dtype: torch.dtype) -> None:
             assert_same_bits(output, expected, f"splits {number}")
         assert zcomm.stats().all_to_all.calls == len(SPLITS)
         assert zcomm.stats().others.calls == 0
+
+    run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_broadcast(dtype: torch.dtype) -> None:
+    """All ranks have the same bits, the source included; a group's source is named by its rank in the world."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        for source in range(3):
+            tensor = data(rank, NUM, dtype, seed=source).reshape(-1, 2)
+            work = dist.broadcast(tensor, source, async_op=source == 1)
+            if work is not None:
+                work.wait()
+            expected = roundtrip(data(source, NUM, dtype, seed=source), INTRA).reshape(-1, 2)
+            assert_same_bits(tensor, expected, f"from {source}")
+        group = dist.new_group([1, 2])
+        if rank > 0:
+            tensor = data(rank, NUM, dtype)
+            dist.broadcast(tensor, 2, group=group)
+            assert_same_bits(tensor, roundtrip(data(2, NUM, dtype), INTRA), "in a group")
+        stats = zcomm.stats()
+        assert (stats.broadcast.calls, stats.broadcast.bytes) == (3, 3 * NUM * dtype.itemsize)
+        small, numbers = data(rank, 100, dtype), torch.full((NUM,), rank)
+        dist.broadcast(small, 1)
+        dist.broadcast(numbers, 1)
+        with zcomm.exact():
+            dist.broadcast(tensor, 1)
+        assert_same_bits(small, data(1, 100, dtype), "small")
+        assert (numbers == 1).all()
+        exact = zcomm.stats().broadcast.exact
+        assert {reason: calls.calls for reason, calls in exact.items()} == dict.fromkeys(
+            ("min_bytes", "not_a_float", "format_exact"), 1
+        )
 
     run(body, size=3, options=OPTIONS, nodes=NODES)
 
@@ -185,6 +220,10 @@ BAD_CALLS: list[tuple[str, Any]] = [
     (
         "tensors: expected contiguous ones on one device, as gather is compressed",
         lambda: dist.gather(torch.ones(16384), list(torch.empty(16384, 2).t()), dst=dist.get_rank()),
+    ),
+    (
+        "tensors: expected contiguous ones on one device, as broadcast is compressed",
+        lambda: dist.broadcast(torch.ones(NUM, 2).t(), 0),
     ),
     ("outputs: expected memory apart from the inputs", lambda: _all_to_all_in_place()),
     (

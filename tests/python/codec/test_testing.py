@@ -60,7 +60,8 @@ def test_lossless_weights_arrive_bit_for_bit(nodes: str | list[int], dtype: torc
 
 @pytest.mark.parametrize("nodes", ["1x4", "2x3", "8x8", [0, 0, 0, 1]])
 def test_exchanges_encode_each_part_once(nodes: str | list[int]) -> None:
-    """All-to-alls with odd and empty parts, a gather and scatter of the last rank, a message to the next rank."""
+    """All-to-alls with odd and empty parts, a gather, scatter and broadcast of the last rank, a message to the next
+    rank."""
     world = LocalWorld(nodes, chunk_bytes=4096)
     size, formats = world.size, ("int8:64", "int4:32")
     ids = nodes if isinstance(nodes, list) else [rank // int(nodes[2]) for rank in range(size)]
@@ -92,6 +93,11 @@ def test_exchanges_encode_each_part_once(nodes: str | list[int]) -> None:
         rank.scatter(data(99, size * 777) if me == root else None, part, root, **named)
         assert np.array_equal(part, arrives(np.split(data(99, size * 777), size)[me], root, me))
 
+        published = data(me, 2222)
+        rank.broadcast(published, root, format="int8:64")
+        wire = codec.encode(data(root, 2222), "int8:64")
+        assert np.array_equal(published, codec.decode(wire, "int8:64", np.empty_like(published)))
+
         if me == 0:
             rank.send(data(5, 3000), 1, **named)
         if me == 1:
@@ -112,6 +118,7 @@ def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
         ("root: expected 0 to 3, got 4", lambda: rank.gather(x, None, 4)),
         ("out: expected an array on the root, got None", lambda: rank.gather(x, None, 1)),
         ("array: expected 4 times the 8 elements of a rank, got 8", lambda: rank.scatter(x, y, 1)),
+        ("root: expected 0 to 3, got -1", lambda: rank.broadcast(x, -1)),
         ("peer: expected 0 to 3, got -1", lambda: rank.send(x, -1)),
         ("to: expected a message between rank 1 and another one", lambda: rank.recv(y, 1)),
         ("outputs: expected memory apart from the inputs", lambda: rank.all_to_all(x, x)),

@@ -1,0 +1,170 @@
+#include "zcomm/broadcast.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "counted.hpp"
+#include "message.hpp"
+#include "operation_checks.hpp"
+#include "pipeline.hpp"
+#include "random_seed.hpp"
+
+namespace zcomm {
+
+BroadcastPlan::BroadcastPlan(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format)
+    : world_(std::move(world)), root_(root), num_elements_(num_elements), dtype_(dtype), format_(format) {
+  const Topology& topology = world_.topology;
+  const int size = topology.size();
+  const int num_nodes = topology.num_nodes();
+  check_argument(root >= 0 && root < size,
+                 [&] { return "root: expected 0 to " + std::to_string(size - 1) + ", got " + std::to_string(root); });
+  check_argument(num_elements >= 0,
+                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
+  description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +
+                 format.to_string();
+  const auto head = [&](int node) { return node == topology.node(root) ? root : topology.ranks(node).front(); };
+  const auto neighbor = [&](int node, int step) { return head((node + step + num_nodes) % num_nodes); };
+  const int node = topology.node(world_.rank);
+  source_ = head(node);
+  if (world_.rank == source_) {
+    source_ = neighbor(node, -1);
+    const int next = neighbor(node, 1);
+    if (next != root) targets_.push_back(next);
+    std::ranges::copy_if(topology.ranks(node), std::back_inserter(targets_),
+                         [this](int r) { return r != world_.rank; });
+  }
+  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(size, 0));
+  const std::int64_t granule = granule_of(format);
+  chunk_elements_ =
+      std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)) / granule, 1) * granule;
+}
+
+std::size_t BroadcastPlan::num_bytes(std::int64_t chunk) const {
+  const std::int64_t count = std::min(num_elements_ - chunk * chunk_elements_, chunk_elements_);
+  if (is_exact()) return static_cast<std::size_t>(count) * element_size(dtype_);
+  return wire_bytes(format_, dtype_, count);
+}
+
+LinkBytes BroadcastPlan::bytes() const {
+  LinkBytes total;
+  for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
+    for (const int target : targets_) {
+      (world_.topology.same_node(world_.rank, target) ? total.intra_node : total.inter_node) += num_bytes(chunk);
+    }
+  }
+  return total;
+}
+
+CodecPasses BroadcastPlan::passes() const {
+  if (is_exact()) return {};
+  return {is_root() ? num_elements_ : 0, num_elements_};
+}
+
+namespace {
+
+class Broadcast final : public Stages {
+ public:
+  Broadcast(const Resources& r, const BroadcastPlan& plan, TensorView values)
+      : r_(r), plan_(plan), values_(values), wires_(r, 1, plan.is_exact() ? 0 : plan.num_bytes(0), kDepth) {}
+
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int num_hops() const override { return 2; }
+
+ private:
+  static constexpr int kDepth = 3;  // chunks in progress
+
+  TensorView part(std::int64_t chunk) const {
+    return values_.slice(chunk * plan_.chunk_elements(), plan_.chunk_elements());
+  }
+  // Returns the wire of a chunk; exact values are sent from and to the caller's memory.
+  std::byte* wire(std::int64_t chunk) const { return plan_.is_exact() ? part(chunk).data : wires_.data(0, chunk); }
+
+  void first_hop(std::int64_t chunk) override {
+    if (plan_.is_root()) {
+      encode(chunk);
+      send(chunk);
+    } else {
+      const Recv recv{plan_.source(), wire(chunk), plan_.num_bytes(chunk)};
+      received_[chunk] = start_transfer(r_, {}, {&recv, 1});
+    }
+  }
+
+  void encode(std::int64_t chunk) {
+    if (plan_.is_exact()) return;
+    const TensorView values = part(chunk);
+    const std::int64_t begin = chunk * plan_.chunk_elements();
+    const Piece<BlockFormat> piece{begin, values.num_elements, plan_.format(), 0, begin};
+    const Encode job{values, plan_.format(), wire(chunk), rounding_of(r_, plan_.root(), piece, plan_.format())};
+    run_codec(r_, {&job, 1});
+  }
+
+  void send(std::int64_t chunk) {
+    sends_.clear();
+    for (const int target : plan_.targets()) sends_.push_back({target, wire(chunk), plan_.num_bytes(chunk)});
+    if (!sends_.empty()) sent_[chunk] = start_transfer(r_, sends_, {});
+  }
+
+  void second_hop(std::int64_t chunk) override {
+    if (plan_.is_root()) return;
+    finish_transfer(r_, received_[chunk]);
+    send(chunk);
+  }
+
+  // Decodes while the wires are on their way to the targets.
+  void finish(std::int64_t chunk) override {
+    if (!plan_.is_exact()) {
+      const Decode job{{wire(chunk), plan_.format(), values_.dtype}, part(chunk)};
+      run_codec(r_, {&job, 1});
+    }
+    if (sent_[chunk] != nullptr) finish_transfer(r_, sent_[chunk]);
+  }
+
+  const Resources& r_;
+  const BroadcastPlan& plan_;
+  const TensorView values_;
+  const MessageBuffers wires_;
+  Ring<std::unique_ptr<Transfer>, kDepth> received_;
+  Ring<std::unique_ptr<Transfer>, kDepth> sent_;
+  std::vector<Send> sends_;  // reused by all chunks
+};
+
+class BroadcastOperation final : public Operation {
+ public:
+  explicit BroadcastOperation(BroadcastPlan plan) : plan_(std::move(plan)) {}
+
+  const World& world() const override { return plan_.world(); }
+  const std::string& description() const override { return plan_.description(); }
+  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  std::vector<Segment<HopFormats>> segments() const override {
+    return {{plan_.num_elements(), {plan_.format(), plan_.format()}}};
+  }
+  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+
+  void check(const Resources& r, const Arguments& arguments) const override {
+    check_world(r, plan_.world());
+    const TensorView& values = only(arguments.outputs, "outputs");
+    check_argument(values.num_elements == plan_.num_elements() && values.dtype == plan_.dtype(), [&] {
+      return "outputs: expected " + SlotShape{{plan_.num_elements()}, plan_.dtype()}.to_string() + ", got " +
+             SlotShape{{values.num_elements}, values.dtype}.to_string();
+    });
+  }
+  std::string words(const Arguments&) const override { return plan_.description(); }
+  std::vector<int> peers(const Arguments&) const override {
+    std::vector<int> peers = plan_.targets();
+    if (!plan_.is_root()) peers.push_back(plan_.source());
+    return peers;
+  }
+  Pipeline stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.num_chunks() == 0) return {};
+    return {{}, std::make_unique<Broadcast>(r, plan_, arguments.outputs.front())};
+  }
+
+ private:
+  const BroadcastPlan plan_;
+};
+
+}  // namespace
+
+OperationPtr make_broadcast(BroadcastPlan plan) { return std::make_shared<BroadcastOperation>(std::move(plan)); }
+
+}  // namespace zcomm

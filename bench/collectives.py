@@ -44,6 +44,18 @@ STANDARD: dict[str, dict[str, Any]] = {
         **FOUR,
     },
     "all_reduce_float_4x1_1gbit": {"collective": "all_reduce", "backends": REDUCE, "dtype": "float", **FOUR},
+    "all_to_all_bfloat16_4x1_1gbit": {
+        "collective": "all_to_all",
+        "backends": ["gloo", "zcomm=int8:128", "zcomm=int4:128"],
+        "dtype": "bfloat16",
+        **FOUR,
+    },
+    "broadcast_bfloat16_4x1_1gbit": {
+        "collective": "broadcast",
+        "backends": ["gloo", "zcomm=int8:256"],
+        "dtype": "bfloat16",
+        **FOUR,
+    },
     "all_gather_bfloat16_4x1_unlimited": {"collective": "all_gather", "backends": GATHER, "dtype": "bfloat16", **FREE},
     "reduce_scatter_float_4x1_unlimited": {
         "collective": "reduce_scatter",

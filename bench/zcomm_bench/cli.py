@@ -90,6 +90,8 @@ Launches = Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; m
 AllGather = Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')]
 ReduceScatter = Annotated[str | None, typer.Option(help="Formats intra-node / inter-node: int8:128/int4:128.")]
 AllReduce = Annotated[str | None, typer.Option(help="As --reduce-scatter, and by default the same.")]
+AllToAll = Annotated[str | None, typer.Option(help="Formats intra-node / inter-node; those of --reduce-scatter.")]
+Broadcast = Annotated[str | None, typer.Option(help="A format, by default that of --all-gather.")]
 CompressedFrom = Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")]
 ChunkBytes = Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")]
 Json = Annotated[Path | None, typer.Option("-J", "--json", help="Write the report to this file.")]
@@ -117,6 +119,8 @@ def run_bench(
     all_gather: AllGather = None,
     reduce_scatter: ReduceScatter = None,
     all_reduce: AllReduce = None,
+    all_to_all: AllToAll = None,
+    broadcast: Broadcast = None,
     min_bytes: CompressedFrom = None,
     chunk_bytes: ChunkBytes = None,
     json: Json = None,
@@ -130,8 +134,8 @@ def run_bench(
     need_torch()
     from zcomm_bench import contenders
 
-    given = (all_gather, reduce_scatter, all_reduce, min_bytes, chunk_bytes)
-    fields = dict(zip(("all_gather", "reduce_scatter", "all_reduce", "min_bytes", "chunk_bytes"), given, strict=True))
+    given = (all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, min_bytes, chunk_bytes)
+    fields = dict(zip((*COLLECTIVES, "min_bytes", "chunk_bytes"), given, strict=True))
     step = None if stepbytes is None else parse_size(stepbytes)
     try:
         spec = Spec(

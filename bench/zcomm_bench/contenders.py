@@ -27,7 +27,8 @@ class Problem:
     """The tensors of one size, which all contenders share.
 
     all_gather: `shard` is the own slot of `whole`, as FSDP2 calls it. reduce_scatter: `whole` is the input, `shard` the
-    output. all_reduce: `whole` alone is reduced in place.
+    output. all_reduce: `whole` alone is reduced in place. all_to_all: `whole` is the input, `shard`, as large, the
+    output. broadcast: `whole` becomes that of rank 0.
     """
 
     collective: str
@@ -64,6 +65,12 @@ class Contender:
 
     def all_reduce(self, problem: Problem) -> None:
         dist.all_reduce(problem.whole, op=problem.reduce_op, group=self.group)
+
+    def all_to_all(self, problem: Problem) -> None:
+        dist.all_to_all_single(problem.shard, problem.whole, group=self.group)
+
+    def broadcast(self, problem: Problem) -> None:
+        dist.broadcast(problem.whole, group_src=0, group=self.group)
 
     def wire_bytes(self, problem: Problem) -> int | None:
         """Bytes that a call sends from this rank, where this class knows."""
@@ -198,9 +205,11 @@ def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.O
     if format is not None:
         fields[spec.collective] = format
     options = zcomm.Options(**fields)
-    if spec.collective == "all_reduce" and "all_reduce" not in fields and options.all_reduce == "exact":
+    if spec.collective not in fields and getattr(options, spec.collective) == "exact":
         # Exact by default, which would compare gloo with itself.
-        options = zcomm.Options(**fields, all_reduce=options.reduce_scatter)
+        like = options.all_gather if spec.collective == "broadcast" else options.reduce_scatter
+        fields[spec.collective] = like
+        options = zcomm.Options(**fields)
     chosen = cast(str, getattr(options, spec.collective))
     if kind != "naive":
         return chosen, options

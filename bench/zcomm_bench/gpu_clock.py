@@ -66,6 +66,16 @@ def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node
         encode(0, inside)
         _decode_all(steps, slots, inside)
         return _median_of(steps)
+    if problem.collective == "broadcast":
+        for slot in range(num_ranks):
+            encode(slot, inside)
+        _decode_all(steps, slots, inside)
+        return _median_of(steps)
+    if problem.collective == "all_to_all":
+        for peer in range(1, num_ranks):
+            encode(peer, format_to(peer))
+            _decode_all(steps, slots[:1], format_to(peer))
+        return _median_of(steps)
     own = (slots[0], "exact")
     (sent, received), (forwarded, sums_received) = topology.reduce_hops(0)
     for peer, slot in sent:

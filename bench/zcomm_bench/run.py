@@ -16,7 +16,7 @@ from typing import Any
 
 from zcomm_bench.lab import gpus, network
 from zcomm_bench.report_file import SCHEMA, machine
-from zcomm_bench.spec import NO_LAB, Spec, algbw, bus_factor
+from zcomm_bench.spec import NO_LAB, REDUCTIONS, Spec, algbw, bus_factor
 
 Update = Callable[[list[dict[str, Any]], str], object]
 
@@ -92,7 +92,7 @@ def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
         "size": size,
         "count": first["count"],
         "type": spec.dtype,
-        "redop": "none" if spec.collective == "all_gather" else spec.op,
+        "redop": spec.op if spec.collective in REDUCTIONS else "none",
         "backend": first["backend"],
         "format": first["format"],
         "exact_reason": first["exact_reason"],

@@ -9,7 +9,8 @@ from typing import Any
 from zcomm._units import parse_nodes
 from zcomm_bench.lab import network
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+REDUCTIONS = ("reduce_scatter", "all_reduce")
+COLLECTIVES = ("all_gather", *REDUCTIONS, "all_to_all", "broadcast")
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "zcomm", "exact_all_to_all", "naive")
 CUDA_BACKENDS = ("nccl", "zcomm", "exact_all_to_all")
@@ -52,7 +53,10 @@ def algbw(size: float, seconds: float) -> float:
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:
-    """busbw / algbw: the part of the whole that every rank must send at least, if nothing is compressed."""
+    """busbw / algbw: the part of the whole that every rank must send at least, if nothing is compressed. A broadcast's
+    is the whole."""
+    if collective == "broadcast":
+        return 1.0
     return (num_ranks - 1) / num_ranks * (2 if collective == "all_reduce" else 1)
 
 
@@ -104,8 +108,11 @@ class Spec:
         if not self.sizes or not self.backends or len(set(self.backends)) < len(self.backends):
             raise ValueError("expected at least one size and one backend, and no backend twice")
         for backend in self.backends:
-            if parse_backend(backend, self.device)[0] == "exact_all_to_all" and self.collective == "all_gather":
-                raise ValueError("exact_all_to_all is a baseline for reductions, not for all_gather")
+            kind = parse_backend(backend, self.device)[0]
+            if kind == "exact_all_to_all" and self.collective not in REDUCTIONS:
+                raise ValueError(f"exact_all_to_all is a baseline for reductions, not for {self.collective}")
+            if kind == "naive" and self.collective not in ("all_gather", *REDUCTIONS):
+                raise ValueError(f"naive is a baseline for all_gather and reductions, not for {self.collective}")
         parse_nodes(self.nodes)
         parse_link(self.link)
 

@@ -248,3 +248,25 @@ def test_a_small_run(tmp_path: Path) -> None:
         assert record["max_error"] < 0.1
     # One code in 127 of a block's maximum, which is below five times the root mean square; and bfloat16 values.
     assert 0 < large["mean_error"] < 5 / 127
+
+
+@needs_ranks
+@pytest.mark.parametrize("collective", ["all_to_all", "broadcast"])
+def test_exchanges_are_measured(collective: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    options = f"--nodes 2x1 --link none -n 2 -w 1 -m 1 -b 8K -e 8K --min-bytes 4096 -d bfloat16 --{collective} int8:128"
+    arguments = options.replace("all_to_all", "all-to-all").split()
+    done = CliRunner().invoke(app, [collective, *arguments, "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    exact, compressed = report_file.load(file)["results"]
+    assert (exact["backend"], exact["redop"], exact["size"], exact["max_error"]) == ("gloo", "none", 8192, 0.0)
+    # Averaged over ranks: 2048 values to the other, or 4096 from one of the two. A scale of two bytes for every 128.
+    assert (compressed["wire_bytes"], compressed["format"]) == (2048 + 32, "int8:128")
+    assert 0 < compressed["mean_error"] < compressed["max_error"] < 0.1
+
+
+@pytest.mark.parametrize("backend", ["naive", "exact_all_to_all"])
+def test_baselines_of_sums_are_not_for_exchanges(backend: str) -> None:
+    for collective in ("all_to_all", "broadcast"):
+        with pytest.raises(ValueError, match=f"{backend} is a baseline for .*not for {collective}"):
+            Spec(collective, [1024], [backend])

@@ -57,23 +57,36 @@ def links(name: str, baselines: Sequence[str]) -> Callable[[], list[str]]:
 FLOAT = {"float": "float32"}
 
 
-def layouts() -> list[str]:
-    """Other dtypes, links and layouts: two sizes of each."""
-    source, kind, rows = Source("collectives"), "avx512", []
-    for name in source.names(kind):
-        if name in ("all_gather_bfloat16_4x1_1gbit", "reduce_scatter_float_4x1_1gbit") or "300mbit" in name:
-            continue
-        found = source.get(kind, name)
-        assert found is not None
-        facts, largest = found.facts, max(row["size"] for row in found.records)
-        for size in (1 << 20, largest):
-            gloo, own = (source.row(kind, name, size=size, backend=backend) for backend in ("gloo", "zcomm"))
-            what = f"{facts['collective'].replace('_', '-')} {FLOAT.get(facts['dtype'], facts['dtype'])}"
-            where = f"{facts['nodes']}, {facts['link']}"
-            times = [milliseconds(gloo, False), milliseconds(own)]
-            rows.append([what, where, f"{size >> 20}", *times, busy(found, own)])
-    header = ["collective", "ranks, link", "MiB", "gloo, ms", "zcomm", "link busy"]
-    return lines_of(header, rows, source)
+def layouts(names: Callable[[str], bool]) -> Callable[[], list[str]]:
+    """Two sizes of each collective, dtype, link and layout with such a name."""
+
+    def make() -> list[str]:
+        source, kind, rows = Source("collectives"), "avx512", []
+        for name in filter(names, source.names(kind)):
+            found = source.get(kind, name)
+            assert found is not None
+            facts, largest = found.facts, max(row["size"] for row in found.records)
+            for size in (1 << 20, largest):
+                gloo = source.row(kind, name, size=size, backend="gloo")
+                what = f"{facts['collective'].replace('_', '-')} {FLOAT.get(facts['dtype'], facts['dtype'])}"
+                where = f"{facts['nodes']}, {facts['link']}"
+                for own in (row for row in found.records if row["size"] == size and row["backend"].startswith("zcomm")):
+                    label = ", ".join(filter(None, (what, own["backend"].partition("=")[2])))
+                    times = [milliseconds(gloo, False), milliseconds(own)]
+                    rows.append([label, where, f"{size >> 20}", *times, busy(found, own)])
+        header = ["collective", "ranks, link", "MiB", "gloo, ms", "zcomm", "link busy"]
+        return lines_of(header, rows, source)
+
+    return make
+
+
+def is_exchange(name: str) -> bool:
+    return name.startswith(("all_to_all", "broadcast"))
+
+
+def is_other_layout(name: str) -> bool:
+    shown = name in ("all_gather_bfloat16_4x1_1gbit", "reduce_scatter_float_4x1_1gbit") or "300mbit" in name
+    return not shown and not is_exchange(name)
 
 
 def demo(*names: str) -> Callable[[], list[str]]:
@@ -276,7 +289,8 @@ def calls_gpu() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "reduce_scatter": links("reduce_scatter_float_4x1_1gbit", ["exact_all_to_all", "naive"]),
     "all_gather": links("all_gather_bfloat16_4x1_1gbit", ["naive"]),
-    "layouts": layouts,
+    "layouts": layouts(is_other_layout),
+    "exchanges": layouts(is_exchange),
     "demo": demo("default"),
     "demo_links": demo("batch_8_100mbit", "batch_8_1gbit", "batch_8_unlimited"),
     "secondary": demo("secondary", "secondary_4_micro_batches"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -283,3 +286,29 @@ def test_ranks_that_differ_in_lengths_learn_so() -> None:
 
     for outcome in collect(body, 2, options=OPTIONS, group_seconds=3):
         assert outcome.error is not None
+
+
+@pytest.mark.promise(9)
+@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "broadcast"])
+def test_a_killed_peer_is_noticed(collective: str) -> None:
+    """SIGKILL in the middle of an exchange: every other rank raises soon, whatever it waits for."""
+
+    def body() -> None:
+        rank, whole = dist.get_rank(), torch.ones(3 * NUM)
+        parts = list(whole.split(NUM))
+        calls = {
+            "all_to_all": lambda: dist.all_to_all_single(torch.empty(3 * NUM), whole),
+            "gather": lambda: dist.gather(parts[0], parts if rank == 0 else None),
+            "scatter": lambda: dist.scatter(parts[0].clone(), parts if rank == 0 else None),
+            "broadcast": lambda: dist.broadcast(whole, 0),
+        }
+        calls[collective]()
+        if rank == 1:
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        while True:
+            calls[collective]()
+
+    outcomes = collect(body, 3, options=OPTIONS, nodes=NODES, grace=15)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert not outcome.stuck and "lost rank" in (outcome.error or ""), outcome

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <utility>
 
 namespace zcomm {
 namespace {
@@ -41,36 +42,76 @@ void StepChoice::count(int collective, std::int64_t num_bytes) {
 bool StepChoice::begin_call(const Means& means) {
   const std::lock_guard lock(mutex_);
   ++num_calls_;
-  if (const std::uint64_t num_ended = num_ended_; num_ended != num_seen_) {
-    num_seen_ = num_ended;
+  note_end_of_step();
+  if (calls_per_step_ > 0 && num_calls_ == next_step_) {
     begin_step();
     if (contest_ && step_ % kBlockSteps <= 1) return agree_on_round(means);
   }
-  // Compares steps at calls, which all ranks count alike. At rare ones, as a program without steps goes on for ever.
-  if (!contest_ && !decision_ && num_calls_ >= 4 && std::has_single_bit(num_calls_)) {
-    const auto hash = static_cast<std::int64_t>(begun_at_ >> 1);
-    const std::vector<std::int64_t> most = means.largest({step_, -step_, hash, -hash});
-    if (step_ >= 2 && most[0] == -most[1] && most[2] == -most[3]) begin_trial();
-  }
+  if (is_searching_) look_for_steps(means);
   return false;
+}
+
+void StepChoice::note_end_of_step() {
+  const std::uint64_t num_ended = num_ended_;
+  if (num_ended == num_seen_) return;
+  num_seen_ = num_ended;
+  const std::uint64_t num_in_step = num_calls_ - last_begun_;
+  is_regular_ = num_begun_ >= 2 && num_in_step == num_in_last_;
+  num_in_last_ = num_in_step;
+  last_begun_ = num_calls_;
+  ++num_begun_;
+  begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
+}
+
+// Compares steps at calls, which all ranks count alike. At rare ones, as a program without steps goes on for ever.
+void StepChoice::look_for_steps(const Means& means) {
+  const std::uint64_t num_calls = num_calls_ - searched_from_;
+  if (num_calls < 4 || !std::has_single_bit(num_calls)) return;
+  const bool is_new = num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps;
+  const auto hash = static_cast<std::int64_t>(begun_at_ >> 1);
+  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash});
+  if (most[0] == -most[1] && most[2] == -most[3] && is_regular_ && is_new) begin_trial();
+}
+
+void StepChoice::begin_search() {
+  is_searching_ = true;
+  searched_from_ = num_calls_;
+  num_begun_ = 0;
+  begun_at_ = 0;
+  is_regular_ = false;
+}
+
+void StepChoice::begin_trial() {
+  is_searching_ = false;
+  calls_per_step_ = num_in_last_;
+  next_step_ = last_begun_ + calls_per_step_;
+  while (next_step_ <= num_calls_) next_step_ += calls_per_step_;
+  step_ = 0;
+  tried_shape_.reset();
+  num_alike_ = 0;
+  num_strange_ = 0;
+  contest_.emplace();
+  decision_.reset();
+  round_ = {};
+  round_number_ = 0;
+  counted_from_ = 0;
 }
 
 void StepChoice::begin_step() {
   ++step_;
-  begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
+  next_step_ += calls_per_step_;
   const std::uint64_t shape = shape_.exchange(0);
-  num_alike_ = shape == last_shape_ ? num_alike_ + 1 : 1;
-  last_shape_ = shape;
-  const bool is_tried = contest_ || decision_;
-  if (is_tried && shape != tried_shape_ && num_alike_ >= kStepsOfNewShape) begin_trial();
-}
-
-void StepChoice::begin_trial() {
-  tried_shape_ = last_shape_;
-  contest_.emplace();
-  decision_.reset();
-  round_ = {};
-  counted_from_ = 0;
+  const std::uint64_t before = std::exchange(last_shape_, shape);
+  num_alike_ = shape == before ? num_alike_ + 1 : 1;
+  if (!tried_shape_ && num_alike_ >= 2) tried_shape_ = shape;
+  if (!tried_shape_) return;
+  if (shape == *tried_shape_ && num_alike_ >= kStrangeSteps) {
+    num_strange_ = 0;
+    is_searching_ = false;
+  } else if (shape != *tried_shape_) {
+    if (before != *tried_shape_) counted_from_ = 0;  // excludes the block: medians bear only single ones
+    if (++num_strange_ == kStrangeSteps) begin_search();
+  }
 }
 
 bool StepChoice::agree_on_round(const Means& means) {

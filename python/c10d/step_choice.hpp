@@ -23,14 +23,15 @@ struct StepDecision {
   bool gains() const;  // compressed steps are faster by at least kLeastGainPercent, and by more than both spreads
 };
 
-// All ranks must end steps between the same calls. They compare where they did before a trial begins; if that differs,
-// none begins. Functions may be called by any thread.
+// Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
+// in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,
+// move the bounds of these steps, but not what is in one. Functions may be called by any thread.
 class StepChoice {
  public:
   static constexpr std::int64_t kBlockSteps = 4;  // the first of each block, in which the way changes, is not counted
   static constexpr int kFewestRounds = 4;         // of a block each way
   static constexpr int kMostRounds = 12;
-  static constexpr int kStepsOfNewShape = 3;  // in a row, which begin another trial
+  static constexpr int kStrangeSteps = 3;  // of another shape than tried: the ranks look for other steps
 
   // What a call needs that waits for other ranks.
   struct Means {
@@ -51,21 +52,35 @@ class StepChoice {
   std::optional<StepDecision> decision() const;
 
  private:
-  void begin_step();
+  void note_end_of_step();
+  void look_for_steps(const Means& means);
+  void begin_search();
   void begin_trial();
+  void begin_step();
   bool agree_on_round(const Means& means);
   std::optional<Round> take_time(std::int64_t now);
 
   std::atomic<std::uint64_t> num_ended_{0};
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
   mutable std::mutex mutex_;             // guards all below; held while ranks agree
-  std::uint64_t num_seen_ = 0;           // of the ended ones
   std::uint64_t num_calls_ = 0;
-  std::int64_t step_ = 0;         // counts those in which the group has such calls
-  std::uint64_t begun_at_ = 0;    // hash of the numbers of calls at which steps began
-  std::uint64_t last_shape_ = 0;  // of the last whole step
-  int num_alike_ = 0;             // steps of that shape in a row
-  std::uint64_t tried_shape_ = 0;
+  // Steps as this rank has ended them, since the search began.
+  bool is_searching_ = true;
+  std::uint64_t searched_from_ = 0;  // calls before
+  std::uint64_t num_seen_ = 0;       // of the ended ones
+  std::int64_t num_begun_ = 0;
+  std::uint64_t begun_at_ = 0;    // hash of the numbers of calls at which they began
+  std::uint64_t last_begun_ = 0;  // the call at which the last one began
+  std::uint64_t num_in_last_ = 0;
+  bool is_regular_ = false;  // the last two had as many calls
+  // Steps of as many calls each, since the trial began.
+  std::uint64_t calls_per_step_ = 0;
+  std::uint64_t next_step_ = 0;  // the call at which it begins
+  std::int64_t step_ = 0;        // 0: the part of one in which the trial began
+  std::uint64_t last_shape_ = 0;
+  int num_alike_ = 0;                         // steps in a row of that shape
+  std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
+  int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
   std::optional<Contest> contest_;  // during a trial
   std::optional<StepDecision> decision_;
   Round round_;  // so far

@@ -123,12 +123,25 @@ def test_another_shape_of_steps_is_decided_anew() -> None:
         trainer.take_steps()
         first = trainer.ways[-1]
         trainer.sizes = [NUM]
-        trainer.take_steps(4)
+        trainer.take_steps(12)  # three of two calls are strange, then four calls are enough to agree
         none = trainer.decision is None
         trainer.take_steps()
         return first, none, trainer.ways[-1]
 
     assert same_on_all_ranks(run(body)) == (True, True, False)
+
+
+def test_a_rank_that_ends_steps_elsewhere_in_a_trial_goes_on_with_the_others() -> None:
+    def body() -> tuple[list[bool], StepDecision | None]:
+        trainer = Trainer()
+        trainer.take_steps(BLOCK + 6)
+        if dist.get_rank() == 1:
+            trainer.end_step = lambda: None
+        trainer.take_steps()
+        return trainer.ways, trainer.decision
+
+    ways, decision = same_on_all_ranks(run(body))
+    assert ways[-1] and decision.compressed_seconds == pytest.approx(1e-6)
 
 
 def test_without_steps_calls_decide() -> None:

@@ -112,6 +112,12 @@ def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
     return backends._plugins["NCCL"].creator_fn(wanted, nccl_options)
 
 
+def _id_or_failure(texts: list[str]) -> str:
+    """Return rank 0's text, the id of a communicator, or that of the first rank that has no NCCL."""
+    failed = [f"rank {rank} {text}" for rank, text in enumerate(texts) if text.startswith(_FAILED)]
+    return failed[0] if failed else texts[0]
+
+
 class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
@@ -122,9 +128,10 @@ class _Group:
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
         compared = {field.name: getattr(options, field.name) for field in OPTION_FIELDS if field.compared}
         mine = {"version": __version__, "options": compared, "node": environment.node_identity()}
-        self._keys, self._handshakes = rendezvous.meet(
+        self._keys, self._compared = rendezvous.meet(
             lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
             f"start of group '{options.group_name}'", text=json.dumps(mine),
+            digest=lambda texts: rendezvous.compare(texts, options),
         )  # fmt: skip
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told_of_lack = False
@@ -167,16 +174,16 @@ class _Group:
     def _prefixed(self, name: str) -> PrefixStore:
         return PrefixStore(name, self._keys)
 
-    def _meet(self, name: str, purpose: str, text: str = "") -> tuple[PrefixStore, list[str]]:
-        """Wait for all ranks; return keys that no earlier attempt has used, and the ``text`` of each rank."""
+    def _meet(self, name: str, purpose: str, **text: Any) -> tuple[PrefixStore, str]:
+        """Wait for all ranks; return keys that no earlier attempt has used, and the digest of all texts."""
         # Clones the store: a thread that waits keeps its connection locked.
         store: Any = self._prefixed(name)
         timeout = self._options._timeout.total_seconds()
         is_over = functools.partial(groups.is_over, self)
-        return rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, text=text, is_over=is_over)
+        return rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, is_over=is_over, **text)
 
     def _agree(self) -> list[int]:
-        self._nodes = rendezvous.compare(self._handshakes, self._rank, self._options)
+        self._nodes = rendezvous.nodes_of(self._compared)
         return self._nodes
 
     def _make_transport_group(self) -> tuple[Any, int, PrefixStore]:
@@ -194,11 +201,11 @@ class _Group:
             text = _core.make_unique_id().hex() if self._rank == 0 else ""
         except RuntimeError as error:
             text = f"{_FAILED}{error}"
-        keys, texts = self._meet("nccl", f"first compressed call on a GPU {_SAME}", text)
-        for rank, theirs in enumerate(texts):
-            if theirs.startswith(_FAILED):
-                raise RuntimeError(f"rank {rank} {theirs}")
-        return bytes.fromhex(texts[0]), keys
+        purpose = f"first compressed call on a GPU {_SAME}"
+        keys, id_or_failure = self._meet("nccl", purpose, text=text, digest=_id_or_failure)
+        if _FAILED in id_or_failure:
+            raise RuntimeError(id_or_failure)
+        return bytes.fromhex(id_or_failure), keys
 
     def _reader_of_decisions(self) -> Any:
         file = self._options.decisions

@@ -8,9 +8,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch._C._distributed_c10d import PrefixStore
+
+#: What rank 0 makes of the texts of all ranks, in rank order. It must not raise: the others would wait.
+Digest: TypeAlias = Callable[[list[str]], str]
 
 _PATIENCE = 2.0  # seconds beyond the timeout, for a store that hangs
 
@@ -20,11 +23,11 @@ class _Meeting:
 
     Rank 0 names an unused part of the store. Each other rank registers there, with a random number. When all have
     registered, rank 0 accepts their numbers. A rank that finds a stale name never sees its number accepted, and goes on
-    to the next name.
+    to the next name. Rank 0 alone reads what the others write: read by all, it would be bytes by the square of ranks.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, text: str) -> None:
-        self._store, self._rank, self._size, self._text = store, rank, size, text
+    def __init__(self, store: Any, rank: int, size: int, text: str, digest: Digest) -> None:
+        self._store, self._rank, self._size, self._text, self._digest = store, rank, size, text, digest
         self._leader = f"leader of {size}"
         self._number = uuid.uuid4().hex
         self._name = ""  # part of the store in which this rank has registered
@@ -39,8 +42,9 @@ class _Meeting:
             self._store.set(self._leader, self._name)
         if not self._store.check(self._places()):
             return False
-        accepted = [self._accepted(number) for number, _ in self._read()]
-        self._store.multi_set(accepted, [""] * self._size)
+        registered = [place.decode().split(" ", 1) for place in self._store.multi_get(self._places())]
+        self._store.set(f"{self._name}/digest", self._digest([text for _, text in registered]))
+        self._store.multi_set([self._accepted(number) for number, _ in registered], [""] * self._size)
         return True
 
     def _follow(self) -> bool:
@@ -62,35 +66,31 @@ class _Meeting:
     def _accepted(self, number: str) -> str:
         return f"{self._name}/accepted {number}"
 
-    def _read(self) -> list[list[str]]:
-        """Return the number and the text of each rank."""
-        return [place.decode().split(" ", 1) for place in self._store.multi_get(self._places())]
-
     def missing(self) -> list[int]:
         """Return the ranks that have not registered, as far as this one can tell."""
         absent = [rank for rank, place in enumerate(self._places()) if self._name and not self._store.check([place])]
         return absent or [0]
 
-    def result(self) -> tuple[PrefixStore, list[str]]:
+    def result(self) -> tuple[PrefixStore, str]:
         """Return the result of :func:`meet`."""
-        return PrefixStore(self._name, self._store), [text for _, text in self._read()]
+        return PrefixStore(self._name, self._store), self._store.get(f"{self._name}/digest").decode()
 
 
 def meet(
     connect: Callable[[], Any], rank: int, size: int, timeout: float, purpose: str, *, text: str = "",
-    is_over: Callable[[], bool] = lambda: False,
-) -> tuple[PrefixStore, list[str]]:  # fmt: skip
-    """Wait for all ranks. Return an unused part of the store ``connect()``, and the ``text`` of each rank.
+    digest: Digest = lambda texts: "", is_over: Callable[[], bool] = lambda: False,
+) -> tuple[PrefixStore, str]:  # fmt: skip
+    """Wait for all ranks. Return an unused part of the store ``connect()``, and rank 0's ``digest`` of all ``text``.
 
     Raises RuntimeError that names the ranks missing after ``timeout`` seconds; ends early if ``is_over()``. Calls in
     one store are sequential: a rank starts the next one after it has returned from the last one.
     """
-    met: Future[tuple[PrefixStore, list[str]]] = Future()
+    met: Future[tuple[PrefixStore, str]] = Future()
     left = threading.Event()
     deadline = time.monotonic() + timeout
 
     def wait() -> None:
-        meeting = _Meeting(connect(), rank, size, text)
+        meeting = _Meeting(connect(), rank, size, text, digest)
         pause = 0.0005
         while not meeting.poll():
             if time.monotonic() > deadline:
@@ -123,26 +123,32 @@ def meet(
     return met.result()
 
 
-def compare(handshakes: list[str], rank: int, options: Any) -> list[int]:
-    """Compare version and options of all ranks; return the node of each rank, as numbers.
-
-    Raises RuntimeError that names the first difference.
-    """
+def compare(handshakes: list[str], options: Any) -> str:
+    """Compare version and options of all ranks. Return the node of each rank, as numbers, or the first difference; both
+    are for :func:`nodes_of`."""
     everyone = [json.loads(text) for text in handshakes]
-    own = everyone[rank]
+    first = everyone[0]
     for other, theirs in enumerate(everyone):
-        if theirs["version"] != own["version"]:
-            raise _disagreement("version", own["version"], other, theirs["version"])
-        if theirs["options"] != own["options"]:
-            names = [name for name, value in own["options"].items() if theirs["options"][name] != value]
-            here, there = (", ".join(f"{name}={of['options'][name]!r}" for name in names) for of in (own, theirs))
-            raise _disagreement("options", here, other, there)
+        if theirs["version"] != first["version"]:
+            return _difference("version", first["version"], other, theirs["version"])
+        if theirs["options"] != first["options"]:
+            names = [name for name, value in first["options"].items() if theirs["options"][name] != value]
+            zero, there = (", ".join(f"{name}={of['options'][name]!r}" for name in names) for of in (first, theirs))
+            return _difference("options", zero, other, there)
     world_ranks = options.global_ranks_in_group or range(len(everyone))
-    return number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size)
+    return json.dumps(number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size))
 
 
-def _disagreement(item: str, here: str, other: int, there: str) -> RuntimeError:
-    return RuntimeError(f"ranks disagree on the {item}: this rank has {here}, rank {other} has {there}")
+def nodes_of(compared: str) -> list[int]:
+    """Return the node of each rank. Raises RuntimeError with the difference that :func:`compare` has found."""
+    found = json.loads(compared)
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return list(found)
+
+
+def _difference(item: str, zero: str, other: int, there: str) -> str:
+    return json.dumps(f"ranks disagree on the {item}: rank 0 has {zero}, rank {other} has {there}")
 
 
 def number_nodes(identities: Sequence[str], world_ranks: Sequence[int], node_size: int | None) -> list[int]:

@@ -2,7 +2,7 @@
 
 GB/s are of bfloat16 values. A copy moves as many bytes as its pass must read and write, and the report has the ratio of
 the two medians. Encoding reads values and base, and writes base and message; decoding reads base and message, and
-writes base. Before each pass the base is restored and the L2 cache is flushed (a write of 256 MiB), which does not
+writes base. Before each pass the base is restored and the L2 cache is flushed (a read of 256 MiB), which does not
 count; the GPU's own events tell the time.
 """
 

@@ -241,7 +241,7 @@ def codec_gpu() -> list[str]:
     return lines_of(header, rows, source)
 
 
-def difference_gpu() -> list[str]:
+def lossless_gpu() -> list[str]:
     source, rows = Source("lossless"), []
     kinds = source.kinds(["lossless"])
     header = ["learning rate", "bits per weight"]
@@ -300,7 +300,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "codec_cpu": codec_cpu,
     "words": of_words,
     "codec_gpu": codec_gpu,
-    "difference_gpu": difference_gpu,
+    "lossless_gpu": lossless_gpu,
     "calls_gpu": calls_gpu,
     "ways_gpu": ways_gpu,
 }

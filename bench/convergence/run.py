@@ -104,7 +104,7 @@ class Collectives:
         self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements, dtype=self._gathered_as)
         self._means = torch.empty(WORLD_SIZE, shard_elements)
         self._held = [HeldShards() for _ in range(WORLD_SIZE)] if configuration.lossless else []
-        self.difference_bytes: list[int] = []  # that a rank has sent to the other node, gather by gather
+        self.lossless_bytes: list[int] = []  # that a rank has sent to the other node, gather by gather
 
     def all_gather(self, shards: Tensor) -> Tensor:
         """The gathered weights, (ranks, elements of a shard), of ``shards``, the same shape, as the dtype that is
@@ -120,7 +120,7 @@ class Collectives:
 
         self.world.run(body)
         if self._held:
-            self.difference_bytes.append(self._held[0].sent_bytes)
+            self.lossless_bytes.append(self._held[0].sent_bytes)
         return self._received[0]  # replicas agree to the bit: promise 1
 
     def reduce_scatter(self, gradients: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
         "cpu": torch.backends.cpu.get_cpu_capability(),  # on another one sums have other last bits
         "parameters": {name: parameter.numel() for name, parameter in model.named_parameters()},
         **bytes_per_step(
-            cut_weights, cut_gradients, setting.gathered_as, collectives.difference_bytes, muon.bytes if muon else ()
+            cut_weights, cut_gradients, setting.gathered_as, collectives.lossless_bytes, muon.bytes if muon else ()
         ),
         "validation_loss": loss_of_shards,  # of what a checkpoint holds
         "gathered_validation_loss": gathered_loss,  # of the weights that the ranks see

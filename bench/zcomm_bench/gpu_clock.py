@@ -21,13 +21,14 @@ Pass = Callable[[], Any]
 
 def seconds_of(passes: Sequence[Pass], repeats: int, *, flush: bool = True, warmup: int = 2) -> list[list[float]]:
     """Seconds of every pass, `repeats` times, in turn, by the GPU's own clock. With `flush` the L2 cache holds nothing
-    of theirs when they start; the time that it takes also keeps the host ahead, so that launches do not count."""
-    rubbish = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device="cuda")
+    of theirs when they start; the time that it takes also keeps the host ahead, so that launches do not count. It reads
+    memory: lines that it wrote would be written back within the pass."""
+    rubbish = torch.zeros(FLUSH_BYTES // 4 if flush else 1, device="cuda")
     marks: list[list[tuple[Any, Any]]] = [[] for _ in passes]
     for number in range(warmup + repeats):
         for one, mark in zip(passes, marks, strict=True):
             start, end = _event(), _event()
-            rubbish.zero_()
+            rubbish.amax()
             start.record()
             one()
             end.record()

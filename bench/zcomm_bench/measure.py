@@ -132,12 +132,12 @@ def _codec_rate(device: torch.device) -> float:
     return 2 * float(values.numel() * values.element_size() + wire_bytes) / taken
 
 
-def _difference_rate(device: torch.device) -> float:
+def _lossless_rate(device: torch.device) -> float:
     """The same of lossless differences."""
     elements, sizes = CODEC_ELEMENTS[device.type], list[int]()
     turn = _host_difference(elements) if device.type == "cpu" else _device_difference(elements, device)
     taken = seconds(lambda: sizes.append(turn()), device)
-    return collectives.difference_bytes(elements, elements, 8 * median(sizes) / elements) / taken
+    return collectives.lossless_bytes(elements, elements, 8 * median(sizes) / elements) / taken
 
 
 def _host_difference(elements: int) -> Callable[[], int]:
@@ -276,7 +276,7 @@ def run(device: torch.device) -> dict[str, Any]:
         calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
     calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
     calibration["codec_bytes_per_second"] = _codec_rate(device)
-    calibration["lossless_bytes_per_second"] = _difference_rate(device)
+    calibration["lossless_bytes_per_second"] = _lossless_rate(device)
     calibration["launch_seconds"] = _launch_seconds(device)
     calibration["decisions"] = _decisions(groups, device)
     return calibration

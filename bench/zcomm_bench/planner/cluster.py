@@ -61,7 +61,7 @@ class Compute:
     memory: Figure
     memory_bandwidth: Figure
     codec_share: Figure = Figure(0.7)  # an H100 reached 0.68 to 0.93, re-encoding sums of int4 0.47 to 0.56
-    difference_share: Figure = Figure(0.5)  # an H100's codec reached 0.52 of the data sheet's rate at 3.4 bits
+    lossless_share: Figure = Figure(0.5)  # an H100's codec reached 0.52 of the data sheet's rate at 3.4 bits
 
     @property
     def flops(self) -> float:
@@ -73,9 +73,9 @@ class Compute:
         return self.memory_bandwidth.value * self.codec_share.value
 
     @property
-    def difference_rate(self) -> float:
-        """The same of lossless differences: bytes as `collectives.difference_bytes` counts them."""
-        return self.memory_bandwidth.value * self.difference_share.value
+    def lossless_rate(self) -> float:
+        """The same of lossless differences: bytes as `collectives.lossless_bytes` counts them."""
+        return self.memory_bandwidth.value * self.lossless_share.value
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
         compute = replace(compute, memory_bandwidth=rate, codec_share=Figure(1.0, "measured"))
     if "lossless_bytes_per_second" in calibration:
         share = calibration["lossless_bytes_per_second"] / compute.memory_bandwidth.value
-        compute = replace(compute, difference_share=Figure(share, "measured"))
+        compute = replace(compute, lossless_share=Figure(share, "measured"))
     return replace(
         cluster,
         **links,

@@ -184,7 +184,7 @@ def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) ->
     return timed(plan.trace(cluster.launch.is_queued), cluster)
 
 
-def difference_bytes(encoded: float, decoded: float, bits: float) -> float:
+def lossless_bytes(encoded: float, decoded: float, bits: float) -> float:
     """Bytes that the codec of lossless differences reads and writes. `encoded`, `decoded`: 16-bit values; `bits`: of a
     difference. An encoder reads value and base twice, to measure and to write, and writes the base."""
     return encoded * (10 + bits / 8) + decoded * (4 + bits / 8)
@@ -207,8 +207,8 @@ def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster
     shape = _shape(num_elements, dtype, cluster)
     plan = _lossless_plan(shape)
     copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
-    coded = difference_bytes(plan.passes.encoded, plan.passes.decoded, bits)
-    codec = copied / cluster.compute.codec_rate + coded / cluster.compute.difference_rate
+    coded = lossless_bytes(plan.passes.encoded, plan.passes.decoded, bits)
+    codec = copied / cluster.compute.codec_rate + coded / cluster.compute.lossless_rate
     cost = _in_chunks(plan, plan.bytes(round(shape[0] * bits / 8)), 2, codec, cluster)
     headers = cluster.inter.start_seconds(2 * (cluster.nodes - 1)) if cluster.nodes > 1 else 0.0
     return cost + Cost(seconds=headers)

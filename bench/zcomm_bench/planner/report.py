@@ -117,8 +117,8 @@ def assumptions(plan: Plan) -> str:
         ("codec", compute.codec_share, f"{compute.codec_rate / 1e9:.3g} GB/s read and written"),
         (
             "codec of differences",
-            compute.difference_share,
-            f"{compute.difference_rate / 1e9:.3g} GB/s read and written",
+            compute.lossless_share,
+            f"{compute.lossless_rate / 1e9:.3g} GB/s read and written",
         ),
         ("bits of a weight's difference", workload.bits_per_weight, f"{workload.bits_per_weight.value:.2g} of 16"),
         ("overlap of compute and network", plan.overlap, f"{plan.overlap.value:.0%}"),

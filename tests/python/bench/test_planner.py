@@ -217,11 +217,11 @@ def test_a_calibration_replaces_what_was_assumed() -> None:
     assert measured.inter.hop == Figure(5e-6, "measured")
     assert measured.intra == cluster().intra
     assert measured.compute.codec_rate == 1e12
-    assert measured.compute.difference_share == cluster().compute.difference_share
+    assert measured.compute.lossless_share == cluster().compute.lossless_share
     assert measured.exact_reduce_factor == 2.0
     compute = calibrated(cluster(), {**content, "lossless_bytes_per_second": 3e11}).compute
-    assert compute.difference_rate == pytest.approx(3e11)
-    assert compute.difference_share.source == "measured"
+    assert compute.lossless_rate == pytest.approx(3e11)
+    assert compute.lossless_share.source == "measured"
 
 
 def test_cost_over_the_number_of_nodes() -> None:

@@ -127,10 +127,8 @@ def run_bench(
     plot: Plot = None,
 ) -> None:
     """Measure a collective over several backends side by side, with the options and columns of nccl-tests."""
-    if link is None:
-        link = NO_LAB if device == "cuda" else "1gbit"
-    if backends is None:
-        backends = "nccl,zcomm" if device == "cuda" else "gloo,zcomm"
+    link = link or (NO_LAB if device == "cuda" else "1gbit")
+    backends = backends or ("nccl,zcomm" if device == "cuda" else "gloo,zcomm")
     need_torch()
     from zcomm_bench import contenders
 

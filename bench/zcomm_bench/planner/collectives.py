@@ -177,6 +177,14 @@ def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cos
     return timed(_reduce_trace(shape, formats, cluster.launch.is_queued), cluster)
 
 
+def all_to_all(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
+    """zcomm's all-to-all of equal parts. `num_elements`: of one rank's input."""
+    topology, chunk_bytes = _topology(cluster.nodes, cluster.ranks_per_node), cluster.bytes_of_chunk
+    parts = [shard(num_elements, cluster)] * cluster.ranks
+    plan = _core.ExchangePlan(topology, 0, parts, parts, dtype, formats, chunk_bytes=chunk_bytes)
+    return timed(plan.trace(cluster.launch.is_queued), cluster)
+
+
 def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
     """zcomm's all-reduce."""
     topology, chunk_bytes = _topology(cluster.nodes, cluster.ranks_per_node), cluster.bytes_of_chunk

@@ -65,6 +65,8 @@ def _cost(report: Mapping[str, Any], row: Mapping[str, Any], cluster: Cluster) -
     kind, format = report["config"]["collective"], row["format"]
     if kind == "all_gather":
         return collectives.gather(size, dtype, format, cluster)
+    if kind == "all_to_all":
+        return collectives.all_to_all(size, dtype, format, cluster)
     reduced = collectives.reduce(size, dtype, format, cluster)
     if kind == "reduce_scatter":
         return reduced
@@ -80,6 +82,8 @@ def hops_error(report: Mapping[str, Any], row: Mapping[str, Any]) -> float | Non
     # Of bytes alone: no rate counts.
     cluster = _cluster({"config": {**report["config"], "link": "1gbit"}}, 1.0, 1.0)
     kind, num_elements = report["config"]["collective"], row["size"] // DTYPE_BYTES[dtype]
+    if kind == "all_to_all":
+        return None  # it has one hop
     planned = collectives.bytes_by_hop(kind, num_elements, dtype, row["format"], cluster)
     worst = 0.0
     for number, hop in enumerate(planned):
@@ -91,7 +95,8 @@ def hops_error(report: Mapping[str, Any], row: Mapping[str, Any]) -> float | Non
 
 
 def _rows(report: Mapping[str, Any], backend: str, least: int) -> list[Mapping[str, Any]]:
-    return [row for row in report["results"] if row["backend"] == backend and row["size"] >= least]
+    named = [row for row in report["results"] if row["backend"].partition("=")[0] == backend]
+    return [row for row in named if row["size"] >= least]
 
 
 def _efficiency(reports: Sequence[Mapping[str, Any]], link: str) -> float:
@@ -108,9 +113,12 @@ def _efficiency(reports: Sequence[Mapping[str, Any]], link: str) -> float:
 
 
 def predict(reports: Mapping[str, Mapping[str, Any]]) -> list[Call]:
-    """The compressed calls of at least 1 MiB in `reports` (name to content) that have a limited link."""
+    """The compressed calls of at least 1 MiB in `reports` (name to content) that have a limited link. Broadcasts are
+    left out: the model lets all ranks do the same at the same time."""
     limited = {
-        name: report for name, report in reports.items() if report["config"]["link"] not in ("none", "unlimited")
+        name: report
+        for name, report in reports.items()
+        if report["config"]["link"] not in ("none", "unlimited") and report["config"]["collective"] != "broadcast"
     }
     calls = []
     for name, report in limited.items():

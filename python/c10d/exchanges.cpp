@@ -24,9 +24,11 @@ void check_count(const std::vector<at::Tensor>& tensors, int size, const char* n
 
 // Refuses tensors that only this rank would send exactly: peers compress the call, whatever the layout is here.
 void check_layout(const Policy& policy, const Call& call, int size) {
-  const bool stays_exact = size == 1 || policy.formats_of(call.collective).is_exact() || !call.floating_point;
-  TORCH_CHECK_VALUE(call.contiguous || stays_exact, "zcomm: tensors: expected contiguous ones on one device, as ",
-                    to_string(call.collective), " is compressed, got others");
+  Call elsewhere = call;
+  elsewhere.contiguous = true;
+  TORCH_CHECK_VALUE(call.contiguous || decide(policy, elsewhere, size) != Verdict::compressed,
+                    "zcomm: tensors: expected contiguous ones on one device, as ", to_string(call.collective),
+                    " is compressed, got others");
 }
 
 // Returns the elements of each rank in a tensor that is split along its first dimension: equally without `splits`.

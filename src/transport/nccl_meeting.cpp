@@ -51,7 +51,7 @@ class Meeting {
       check_cuda(cudaStreamSynchronize(stream), "finish the work of a stream");
     } catch (...) {
       // Leaves memory and stream behind: the all-gather may still be under way, and its communicator's owner ends it.
-      static_cast<void>(memory.release());
+      static_cast<void>(memory.release());  // NOLINT(bugprone-unused-return-value): left behind
       throw;
     }
     check_cuda(cudaStreamDestroy(stream), "destroy a stream");

@@ -18,6 +18,7 @@ from support.worlds import options, run
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import zcomm
+from zcomm.distributed import rendezvous
 from zcomm.distributed.backend import create_backend
 
 SOON = 2.0  # a timeout that a test waits for
@@ -115,3 +116,44 @@ def test_an_interrupt_passes_through_a_call_that_waits(raised: type[BaseExceptio
         gather(mine())
 
     run(body)
+
+
+class CountingStore(dist.Store):
+    """A rank's view of shared keys. Counts the bytes that it reads."""
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
+        super().__init__()
+        self.keys, self.num_read = keys, 0
+
+    def set(self, key: str, value: str) -> None:  # type: ignore[override]
+        self.keys[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        self.num_read += len(self.keys[key])
+        return self.keys[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.keys for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:  # type: ignore[override]
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+
+def test_only_rank_0_reads_what_all_ranks_write() -> None:
+    size, text, keys = 64, 300 * "x", dict[str, bytes]()
+    stores = [CountingStore(keys) for _ in range(size)]
+    meetings = [
+        rendezvous._Meeting(store, rank, size, text, lambda texts: f"{len(texts)} texts")
+        for rank, store in enumerate(stores)
+    ]
+    waiting = set(range(size))
+    for _ in range(4):
+        waiting = {rank for rank in waiting if not meetings[rank].poll()}
+    assert not waiting
+    assert {meeting.result()[1] for meeting in meetings} == {"64 texts"}
+    assert stores[0].num_read > size * len(text)
+    assert max(store.num_read for store in stores[1:]) < len(text)

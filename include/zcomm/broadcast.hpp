@@ -27,7 +27,6 @@ class BroadcastPlan {
   const std::string& description() const { return description_; }
 
   LinkBytes bytes() const;
-  CodecPasses passes() const;  // of a lossy format; no codec sees exact values
 
   // --- For the collective itself
 

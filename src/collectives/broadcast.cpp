@@ -1,6 +1,7 @@
 #include "zcomm/broadcast.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "counted.hpp"
@@ -53,11 +54,6 @@ LinkBytes BroadcastPlan::bytes() const {
     }
   }
   return total;
-}
-
-CodecPasses BroadcastPlan::passes() const {
-  if (is_exact()) return {};
-  return {is_root() ? num_elements_ : 0, num_elements_};
 }
 
 namespace {

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from support.gpu_world import LocalWorld, assert_same_bits, nodes_of, run, values
 
 import zcomm
+from zcomm import codec
 
 pytestmark = pytest.mark.cuda_only
 needs_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
@@ -63,6 +64,29 @@ def test_torch_tensors(size: int, node_size: int) -> None:
                 assert stats.wire_bytes == stats.intra_node_bytes + stats.inter_node_bytes > 0
 
     run(body, size, backend="gloo")
+
+
+def test_ranks_meet_over_torchs_communicator() -> None:
+    """It is borrowed: an abort of zcomm's own leaves it usable."""
+
+    def body() -> None:
+        rank, group = dist.get_rank(), dist.new_group(backend="nccl")
+        one = torch.ones(1, device="cuda")
+        dist.all_reduce(one, group=group)  # before it torch has no communicator
+        torch.cuda.synchronize()
+        backend: Any = group._get_backend(torch.device("cuda"))
+        with zcomm.Communicator.from_nccl(backend._comm_ptr(), timeout=45.0, connect_all=True) as comm:
+            assert (comm.rank, comm.size, comm.num_nodes) == (rank, 2, 1)
+            published = values(NUM).cuda()
+            comm.broadcast(published, 1, format="int8:256")
+            torch.cuda.synchronize()
+            wire = codec.encode(values(NUM, rank=1), "int8:256")
+            assert_same_bits(published.cpu(), codec.decode(wire, "int8:256", torch.empty(NUM)))
+            comm.abort("for a test")
+        dist.all_reduce(one, group=group)
+        assert one.item() == 4.0
+
+    run(body, 2, backend="gloo")
 
 
 @needs_cupy

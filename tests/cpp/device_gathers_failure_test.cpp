@@ -83,6 +83,9 @@ void flip_bit(const Stream& stream, std::byte* byte) {
   test::require_cuda(cuda_host::enqueue(stream, [byte] { *byte ^= std::byte{1}; }));
 }
 
+// Rank 1 finds the write. Its call throws where the failure is known before the call returns.
+bool found(Values slot) { return slot == Values::nan || slot == Values::unknown; }
+
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -110,7 +113,7 @@ TEST_CASE("device gathers: a stray write is an error on every receiver, and no w
         if (rank >= 2 || slot != 3) CHECK(outcomes[rank].slots[slot] != Values::nan);
       }
     }
-    CHECK(outcomes[1].slots[3] == Values::nan);  // it has found it
+    CHECK(found(outcomes[1].slots[3]));
     CHECK(outcomes[0].slots[3] != Values::right);
   }
 }
@@ -129,7 +132,7 @@ TEST_CASE("device gathers: a write to what was gathered is found when it is gath
     CHECK(contains(outcomes[rank].error, "differences of slot 1: generation 1 was written to on rank 1"));
     for (const Values slot : outcomes[rank].slots) CHECK(slot != Values::wrong);
   }
-  CHECK(outcomes[1].slots[1] == Values::nan);  // it has found it
+  CHECK(found(outcomes[1].slots[1]));
   CHECK(outcomes[0].slots[1] != Values::right);
 }
 

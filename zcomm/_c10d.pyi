@@ -157,6 +157,10 @@ class Residual:
 
     def __init__(self, data: torch.Tensor, *, decay: float, empty: bool) -> None: ...
 
+#: The gathered, scattered or reduced tensor, or a gather's shard; or of each planned part a tensor, with those of all
+#: ranks or of this one.
+TensorOrParts: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+
 class Operation:
     """A collective that is planned, held by who makes it again and again. Bytes are those that this rank sends; None:
     the values decide."""
@@ -186,8 +190,8 @@ class Operation:
     def keeping(self, data: torch.Tensor) -> Operation: ...  # uint8, kept_bytes long
     def run(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor | None = None,  # None: a gather once more, from what is kept
+        output: TensorOrParts,
+        input: TensorOrParts | None = None,  # None: a gather once more, from what is kept
         op: Op | None = None,
         *,
         residual: Residual | None = None,
@@ -222,8 +226,8 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def perform_nocolor_split(self, device: Any) -> None: ...
     def plan_gather(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: TensorOrParts,
+        input: TensorOrParts,
         *,
         formats: PolicyOverride | None = None,
         parts: Parts = [],
@@ -239,7 +243,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def plan_reduce(
         self,
         output: torch.Tensor,
-        input: torch.Tensor,
+        input: TensorOrParts,
         op: Op,
         *,
         formats: PolicyOverride | None = None,

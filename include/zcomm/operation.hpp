@@ -22,7 +22,8 @@ namespace zcomm {
 class KeptHashes;
 struct Pipeline;
 
-// Inputs and outputs of one call, borrowed until it is done.
+// Inputs and outputs of one call, borrowed until it is done. Of a gather and of a reduction's inputs, there may be one
+// for each segment in place of one for each slot, slot after slot: parameters need not lie side by side.
 struct Arguments {
   std::span<const ConstTensorView> inputs = {};
   std::span<const TensorView> outputs = {};
@@ -109,8 +110,9 @@ OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std:
 OperationPtr make_preparation(std::vector<OperationPtr> gathers);
 
 // Makes a reduction: the one output = factor * sum over ranks of their input[own]. inputs[r] is this rank's
-// contribution to rank r. The output may be inputs[own]. Sums are float32, in rank order (hierarchical: in local-rank
-// order within a node, then in node order). The own contribution is added in full precision.
+// contribution to rank r. The output may be inputs[own]; it has the dtype of the inputs or, unless direct, float32.
+// Sums are float32, in rank order (hierarchical: in local-rank order within a node, then in node order). The own
+// contribution is added in full precision.
 //
 // Hierarchical: slots go to the local rank of their owner, are summed and encoded again there, then go to the owner's
 // node: two quantizations. Flat: one hop to the owner, in the intra-node format to ranks of the same node and in the

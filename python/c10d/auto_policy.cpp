@@ -219,13 +219,14 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
     return calls_.counted(make_all_gather(std::make_shared<const GatherPlan>(
         calls_.world(whole.device().type()), shape_of(slots_of(whole, size_)), GatherSegments(&all, 1), one_hop)));
   };
-  const auto compressed = [=, this](const at::Tensor& input, OperationPtr gather) {
-    JobPtr job = calls_.gather(::c10d::OpType::_ALLGATHER_BASE, input, {whole}, settings, std::move(gather));
+  const auto compressed = [=, this](std::vector<at::Tensor> inputs, OperationPtr gather) {
+    JobPtr job =
+        calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, std::move(gather));
     return calls_.launch(std::move(job), settings);
   };
   if (!call.again) {
-    Ways ways{exact, [=] { return compressed(shard, planned(false)); }};
-    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed(shard, planned(true)); };
+    Ways ways{exact, [=] { return compressed({shard}, planned(false)); }};
+    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed({shard}, planned(true)); };
     return ways;
   }
   OperationPtr gather = planned(false);
@@ -237,7 +238,7 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
             return exact();
           },
           [=] {
-            compressed(shard, gather)->wait();
+            compressed({shard}, gather)->wait();
             return compressed({}, gather);
           }};
 }

@@ -7,11 +7,18 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Returns pairs of a number of elements and a format's name.
+// Returns pairs of a number of elements and a format's name. Exact ones side by side are one, as in states of error
+// feedback.
 NamedSegments named_segments(const PlannedOperation& planned) {
   NamedSegments all;
-  for (const auto& segment : planned.operation->segments()) {
-    all.emplace_back(segment.num_elements, segment.format.to_string());
+  bool after_exact = false;
+  for (const auto& [num_elements, format] : planned.operation->segments()) {
+    if (format.is_exact() && after_exact) {
+      all.back().first += num_elements;
+    } else {
+      all.emplace_back(num_elements, format.to_string());
+    }
+    after_exact = format.is_exact();
   }
   return all;
 }
@@ -38,12 +45,14 @@ PlannedPtr keeping(const PlannedOperation& planned, at::Tensor data) {
   return bound;
 }
 
-WorkPtr run(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+WorkPtr run(const PlannedOperation& planned, TensorOrParts output, std::optional<TensorOrParts> input,
             const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
             bool async) {
   const BackendPtr group = planned.group.lock();  // keeps its `owner` valid
   TORCH_CHECK(group, "zcomm: the process group of this plan was destroyed");
-  return planned.owner->run(planned, output, input, op, residual, site, async);
+  std::optional<Whole> given;
+  if (input) given = whole_of(std::move(*input));
+  return planned.owner->run(planned, whole_of(std::move(output)), given, op, residual, site, async);
 }
 
 }  // namespace

@@ -16,9 +16,10 @@ void bind_plans(GroupClass& group_class) {
   group_class
       .def(
           "plan_gather",
-          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
+          [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const PolicyOverride* formats,
              const Parts& parts, bool again, const PlannedPtr& like) {
-            return group.operations().plan_gather(output, input, formats, parts, again, like);
+            return group.operations().plan_gather(whole_of(std::move(output)), whole_of(std::move(input)), formats,
+                                                  parts, again, like);
           },
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
           py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("like") = py::none(), NoGil())
@@ -30,10 +31,11 @@ void bind_plans(GroupClass& group_class) {
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("like") = py::none(), NoGil())
       .def(
           "plan_reduce",
-          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+          [](ProcessGroup& group, const at::Tensor& output, TensorOrParts input, const ::c10d::ReduceOp& op,
              const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
              const PlannedPtr& like) {
-            return group.operations().plan_reduce(output, input, op, formats, parts, feedback, like);
+            return group.operations().plan_reduce(output, whole_of(std::move(input)), op, formats, parts, feedback,
+                                                  like);
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
           py::arg("parts") = Parts{}, py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())

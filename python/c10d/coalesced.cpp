@@ -41,7 +41,7 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    JobPtr job = compressed_.gather(::c10d::OpType::COALESCED, inputs[i], {outputs[i]}, settings);
+    JobPtr job = compressed_.gather(::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, settings);
     works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {

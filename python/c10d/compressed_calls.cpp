@@ -9,6 +9,17 @@
 namespace zcomm::c10d_binding {
 namespace {
 
+// Appends the slots' segments, slot after slot, of tensors that each have one segment of all slots.
+template <class Views>
+void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    for (const at::Tensor& tensor : tensors) {
+      const std::int64_t count = tensor.numel() / size;
+      views.push_back(view_of(tensor).slice(rank * count, count));
+    }
+  }
+}
+
 // Describes a gather as far as classes of Choice::automatic distinguish calls.
 Call gather_of(std::span<const TensorView> slots, const at::Tensor& input) {
   Call call;
@@ -21,13 +32,8 @@ Call gather_of(std::span<const TensorView> slots, const at::Tensor& input) {
 // Appends the slots of one tensor, or one of each of several.
 template <class Views>
 void add_slots(Views& views, const std::vector<at::Tensor>& tensors, int size) {
-  if (tensors.size() > 1) {
-    for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor));
-    return;
-  }
-  const TensorView whole = view_of(tensors.front());
-  const std::int64_t count = whole.num_elements / size;
-  for (int rank = 0; rank < size; ++rank) views.push_back(whole.slice(rank * count, count));
+  if (tensors.size() == 1) return add_segments(views, tensors, size);
+  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor));
 }
 
 // Appends a view of each rank's part. The tensors hold the parts side by side, or one each; a rank without a part has
@@ -134,24 +140,27 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
   return parts;
 }
 
-JobPtr CompressedCalls::gather(::c10d::OpType type, const at::Tensor& input, std::vector<at::Tensor> outputs,
+JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                                const CallSettings& settings, OperationPtr operation) {
   auto job = std::make_unique<Job>();
   job->collective = Collective::all_gather;
   job->type = type;
-  job->title = input.defined() ? "zcomm:all_gather" : "zcomm:gather_secondary";
-  add_slots(job->written, outputs, size_);
-  if (input.defined()) {
-    job->read.push_back(view_of(input));
-    job->inputs.push_back(input);
+  job->title = inputs.empty() ? "zcomm:gather_secondary" : "zcomm:all_gather";
+  if (operation) {
+    add_segments(job->written, outputs, size_);
+  } else {
+    add_slots(job->written, outputs, size_);
   }
+  for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   if (!operation) {
+    const at::Tensor& input = inputs.front();
     const bool one_hop = is_one_hop(settings.policy, gather_of({job->written.data(), job->written.size()}, input));
     const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
     operation = counted(make_all_gather(std::make_shared<const GatherPlan>(
         world(input.device().type()), shape_of(job->written), GatherSegments(&whole, 1), one_hop)));
   }
   job->operation = std::move(operation);
+  job->inputs = std::move(inputs);
   job->outputs = std::move(outputs);
   return job;
 }
@@ -163,7 +172,11 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
   job->collective = Collective::reduce_scatter;
   job->type = type;
   job->title = "zcomm:reduce_scatter";
-  add_slots(job->read, inputs, size_);
+  if (operation) {
+    add_segments(job->read, inputs, size_);
+  } else {
+    add_slots(job->read, inputs, size_);
+  }
   job->written.push_back(view_of(output));
   job->direct = route == Route::direct;
   if (!operation) {

@@ -94,7 +94,7 @@ class CompressedCalls {
   // Calls of collectives of zcomm/operation.hpp. Without an operation all is sent as the policy has it. `outputs` is
   // gathered, and `inputs` is scattered, as one tensor or as one for each rank. Without an input a gather is made once
   // more.
-  JobPtr gather(::c10d::OpType type, const at::Tensor& input, std::vector<at::Tensor> outputs,
+  JobPtr gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                 const CallSettings& settings, OperationPtr operation = {});
   JobPtr reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
                    const ::c10d::ReduceOp& op, const CallSettings& settings, Route route = Route::compressed,

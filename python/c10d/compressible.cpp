@@ -24,7 +24,7 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return inner_.track(
-      compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input, {output}, settings), settings));
+      compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings), settings));
 }
 
 WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -43,7 +43,7 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return inner_.track(
-      compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, inputs[0], outputs[0], settings), settings));
+      compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings), settings));
 }
 
 WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -21,9 +21,9 @@ CallSummary Job::summary() const {
   switch (collective) {
     case Collective::all_gather: {
       const bool is_preparation = written.empty();
-      const auto rank = static_cast<std::size_t>(operation->world().rank);
+      const std::int64_t gathered = elements_of(written);
       return {is_list ? "all_gather" : "_allgather_base",
-              is_preparation ? elements_of(read) : written[rank].num_elements, elements_of(written)};
+              is_preparation ? elements_of(read) : gathered / operation->world().topology.size(), gathered};
     }
     case Collective::reduce_scatter:
       return {is_list ? "reduce_scatter" : "_reduce_scatter_base", elements_of(read), written.front().num_elements};

@@ -1,6 +1,7 @@
 #include "operations.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -17,16 +18,40 @@ template <class Format>
 std::vector<Segment<Format>> segments_of(const Parts& parts, std::int64_t num_elements, Format format) {
   if (parts.empty()) return {{num_elements, format}};
   std::vector<Segment<Format>> segments;
-  bool after_exact = false;
-  for (const auto& [count, exact] : parts) {
-    if (exact && after_exact) {
-      segments.back().num_elements += count;
-    } else {
-      segments.push_back({count, exact ? Format{} : format});
-    }
-    after_exact = exact;
-  }
+  for (const auto& [count, exact] : parts) segments.push_back({count, exact ? Format{} : format});
   return segments;
+}
+
+std::int64_t elements_of(const Whole& whole) {
+  return std::accumulate(whole.begin(), whole.end(), std::int64_t{0},
+                         [](std::int64_t total, const at::Tensor& tensor) { return total + tensor.numel(); });
+}
+
+// Checks that `whole` is one tensor, or one of the same dtype for each part.
+void check_whole(const Whole& whole, const Parts& parts, int size, const char* name) {
+  TORCH_CHECK_VALUE(!whole.empty() && (whole.size() == 1 || whole.size() == parts.size()), "zcomm: ", name,
+                    ": expected one tensor, or one for each of ", parts.size(), " parts, got ", whole.size());
+  for (std::size_t i = 0; i < whole.size() && whole.size() > 1; ++i) {
+    TORCH_CHECK_VALUE(whole[i].numel() == size * parts[i].first && whole[i].scalar_type() == whole[0].scalar_type(),
+                      "zcomm: ", name, ": expected ", size * parts[i].first, " ", whole[0].scalar_type(), " of part ",
+                      i, ", got ", whole[i].numel(), " ", whole[i].scalar_type());
+  }
+}
+
+// `wider` tells whether the shard may be float32 where the whole is not.
+void check_shapes(const Whole& whole, const Whole& shard, int size, const char* whole_name, const char* shard_name,
+                  bool wider = false) {
+  const at::ScalarType expected = shard[0].scalar_type();
+  TORCH_CHECK_VALUE(whole[0].scalar_type() == expected || (wider && expected == at::kFloat), "zcomm: ", whole_name,
+                    ": expected dtype ", expected, " as in ", shard_name, ", got ", whole[0].scalar_type());
+  const std::int64_t total = elements_of(whole), own = elements_of(shard);
+  TORCH_CHECK_VALUE(total == own * size, "zcomm: ", whole_name, ": expected ", size, " times the ", own,
+                    " elements of ", shard_name, ", got ", total);
+}
+
+SlotShape shape_of(const Whole& whole, int size) {
+  const std::int64_t count = elements_of(whole) / size;
+  return {std::vector<std::int64_t>(static_cast<std::size_t>(size), count), dtype_of(whole[0]).value()};
 }
 
 void check_memory(const at::Tensor& memory, const char* name, std::size_t num_bytes, at::Device device) {
@@ -36,13 +61,20 @@ void check_memory(const at::Tensor& memory, const char* name, std::size_t num_by
                     memory.is_contiguous() ? " contiguous " : " ", memory.scalar_type(), " on ", memory.device());
 }
 
-void check_planned(const PlannedOperation& planned, const at::Tensor& whole, const char* name) {
-  TORCH_CHECK_VALUE(whole.scalar_type() == planned.dtype && whole.numel() == planned.num_elements &&
-                        whole.device().type() == planned.device,
+void check_planned(const PlannedOperation& planned, const Whole& whole, int size, const char* name) {
+  check_whole(whole, planned.parts, size, name);
+  const std::int64_t num_elements = elements_of(whole);
+  const at::Device device = whole[0].device();
+  TORCH_CHECK_VALUE(whole[0].scalar_type() == planned.dtype && num_elements == planned.num_elements &&
+                        device.type() == planned.device,
                     "zcomm: ", name, ": expected a tensor of ", planned.num_elements, " ", planned.dtype, " on ",
-                    planned.device, ", as was planned, got ", whole.numel(), " ", whole.scalar_type(), " on ",
-                    whole.device());
-  check_contiguous(whole, name, whole.device());
+                    planned.device, ", as was planned, got ", num_elements, " ", whole[0].scalar_type(), " on ",
+                    device);
+  for (const at::Tensor& tensor : whole) check_contiguous(tensor, name, device);
+}
+
+void check_one(const Whole& tensors, const char* name) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: ", name, ": expected one tensor, got ", tensors.size());
 }
 
 // Adds the feedback to the job, whose operation has its format.
@@ -62,14 +94,14 @@ Policy Operations::policy_of(const PolicyOverride* formats) const {
   return effective_policy(formats != nullptr ? formats->apply(options_->policy) : options_->policy);
 }
 
-bool Operations::is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const at::Tensor& whole,
+bool Operations::is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
                             const Parts& parts, const std::optional<BlockFormat>& feedback) const {
   return like && like->owner == this && !like->group.expired() && like->collective == collective &&
-         like->format == format && like->device == whole.device().type() && like->dtype == whole.scalar_type() &&
-         like->num_elements == whole.numel() && like->parts == parts && like->feedback == feedback;
+         like->format == format && like->device == whole[0].device().type() && like->dtype == whole[0].scalar_type() &&
+         like->num_elements == elements_of(whole) && like->parts == parts && like->feedback == feedback;
 }
 
-PlannedPtr Operations::planned(Collective collective, HopFormats format, const at::Tensor& whole, const Parts& parts,
+PlannedPtr Operations::planned(Collective collective, HopFormats format, const Whole& whole, const Parts& parts,
                                const std::optional<BlockFormat>& feedback, OperationPtr operation) {
   c10::weak_intrusive_ptr<::c10d::Backend> group(
       c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group_));
@@ -77,56 +109,61 @@ PlannedPtr Operations::planned(Collective collective, HopFormats format, const a
                                                              this,
                                                              collective,
                                                              format,
-                                                             whole.device().type(),
-                                                             whole.scalar_type(),
-                                                             whole.numel(),
+                                                             whole[0].device().type(),
+                                                             whole[0].scalar_type(),
+                                                             elements_of(whole),
                                                              parts,
                                                              feedback,
                                                              compressed_.counted(std::move(operation)),
                                                              {}});
 }
 
-PlannedPtr Operations::plan_gather(const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
+PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats,
                                    const Parts& parts, bool again, const PlannedPtr& like) {
   Policy policy = policy_of(formats);
   policy.forms.in_place = true;  // FSDP2 gathers copies of its shards
-  Call call = describe(Collective::all_gather, Form::single, input, {&output, 1});
-  call.in_place = is_own_slot(output, input, group_.getRank());
+  const int size = group_.getSize();
+  check_whole(output, parts, size, "output");
+  check_whole(input, parts, 1, "input");
+  Call call = describe(Collective::all_gather, Form::single, input[0], output);
+  call.in_place = true;  // or into the parameters
   call.again = again;
   if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
   const BlockFormat format = policy.all_gather;
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
-  check_shapes(output, input, group_.getSize(), "output", "input");
+  check_shapes(output, input, size, "output", "input");
   return planned(Collective::all_gather, {format, format}, output, parts, {},
                  make_all_gather(std::make_shared<const GatherPlan>(
-                     compressed_.world(output.device().type()), shape_of(slots_of(output, group_.getSize())),
-                     segments_of(parts, input.numel(), format), compressed_.is_one_hop(policy, call))));
+                     compressed_.world(input[0].device().type()), shape_of(output, size),
+                     segments_of(parts, elements_of(input), format), compressed_.is_one_hop(policy, call))));
 }
 
 PlannedPtr Operations::plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
-  if (is_planned(like, Collective::all_gather, {}, output, {}, {})) return like;
+  if (is_planned(like, Collective::all_gather, {}, {output}, {}, {})) return like;
   TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf,
                     "zcomm: output: expected BFloat16 or Half, of which differences are made, got ",
                     output.scalar_type());
-  check_shapes(output, input, group_.getSize(), "output", "input");
-  return planned(Collective::all_gather, {}, output, {}, {},
+  check_shapes({output}, {input}, group_.getSize(), "output", "input");
+  return planned(Collective::all_gather, {}, {output}, {}, {},
                  make_lossless_gather(std::make_shared<const LosslessPlan>(
                      compressed_.world(output.device().type()), shape_of(slots_of(output, group_.getSize())))));
 }
 
-PlannedPtr Operations::plan_reduce(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+PlannedPtr Operations::plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
                                    const PolicyOverride* formats, const Parts& parts,
                                    const std::optional<BlockFormat>& feedback, const PlannedPtr& like) {
   const Policy policy = policy_of(formats);
-  const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, op);
+  const int size = group_.getSize();
+  check_whole(input, parts, size, "input");
+  Call call = describe(Collective::reduce_scatter, Form::single, output, input, op);
+  call.num_bytes = size * static_cast<std::int64_t>(output.nbytes());
   if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
   const HopFormats format = policy.reduce_scatter;
   if (is_planned(like, Collective::reduce_scatter, format, input, parts, feedback)) return like;
-  check_shapes(input, output, group_.getSize(), "input", "output");
-  return planned(
-      Collective::reduce_scatter, format, input, parts, feedback,
-      make_reduce_scatter({compressed_.world(input.device().type()), shape_of(slots_of(input, group_.getSize())),
-                           segments_of(parts, output.numel(), format), feedback}));
+  check_shapes(input, {output}, size, "input", "output", true);
+  return planned(Collective::reduce_scatter, format, input, parts, feedback,
+                 make_reduce_scatter({compressed_.world(output.device().type()), shape_of(input, size),
+                                      segments_of(parts, output.numel(), format), feedback}));
 }
 
 PlannedPtr Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
@@ -135,45 +172,46 @@ PlannedPtr Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::R
   const Policy policy = policy_of(formats);
   const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
   if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
-  if (is_planned(like, Collective::all_reduce, policy.all_reduce, tensor, {}, feedback)) return like;
-  return planned(Collective::all_reduce, policy.all_reduce, tensor, {}, feedback,
+  if (is_planned(like, Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback)) return like;
+  return planned(Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback,
                  make_all_reduce({compressed_.world(tensor.device().type()), tensor.numel(), view_of(tensor).dtype,
                                   policy.all_reduce, feedback}));
 }
 
-JobPtr Operations::job_of(const PlannedOperation& planned, const at::Tensor& output,
-                          const std::optional<at::Tensor>& input, const ::c10d::ReduceOp& op,
-                          const CallSettings& settings) {
+JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
+                          const ::c10d::ReduceOp& op, const CallSettings& settings) {
   const int size = group_.getSize();
   switch (planned.collective) {
     case Collective::all_gather:
-      check_planned(planned, output, "output");
+      check_planned(planned, output, size, "output");
       TORCH_CHECK_VALUE(input || planned.kept, "zcomm: input: expected a tensor, as nothing is kept, got none");
       if (input) {
+        check_whole(*input, planned.parts, 1, "input");
         check_shapes(output, *input, size, "output", "input");
-        check_contiguous(*input, "input", output.device());
+        for (const at::Tensor& part : *input) check_contiguous(part, "input", output[0].device());
       }
-      return compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(at::Tensor()), {output}, settings,
+      return compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), output, settings,
                                 planned.operation);
     case Collective::reduce_scatter:
       TORCH_CHECK_VALUE(input, "zcomm: input: expected a tensor, got none");
-      check_planned(planned, *input, "input");
-      check_shapes(*input, output, size, "input", "output");
-      check_contiguous(output, "output", input->device());
-      return compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {*input}, output, op, settings,
+      check_one(output, "output");
+      check_planned(planned, *input, size, "input");
+      check_shapes(*input, output, size, "input", "output", true);
+      check_contiguous(output[0], "output", (*input)[0].device());
+      return compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, *input, output[0], op, settings,
                                    Route::compressed, planned.operation);
     case Collective::all_reduce:
-      check_planned(planned, output, "tensor");
-      return compressed_.all_reduction(::c10d::OpType::ALLREDUCE, output, op, settings, planned.operation);
+      check_planned(planned, output, size, "tensor");
+      return compressed_.all_reduction(::c10d::OpType::ALLREDUCE, output[0], op, settings, planned.operation);
     default:
       break;
   }
   throw ArgumentError("collective: unknown value");
 }
 
-WorkPtr Operations::run(const PlannedOperation& planned, const at::Tensor& output,
-                        const std::optional<at::Tensor>& input, const std::optional<::c10d::ReduceOp>& op,
-                        const std::optional<HeldResidual>& residual, const SitePtr& site, bool async) {
+WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
+                        const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
+                        const SitePtr& site, bool async) {
   const bool is_sum = planned.collective != Collective::all_gather;
   TORCH_CHECK_VALUE(op.has_value() == is_sum, "zcomm: op: expected ", is_sum ? "one" : "none", ", got ",
                     op ? "one" : "none");
@@ -181,15 +219,15 @@ WorkPtr Operations::run(const PlannedOperation& planned, const at::Tensor& outpu
   JobPtr job = job_of(planned, output, input, op.value_or(::c10d::ReduceOp::SUM), call_settings);
   add_residual(*job, residual, planned.feedback);
   if (planned.kept) {
-    check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), output.device());
+    check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), output[0].device());
     job->inputs.push_back(planned.kept->data);
   }
   job->site = site;
   const bool is_reduce_scatter = planned.collective == Collective::reduce_scatter;
-  const at::Tensor& shard = is_sum || !input ? output : *input;
-  const at::Tensor& whole = is_reduce_scatter ? *input : output;
-  compressed_.count(is_sum ? describe(planned.collective, Form::single, shard, {&whole, 1}, *op)
-                           : describe(planned.collective, Form::single, shard, {&whole, 1}),
+  const at::Tensor& shard = is_sum || !input ? output[0] : input->front();
+  const Whole& whole = is_reduce_scatter ? *input : output;
+  compressed_.count(is_sum ? describe(planned.collective, Form::single, shard, whole, *op)
+                           : describe(planned.collective, Form::single, shard, whole),
                     Verdict::compressed);
   return inner_.track(compressed_.launch(std::move(job), call_settings));
 }

@@ -16,6 +16,10 @@ using Parts = std::vector<std::pair<std::int64_t, bool>>;
 
 class Operations;
 
+// Gathered, scattered or reduced tensor: one, or one for each part, each with the parts of all ranks in rank order.
+// Also a rank's own shard that is gathered: one tensor, or one for each part.
+using Whole = std::vector<at::Tensor>;
+
 // Operation, and the tensors that it was planned for.
 struct PlannedOperation {
   c10::weak_intrusive_ptr<::c10d::Backend> group;  // keeps `owner` valid
@@ -49,12 +53,13 @@ class Operations {
   // Returns null if the call stays exact: the policy says so, or all parts are exempt. `formats` replaces the group's
   // formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
   // announces a gather from kept values, which Choice::automatic takes into account.
-  PlannedPtr plan_gather(const at::Tensor& output, const at::Tensor& input, const PolicyOverride* formats,
-                         const Parts& parts, bool again, const PlannedPtr& like);
+  PlannedPtr plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats, const Parts& parts,
+                         bool again, const PlannedPtr& like);
   // Plans a gather of bfloat16 or float16; throws ValueError for other types. The policy does not apply.
   PlannedPtr plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
-  // Plans a reduction; `feedback` is the format of the residual, if any.
-  PlannedPtr plan_reduce(const at::Tensor& output, const at::Tensor& input, const ::c10d::ReduceOp& op,
+  // Plans a reduction; `feedback` is the format of the residual, if any. The input may be narrower than a float32
+  // output.
+  PlannedPtr plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
                          const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
                          const PlannedPtr& like);
   PlannedPtr plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
@@ -62,7 +67,7 @@ class Operations {
 
   // Runs an operation. `output` is an all-reduce's tensor. Without an input, repeats a gather from kept values;
   // precondition: no rank has changed the values since. `op` and `residual` are for reductions.
-  WorkPtr run(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+  WorkPtr run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
               const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
               const SitePtr& site, bool async);
   // Prepares lossless gathers on a GPU: the next call of each sends the tensor next to it. Encodes all, and blocks the
@@ -71,11 +76,11 @@ class Operations {
 
  private:
   Policy policy_of(const PolicyOverride* formats) const;
-  bool is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const at::Tensor& whole,
+  bool is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
                   const Parts& parts, const std::optional<BlockFormat>& feedback) const;
-  PlannedPtr planned(Collective collective, HopFormats format, const at::Tensor& whole, const Parts& parts,
+  PlannedPtr planned(Collective collective, HopFormats format, const Whole& whole, const Parts& parts,
                      const std::optional<BlockFormat>& feedback, OperationPtr operation);
-  JobPtr job_of(const PlannedOperation& planned, const at::Tensor& output, const std::optional<at::Tensor>& input,
+  JobPtr job_of(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
                 const ::c10d::ReduceOp& op, const CallSettings& settings);
   CallSettings settings(bool async) const { return {options_->policy, options_->timeout, async}; }
 

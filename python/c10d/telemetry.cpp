@@ -87,12 +87,20 @@ void Telemetry::started(const Job& job, Communicator& communicator, StreamView s
   if (!job.outputs[0].is_cpu() && is_capturing(stream)) return;
   const std::vector<Segment<HopFormats>> segments = job.operation->segments();
   const auto num_lossy = static_cast<std::size_t>(std::count_if(segments.begin(), segments.end(), is_lossy));
+  // One view for each slot and segment, in place of one for each slot.
+  const auto num_ranks = static_cast<std::size_t>(job.operation->world().topology.size());
+  const std::size_t num_slots = job.collective == Collective::all_gather ? 1 : num_ranks;
+  const bool by_segment = segments.size() > 1 && job.read.size() == num_slots * segments.size();
   std::int64_t begin = 0;
   std::size_t index = 0;
-  for (const Segment<HopFormats>& segment : segments) {
+  for (std::size_t number = 0; number < segments.size(); ++number) {
+    const Segment<HopFormats>& segment = segments[number];
     if (is_lossy(segment)) {
       std::vector<ConstTensorView> parts;
-      for (const ConstTensorView& slot : job.read) parts.push_back(slot.slice(begin, segment.num_elements));
+      for (std::size_t i = 0; i < job.read.size(); ++i) {
+        if (!by_segment) parts.push_back(job.read[i].slice(begin, segment.num_elements));
+        if (by_segment && i % segments.size() == number) parts.push_back(job.read[i]);
+      }
       if (in_place) parts = {job.written.front().slice(begin, segment.num_elements)};
       const std::string site = job.site ? job.site->name_of_part(index++, num_lossy) : "";
       count(job, site, parts, segment.format, communicator, stream);

@@ -8,11 +8,11 @@ namespace {
 
 class AllGather final : public Stages {
  public:
-  AllGather(const Resources& r, const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots,
-            std::byte* secondary)
+  AllGather(const Resources& r, const GatherPlan& plan, std::span<const ConstTensorView> shard,
+            std::span<const TensorView> slots, std::byte* secondary)
       : r_(r),
         plan_(plan),
-        shard_(shard),
+        shard_(shard, 1),
         slots_(slots),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
         wires_(r, plan, secondary, secondary, plan.num_hops() == 2 ? kDepth : 2) {}
@@ -35,9 +35,9 @@ class AllGather final : public Stages {
 
   void encode(std::int64_t chunk) {
     encodes_.clear();
-    MessageWriter message(wires_.room(plan_.rank(), chunk), shard_.dtype);
+    MessageWriter message(wires_.room(plan_.rank(), chunk), plan_.slots().dtype);
     for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
-      const ConstTensorView values = shard_.slice(piece.begin, piece.count);
+      const ConstTensorView values = shard_(0, piece);
       std::byte* const wire = message.next(piece.format, values.num_elements);
       encodes_.push_back({values, piece.format, wire, rounding_of(r_, plan_.rank(), piece, piece.format)});
     }
@@ -61,7 +61,7 @@ class AllGather final : public Stages {
 
   const Resources& r_;
   const GatherPlan& plan_;
-  const ConstTensorView shard_;
+  const SlotViews<ConstTensorView> shard_;
   const std::span<const TensorView> slots_;
   const bool uses_own_all_gather_;
   const GatheredWires wires_;
@@ -94,9 +94,14 @@ class AllGatherOperation final : public Operation {
   std::size_t largest_kept_bytes() const override { return plan_->largest_secondary_bytes(); }
   OperationPtr keeping(std::shared_ptr<Kept> kept) const override { return make_all_gather(plan_, std::move(kept)); }
 
-  void check(const Resources& r, const Arguments& arguments) const override {
+  void check(const Resources& r, const Arguments& given) const override {
+    const std::vector<ConstTensorView> shard = joined_slots(given.inputs, plan_->segments(), 1);
+    const std::vector<TensorView> slots = joined_slots(given.outputs, plan_->segments(), plan_->slots().lengths.size());
+    Arguments arguments = given;
+    arguments.inputs = shard;
+    arguments.outputs = slots;
     check_gathered(r, arguments);
-    check_plan(r, *plan_, shape_of(arguments.outputs));
+    check_plan(r, *plan_, shape_of(slots));
     if (kept_ != nullptr) check_kept(*kept_, plan_->secondary_bytes());
     check_argument(kept_ != nullptr || !is_again(arguments),
                    [] { return std::string("inputs: expected a shard, as nothing is kept, got none"); });
@@ -115,7 +120,7 @@ class AllGatherOperation final : public Operation {
     if (plan_->num_chunks() == 0) return {};
     std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
     if (is_again(arguments)) return {{}, secondary_stages(r, *plan_, kept, arguments.outputs)};
-    return {{}, all_gather_stages(r, *plan_, arguments.inputs.front(), arguments.outputs, kept)};
+    return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept)};
   }
 
  private:
@@ -125,8 +130,9 @@ class AllGatherOperation final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan, ConstTensorView shard,
-                                          std::span<const TensorView> slots, std::byte* secondary) {
+std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan,
+                                          std::span<const ConstTensorView> shard, std::span<const TensorView> slots,
+                                          std::byte* secondary) {
   return std::make_unique<AllGather>(resources, plan, shard, slots, secondary);
 }
 

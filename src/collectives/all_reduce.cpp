@@ -43,10 +43,11 @@ class AllReduceOperation final : public Operation {
         split(arguments.outputs.front(), world().topology.size(), plan_.gather().slots().lengths.front()), {}, r});
     parts->inputs.assign(parts->slots.begin(), parts->slots.end());
     parts->gathering.first_hop = 2;
-    const TensorView own = parts->slots[static_cast<std::size_t>(world().rank)];
+    const auto rank = static_cast<std::size_t>(world().rank);
+    const TensorView own = parts->slots[rank];
     // Works in place: a chunk is gathered after the sums have read all of it.
     auto reduce = reduce_scatter_stages(r, {plan_.reduce(), parts->inputs, own, arguments.factor, arguments.feedback});
-    auto gather = all_gather_stages(parts->gathering, plan_.gather(), own, parts->slots);
+    auto gather = all_gather_stages(parts->gathering, plan_.gather(), {&parts->inputs[rank], 1}, parts->slots);
     return {std::move(parts), std::move(reduce), std::move(gather)};
   }
 

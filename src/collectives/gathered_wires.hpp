@@ -6,6 +6,7 @@
 
 #include "counted.hpp"
 #include "message.hpp"
+#include "slot_views.hpp"
 #include "zcomm/plan.hpp"
 
 namespace zcomm {
@@ -48,10 +49,12 @@ class GatheredWires {
   // Calls visit(slot, values, piece, wire) for the pieces of a chunk of all slots.
   template <class Visit>
   void for_each(std::span<const TensorView> slots, std::int64_t chunk, Visit&& visit) const {
-    for (int slot = 0; slot < static_cast<int>(slots.size()); ++slot) {
+    const std::size_t num_slots = plan_.slots().lengths.size();
+    const SlotViews views(slots, num_slots);
+    for (int slot = 0; slot < static_cast<int>(num_slots); ++slot) {
       MessageReader message(data(slot, chunk), plan_.slots().dtype);
       for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
-        const TensorView values = slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
+        const TensorView values = views(slot, piece);
         visit(slot, values, piece, message.next(piece.format, values.num_elements));
       }
     }

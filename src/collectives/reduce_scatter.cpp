@@ -20,8 +20,11 @@ class ReduceScatterOperation final : public Operation {
 
   void check(const Resources& r, const Arguments& arguments) const override {
     const TensorView& output = only(arguments.outputs, "outputs");
-    check_slots(r, arguments.inputs, output.num_elements, output.dtype, "output");
-    check_plan(r, plan_, shape_of(arguments.inputs));
+    const ReduceSegments segments = plan_.is_direct() ? ReduceSegments() : plan_.segments();
+    const auto slots = joined_slots(arguments.inputs, segments, plan_.slots().lengths.size());
+    const bool is_widened = !slots.empty() && output.dtype == DType::float32 && !plan_.is_direct();
+    check_slots(r, slots, output.num_elements, is_widened ? slots.front().dtype : output.dtype, "output");
+    check_plan(r, plan_, shape_of(slots));
     check_feedback(arguments.feedback, plan_.feedback());
   }
   std::string words(const Arguments& arguments) const override {

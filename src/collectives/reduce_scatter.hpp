@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "pipeline.hpp"
+#include "slot_views.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
@@ -18,7 +19,7 @@ struct Reduction {
   bool read_late = false;  // of `output`, as in DecodeSum
 
   ConstTensorView values(int slot, const Piece<HopFormats>& piece) const {
-    return slots[static_cast<std::size_t>(slot)].slice(piece.begin, piece.count);
+    return SlotViews(slots, plan.slots().lengths.size())(slot, piece);
   }
 };
 

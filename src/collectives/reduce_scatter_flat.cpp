@@ -13,7 +13,7 @@ class FlatReduceScatter final : public Stages {
       : r_(r),
         call_(call),
         plan_(call.plan),
-        dtype_(call.output.dtype),
+        dtype_(plan_.slots().dtype),
         outgoing_(r, plan_.topology().size(), message_bytes(), kDepth),
         incoming_(r, plan_.topology().size(), message_bytes(), kDepth),
         residuals_(plan_, call.feedback) {}

@@ -16,7 +16,7 @@ class HierarchicalReduceScatter final : public Stages {
         call_(call),
         plan_(call.plan),
         topology_(call.plan.topology()),
-        dtype_(call.output.dtype),
+        dtype_(plan_.slots().dtype),
         own_node_(topology_.node(plan_.rank())),
         own_local_(topology_.local_rank(plan_.rank())),
         num_nodes_(topology_.num_nodes()),

@@ -14,6 +14,14 @@ namespace zcomm {
 using namespace std::chrono_literals;
 using namespace test;
 
+namespace {
+
+struct alignas(kWireAlignment) Unit {
+  std::byte bytes[kWireAlignment];
+};
+
+}  // namespace
+
 TEST_CASE("segments: each gives the bits that it would give alone, whatever the chunks") {
   struct Part {
     std::int64_t num_elements;
@@ -68,6 +76,92 @@ TEST_CASE("segments: each gives the bits that it would give alone, whatever the 
       });
     }
   }
+}
+
+TEST_CASE("segments: apart in memory they have the bits that they have side by side") {
+  const std::vector<std::int64_t> lengths{100, 7, 0, 257};
+  const std::int64_t n = 364;
+  const std::vector<Segment<BlockFormat>> gathered{{100, BlockFormat::parse("int8:64")},
+                                                   {7, {}},
+                                                   {0, BlockFormat::parse("int8:64")},
+                                                   {257, BlockFormat::parse("int4:32")}};
+  const std::vector<Segment<HopFormats>> reduced{{100, HopFormats::parse("int8:64/int4:32")},
+                                                 {7, {}},
+                                                 {0, HopFormats::parse("int8:64")},
+                                                 {257, HopFormats::parse("int8:32")}};
+  for (const Shape& shape : kShapes) {
+    const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+    const int size = static_cast<int>(ids.size());
+    const auto inputs = random_tensors(size, n * size, 9);
+    for (const std::size_t chunk_bytes : {std::size_t{400}, std::size_t{1} << 20}) {
+      const auto communicators = test::make_communicators(ids, chunk_bytes);
+      test::run_ranks(size, [&](int rank) {
+        Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
+        Values whole = inputs[static_cast<std::size_t>(rank)];
+        const auto slots = split(view(whole), size, n);
+        std::vector<Values> apart;  // of each segment: the parts of all slots
+        for (std::size_t segment = 0, begin = 0; segment < lengths.size(); ++segment) {
+          Values& part = apart.emplace_back();
+          const auto count = static_cast<std::size_t>(lengths[segment]);
+          for (int slot = 0; slot < size; ++slot) {
+            const auto first = whole.begin() + slot * n + static_cast<std::ptrdiff_t>(begin);
+            part.insert(part.end(), first, first + static_cast<std::ptrdiff_t>(count));
+          }
+          begin += count;
+        }
+        std::vector<TensorView> parts;
+        for (int slot = 0; slot < size; ++slot) {
+          for (std::size_t i = 0; i < lengths.size(); ++i) {
+            parts.push_back(view(apart[i]).slice(slot * lengths[i], lengths[i]));
+          }
+        }
+        const std::vector<ConstTensorView> const_parts(parts.begin(), parts.end());
+        const ReducePlan reduce(communicator.world(), {std::vector<std::int64_t>(ids.size(), n)}, reduced);
+        Values sum(static_cast<std::size_t>(n)), sum_of_parts(sum.size());
+        test::reduce(communicator, reduce, std::vector<ConstTensorView>(slots.begin(), slots.end()), view(sum), 0.5f,
+                     20s);
+        test::reduce(communicator, reduce, const_parts, view(sum_of_parts), 0.5f, 20s);
+        if (!same_bits(sum, sum_of_parts)) throw Error("reduce_scatter: other bits");
+
+        const Values own(whole.begin() + rank * n, whole.begin() + (rank + 1) * n);
+        const GatherPlan gather(communicator.world(), reduce.slots(), gathered);
+        const auto kept = std::make_shared<Kept>();
+        std::vector<Unit> memory(gather.secondary_bytes() / kWireAlignment);
+        kept->memory = {memory.data()->bytes, gather.secondary_bytes()};
+        test::gather(communicator, gather, view(own), slots, 20s);
+        for (const bool again : {false, true}) {
+          for (Values& part : apart) part.assign(part.size(), -1.0f);
+          if (again) {
+            test::gather_again(communicator, gather, parts, kept, 20s);
+          } else {
+            test::gather(communicator, gather, view(own), parts, 20s, {}, kept);
+          }
+          for (int slot = 0; slot < size; ++slot) {
+            std::int64_t begin = 0;
+            for (std::size_t i = 0; i < lengths.size(); begin += lengths[i++]) {
+              const TensorView expected = slots[static_cast<std::size_t>(slot)].slice(begin, lengths[i]);
+              const TensorView part = parts[static_cast<std::size_t>(slot) * lengths.size() + i];
+              if (lengths[i] != 0 && std::memcmp(expected.data, part.data, part.num_bytes()) != 0)
+                throw Error("all_gather: other bits");
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("segments: apart in memory they have the planned lengths") {
+  const auto communicators = test::make_communicators({0});
+  Values values(64);
+  const Segment<HopFormats> reduced[] = {{60, HopFormats::parse("int8:32")}, {4, {}}};
+  const ReducePlan plan(communicators[0]->world(), {{64}}, reduced);
+  const ConstTensorView whole = view(values);
+  const ConstTensorView parts[] = {whole.slice(0, 4), whole.slice(4, 60)};
+  Values sum(64);
+  CHECK_THROWS_WITH_AS(test::reduce(*communicators[0], plan, parts, view(sum), 1.0f, 1s),
+                       doctest::Contains("slots: expected 60 elements of float32 in segment 0, got 4 of float32"),
+                       ArgumentError);
 }
 
 TEST_CASE("segments: elements that no segment has, or that no slot has, are refused") {

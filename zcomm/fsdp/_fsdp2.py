@@ -27,6 +27,21 @@ _PLAIN_GATHERS = tuple(
     if hasattr(_fsdp_collectives, name)
 )
 
+# Copies of a shard into the gathered buffer, from there into the parameters, and of gradients into the reduced buffer.
+COPIES = tuple(
+    getattr(torch.ops.fsdp, name).default for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
+)
+
+
+def copy_parameters(gathered: torch.Tensor, sizes: Sequence[int], out: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of each row of ``gathered`` into the tensors ``out``, as FSDP2 does."""
+    COPIES[1](gathered, sizes, dim=1, out=out)
+
+
+def copy_gradients(gradients: Sequence[torch.Tensor], by_rank: torch.Tensor) -> None:
+    """Copy the rows of each gradient into one row per rank, as FSDP2 does."""
+    COPIES[2](gradients, 0, by_rank.shape[0], out=by_rank)
+
 
 def before_first_use(observe: Callable[[Any], None]) -> None:
     """Call ``observe(group)`` before the first collective of each later group, and perhaps again afterwards."""
@@ -155,6 +170,20 @@ def gathered_part(param: Any) -> tuple[int, torch.dtype | None]:
     data = param._sharded_param_data if is_sharded else param._sharded_post_forward_param_data
     is_replaced = hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
     return data.numel(), None if is_replaced else param.param_dtype or data.dtype
+
+
+def unsharded_data(group: Any, num_ranks: int, device: torch.device) -> list[torch.Tensor] | None:
+    """Return the memory that each whole parameter will have, all ranks' shards in rank order. None if a tensor subclass
+    gathers other data instead."""
+    found: list[torch.Tensor] = []
+    for param in group.fsdp_params:
+        numel, dtype = gathered_part(param)
+        if dtype is None:
+            return None
+        param.init_all_gather_outputs([numel], [dtype], num_ranks, device)
+        param.alloc_all_gather_outputs()
+        found.extend(param.all_gather_outputs)
+    return found
 
 
 def shard_of(group: Any) -> torch.Tensor | None:

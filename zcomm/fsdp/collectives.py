@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -18,6 +19,7 @@ from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import of_copies, override
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
+from zcomm.fsdp.fused import Buffer, Deferred
 
 _log = logging.getLogger("zcomm")
 
@@ -31,13 +33,25 @@ Parts = list[tuple[int, bool]]
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``plan`` is None if it stays exact."""
+    """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
+    shards, if they are gathered there: then ``output`` and ``shard`` have no memory."""
 
     output: torch.Tensor
     shard: torch.Tensor
     group: dist.ProcessGroup
     plan: _c10d.Operation | None
     async_op: bool
+    parts: Sequence[torch.Tensor] = ()
+
+    @property
+    def target(self) -> torch.Tensor | Sequence[torch.Tensor]:
+        """Where values are gathered."""
+        return self.parts or self.output
+
+    @property
+    def source(self) -> torch.Tensor | Sequence[torch.Tensor]:
+        """This rank's values."""
+        return self.shard.buffer.parts if isinstance(self.shard, Deferred) else self.shard
 
 
 class GatherStrategy(Protocol):
@@ -72,6 +86,7 @@ class Rule:
     gradients: str | None
     exempt: Sequence[bool]
     error_feedback: ErrorFeedback | None
+    fused: bool
 
     @property
     def is_lossless(self) -> bool:
@@ -97,6 +112,8 @@ class Collectives:
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._warned = False
+        self.gathers_fused = 0
+        self.reduces_fused = 0
         self._gather_plan: _c10d.Operation | None = None  # of the last compressed gather, and reduction
         self._reduce_plan: _c10d.Operation | None = None
         self._reduce_layout = ""
@@ -181,8 +198,30 @@ class Collectives:
             for (numel, dtype), is_exempt, is_other in zip(gathered, exempt, others, strict=True)
         ]
 
+    def defers_gather(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Tell whether the next gather may decode into the parameters. Streams of a GPU allocate them later."""
+        rule = self.rule
+        is_lossy = rule is not None and rule.fused and rule.weights not in ("lossless", "exact")
+        return is_lossy and device.type == "cpu" and dtype in _COMPRESSIBLE
+
+    def defers_reduce(self, num_elements: int, dtype: torch.dtype) -> bool:
+        """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves."""
+        rule = self.rule
+        if rule is None or not rule.fused or rule.gradients == "exact" or dtype not in _COMPRESSIBLE:
+            return False
+        shards, _ = _fsdp2.process_groups_of(self._param_group)
+        size = shards.size() if shards is not None else 1
+        reduced = [_fsdp2.reduced_elements(param) for param in self.params if _fsdp2.requires_grad(param)]
+        return size > 1 and num_elements == size * sum(reduced)
+
+    def unsharded_parts(self, shard: torch.Tensor, group: dist.ProcessGroup) -> Sequence[torch.Tensor]:
+        """Return where the parameters will be; none if their shards are not ``shard`` as it is."""
+        parts = _fsdp2.unsharded_data(self._param_group, group.size(), shard.device) or []
+        is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
+        return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
+
     def plan_gather(
-        self, output: torch.Tensor, shard: torch.Tensor, backend: Backend, *, is_mixed: bool
+        self, output: torch.Tensor | Sequence[torch.Tensor], shard: torch.Tensor, backend: Backend, *, is_mixed: bool
     ) -> _c10d.Operation | None:
         """Plan a gather; None if it stays exact. ``is_mixed``: parameters have several dtypes."""
         rule = self.rule
@@ -199,7 +238,7 @@ class Collectives:
         return plan
 
     def plan_reduce(
-        self, output: torch.Tensor, whole: torch.Tensor, op: Any, backend: Backend
+        self, output: torch.Tensor, whole: torch.Tensor | Sequence[torch.Tensor], op: Any, backend: Backend
     ) -> _c10d.Operation | None:
         """Plan a reduce-scatter; None if it stays exact."""
         rule = self.rule
@@ -224,10 +263,10 @@ class Collectives:
         )
         if plan is not None and plan is not self._reduce_plan:
             self._reduce_plan = plan
-            self._reduce_layout = f"{whole.numel()} {whole.dtype} in {plan.segments}"
+            self._reduce_layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments}"
         return plan
 
-    def residual_of(self, whole: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:
+    def residual_of(self, output: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
@@ -235,7 +274,7 @@ class Collectives:
             f"{self._residual_key}/rank {backend.rank()}",
             self._reduce_layout,
             plan.residual_bytes,
-            lambda size: torch.empty(size, dtype=torch.uint8, device=whole.device),
+            lambda size: torch.empty(size, dtype=torch.uint8, device=output.device),
         )
         return _c10d.Residual(data, decay=feedback.decay, empty=empty)
 
@@ -264,7 +303,7 @@ class Plain:
             formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
             with of_copies(), formats:
                 return self.previous(call.output, call.shard, call.group, call.async_op)
-        work = call.plan.run(call.output, call.shard, site=self._owner.gathered, async_op=call.async_op)
+        work = call.plan.run(call.target, call.source, site=self._owner.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def keeps_wires(self) -> bool:
@@ -279,7 +318,11 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         self.owner = owner
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.owner.strategy.allocate(size, dtype, device)
+        def allocated() -> torch.Tensor:
+            return self.owner.strategy.allocate(size, dtype, device)
+
+        is_deferred = self.owner.defers_gather(dtype, device)
+        return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -287,13 +330,19 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         owner = self.owner
         backend = find_backend(group)
         if backend is None and owner.is_plain():  # reshard_after_forward made a group with another backend
-            return owner.plain.previous(output_tensor, input_tensor, group, async_op)
+            return owner.plain.previous(in_memory(output_tensor), in_memory(input_tensor), group, async_op)
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor, backend)
-        plan = owner.plan_gather(output, shard, backend, is_mixed=shard is not input_tensor)
+        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) else ()
+        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=shard is not input_tensor)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
-            output, shard = output_tensor, input_tensor
-        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op))
+            output, shard, parts = output_tensor, input_tensor, ()
+        if parts and isinstance(output, Deferred):
+            output.buffer.gather_into(parts, group.size())
+            owner.gathers_fused += 1
+        else:
+            output, shard = in_memory(output), in_memory(shard)
+        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
@@ -302,7 +351,11 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         self._previous = previous
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self._previous.allocate(size, dtype=dtype, device=device)
+        def allocated() -> torch.Tensor:
+            return self._previous.allocate(size, dtype=dtype, device=device)
+
+        is_deferred = self._owner.defers_reduce(math.prod(size), dtype)
+        return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
 
     def __call__(
         self,
@@ -314,15 +367,33 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
     ) -> Any:
         owner = self._owner
         if owner.rule is None:
-            return self._previous(output_tensor, input_tensor, group, op, async_op)
+            return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
         backend = backend_of(group)
-        plan = owner.plan_reduce(output_tensor, input_tensor, op, backend)
+        parts = gradients_of(input_tensor)
+        plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
         if plan is None:
             with override(reduce_scatter="exact"):
-                return self._previous(output_tensor, input_tensor, group, op, async_op)
-        residual = owner.residual_of(input_tensor, plan, backend)
-        work = plan.run(output_tensor, input_tensor, op, residual=residual, site=owner.reduced, async_op=async_op)
+                return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
+        residual = owner.residual_of(output_tensor, plan, backend)
+        whole = parts or in_memory(input_tensor)
+        work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)
+        if parts and isinstance(input_tensor, Deferred):
+            input_tensor.buffer.spend_gradients()
+            owner.reduces_fused += 1
         return finished(work, async_op)
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, with memory."""
+    return tensor.buffer.memory() if isinstance(tensor, Deferred) else tensor
+
+
+def gradients_of(reduced: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients that a reduction may read themselves, in its dtype or, where that is float32, another."""
+    gradients = reduced.buffer.gradients() if isinstance(reduced, Deferred) else []
+    given = {gradient.dtype for gradient in gradients}
+    is_exact = given == {reduced.dtype} or (reduced.dtype == torch.float32 and given < _COMPRESSIBLE)
+    return gradients if is_exact else []
 
 
 def finished(work: Any, async_op: bool) -> Any:

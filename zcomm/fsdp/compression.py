@@ -39,6 +39,7 @@ def compress(
     max_bytes: int | None = None,
     error_feedback: ErrorFeedback | None = None,
     check: bool = True,
+    fused: bool = True,
 ) -> Compression:
     """Set how every module in ``model`` that ``fully_shard`` was applied to, or will be, sends weights and gradients.
 
@@ -63,6 +64,9 @@ def compress(
             a warning. None: no limit.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
+        fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
+            reductions read the gradients themselves. Compressed gathers on CPUs write into the parameters, except
+            lossless ones. :meth:`Compression.stats` counts both.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
@@ -77,7 +81,7 @@ def compress(
         raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
     _check_formats(weights, gradients)
     select(model, exempt)
-    settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback)
+    settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback, fused)
     return Compression(_Modules(model, settings, max_bytes, check))
 
 
@@ -100,10 +104,11 @@ class _Settings:
     keep_in_node: bool
     exempt: Sequence[Selector]
     error_feedback: ErrorFeedback | None
+    fused: bool
 
     def rule_of(self, owner: _Modules, group: Collectives, exempt: set[tuple[int, str]]) -> Rule:
         flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
-        return Rule(self.number, owner, self.weights, self.gradients, flags, self.error_feedback)
+        return Rule(self.number, owner, self.weights, self.gradients, flags, self.error_feedback, self.fused)
 
 
 @dataclass
@@ -122,7 +127,9 @@ class ModuleStats:
     gathers_beyond_limit: int = 0  #: without a secondary shard, as ``max_bytes`` is used up
     gathered_intra_node_bytes: int = 0  #: sent to ranks of the same node
     gathered_inter_node_bytes: int = 0  #: sent to other nodes
+    gathers_fused: int = 0  #: into the parameters, without a copy
     reduces: int = 0
+    reduces_fused: int = 0  #: from the gradients, without a copy
     reduced_intra_node_bytes: int = 0
     reduced_inter_node_bytes: int = 0
     memory_bytes: int = 0  #: of this rank's secondary shard
@@ -304,6 +311,8 @@ def _stats_of(group: Collectives, rule: Rule) -> ModuleStats:
         elements=sum(numels),
         exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
         gathers=group.gathered.calls,
+        gathers_fused=group.gathers_fused,
+        reduces_fused=group.reduces_fused,
         gathered_intra_node_bytes=group.gathered.intra_node_bytes,
         gathered_inter_node_bytes=group.gathered.inter_node_bytes,
         reduces=group.reduced.calls,

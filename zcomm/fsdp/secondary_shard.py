@@ -19,6 +19,7 @@ from zcomm.distributed.overrides import override
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, GatherCall, finished
+from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.lossless import LosslessGather, plan_lossless
 
 # Tensors and marks that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
@@ -40,7 +41,7 @@ class WeightsVersion:
 
     params: tuple[tuple[int, ...], ...]
     plan: _c10d.Operation
-    content: int | None  # a hash of this rank's shard, in host memory
+    content: tuple[int, ...] | None  # hashes of this rank's shard, in host memory
 
 
 class Owner(Protocol):
@@ -200,8 +201,13 @@ class SecondaryShard(ABC):
             params.append(version)
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
         is_hashed = self._owner.checks and self._reserved != 0
-        content = _c10d.hash_of(shard) if is_hashed and shard is not None and shard.is_cpu else None
+        content = hashes_of(shard) if is_hashed and shard is not None and shard.is_cpu else None
         return WeightsVersion(tuple(params), plan, content)
+
+
+def hashes_of(shard: torch.Tensor) -> tuple[int, ...]:
+    parts = shard.buffer.parts if isinstance(shard, Deferred) else [shard]
+    return tuple(_c10d.hash_of(part) for part in parts)
 
 
 class KeptWires(SecondaryShard):
@@ -241,12 +247,12 @@ class KeptWires(SecondaryShard):
     def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
         assert self._wires is not None
         self._note(call.shard)
-        work = self._wires.run(call.output, call.shard, site=self._group.gathered, async_op=call.async_op)
+        work = self._wires.run(call.target, call.source, site=self._group.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
         assert self._wires is not None
-        work = self._wires.run(call.output, site=self.intra_node, async_op=call.async_op)
+        work = self._wires.run(call.target, site=self.intra_node, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def _gather_without(self, call: GatherCall) -> Any:

@@ -10,6 +10,7 @@ from support import worlds
 from support.stand_in import NCCL, Gather, dist, host, run, values
 
 import zcomm
+from zcomm.distributed.groups import backend_of
 from zcomm.testing import LocalWorld
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,6 +51,40 @@ def test_all_collectives_give_the_bits_of_the_cpu_path(nodes: list[int]) -> None
             assert torch.equal(total, reduced)
 
     run(body, size, nodes=nodes, options=worlds.options(all_reduce="int8:64/int4:64", chunk_bytes=4096))
+
+
+def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> None:
+    def body() -> None:
+        host.set_delays(dist.get_rank() + 1, 50)
+        size, rank, parts = dist.get_world_size(), dist.get_rank(), [(3000, False), (40, True), (1963, False)]
+        numel = sum(count for count, _ in parts)
+        whole = values(size * numel, torch.bfloat16, 0).view(size, numel)
+        apart = [part.contiguous() for part in whole.split([count for count, _ in parts], dim=1)]
+        backend, op = backend_of(), dist.ReduceOp.AVG
+
+        def reduced(tensors: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+            out, inputs = torch.zeros(numel, dtype=dtype), [host.as_cuda(tensor) for tensor in tensors]
+            plan = backend.plan_reduce(host.as_cuda(out), inputs, op, parts=parts)
+            assert plan is not None
+            plan.run(host.as_cuda(out), inputs, op).wait()
+            host.synchronize()
+            return out
+
+        expected = reduced([whole.float()], torch.float32)
+        assert torch.equal(reduced([whole], torch.float32), expected) and bool(expected.any())
+        assert torch.equal(reduced(apart, torch.float32), expected)
+        assert torch.equal(reduced(apart, torch.bfloat16), reduced([whole], torch.bfloat16))
+
+        shard, gathered = whole[rank].clone(), torch.zeros_like(whole)
+        targets = [torch.zeros_like(part) for part in apart]
+        for output in (host.as_cuda(gathered), [host.as_cuda(target) for target in targets]):
+            plan = backend.plan_gather(output, host.as_cuda(shard), parts=parts)
+            assert plan is not None
+            plan.run(output, host.as_cuda(shard)).wait()
+        host.synchronize()
+        assert torch.equal(torch.cat(targets, dim=1), gathered) and bool(gathered.any())
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=worlds.options(chunk_bytes=4096))
 
 
 def test_chunks_are_larger_than_on_a_cpu() -> None:

@@ -157,3 +157,30 @@ def test_calls_of_all_plans_refuse_other_layouts() -> None:
                 call()
 
     run(body, nodes=[0, 1], options=options(min_bytes=0, all_reduce="int8:128"))
+
+
+def test_parts_of_other_tensors_are_refused() -> None:
+    def body() -> None:
+        backend, parts = backend_of(), [(900, False), (100, True)]
+        out = torch.empty(1000)
+        first, second = torch.ones(1800), torch.ones(200)
+        with pytest.raises(ValueError, match="input: expected one tensor, or one for each of 2 parts, got 3"):
+            backend.plan_reduce(out, [first, second, second], dist.ReduceOp.SUM, parts=parts)
+        with pytest.raises(ValueError, match="input: expected 1800 Float of part 0, got 200 Float"):
+            backend.plan_reduce(out, [second, first], dist.ReduceOp.SUM, parts=parts)
+        with pytest.raises(ValueError, match="expected 200 Float of part 1, got 200 BFloat16"):
+            backend.plan_reduce(out, [first, second.bfloat16()], dist.ReduceOp.SUM, parts=parts)
+        with pytest.raises(ValueError, match="input: expected dtype BFloat16 as in output, got Float"):
+            backend.plan_reduce(out.bfloat16(), [first, second], dist.ReduceOp.SUM, parts=parts)
+        plan = backend.plan_reduce(out, [first, second], dist.ReduceOp.SUM, parts=parts)
+        assert plan is not None
+        with pytest.raises(ValueError, match="output: expected one tensor, got 2"):
+            plan.run([out, out], [first, second], dist.ReduceOp.SUM)
+        gather = backend.plan_gather([first, second], [first[:900], second[:100]], parts=parts)
+        assert gather is not None
+        with pytest.raises(ValueError, match="input: expected 900 Float of part 0, got 100 Float"):
+            gather.run([first, second], [second[:100], first[:900]])
+        with pytest.raises(ValueError, match="input: expected a tensor of 2000 Float on cpu, as was planned"):
+            plan.run(out, [first.bfloat16(), second.bfloat16()], dist.ReduceOp.SUM)
+
+    run(body, nodes=[0, 1], options=options(min_bytes=0))

@@ -57,6 +57,7 @@ py::dict stats_of(Stats& stats) {
   all["direct_reduce_scatter"] = apart_dict(stats.direct_reduce_scatter);
   all["rehearsals"] = apart_dict(stats.rehearsals);
   all["others"] = calls_dict(stats.others);
+  all["node_memory"] = stats.node_memory();
   return all;
 }
 

@@ -13,17 +13,20 @@ namespace {
 
 constexpr const char* kFailureKey = "failure";
 constexpr int kTags = 0x20000000;
-constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
+constexpr std::chrono::milliseconds kLook{100};  // between looks at what else may have happened
+constexpr std::size_t kNumWatched = 2;           // this call and the last, which may have moved nothing here
 
 class C10dTransfer final : public Transfer {
  public:
-  C10dTransfer(C10dTransport& transport, std::vector<C10dTransport::Pending> pending)
-      : transport_(transport), pending_(std::move(pending)) {}
-  void wait(StreamView) override { transport_.wait(pending_); }
+  C10dTransfer(C10dTransport& transport, std::vector<C10dTransport::Pending> pending, C10dTransport::Batch batch)
+      : transport_(transport), pending_(std::move(pending)), batch_(std::move(batch)) {}
+  ~C10dTransfer() override { transport_.drop(batch_); }
+  void wait(StreamView) override { transport_.wait(pending_, batch_); }
 
  private:
   C10dTransport& transport_;
   std::vector<C10dTransport::Pending> pending_;
+  const C10dTransport::Batch batch_;
 };
 
 at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
@@ -33,9 +36,10 @@ at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
 }  // namespace
 
 C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
-                             c10::intrusive_ptr<::c10d::Store> store)
+                             c10::intrusive_ptr<::c10d::Store> store, std::unique_ptr<NodeMemory> memory)
     : group_(std::move(group)),
       store_(std::move(store)),
+      memory_(std::move(memory)),
       num_connections_(num_connections),
       num_sent_(static_cast<std::size_t>(group_->getSize())),
       num_received_(static_cast<std::size_t>(group_->getSize())),
@@ -46,6 +50,8 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
   }
+  // Its last messages are in memory still; those of the next call will not come.
+  if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt) throw TransportError(*failure);
   timeout_ = timeout;
   deadline_ = std::chrono::steady_clock::now() + timeout;
   call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
@@ -65,41 +71,111 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   }
 }
 
-std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs) {
+int C10dTransport::tag_of_send(const Send& send) {
+  int& count = num_sent_[static_cast<std::size_t>(send.peer)];
+  const int tag = tag_of(count, send.has_limit ? 0 : send.num_bytes, rank(), send.peer);
+  count = (count + 1) % kTags;
+  return tag;
+}
+
+int C10dTransport::tag_of_recv(const Recv& recv) {
+  int& count = num_received_[static_cast<std::size_t>(recv.peer)];
+  const int tag = tag_of(count, recv.is_limit ? 0 : recv.num_bytes, recv.peer, rank());
+  count = (count + 1) % kTags;
+  return tag;
+}
+
+std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs,
+                                                        const Batch& batch) {
   std::vector<Pending> pending;
   pending.reserve(sends.size() + recvs.size());
   std::vector<at::Tensor> tensor(1);
   int peer = 0;
   try {
     for (const Recv& recv : recvs) {
-      if (recv.num_bytes == 0) continue;
+      if (recv.num_bytes == 0 || is_shared(recv.peer)) continue;
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
-      int& count = num_received_[static_cast<std::size_t>(peer)];
-      pending.push_back(
-          {group_->recv(tensor, peer, tag_of(count, recv.is_limit ? 0 : recv.num_bytes, peer, rank())), peer});
-      count = (count + 1) % kTags;
+      pending.push_back({group_->recv(tensor, peer, tag_of_recv(recv)), peer});
     }
     for (const Send& send : sends) {
-      if (send.num_bytes == 0) continue;
+      if (send.num_bytes == 0 || is_shared(send.peer)) continue;
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
-      int& count = num_sent_[static_cast<std::size_t>(peer)];
-      pending.push_back(
-          {group_->send(tensor, peer, tag_of(count, send.has_limit ? 0 : send.num_bytes, rank(), peer)), peer});
-      count = (count + 1) % kTags;
+      pending.push_back({group_->send(tensor, peer, tag_of_send(send)), peer});
     }
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
   }
+  if (memory_) share(sends, recvs, batch);
   return pending;
 }
 
-std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
-  return std::make_unique<C10dTransfer>(*this, post(sends, recvs));
+// Queues the messages inside the node. What goes to several ranks side by side in the list is copied once.
+void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch) {
+  MemoryChannels& channels = memory_->channels();
+  for (const Recv& recv : recvs) {
+    if (recv.num_bytes == 0 || !is_shared(recv.peer)) continue;
+    channels.recv(memory_->local_rank(recv.peer), recv.data, recv.num_bytes, recv.is_limit,
+                  static_cast<std::uint32_t>(tag_of_recv(recv)), batch);
+  }
+  std::vector<int> peers;
+  std::vector<std::uint32_t> tags;
+  const Send* first = nullptr;
+  const auto flush = [&] {
+    if (!peers.empty()) channels.send(peers, first->data, first->num_bytes, tags, batch);
+    peers.clear();
+    tags.clear();
+  };
+  for (const Send& send : sends) {
+    if (send.num_bytes == 0 || !is_shared(send.peer)) continue;
+    if (first == nullptr || send.data != first->data || send.num_bytes != first->num_bytes) flush();
+    first = &send;
+    peers.push_back(memory_->local_rank(send.peer));
+    tags.push_back(static_cast<std::uint32_t>(tag_of_send(send)));
+  }
+  flush();
+  channels.progress();
 }
 
-void C10dTransport::wait(std::vector<Pending>& pending) {
+std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
+  auto batch = std::make_shared<MemoryChannels::Batch>();
+  try {
+    return std::make_unique<C10dTransfer>(*this, post(sends, recvs, batch), batch);
+  } catch (...) {
+    drop(batch);
+    throw;
+  }
+}
+
+void C10dTransport::drop(const Batch& batch) noexcept {
+  if (batch->num_left > 0) memory_->channels().drop(*batch);
+}
+
+void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
+  MemoryChannels& channels = memory_->channels();
+  int peer = CallWatch::kNobody;
+  while (batch.num_left > 0) {
+    const int waits_for = memory_->rank_of(channels.peer_of(batch));
+    if (std::exchange(peer, waits_for) != waits_for) watch_.wait_for(watched_.back(), peer);  // begins its patience anew
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    if (channels.wait(batch, std::clamp(left, std::chrono::milliseconds(1), kLook))) break;
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_ && difference_.empty()) throw TransportError("this group failed: " + *aborted_);
+      if (!difference_.empty()) throw TransportError(difference_);
+    }
+    const int ended = memory_->find_ended();
+    const std::optional<std::string> failure = channels.failure();
+    if (ended >= 0 || failure || left.count() <= 0) {
+      watch_.wait_for(watched_.back(), CallWatch::kNobody);
+      fail(ended >= 0 ? ended : peer, std::runtime_error(ended >= 0 ? "its process has ended" : failure.value_or("")));
+    }
+  }
+}
+
+void C10dTransport::wait(std::vector<Pending>& pending, const Batch& batch) {
+  if (batch->num_left > 0) wait_in_memory(*batch);
   for (auto& [work, peer] : pending) {
     watch_.wait_for(watched_.back(), peer);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
@@ -153,6 +229,7 @@ void C10dTransport::abort(const std::string& reason) noexcept {
 }
 
 void C10dTransport::give_up(const std::string& reason) {
+  if (memory_) memory_->channels().fail("rank " + std::to_string(rank()) + " gave up " + reason);
   // Stores the reason before the connections close, so that peers find it. The first reason stays.
   ask([store = store_, text = "rank " + std::to_string(rank()) + " gave up " + reason] {
     return store->compareSet(kFailureKey, "", text);

@@ -1,4 +1,5 @@
-// Transport over send and recv of a c10d process group: Gloo's, on a CPU.
+// Transport over send and recv of a c10d process group, Gloo's, on a CPU; inside a node over memory that its ranks
+// share, where they can.
 #pragma once
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "call_watch.hpp"
+#include "node_memory.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm::c10d_binding {
@@ -16,9 +18,10 @@ namespace zcomm::c10d_binding {
 class C10dTransport final : public Transport {
  public:
   // Takes a `group` of its own, so that its messages never match others. Tags select one of `num_connections` between
-  // two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers.
-  C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
-                c10::intrusive_ptr<::c10d::Store> store);
+  // two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers. `memory` may be
+  // null.
+  C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections, c10::intrusive_ptr<::c10d::Store> store,
+                std::unique_ptr<NodeMemory> memory);
 
   int rank() const override { return group_->getRank(); }
   int size() const override { return group_->getSize(); }
@@ -30,11 +33,16 @@ class C10dTransport final : public Transport {
     c10::intrusive_ptr<::c10d::Work> work;
     int peer;
   };
-  // Blocks until all transfers are done.
-  void wait(std::vector<Pending>& pending);
+  using Batch = std::shared_ptr<MemoryChannels::Batch>;
+  // Blocks until all transfers are done: those in memory, then the others.
+  void wait(std::vector<Pending>& pending, const Batch& batch);
+  void drop(const Batch& batch) noexcept;
 
  private:
-  std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs);
+  std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch);
+  void share(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch);
+  void wait_in_memory(const MemoryChannels::Batch& batch);
+  bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }
   [[noreturn]] void fail(int peer, const std::exception& error);
   void give_up(const std::string& reason);
   void close_connections() noexcept;
@@ -42,6 +50,7 @@ class C10dTransport final : public Transport {
 
   c10::intrusive_ptr<::c10d::Backend> group_;
   c10::intrusive_ptr<::c10d::Store> store_;
+  const std::unique_ptr<NodeMemory> memory_;
   const int num_connections_;
   // Computes a tag from the number of the message between two ranks, which both count, from the call and from the
   // size, 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one and
@@ -52,6 +61,9 @@ class C10dTransport final : public Transport {
     const auto of_size = static_cast<int>(num_bytes * 0x9e3779b97f4a7c15u >> 35);  // as many bits as kTags has
     return (call_tag_ ^ count ^ of_size) * 2 + (sender < receiver ? 1 : 0);
   }
+  // Returns the tag of the next message, and counts it.
+  int tag_of_send(const Send& send);
+  int tag_of_recv(const Recv& recv);
   int call_tag_ = 0;
   std::vector<int> num_sent_;
   std::vector<int> num_received_;

@@ -24,7 +24,11 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
           *this, options_,
           {[this] {
              auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
-             return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store));
+             std::string why_not;
+             auto memory = NodeMemory::meet(*store, handshake_.topology(), getRank(), why_not);
+             compressed_.stats().set_node_memory(memory ? "shared" : why_not);
+             return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store),
+                                                    std::move(memory));
            },
            [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(handshake_.topology(), failure); }},
           inner_, recorder_, handshake_, hooks_, errors_),

@@ -4,6 +4,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <string>
 
 #include "observer.hpp"
 #include "policy.hpp"
@@ -69,6 +71,20 @@ struct Stats final : Observer {
   Apart rehearsals;             // of policy="auto", on scratch
   Counter plans{0};             // made for compressed calls
   Calls others;                 // broadcast, send, ...: never compressed
+
+  // Whether ranks of the node share memory: "" before the first call that asks, "shared", or why they do not.
+  std::string node_memory() {
+    const std::lock_guard lock(mutex_);
+    return node_memory_;
+  }
+  void set_node_memory(std::string text) {
+    const std::lock_guard lock(mutex_);
+    node_memory_ = std::move(text);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string node_memory_;
 };
 
 }  // namespace zcomm::c10d_binding

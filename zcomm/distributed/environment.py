@@ -17,6 +17,7 @@ OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
     "ZCOMM_NCCL_LIB": "the file of NCCL",
     "ZCOMM_LOG": "info: a line per group",
+    "ZCOMM_NODE_MEMORY": "off: ranks of a node share no memory",
     "ZCOMM_FLIGHT_RECORDER": "where a rank whose call times out writes its last calls",
 }
 

@@ -164,6 +164,8 @@ class Stats:
     ``reduce_scatter`` counts them as well, by what kept them exact. ``rehearsals``: calls that ``policy="auto"`` has
     made on scratch, exact and compressed ones; nothing else counts them. ``decisions``: what it has decided so far.
     ``by_steps``: its last decision by training steps; None while there is none, or another one is on its way.
+    ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
+    they do not; empty before the first of them.
     """
 
     all_gather: CollectiveStats
@@ -179,6 +181,7 @@ class Stats:
     decisions: list[Decision]
     others: Calls
     by_steps: StepDecision | None = None
+    node_memory: str = ""
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -195,7 +198,7 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        del counters["decisions"], counters["by_steps"]
+        del counters["decisions"], counters["by_steps"], counters["node_memory"]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
         return counters
@@ -226,6 +229,8 @@ class Stats:
             parts.append(self.explain_exact()[1])
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
+        if self.node_memory not in ("", "shared"):
+            parts.append(f"ranks of this node share no memory: {self.node_memory}")
         return "; ".join(parts) or "no calls"
 
     def all_decisions(self) -> list[str]:
@@ -285,4 +290,5 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         decisions=[Decision(**decision) for decision in backend.decisions()],
         others=Calls(**raw["others"]),
         by_steps=StepDecision(**by_steps) if by_steps else None,
+        node_memory=raw["node_memory"],
     )

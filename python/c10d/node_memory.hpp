@@ -1,0 +1,44 @@
+// Memory that the ranks of a node share: anonymous files (memfd), which are gone when their processes are.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "transport/memory_channels.hpp"
+#include "zcomm/topology.hpp"
+
+namespace zcomm::c10d_binding {
+
+class NodeMemory {
+ public:
+  // Meets the other ranks of the node in `store`, which all ranks call. Returns null on all ranks of the node if one of
+  // them does not share its memory, and then sets `why_not`: also if the rank is alone.
+  static std::unique_ptr<NodeMemory> meet(::c10d::Store& store, const Topology& topology, int rank,
+                                          std::string& why_not);
+  ~NodeMemory();
+  NodeMemory(const NodeMemory&) = delete;
+  NodeMemory& operator=(const NodeMemory&) = delete;
+
+  MemoryChannels& channels() { return *channels_; }
+  // Returns the local rank of a rank of this node, or -1.
+  int local_rank(int rank) const { return topology_.same_node(rank, rank_) ? topology_.local_rank(rank) : -1; }
+  int rank_of(int local_rank) const { return topology_.rank_of(topology_.node(rank_), local_rank); }
+  // Returns a rank of this node whose process has ended, or -1.
+  int find_ended() const;
+
+ private:
+  class Mappings;
+  NodeMemory(Topology topology, int rank) : topology_(std::move(topology)), rank_(rank) {}
+
+  // Maps the outbox of a peer, as its text says. Throws std::exception if that is not its memory.
+  void open(Mappings& mappings, const std::string& text);
+
+  const Topology topology_;
+  const int rank_;
+  std::vector<int> processes_;  // pidfd by local rank
+  std::unique_ptr<MemoryChannels> channels_;
+};
+
+}  // namespace zcomm::c10d_binding

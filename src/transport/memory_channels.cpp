@@ -1,0 +1,260 @@
+#include "memory_channels.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;  // so that a receiver copies while the sender does
+constexpr std::uint64_t kPlaces = 64;                        // pieces under way to one receiver
+constexpr int kYields = 50;                                  // before a rank sleeps
+constexpr std::size_t kReasonChars = 488;
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+
+}  // namespace
+
+// Pieces for one receiver.
+struct MemoryChannels::Lane {
+  struct Piece {
+    std::uint64_t offset;  // in the arena
+    std::uint32_t num_bytes;
+    std::uint32_t tag;
+    std::uint64_t left;  // of the message, this piece included
+  };
+  alignas(64) std::atomic<std::uint64_t> num_posted;
+  alignas(64) std::atomic<std::uint64_t> num_taken;  // written by the receiver
+  alignas(64) Piece pieces[kPlaces];
+};
+
+struct alignas(64) MemoryChannels::Outbox {
+  std::atomic<std::uint32_t> doorbell;  // of the owner
+  std::atomic<std::uint32_t> is_asleep;
+  std::atomic<std::uint32_t> has_failed;  // once the reason is written
+  std::atomic<std::uint32_t> is_failing;
+  char reason[kReasonChars];
+  // Lanes by receiver and the arena follow.
+  Lane* lanes() { return reinterpret_cast<Lane*>(this + 1); }
+  std::byte* arena(std::size_t num_ranks) { return reinterpret_cast<std::byte*>(lanes() + num_ranks); }
+};
+
+struct MemoryChannels::Outgoing {
+  std::vector<int> peers;
+  std::vector<std::uint32_t> tags;
+  const std::byte* data;
+  std::size_t left;
+  std::shared_ptr<Batch> batch;  // null once dropped
+};
+
+struct MemoryChannels::Incoming {
+  std::byte* data;
+  std::size_t room;
+  bool is_limit;
+  std::uint32_t tag;
+  std::shared_ptr<Batch> batch;
+};
+
+struct MemoryChannels::Block {
+  std::uint64_t end;                                   // position behind it
+  std::vector<std::pair<int, std::uint64_t>> readers;  // peers, and their number of taken pieces once it is free
+};
+
+std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
+  return sizeof(Outbox) + static_cast<std::size_t>(num_ranks) * sizeof(Lane) + kArenaBytes;
+}
+
+MemoryChannels::MemoryChannels(std::vector<std::byte*> outboxes, int own, std::shared_ptr<const void> keeper)
+    : keeper_(std::move(keeper)), own_(own), incoming_(outboxes.size()) {
+  // All fields of an outbox are 0 at first, as its memory is.
+  for (std::byte* const outbox : outboxes) outboxes_.push_back(std::launder(reinterpret_cast<Outbox*>(outbox)));
+}
+
+MemoryChannels::~MemoryChannels() = default;
+
+void MemoryChannels::send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
+                          std::span<const std::uint32_t> tags, const std::shared_ptr<Batch>& batch) {
+  outgoing_.push_back({{peers.begin(), peers.end()}, {tags.begin(), tags.end()}, data, num_bytes, batch});
+  batch->num_left += peers.size();
+}
+
+void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
+                          const std::shared_ptr<Batch>& batch) {
+  incoming_[static_cast<std::size_t>(peer)].push_back({data, num_bytes, is_limit, tag, batch});
+  ++batch->num_left;
+}
+
+bool MemoryChannels::progress() {
+  bool moved = false;
+  for (bool again = true; again; moved |= again) {
+    again = send_piece();
+    for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) again |= take_pieces(peer);
+  }
+  return moved;
+}
+
+// Frees blocks that all receivers have taken, then tells whether a piece fits behind the others: in the arena, where it
+// does not wrap around, and in the receivers' lanes.
+bool MemoryChannels::has_room(std::size_t num_bytes, const Outgoing& message) {
+  Lane* const lanes = outboxes_[static_cast<std::size_t>(own_)]->lanes();
+  const auto taken = [&](int peer) { return lanes[peer].num_taken.load(std::memory_order_acquire); };
+  while (!blocks_.empty() && std::ranges::all_of(blocks_.front().readers, [&](const auto& reader) {
+    return taken(reader.first) >= reader.second;
+  })) {
+    begin_ = blocks_.front().end;
+    blocks_.pop_front();
+  }
+  if (blocks_.empty()) begin_ = end_ = 0;  // the same pages again, which caches have
+  const std::uint64_t place = end_ % kArenaBytes;
+  if (place + num_bytes > kArenaBytes) end_ += kArenaBytes - place;
+  if (end_ + num_bytes - begin_ > kArenaBytes) return false;
+  return std::ranges::all_of(message.peers, [&](int peer) {
+    return lanes[peer].num_posted.load(std::memory_order_relaxed) - taken(peer) < kPlaces;
+  });
+}
+
+// Copies the next piece into the arena, if there is room.
+bool MemoryChannels::send_piece() {
+  while (!outgoing_.empty() && outgoing_.front().batch == nullptr) outgoing_.pop_front();
+  if (outgoing_.empty()) return false;
+  Outgoing& message = outgoing_.front();
+  const std::size_t num_bytes = std::min(message.left, kPieceBytes);
+  if (!has_room(num_bytes, message)) return false;
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
+  const std::uint64_t offset = end_ % kArenaBytes;
+  std::memcpy(outbox.arena(outboxes_.size()) + offset, message.data, num_bytes);
+  end_ += num_bytes;
+  Block& block = blocks_.emplace_back(Block{end_, {}});
+  for (std::size_t i = 0; i < message.peers.size(); ++i) {
+    Lane& lane = outbox.lanes()[message.peers[i]];
+    const std::uint64_t number = lane.num_posted.load(std::memory_order_relaxed);
+    lane.pieces[number % kPlaces] = {offset, static_cast<std::uint32_t>(num_bytes), message.tags[i], message.left};
+    lane.num_posted.store(number + 1, std::memory_order_release);
+    block.readers.emplace_back(message.peers[i], number + 1);
+    ring(message.peers[i]);
+  }
+  message.data += num_bytes;
+  message.left -= num_bytes;
+  if (message.left == 0) {
+    message.batch->num_left -= message.peers.size();
+    outgoing_.pop_front();
+  }
+  return true;
+}
+
+bool MemoryChannels::take_pieces(int peer) {
+  std::deque<Incoming>& messages = incoming_[static_cast<std::size_t>(peer)];
+  if (messages.empty()) return false;
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
+  Lane& lane = outbox.lanes()[own_];
+  std::uint64_t number = lane.num_taken.load(std::memory_order_relaxed);
+  const std::uint64_t first = number;
+  const std::uint64_t end = lane.num_posted.load(std::memory_order_acquire);
+  while (number < end && !messages.empty()) {
+    Incoming& message = messages.front();
+    const Lane::Piece piece = lane.pieces[number % kPlaces];
+    if (piece.tag != message.tag || message.batch == nullptr) break;
+    if (piece.left > message.room || (!message.is_limit && piece.left != message.room)) {
+      throw TransportError("a message of " + std::to_string(piece.left) + " bytes came where this rank expects " +
+                           (message.is_limit ? "at most " : "") + std::to_string(message.room));
+    }
+    std::memcpy(message.data, outbox.arena(outboxes_.size()) + piece.offset, piece.num_bytes);
+    message.data += piece.num_bytes;
+    message.room = piece.left - piece.num_bytes;
+    message.is_limit = false;
+    lane.num_taken.store(++number, std::memory_order_release);
+    if (message.room > 0) continue;
+    --message.batch->num_left;
+    messages.pop_front();
+  }
+  if (number == first) return false;
+  ring(peer);
+  return true;
+}
+
+void MemoryChannels::ring(int peer) {
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
+  outbox.doorbell.fetch_add(1);
+  if (outbox.is_asleep.load() != 0) syscall(SYS_futex, &outbox.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// Sleeps until a peer rings, unless one has since the doorbell was `seen`.
+bool MemoryChannels::sleep(std::uint32_t seen, std::chrono::milliseconds limit) {
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
+  const timespec time{limit.count() / 1000, limit.count() % 1000 * 1'000'000};
+  outbox.is_asleep.store(1);
+  syscall(SYS_futex, &outbox.doorbell, FUTEX_WAIT, seen, &time, nullptr, 0);
+  outbox.is_asleep.store(0);
+  return outbox.doorbell.load() != seen;
+}
+
+bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  std::atomic<std::uint32_t>& doorbell = outboxes_[static_cast<std::size_t>(own_)]->doorbell;
+  int yields = 0;
+  while (batch.num_left > 0) {
+    const std::uint32_t seen = doorbell.load();
+    if (progress()) {
+      yields = 0;
+    } else if (++yields < kYields) {
+      sched_yield();
+    } else {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return false;
+      sleep(seen, left);
+    }
+    if (yields >= kYields && failure()) return false;
+  }
+  return true;
+}
+
+int MemoryChannels::peer_of(const Batch& batch) const {
+  for (std::size_t peer = 0; peer < incoming_.size(); ++peer) {
+    for (const Incoming& message : incoming_[peer]) {
+      if (message.batch.get() == &batch) return static_cast<int>(peer);
+    }
+  }
+  for (const Outgoing& message : outgoing_) {
+    if (message.batch.get() == &batch) return message.peers.front();
+  }
+  return -1;
+}
+
+void MemoryChannels::drop(const Batch& batch) noexcept {
+  for (Outgoing& message : outgoing_) {
+    if (message.batch.get() == &batch) message.batch.reset();
+  }
+  for (std::deque<Incoming>& messages : incoming_) {
+    for (Incoming& message : messages) {
+      if (message.batch.get() == &batch) message.batch.reset();
+    }
+  }
+}
+
+void MemoryChannels::fail(const std::string& reason) noexcept {
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
+  if (outbox.is_failing.exchange(1) != 0) return;
+  std::memcpy(outbox.reason, reason.data(), std::min(reason.size(), kReasonChars - 1));
+  outbox.has_failed.store(1, std::memory_order_release);
+  for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) ring(peer);
+}
+
+std::optional<std::string> MemoryChannels::failure() const {
+  for (std::size_t peer = 0; peer < outboxes_.size(); ++peer) {
+    const Outbox& outbox = *outboxes_[peer];
+    if (static_cast<int>(peer) != own_ && outbox.has_failed.load(std::memory_order_acquire) != 0) return outbox.reason;
+  }
+  return std::nullopt;
+}
+
+}  // namespace zcomm

@@ -1,0 +1,86 @@
+// Messages between ranks of one host through memory that they share. A sender copies a message into its outbox once,
+// for all its receivers; each receiver copies it out.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/transport.hpp"
+
+namespace zcomm {
+
+// Channels between the ranks of a node. Used by one thread at a time, but for fail(). Peers are local ranks.
+//
+// An outbox is written by its rank alone, but for the counters of what its peers have taken. Counters only grow; each
+// is stored after the bytes that it tells of, and loaded before them. A rank sleeps on its doorbell, a futex that peers
+// change after they have moved something for it.
+class [[gnu::visibility("default")]] MemoryChannels {
+ public:
+  // Messages of one transfer.
+  struct Batch {
+    std::size_t num_left = 0;  // messages that have not been moved, those to several receivers once for each
+  };
+
+  // Returns the bytes of each outbox in a node of `num_ranks`.
+  static std::size_t outbox_bytes(int num_ranks);
+
+  // Takes the outboxes of all ranks by local rank, in memory that was zero before the first of them began, and who
+  // keeps that memory.
+  MemoryChannels(std::vector<std::byte*> outboxes, int own, std::shared_ptr<const void> keeper);
+  ~MemoryChannels();
+
+  // Queues messages. Those between two ranks match in order, if their `tag` is equal; others wait forever. The memory
+  // of a message is in use until it has been moved or its batch is dropped.
+  void send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
+            std::span<const std::uint32_t> tags, const std::shared_ptr<Batch>& batch);
+  void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
+            const std::shared_ptr<Batch>& batch);
+
+  // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is
+  // longer than its limit.
+  bool progress();
+  // Calls progress() until `batch` is done or `limit` is over; sleeps while there is nothing to move. Returns whether
+  // it is done.
+  bool wait(const Batch& batch, std::chrono::milliseconds limit);
+  // Returns a peer that a message of the batch waits for: with an error, that one; -1 if there is none.
+  int peer_of(const Batch& batch) const;
+  // Forgets the messages of a batch. Their peers wait until fail().
+  void drop(const Batch& batch) noexcept;
+
+  // Tells the peers why this rank will move nothing more. Thread-safe.
+  void fail(const std::string& reason) noexcept;
+  // Returns what a peer has told, if any.
+  std::optional<std::string> failure() const;
+
+ private:
+  struct Outbox;
+  struct Lane;
+  struct Outgoing;
+  struct Incoming;
+  struct Block;
+
+  bool send_piece();
+  bool take_pieces(int peer);
+  bool has_room(std::size_t num_bytes, const Outgoing& message);
+  void ring(int peer);
+  bool sleep(std::uint32_t seen, std::chrono::milliseconds limit);
+
+  std::shared_ptr<const void> keeper_;
+  std::vector<Outbox*> outboxes_;
+  const int own_;
+  std::deque<Outgoing> outgoing_;
+  std::vector<std::deque<Incoming>> incoming_;  // by peer
+  std::deque<Block> blocks_;                    // of the own arena, oldest first
+  std::uint64_t begin_ = 0;                     // of the arena's used part; positions only grow
+  std::uint64_t end_ = 0;
+};
+
+}  // namespace zcomm

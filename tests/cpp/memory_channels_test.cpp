@@ -1,0 +1,230 @@
+// Collectives through memory that the ranks of a node share, here threads, compared with other transports; and what
+// ends a wait.
+#include "transport/memory_channels.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "calls.hpp"
+#include "ranks.hpp"
+#include "values.hpp"
+#include "zcomm/call_check.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Values;
+
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+
+// Outboxes in memory of this process.
+struct Memory {
+  explicit Memory(int size) {
+    const std::size_t lines = (MemoryChannels::outbox_bytes(size) + sizeof(Line) - 1) / sizeof(Line);
+    for (int rank = 0; rank < size; ++rank) outboxes.emplace_back(new Line[lines]());
+  }
+  std::unique_ptr<MemoryChannels> channels(int rank) const {
+    std::vector<std::byte*> places;
+    for (const auto& outbox : outboxes) places.push_back(outbox[0].bytes);
+    return std::make_unique<MemoryChannels>(std::move(places), rank, nullptr);
+  }
+  std::vector<std::unique_ptr<Line[]>> outboxes;
+};
+
+using Batch = MemoryChannels::Batch;
+
+// Every message goes through memory, whatever the topology: the nodes of its ranks decide only about hops.
+class MemoryTransport final : public Transport {
+ public:
+  MemoryTransport(std::shared_ptr<const Memory> memory, int rank)
+      : memory_(std::move(memory)), rank_(rank), channels_(memory_->channels(rank)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(memory_->outboxes.size()); }
+  void begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout) override {
+    tag_ = static_cast<std::uint32_t>(call_fingerprint(call));
+    deadline_ = std::chrono::steady_clock::now() + timeout;
+  }
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
+    auto batch = std::make_shared<Batch>();
+    for (const Recv& recv : recvs) {
+      if (recv.num_bytes > 0) channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, batch);
+    }
+    for (const Send& send : sends) {
+      if (send.num_bytes > 0) channels_->send({&send.peer, 1}, send.data, send.num_bytes, {&tag_, 1}, batch);
+    }
+    channels_->progress();
+    return std::make_unique<Moving>(*this, std::move(batch));
+  }
+  void abort(const std::string& reason) noexcept override { channels_->fail(reason); }
+
+ private:
+  struct Moving final : Transfer {
+    Moving(MemoryTransport& transport, std::shared_ptr<Batch> batch) : transport(transport), batch(std::move(batch)) {}
+    ~Moving() override { transport.channels_->drop(*batch); }
+    void wait(StreamView) override {
+      while (!transport.channels_->wait(*batch, 10ms)) {
+        if (const auto failure = transport.channels_->failure()) throw TransportError(*failure);
+        if (std::chrono::steady_clock::now() > transport.deadline_) throw TimeoutError("too late");
+      }
+    }
+    MemoryTransport& transport;
+    const std::shared_ptr<Batch> batch;
+  };
+
+  const std::shared_ptr<const Memory> memory_;
+  const int rank_;
+  const std::unique_ptr<MemoryChannels> channels_;
+  std::uint32_t tag_ = 0;
+  std::chrono::steady_clock::time_point deadline_;
+};
+
+constexpr std::size_t kChunkBytes = 4096;
+
+std::vector<std::unique_ptr<Communicator>> communicators_in_memory(const std::vector<int>& ids) {
+  const auto memory = std::make_shared<const Memory>(static_cast<int>(ids.size()));
+  std::vector<std::unique_ptr<Communicator>> all;
+  for (int rank = 0; rank < static_cast<int>(ids.size()); ++rank) {
+    all.push_back(std::make_unique<Communicator>(std::make_unique<MemoryTransport>(memory, rank), Topology(ids),
+                                                 make_cpu_codec(), make_host_workspace(), kChunkBytes));
+  }
+  return all;
+}
+
+struct Step {
+  int action;
+  std::int64_t elements;  // of each rank's shard
+};
+
+// Returns the values that a rank has after each step.
+std::vector<Values> run_steps(Communicator& communicator, const std::vector<Step>& steps) {
+  const int size = communicator.size();
+  std::vector<Values> results;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const auto [action, n] = steps[i];
+    Values whole =
+        test::random_tensors(size, n * size, static_cast<unsigned>(i))[static_cast<std::size_t>(communicator.rank())];
+    Values part(static_cast<std::size_t>(n));
+    const auto slots = split(test::view(whole), size, n);
+    const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+    const auto formats = HopFormats::parse(action % 2 == 0 ? "int8:32/int4:32" : "exact");
+    if (action < 2) {
+      test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, formats.intra_node,
+                       60s);
+    } else if (action < 4) {
+      test::reduce_scatter(communicator, inputs, test::view(part), formats, 0.5f, 60s);
+    } else if (action < 6) {
+      test::all_reduce(communicator, test::view(whole), formats, 0.5f, 60s);
+    } else {
+      test::broadcast(communicator, test::view(whole), static_cast<int>(i) % size, formats.intra_node, 60s);
+    }
+    results.push_back(std::move(whole));
+    results.push_back(std::move(part));
+  }
+  return results;
+}
+
+int number_from_environment(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+}  // namespace
+
+TEST_CASE("memory channels: random schedules have the bits of another transport") {
+  const int first = number_from_environment("ZCOMM_FIRST_SCHEDULE", 0);
+  const int count = number_from_environment("ZCOMM_RANDOM_SCHEDULES", 40);
+  for (int number = first; number < first + count; ++number) {
+    CAPTURE(number);
+    std::mt19937 random(static_cast<unsigned>(number));
+    const std::vector<std::vector<int>> shapes{{2}, {3}, {4}, {2, 2}, {3, 1}, {1, 1}, {2, 2, 2}, {5}};
+    const std::vector<int> ids = test::node_ids(shapes[random() % shapes.size()], random() % 2 == 0);
+    std::vector<Step> steps(1 + random() % 6);
+    for (Step& step : steps) {
+      const std::int64_t longest = random() % 8 == 0 ? 300'000 : 3000;
+      step = {static_cast<int>(random() % 8), static_cast<std::int64_t>(random()) % longest};
+    }
+    const auto in_memory = communicators_in_memory(ids);
+    const auto others = test::make_communicators(ids, kChunkBytes);
+    test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      if (run_steps(*in_memory[r], steps) != run_steps(*others[r], steps))
+        throw Error("schedule " + std::to_string(number) + ": other bits");
+    });
+  }
+}
+
+TEST_CASE("memory channels: messages beyond the arena are moved in pieces, to several receivers at once") {
+  const int size = 3;
+  const Memory memory(size);
+  const std::size_t num_bytes = (std::size_t{9} << 20) + 13;
+  std::vector<std::byte> sent(num_bytes);
+  for (std::size_t i = 0; i < num_bytes; ++i) sent[i] = static_cast<std::byte>(i * 7 % 251);
+  test::run_ranks(size, [&](int rank) {
+    const auto channels = memory.channels(rank);
+    const auto batch = std::make_shared<Batch>();
+    std::vector<std::byte> received(num_bytes + 100);
+    const int peers[] = {1, 2};
+    const std::uint32_t tags[] = {11, 12};
+    if (rank == 0) {
+      channels->send(peers, sent.data(), num_bytes, tags, batch);
+    } else {
+      channels->recv(0, received.data(), received.size(), true, rank == 1 ? 11 : 12, batch);
+    }
+    if (!channels->wait(*batch, 60s)) throw Error("not done");
+    received.resize(num_bytes);
+    if (rank != 0 && received != sent) throw Error("other bytes");
+  });
+}
+
+TEST_CASE("memory channels: a message that does not fit is an error, one with another tag waits") {
+  const Memory memory(2);
+  const auto sender = memory.channels(0), receiver = memory.channels(1);
+  const auto batch = std::make_shared<Batch>();
+  const std::vector<std::byte> bytes(100);
+  std::vector<std::byte> room(100);
+  const int peer = 1;
+  const std::uint32_t tag = 5;
+  sender->send({&peer, 1}, bytes.data(), 100, {&tag, 1}, batch);
+  CHECK(sender->progress());
+  CHECK(batch->num_left == 0);  // its sender need not wait for the receiver
+
+  const auto other = std::make_shared<Batch>();
+  receiver->recv(0, room.data(), 100, false, 6, other);
+  CHECK_FALSE(receiver->wait(*other, 20ms));
+  CHECK(receiver->peer_of(*other) == 0);
+  receiver->drop(*other);
+  CHECK_FALSE(receiver->wait(*other, 20ms));  // and nothing later takes its place
+
+  const auto next = memory.channels(1);
+  const auto small = std::make_shared<Batch>();
+  next->recv(0, room.data(), 99, true, 5, small);
+  CHECK_THROWS_WITH_AS(next->progress(), "a message of 100 bytes came where this rank expects at most 99",
+                       TransportError);
+}
+
+TEST_CASE("memory channels: a failure wakes the peers and tells them why") {
+  const Memory memory(2);
+  const auto failing = memory.channels(0), waiting = memory.channels(1);
+  const auto batch = std::make_shared<Batch>();
+  std::byte room{};
+  waiting->recv(0, &room, 1, false, 1, batch);
+  std::thread thread([&] {
+    std::this_thread::sleep_for(50ms);
+    failing->fail("out of luck");
+    failing->fail("only the first reason counts");
+  });
+  CHECK_FALSE(waiting->wait(*batch, 60s));
+  thread.join();
+  CHECK(waiting->failure() == "out of luck");
+  CHECK_FALSE(failing->failure());
+}
+
+}  // namespace zcomm

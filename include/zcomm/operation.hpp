@@ -87,6 +87,10 @@ using OperationPtr = std::shared_ptr<Operation>;
 // bits, and sends nothing between nodes.
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept = {});
 
+// Makes the same gather of exact values in one hop, from and to the caller's memory: no wire, no codec. Throws
+// ArgumentError for other plans.
+OperationPtr make_direct_all_gather(std::shared_ptr<const GatherPlan> plan);
+
 // Makes a lossless gather of 16-bit values, with fewer bytes between nodes than exact values. The owner of a shard
 // sends its difference (lossless.hpp) to the values that the holders of its slot have kept, or the shard if nothing
 // is kept. Within a node plain values are sent. Each call updates `kept`, which is empty during a call and after a

@@ -157,7 +157,8 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
   int peer = CallWatch::kNobody;
   while (batch.num_left > 0) {
     const int waits_for = memory_->rank_of(channels.peer_of(batch));
-    if (std::exchange(peer, waits_for) != waits_for) watch_.wait_for(watched_.back(), peer);  // begins its patience anew
+    if (std::exchange(peer, waits_for) != waits_for)
+      watch_.wait_for(watched_.back(), peer);  // begins its patience anew
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
     if (channels.wait(batch, std::clamp(left, std::chrono::milliseconds(1), kLook))) break;
     {

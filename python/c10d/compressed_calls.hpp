@@ -65,10 +65,10 @@ class CompressedCalls {
   template <class Check>
   Route route(const Policy& policy, const Call& call, Check&& check) {
     const Verdict verdict = decide(policy, call);
-    const Route route = route_of(policy, call, verdict);
+    const Route route = route_of(policy, call, verdict, topology().num_nodes() == 1);
     if (route != Route::inner) check();
     count(call, verdict);
-    if (route == Route::direct) stats_.direct_reduce_scatter.calls.add(call.num_bytes);
+    if (route == Route::direct) stats_.direct(call.collective).calls.add(call.num_bytes);
     return route;
   }
   // Parts of a coalesced call, as indices.
@@ -95,7 +95,7 @@ class CompressedCalls {
   // gathered, and `inputs` is scattered, as one tensor or as one for each rank. Without an input a gather is made once
   // more.
   JobPtr gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                const CallSettings& settings, OperationPtr operation = {});
+                const CallSettings& settings, Route route = Route::compressed, OperationPtr operation = {});
   JobPtr reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
                    const ::c10d::ReduceOp& op, const CallSettings& settings, Route route = Route::compressed,
                    OperationPtr operation = {});

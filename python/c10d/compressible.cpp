@@ -18,13 +18,14 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   call.in_place = is_own_slot(output, input, getRank());
   call.traced = is_traced(settings.policy);
   const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  const Route route = compressed_.route(settings.policy, call, check);
+  if (route == Route::inner) {
     const RecordedCall recorded = recorded_call("_all_gather_base", input, output, settings.timeout);
     return inner_.forward(recorded, output,
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
-  return inner_.track(
-      compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings), settings));
+  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings, route);
+  return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
 WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -37,13 +38,14 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
   const auto check = [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); };
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  const Route route = compressed_.route(settings.policy, call, check);
+  if (route == Route::inner) {
     const RecordedCall recorded = recorded_call("all_gather", inputs, outputs[0], settings.timeout);
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
-  return inner_.track(
-      compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings), settings));
+  JobPtr job = compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings, route);
+  return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
 WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -191,7 +191,7 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
         for (const at::Tensor& part : *input) check_contiguous(part, "input", output[0].device());
       }
       return compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), output, settings,
-                                planned.operation);
+                                Route::compressed, planned.operation);
     case Collective::reduce_scatter:
       TORCH_CHECK_VALUE(input, "zcomm: input: expected a tensor, got none");
       check_one(output, "output");

@@ -191,13 +191,15 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   return Verdict::compressed;
 }
 
-Route route_of(const Policy& policy, const Call& call, Verdict verdict) {
+Route route_of(const Policy& policy, const Call& call, Verdict verdict, bool is_one_node) {
   if (verdict == Verdict::compressed) return Route::compressed;
   const bool is_wanted =
       verdict != Verdict::single_rank &&
       (policy.direct == Direct::always || (policy.direct == Direct::small && call.num_bytes < policy.min_bytes));
-  const bool is_possible = call.collective == Collective::reduce_scatter && call.form != Form::coalesced &&
-                           call.on_host && call.dtype && call.linear && call.contiguous && call.num_bytes > 0;
+  const bool is_served =
+      call.collective == Collective::reduce_scatter || (call.collective == Collective::all_gather && is_one_node);
+  const bool is_possible = is_served && call.form != Form::coalesced && call.on_host && call.dtype && call.linear &&
+                           call.contiguous && call.num_bytes > 0;
   return is_wanted && is_possible ? Route::direct : Route::inner;
 }
 

@@ -130,10 +130,10 @@ Verdict decide(const Policy& policy, const Call& call, int size);
 // Component that carries out a call.
 enum class Route : std::uint8_t {
   inner,   // torch's own group, exactly
-  direct,  // zcomm, exactly: a reduce-scatter in one hop
+  direct,  // zcomm, exactly: a reduce-scatter, or an all-gather inside a node, in one hop
   compressed,
 };
-Route route_of(const Policy& policy, const Call& call, Verdict verdict);
+Route route_of(const Policy& policy, const Call& call, Verdict verdict, bool is_one_node);
 
 // Throws Error if `policy.strict` forbids `verdict` for `call`; the text names the call, the reason and the option that
 // opts in.

@@ -278,4 +278,50 @@ TEST_CASE("promise 8: ranks that disagree on a shape, a format or a factor fail 
   }));
 }
 
+TEST_CASE("all_gather: a direct one has every rank's values, in and out of place, and sends no byte more") {
+  for (const std::vector<int>& shape : {std::vector<int>{1}, {4}, {1, 1, 1}, {3, 1}}) {
+    const std::vector<int> ids = test::node_ids(shape);
+    const int size = static_cast<int>(ids.size());
+    const auto communicators = test::make_communicators(ids, 512);
+    for (const std::int64_t n : {0, 1, 7, 1000}) {
+      const auto shards = random_tensors(size, n, 3);
+      for (const bool in_place : {false, true}) {
+        run_ranks(size, [&](int rank) {
+          const auto r = static_cast<std::size_t>(rank);
+          Values gathered(static_cast<std::size_t>(n * size), -1.0f), shard = shards[r];
+          const auto slots = split(view(gathered), size, n);
+          if (in_place) std::copy(shard.begin(), shard.end(), reinterpret_cast<float*>(slots[r].data));
+          const Segment<BlockFormat> whole{n, {}};
+          const auto direct = make_direct_all_gather(std::make_shared<const GatherPlan>(
+              communicators[r]->world(), shape_of(slots), GatherSegments(&whole, 1)));
+          const ConstTensorView input = in_place ? ConstTensorView(slots[r]) : view(shard);
+          const Arguments arguments{{&input, 1}, slots};
+          const CallStats stats = communicators[r]->run(*direct, arguments, 20s, {});
+          const LinkBytes bytes = direct->bytes(arguments).value();
+          if (stats.intra_node_bytes != bytes.intra_node || stats.inter_node_bytes != bytes.inter_node ||
+              bytes.intra_node + bytes.inter_node != static_cast<std::size_t>(n * (size - 1)) * sizeof(float))
+            throw Error("other bytes");
+          for (int peer = 0; peer < size; ++peer) {
+            const auto begin = gathered.begin() + peer * n;
+            if (Values(begin, begin + n) != shards[static_cast<std::size_t>(peer)]) throw Error("other values");
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("all_gather: a direct one is exact and takes one hop") {
+  const World two_by_two{Topology(test::node_ids({2, 2})), 0, 512};
+  const auto plan = [&](const char* format, bool in_one_hop) {
+    const Segment<BlockFormat> whole{64, BlockFormat::parse(format)};
+    return std::make_shared<const GatherPlan>(two_by_two, SlotShape{std::vector<std::int64_t>(4, 64)},
+                                              GatherSegments(&whole, 1), in_one_hop);
+  };
+  CHECK_NOTHROW(make_direct_all_gather(plan("exact", true)));
+  const auto expected = doctest::Contains("plan: expected an exact gather in one hop");
+  CHECK_THROWS_WITH_AS(make_direct_all_gather(plan("exact", false)), expected, ArgumentError);
+  CHECK_THROWS_WITH_AS(make_direct_all_gather(plan("int8:32", true)), expected, ArgumentError);
+}
+
 }  // namespace zcomm

@@ -140,7 +140,7 @@ TEST_CASE("routes: a direct reduce-scatter is exact, as the option has it, and n
     Policy policy;
     policy.direct = Direct::small;
     change(call, policy);
-    return route_of(policy, call, decide(policy, call, 4));
+    return route_of(policy, call, decide(policy, call, 4), false);
   };
   const auto small = [](Call& c, Policy&) { c.num_bytes = Policy{}.min_bytes - 1; };
   CHECK(route([](Call&, Policy&) {}) == Route::compressed);
@@ -160,6 +160,17 @@ TEST_CASE("routes: a direct reduce-scatter is exact, as the option has it, and n
   CHECK(route([&](Call& c, Policy& p) { small(c, p), direct(c, p); }) == Route::direct);
   CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::list; }) == Route::direct);
   CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::coalesced; }) == Route::inner);
+}
+
+TEST_CASE("routes: a direct all-gather stays inside a node") {
+  Policy policy;
+  policy.direct = Direct::always;
+  Call call = fsdp_gather();
+  CHECK(route_of(policy, call, Verdict::compressed, true) == Route::compressed);
+  CHECK(route_of(policy, call, Verdict::in_place, true) == Route::direct);
+  CHECK(route_of(policy, call, Verdict::in_place, false) == Route::inner);
+  call.dtype.reset();
+  CHECK(route_of(policy, call, Verdict::not_a_float, true) == Route::inner);
 }
 
 TEST_CASE("promise 8: strict raises for large floating-point calls that a policy would have compressed") {

@@ -99,3 +99,45 @@ def test_wrong_shapes_are_refused_before_any_byte_moves() -> None:
         assert zcomm.stats().direct_reduce_scatter.calls == 0
 
     run(body, options=DIRECT)
+
+
+ONE_NODE = zcomm.Options(all_gather="exact", reduce_scatter="exact", direct="always")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_direct_gathers_inside_a_node_have_the_values(dtype: torch.dtype) -> None:
+    def body() -> None:
+        size, rank = dist.get_world_size(), dist.get_rank()
+        for num in (1, 7, 1000, NUM):
+            expected = torch.cat([data(r, num, dtype) for r in range(size)])
+            before = zcomm.stats().direct_all_gather
+            whole = torch.zeros(size * num, dtype=dtype)
+            dist.all_gather_single(whole, data(rank, num, dtype))
+            assert_same_bits(whole, expected, "out of place")
+            whole = torch.zeros(size * num, dtype=dtype)
+            own = whole[rank * num :][:num]
+            own.copy_(data(rank, num, dtype))
+            dist.all_gather_single(whole, own, async_op=True).wait()
+            assert_same_bits(whole, expected, "in place")
+            parts = [torch.zeros(num, dtype=dtype) for _ in range(size)]
+            dist.all_gather(parts, data(rank, num, dtype))
+            assert_same_bits(torch.cat(parts), expected, "list")
+            after = zcomm.stats().direct_all_gather
+            assert after.calls - before.calls == 3
+            assert after.intra_node_bytes - before.intra_node_bytes == 3 * (size - 1) * num * own.itemsize
+        assert zcomm.stats().all_gather.wire_bytes == 0
+        assert "direct all_gather 12 calls" in str(zcomm.stats())
+        integers = torch.zeros(2 * size, dtype=torch.int64)
+        dist.all_gather_single(integers, torch.full((2,), rank))
+        assert integers.tolist() == [r for r in range(size) for _ in range(2)]
+        assert zcomm.stats().direct_all_gather.calls == 12
+
+    run(body, size=3, options=ONE_NODE, nodes=[0, 0, 0])
+
+
+def test_gathers_between_nodes_are_gloos() -> None:
+    def body() -> None:
+        dist.all_gather_single(torch.zeros(2 * NUM), mine())
+        assert zcomm.stats().direct_all_gather.calls == 0
+
+    run(body, options=ONE_NODE, nodes=[0, 1])

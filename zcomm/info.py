@@ -18,6 +18,7 @@ def text() -> str:
         ("Python", platform.python_version()),
         ("torch", _torch_version()),
         ("CPU codecs", _codecs()),
+        ("node memory", _node_memory()),
         *_gpu_facts(),
     ]
     variables = _columns([("variable", "set to", "option in force"), *_variables()])
@@ -75,6 +76,20 @@ def _codecs() -> str:
     if chosen not in isas:
         return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
     return f"{', '.join(isas)}; {chosen} in use"
+
+
+def _node_memory() -> str:
+    """What this host offers for memory that ranks share; a group also needs processes that see each other."""
+    if os.environ.get("ZCOMM_NODE_MEMORY") == "off":
+        return "off, by ZCOMM_NODE_MEMORY"
+    try:
+        file = os.memfd_create("zcomm")
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{file}", os.O_RDWR))
+        os.close(file)
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"ranks of a host cannot share memory: {error}"
+    return "ranks of this host can share it"
 
 
 def _gpu_facts() -> list[tuple[str, str]]:

@@ -44,10 +44,11 @@ class Options(_c10d.Options):
             the source's own values are rounded, too.
         send_recv: formats of messages between two ranks, as in ``all_to_all``, in tensors of ``min_bytes``; default
             ``"exact"``. Receives without a source are exact. On GPUs overrides may not change it.
-        direct: which exact reduce-scatters zcomm makes itself: ``"never"``, the default; ``"small"``, those below
-            ``min_bytes``; or ``"always"``. Values go straight to their owner, who adds them in float32 in rank order.
-            That is half the bytes of gloo's, and other bits. It serves CPU tensors of float32, bfloat16 and float16,
-            summed or averaged, single or in lists; other exact calls are torch's.
+        direct: which exact calls zcomm makes itself: ``"never"``, the default; ``"small"``, those below ``min_bytes``;
+            or ``"always"``. Reduce-scatters go straight to their owner, who adds values in float32 in rank order. That
+            is half the bytes of gloo's, and other bits. All-gathers in groups of one node go through the memory that
+            its ranks share. It serves CPU tensors of float32, bfloat16 and float16, summed or averaged, single or in
+            lists; other exact calls are torch's.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536.
         forms: forms of calls to compress beside FSDP2's and plain reductions, a sequence of names or one text with
             commas; default: none.

@@ -1,4 +1,5 @@
-"""Prints what the default collectives would take on GPUs, by the planner's model. Nothing here is measured.
+"""Prints what the default collectives would take on GPUs, by the planner's model. No call here is measured; the first
+lines say which of the figures below are.
 
 make gpu-model
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zcomm_bench.planner import collectives, step
+from zcomm_bench.planner import collectives, measured, report, step
 from zcomm_bench.planner.cluster import Cluster, Figure, inter_link, intra_link, processor
 from zcomm_bench.planner.workload import Workload, from_config
 
@@ -28,7 +29,8 @@ LLAMA_70B = {
 def cluster(nodes: int, ranks_per_node: int, intra: str, gbit: int, gpu: str = "h100") -> Cluster:
     """GPUs that have `gbit` of the network each."""
     network = inter_link(f"{gbit * ranks_per_node}gbit")
-    return Cluster(nodes, ranks_per_node, intra_link(intra), network, processor(gpu))
+    assumed = Cluster(nodes, ranks_per_node, intra_link(intra), network, processor(gpu))
+    return measured.applied(assumed, gpu)
 
 
 MACHINES = {
@@ -79,9 +81,10 @@ def layers() -> Iterator[str]:
             collectives.reduce(size, "float32", REDUCE, machine),
         )
         for call, before, now in zip(("gather of bfloat16", "reduction of float32"), exact, made, strict=True):
+            taken = now.codec * machine.compute.taken_share.value
             yield (
                 f"| {name} | {call} | {before.seconds * 1e3:.2f} | {now.seconds * 1e3:.2f} | "
-                f"{before.seconds / now.seconds:.2f} | {now.codec * 1e3:.2f} |"
+                f"{before.seconds / now.seconds:.2f} | {taken * 1e3:.2f} |"
             )
 
 
@@ -101,6 +104,13 @@ def steps() -> Iterator[str]:
             yield f"| {name} | {tokens} | {seconds[0][0]:.2f} | {gains} |"
 
 
+def figures() -> Iterator[str]:
+    """What the tables rest on, and whether it was measured on such a GPU."""
+    for gpu, machine in (("h100", SCALE["64x8"]), ("b200", SCALE["1x72"])):
+        for name, figure, text in report.gpu_figures(machine):
+            yield f"{gpu}, {name}: {text} ({figure.source})"
+
+
 if __name__ == "__main__":
-    for table in (calls, layers, steps):
+    for table in (figures, calls, layers, steps):
         print(*table(), sep="\n", end="\n\n")

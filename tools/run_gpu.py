@@ -1,11 +1,14 @@
 """All that there is to run on a machine with a GPU: builds zcomm for it, tests it, measures it. For ``make gpu``.
 
-    python3 tools/run_gpu.py [--only STAGE,...] [--seconds N]
+    python3 tools/run_gpu.py [--part 1|2|3] [--only STAGE,...] [--seconds N] [--rehearse]
 
 Needs torch with CUDA, nvcc, cmake, ninja and scikit-build-core, and no network. Each stage has a limit of time, and one
 that fails does not stop the others; the exit status says whether any did. One whose packages are not installed is not
-run, which is no failure. Logs: out/gpu. Results: bench/results. If the variable OUT names a folder, a summary and an
-archive of both go there.
+run, which is no failure. Each of the three parts takes less than ten minutes, the build included. Logs: out/gpu.
+Results: bench/results. If the variable OUT names a folder, a summary and an archive of both go there.
+
+With --rehearse the stages that have a rehearsal run on the stand-in for a GPU, with tiny sizes: logs and results in
+out/rehearsal.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "out" / "gpu"
 RESULTS = ROOT / "bench" / "results"
+REHEARSAL = ROOT / "out" / "rehearsal"
 BUILD = ROOT / "build" / "gpu"
 VENV = BUILD / "venv"
 GRACE_SECONDS = 8.0  # between the request to end and the end
 TAIL_LINES = 60
-TOTAL_SECONDS = 570.0
+PART_SECONDS = 570.0
 NEEDED = ("torch", "numpy", "pytest", "pytest_timeout", "typer", "rich", "matplotlib", "scikit_build_core")
 BLOCKS = "64,128,256,512,1024,2048"
 
@@ -48,12 +52,17 @@ print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version
 
 @dataclass(frozen=True)
 class Stage:
-    """Commands that run one after the other, in `seconds` together. Without the Python packages that it needs, none."""
+    """Commands that run one after the other, in `seconds` together. Without the Python packages that it needs, none.
+
+    `expected`: the seconds that it should take on an H100, estimated before it ran there."""
 
     name: str
     seconds: float
     commands: Sequence[Sequence[str]]
     needs: Sequence[str] = ()
+    expected: float | None = None
+    part: int = 1
+    rehearses: bool = False
 
 
 class Outcome(enum.Enum):
@@ -71,34 +80,53 @@ class Ending:
     why: str
     seconds: float
     log: Path
+    expected: float | None = None
 
     @property
     def how(self) -> str:
         return f"{self.outcome.value}: {self.why}" if self.why else self.outcome.value
 
 
-def python() -> str:
+def venv_python() -> str:
     return str(VENV / "bin" / "python")
 
 
-def stages() -> list[Stage]:
+def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
     """In the order of what is missed most if time runs out."""
+    python = python or venv_python()
     parallel = ["-n", "4", "--dist", "loadgroup"] if importlib.util.find_spec("xdist") else []
-    pytest = [python(), "-m", "pytest", "-q", "tests/gpu", *parallel, "-m", "slow or not slow"]
-    codec = [python(), "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
-    difference = [python(), "bench/lossless.py", "--device", "cuda"]
-    collectives = [python(), "bench/collectives.py", "--device", "cuda"]
-    training = [python(), "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
+    keep = ["--out", os.path.relpath(out, ROOT)]
+    pytest = [python, "-m", "pytest", "-q", *parallel, "-m", "slow or not slow", "--durations=15"]
+    codec = [python, "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS]
+    difference = [python, "bench/lossless.py", "--device", "cuda"]
+    collectives = [python, "bench/collectives.py", "--device", "cuda"]
+    training = [python, "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
     training += ["--nodes", "2x1", "--width", "512", "--layers", "8"]
-    keep = ["--out", str(RESULTS.relative_to(ROOT))]
+    study = [python, "-m", "bench.convergence.large", "--seconds", "110" if out == RESULTS else "2"]
+
+    def probe(name: str, seconds: float, expected: float) -> Stage:
+        return Stage(name, seconds, [[python, "-m", f"bench.one_gpu.{name}", *keep]], expected=expected, rehearses=True)
+
+    def tests(name: str, *paths: str) -> list[list[str]]:
+        return [[*pytest, *paths, f"--junitxml={LOGS / name}.xml"]]
+
+    aborts = "tests/gpu/test_aborts.py"
     return [
-        Stage("build", 170, build_commands()),
-        Stage("info", 40, [[python(), "-m", "zcomm", "info"]]),
-        Stage("codec", 90, [[*codec, *keep]]),
-        Stage("lossless", 60, [[*difference, *keep]]),
-        Stage("tests", 230, [[*pytest, "--durations=15", f"--junitxml={LOGS / 'tests.xml'}"]]),
-        Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]]),
-        Stage("training", 90, [[*training, *keep]], ("pyroute2",)),
+        Stage("build", 170, build_commands(), expected=130),
+        Stage("info", 40, [[python, "-m", "zcomm", "info"]], expected=10),
+        probe("beside_gemm", 120, 60),  # builds the probes, too
+        probe("nccl_host_cost", 60, 20),
+        probe("real_shapes", 60, 20),
+        probe("fsdp_copies", 60, 25),
+        probe("floors", 90, 30),
+        probe("ipc", 120, 45),
+        Stage("aborts", 200, tests("aborts", aborts), expected=140, part=2),
+        Stage("tests", 230, tests("tests", "tests/gpu", f"--ignore={aborts}"), expected=180, part=2),
+        Stage("codec", 90, [[*codec, *keep]], expected=60, part=3),
+        Stage("lossless", 60, [[*difference, *keep]], expected=30, part=3),
+        Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]], expected=110, part=3),
+        Stage("training", 90, [[*training, *keep]], ("pyroute2",), expected=60, part=3),
+        Stage("study_100m", 175, [[*study, *keep]], expected=155, part=3, rehearses=True),
     ]
 
 
@@ -108,7 +136,7 @@ def build_commands() -> list[list[str]]:
         "cmake.define.CMAKE_CUDA_ARCHITECTURES=native",
         f"build-dir={BUILD}/cmake",
     )
-    pip = [python(), "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "-v", "-e"]
+    pip = [venv_python(), "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "-v", "-e"]
     zcomm = [*pip, str(ROOT), *(part for setting in settings for part in ("-C", setting))]
     return [zcomm, [*pip, str(ROOT / "bench")]]
 
@@ -161,9 +189,9 @@ def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: 
     log, start, why = logs / f"{stage.name}.log", time.monotonic(), ""
     log.write_text("")
     if lacks := not_installed(stage.needs):
-        return Ending(stage.name, Outcome.not_run, f"needs {', '.join(lacks)}", 0.0, log)
+        return Ending(stage.name, Outcome.not_run, f"needs {', '.join(lacks)}", 0.0, log, stage.expected)
     if limit < 1:
-        return Ending(stage.name, Outcome.failed, "no time was left", 0.0, log)
+        return Ending(stage.name, Outcome.failed, "no time was left", 0.0, log, stage.expected)
     try:
         for command in stage.commands:
             status = run_command(command, start + limit - time.monotonic(), environment, log)
@@ -172,7 +200,8 @@ def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: 
                 break
     except subprocess.TimeoutExpired:
         why = f"stopped after its {limit:.0f} s"
-    return Ending(stage.name, Outcome.failed if why else Outcome.passed, why, time.monotonic() - start, log)
+    outcome = Outcome.failed if why else Outcome.passed
+    return Ending(stage.name, outcome, why, time.monotonic() - start, log, stage.expected)
 
 
 def run_command(command: Sequence[str], seconds: float, environment: Mapping[str, str], log: Path) -> int:
@@ -223,79 +252,10 @@ def run_stages(
     return endings
 
 
-def codec_lines(measurement: Any) -> list[str]:
-    """The largest size of every dtype and operation: the slowest and the fastest block, as parts of a copy."""
-    rows = [row for row in measurement.records if row["codec"] == "zcomm"]
-    lines = [f"{'dtype':9} {'operation':24} {'format':5} {'MiB':>6} {'GB/s':>12} {'of a copy':>12}"]
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        largest = max(row["values_bytes"] for row in rows if row["dtype"] == dtype)
-        here = [row for row in rows if row["dtype"] == dtype and row["values_bytes"] == largest]
-        for operation in dict.fromkeys(row["operation"] for row in here):
-            for kind in dict.fromkeys(row["format"].partition(":")[0] for row in here):
-                these = [row for row in here if row["operation"] == operation and row["format"].startswith(kind)]
-                speeds, parts = [row["gbps"] for row in these], [row["of_copy"] for row in these]
-                of = f"{min(parts):.2f} to {max(parts):.2f}"
-                gbps = f"{min(speeds):.0f} to {max(speeds):.0f}"
-                lines.append(f"{dtype:9} {operation:24} {kind:5} {largest >> 20:6d} {gbps:>12} {of:>12}")
-    return lines + [f"{name}: absent ({why})" for name, why in measurement.facts["absent"].items()]
-
-
-def lossless_lines(measurement: Any) -> list[str]:
-    """The largest piece at every learning rate."""
-    rows = measurement.records
-    largest = max(row["values_bytes"] for row in rows)
-    lines = [f"{'learning rate':13} {'bits':>6} {'operation':9} {'MiB':>6} {'GB/s':>6} {'of a copy':>9}"]
-    return lines + [
-        f"{row['learning_rate']:<13g} {row['bits_per_weight']:>6.3f} {row['operation']:9} {largest >> 20:6d} "
-        f"{row['values_gbps']:>6.0f} {row['of_copy']:>9.2f}"
-        for row in rows
-        if row["values_bytes"] == largest
-    ]
-
-
-def collective_lines(measurement: Any) -> list[str]:
-    """The largest sizes, with the speed-up over the first backend."""
-    lines = [measurement.name]
-    sizes = sorted({row["size"] for row in measurement.records})[-3:]
-    for row in measurement.records:
-        if row["size"] in sizes:
-            error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
-            lines.append(
-                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['speedup']:>6.2f}x  "
-                f"max error {error}"
-            )
-    return lines
-
-
-def training_lines(measurement: Any) -> list[str]:
-    """Steps by how weights are sent, with the speed-up over the first way."""
-    text = "training step, {nodes} ranks, links of {rate}, {parameters} parameters"
-    seconds = {row["way"]: row["seconds"] for row in measurement.records}
-    first = next(iter(seconds.values()))
-    rows = [f"  {way:14} {own:8.4f} s {first / own:6.2f}x" for way, own in seconds.items()]
-    return [text.format(**measurement.facts), *rows]
-
-
-LINES = {
-    "codec": codec_lines,
-    "lossless": lossless_lines,
-    "training_step": training_lines,
-    "collectives": collective_lines,
-}
-
-
 def summary(endings: Sequence[Ending], facts: Mapping[str, Any], reports: Sequence[Path]) -> str:
     read = load(ROOT / "bench" / "results_file.py").read
-    lines = [f"{facts['gpu']}, torch {facts['torch']}", ""]
-    for path in reports:
-        try:
-            for measurement in read(path):
-                lines += [*LINES[path.stem.partition("-")[0]](measurement), ""]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            lines += [f"{path.name}: not readable: {type(error).__name__}: {error}", ""]
-    lines += [f"{'stage':12} {'seconds':>8}  ending"]
-    lines += [f"{ending.name:12} {ending.seconds:8.0f}  {ending.how}" for ending in endings]
-    return "\n".join(lines) + "\n"
+    text: str = load(ROOT / "tools" / "gpu_summary.py").text_of(endings, facts, reports, read)
+    return text
 
 
 def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) -> None:
@@ -308,16 +268,50 @@ def hand_over(out: Path, text: str, reports: Sequence[Path], logs: Path = LOGS) 
             archive.add(path, f"results/{path.name}")
 
 
-def main() -> int:
+def arguments(every: Sequence[Stage]) -> tuple[list[Stage], float, Path | None]:
+    """Of the command line: the stages that are to run, in how many seconds, and the folder of a rehearsal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [stage.name for stage in stages()]
+    names = [stage.name for stage in every]
     parser.add_argument("--only", default="", help=f"stages, by commas: {', '.join(names)}")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for everything")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="a third of them, in less than ten minutes")
+    parser.add_argument("--seconds", type=float, help="for everything; ten minutes a part, less a little, unless given")
+    parser.add_argument("--rehearse", action="store_true", help="on the stand-in: what has a rehearsal")
+    parser.add_argument("--out", type=Path, default=REHEARSAL, help="of a rehearsal: for logs and results")
     given = parser.parse_args()
     chosen = given.only.split(",") if given.only else names
     for name in chosen:
         if name not in names:
             parser.error(f"--only: expected some of {', '.join(names)}, got {name!r}")
+    run = [stage for stage in every if stage.name in chosen and given.part in (None, stage.part)]
+    if given.rehearse:
+        run = [stage for stage in run if stage.rehearses]
+    if not run:
+        parser.error("--only: expected stages of this part, or with a rehearsal, got none")
+    seconds = given.seconds or PART_SECONDS * len({stage.part for stage in run})
+    return run, seconds, given.out if given.rehearse else None
+
+
+def rehearse(names: Iterable[str], seconds: float, out: Path) -> int:
+    """The stages of these names on the stand-in, with this Python."""
+    out.mkdir(parents=True, exist_ok=True)
+    every = [stage for stage in stages(sys.executable, out) if stage.name in names]
+    environment = {**os.environ, "ZCOMM_GPU_TESTS_DEVICE": "stand-in", "PYTHONUNBUFFERED": "1"}
+    endings = run_stages(every, seconds, environment, out)
+    facts = {"gpu": "a rehearsal on the stand-in", "torch": "for CPUs"}
+    print(summary(endings, facts, sorted(out.glob("*.jsonl"))))
+    return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
+
+
+def with_build(every: Sequence[Stage]) -> list[Stage]:
+    """The build goes ahead where it was not made yet: a later call may meet a fresh machine."""
+    is_there = (BUILD / "done").exists()
+    return [stage for stage in stages() if stage in every or (stage.name == "build" and not is_there)]
+
+
+def main() -> int:
+    every, seconds, rehearsal = arguments(stages())
+    if rehearsal is not None:
+        return rehearse([stage.name for stage in every], seconds, rehearsal)
     start = time.monotonic()
     environment = make_environment(os.environ)
     if lacks := missing(environment):
@@ -333,9 +327,10 @@ def main() -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     make_venv()
     chip = load(ROOT / "bench" / "zcomm_bench" / "lab" / "gpus.py").chip(facts["gpu"])
-    every = [stage for stage in stages() if stage.name in chosen]
     begun = time.time()
-    endings = run_stages(every, given.seconds - (time.monotonic() - start), environment)
+    endings = run_stages(with_build(every), seconds - (time.monotonic() - start), environment)
+    if any(ending.name == "build" and ending.outcome is Outcome.passed for ending in endings):
+        (BUILD / "done").touch()
     reports = [path for path in sorted(RESULTS.glob(f"*-{chip}.jsonl")) if path.stat().st_mtime >= begun]
     text = summary(endings, facts, reports)
     (LOGS / "summary.txt").write_text(text)

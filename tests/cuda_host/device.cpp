@@ -11,7 +11,8 @@
 namespace cuda_host {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};
+// Whole pages can be exported to other processes: see ipc.cpp.
+std::align_val_t alignment_of(std::size_t num_bytes) { return std::align_val_t{num_bytes % 4096 == 0 ? 4096u : 256u}; }
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_thread = 0;
@@ -42,7 +43,7 @@ void give_back(Memory& all) {
   const auto [data, num_bytes] = all.freed.front();
   const auto* bytes = static_cast<const unsigned char*>(data);
   all.num_written += std::count_if(bytes, bytes + num_bytes, [](unsigned char byte) { return byte != kFreed; });
-  ::operator delete(data, kAlignment);
+  ::operator delete(data, alignment_of(num_bytes));
   all.freed_bytes -= num_bytes;
   all.freed.pop_front();
 }
@@ -145,6 +146,8 @@ const char* cudaGetErrorName(cudaError_t error) {
     ZCOMM_NAME(cudaErrorInsufficientDriver)
     ZCOMM_NAME(cudaErrorNoDevice)
     ZCOMM_NAME(cudaErrorInvalidDevice)
+    ZCOMM_NAME(cudaErrorInvalidContext)
+    ZCOMM_NAME(cudaErrorMapBufferObjectFailed)
     ZCOMM_NAME(cudaErrorNoKernelImageForDevice)
     ZCOMM_NAME(cudaErrorInvalidResourceHandle)
     ZCOMM_NAME(cudaErrorIllegalState)
@@ -213,11 +216,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 cudaError_t cudaMalloc(void** data, std::size_t num_bytes) {
   if (is_broken()) return cudaErrorLaunchFailure;
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
-  *data = ::operator new(std::max<std::size_t>(num_bytes, 1), kAlignment, std::nothrow);
+  num_bytes = std::max<std::size_t>(num_bytes, 1);
+  *data = ::operator new(num_bytes, alignment_of(num_bytes), std::nothrow);
   if (*data == nullptr) return report(cudaErrorMemoryAllocation);
   {
     const std::lock_guard lock(memory().mutex);
-    memory().allocations[*data] = std::max<std::size_t>(num_bytes, 1);
+    memory().allocations[*data] = num_bytes;
   }
   count(&Counts::allocations, 1);
   return cudaSuccess;
@@ -231,6 +235,7 @@ cudaError_t cudaFree(void* data) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.allocations.find(data);
   if (found == all.allocations.end()) return report(cudaErrorInvalidValue);
+  withdraw(data);
   std::memset(data, kFreed, found->second);
   all.freed_bytes += found->second;
   all.freed.emplace_back(data, found->second);

@@ -92,6 +92,9 @@ std::vector<cudaStream_t> streams_of(int device);
 
 void count(int Counts::* member, int change);
 
+// Ends the export of memory, if there is one: this process has it for itself again. Others keep what they opened.
+void withdraw(void* data);
+
 // Whether the device is lost; reports it.
 bool is_broken();
 struct Tally {

@@ -8,9 +8,7 @@ CPU tensors, a check of the tests themselves.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,22 +20,13 @@ STAND_IN = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"
 SECONDS = 150  # of a test; a world ends before that and says where its ranks hung
 
 
-def replace_cuda() -> None:
-    """For this process: the core that the modules load is replaced by one of the same name over a CUDA on the host."""
-    built = HERE.parents[1] / "build" / "plain" / "cuda_host"
-    if "zcomm" in sys.modules:
-        pytest.exit(
-            "ZCOMM_GPU_TESTS_DEVICE=stand-in: expected a run of tests/gpu alone, got one with others", returncode=2
-        )
-    if not (built / "libzcomm_core.so").exists():
-        pytest.exit(f"{built} is not built: run 'make test-cuda-host'", returncode=2)
-    sys.path.insert(0, str(built))
-    ctypes.CDLL(str(built / "libzcomm_core.so"))  # before the modules ask for a library of this name
-    os.environ["ZCOMM_NCCL_LIB"] = str(built / "libnccl.so.2")
-
-
 if STAND_IN:
-    replace_cuda()
+    from support import cuda_on_host
+
+    try:
+        cuda_on_host.replace_core()
+    except RuntimeError as error:
+        pytest.exit(f"ZCOMM_GPU_TESTS_DEVICE=stand-in: {error}", returncode=2)
 else:
     collect_ignore = ["stand_in"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import gpu_world
-from support.gpu_world import DEVICE, KIND, Gather, ReduceScatter, on_device, synchronize
+from support.gpu_world import DEVICE, KIND, Gather, ReduceScatter, fails, on_device, synchronize
 
 import zcomm
 
@@ -26,19 +26,6 @@ NUM = 4096
 RAISING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 run = functools.partial(gpu_world.run, env=RAISING)
 collect = functools.partial(gpu_world.collect, env=RAISING)
-
-
-def fails(call: object) -> str:
-    """What ``call``, made again and again, raises."""
-    deadline = time.monotonic() + IN_TIME
-    while time.monotonic() < deadline:
-        try:
-            call()  # type: ignore[operator]
-            synchronize()
-        except RuntimeError as error:
-            return str(error)
-        time.sleep(0.05)
-    raise AssertionError("nothing was raised")
 
 
 def used() -> Gather:

@@ -9,6 +9,7 @@ turn: collectives take milliseconds each, however small, and tests make few.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ IS_GPU = KIND == "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GROUP_SECONDS = 45.0  # of a group's calls, the first one's connections included
 WORLD_SECONDS = 120.0
+FAIL_SECONDS = 30.0
 
 
 def missing() -> str:
@@ -152,6 +154,19 @@ def gathered(size: int, num: int, dtype: torch.dtype, seed: int, format: str = "
     return LocalWorld(f"1x{size}").run(body)[0]
 
 
+def fails(call: Callable[[], object]) -> str:
+    """What ``call``, made again and again, raises."""
+    deadline = time.monotonic() + FAIL_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            call()
+            synchronize()
+        except RuntimeError as error:
+            return str(error)
+        time.sleep(0.05)
+    raise AssertionError("nothing was raised")
+
+
 def nodes_of(size: int, node_size: int) -> list[int]:
     return [rank // node_size for rank in range(size)]
 
@@ -201,6 +216,7 @@ __all__ = [
     "ReduceScatter",
     "assert_same_bits",
     "dist",
+    "fails",
     "torch",
     "zcomm",
 ]

@@ -14,13 +14,14 @@ SOURCES = ("measured", "given", "assumed")
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and its source: "measured" on this cluster, "given" by the user, or "assumed" from a table."""
+    """A number and its source: "measured" on this cluster, "measured on" another machine, "given" by the user, or
+    "assumed" from a table."""
 
     value: float
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
+        if self.source.partition(" on ")[0] not in SOURCES:
             raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
 
 
@@ -54,7 +55,8 @@ class Link:
 class Compute:
     """One rank's processor: peak FLOP/s of 16-bit matrix products, the share of it that training reaches, bytes of
     memory and bytes per second of memory bandwidth, and the shares of that bandwidth that the codec reaches, and the
-    codec of lossless differences."""
+    codec of lossless differences. `taken_share`: of the time that the codec takes by itself, what computing beside it
+    loses."""
 
     peak: Figure
     efficiency: Figure
@@ -62,6 +64,7 @@ class Compute:
     memory_bandwidth: Figure
     codec_share: Figure = Figure(0.7)  # an H100 reached 0.68 to 0.93, re-encoding sums of int4 0.47 to 0.56
     lossless_share: Figure = Figure(0.5)  # an H100's codec reached 0.52 of the data sheet's rate at 3.4 bits
+    taken_share: Figure = Figure(1.0)
 
     @property
     def flops(self) -> float:
@@ -90,9 +93,10 @@ class Launch:
     group: float = 0.0
     message: float = 0.0
     start: float = 0.0
+    source: str = "assumed"
 
 
-# An NCCL group takes a thread that the caller joins. Assumed, as nobody has measured them with zcomm.
+# An NCCL group takes a thread that the caller joins. Measured figures replace these: see measured.py.
 ON_GPU = Launch(True, kernel=4e-6, event=0.5e-6, group=50e-6, message=0.3e-6, start=3e-6)
 ON_HOST = Launch(False)
 
@@ -205,5 +209,5 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
         **links,
         compute=compute,
         exact_reduce_factor=calibration.get("exact_reduce_factor", cluster.exact_reduce_factor),
-        launch=ON_GPU if queued else ON_HOST,
+        launch=cluster.launch if queued else ON_HOST,
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from zcomm.distributed.decisions import load
 from zcomm_bench.lab.usage import checked
 from zcomm_bench.planner import cluster as hardware
-from zcomm_bench.planner import lossless, report, scale, step, workload
+from zcomm_bench.planner import lossless, measured, report, scale, step, workload
 from zcomm_bench.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
@@ -100,6 +100,7 @@ def plan(
             work = replace(work, bits_per_weight=bits)
         compute = hardware.processor(gpu, share_of_peak)
         cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
+        cluster = measured.applied(cluster, gpu)
         if calibration is not None:
             cluster = hardware.calibrated(cluster, load(calibration))
         hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")

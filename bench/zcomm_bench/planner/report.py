@@ -102,6 +102,23 @@ def show(plan: Plan, console: Any) -> None:
     console.print(plan.advice, soft_wrap=True)  # lines to paste
 
 
+def gpu_figures(cluster: Cluster) -> list[tuple[str, Figure, str]]:
+    """What one GPU can tell of a call's cost: a name, the figure, and its text."""
+    compute, launch = cluster.compute, cluster.launch
+    figures = [
+        ("codec", compute.codec_share, f"{compute.codec_rate / 1e9:.3g} GB/s read and written"),
+        ("taken from computing beside it", compute.taken_share, f"{compute.taken_share.value:.0%} of the codec's time"),
+    ]
+    if launch.is_queued:
+        times = (launch.group, launch.message, launch.kernel, launch.event)
+        texts = (
+            f"{name} {time_text(time)}"
+            for name, time in zip(("group", "message", "kernel", "event"), times, strict=True)
+        )
+        figures.append(("the host's time", Figure(launch.group, launch.source), ", ".join(texts)))
+    return figures
+
+
 def assumptions(plan: Plan) -> str:
     """Every figure that the prediction rests on, and its source."""
     cluster, inter, intra, compute = plan.cluster, plan.cluster.inter, plan.cluster.intra, plan.cluster.compute
@@ -114,7 +131,7 @@ def assumptions(plan: Plan) -> str:
         ("its share for large messages", intra.efficiency, f"{intra.efficiency.value:.0%}"),
         ("peak of a rank", compute.peak, f"{compute.peak.value / 1e12:g} TFLOP/s"),
         ("share of peak", compute.efficiency, f"{compute.efficiency.value:.0%}"),
-        ("codec", compute.codec_share, f"{compute.codec_rate / 1e9:.3g} GB/s read and written"),
+        *gpu_figures(cluster),
         (
             "codec of differences",
             compute.lossless_share,

@@ -1,9 +1,9 @@
 """Seconds of a training step for each choice of formats, with a band.
 
-step = (1 - overlap) (compute + calls) + overlap max(compute + codec, calls)
+step = (1 - overlap) (compute + calls) + overlap max(compute + taken, calls)
 
 `calls` are the seconds of all calls by themselves. Calls that hide behind computing take time from it: their codec's
-kernels need memory and processors.
+kernels need memory and processors. `taken` is a share of the codec's seconds.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tup
         yield "reduce_scatter", one * reductions
 
 
-def combine(compute: float, cost: Cost, overlap: float) -> float:
+def combine(compute: float, cost: Cost, overlap: float, taken_share: float = 1.0) -> float:
     """Seconds of a step: what hides behind what."""
-    hidden = max(compute + cost.codec, cost.seconds)
+    hidden = max(compute + taken_share * cost.codec, cost.seconds)
     return overlap * hidden + (1 - overlap) * (compute + cost.seconds)
 
 
@@ -135,7 +135,8 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
 
 def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: float) -> float:
     total = fold(Cost.__add__, costs_of(option, workload, cluster).values(), Cost())
-    return combine(workload.flops / cluster.compute.flops, total, overlap)
+    compute = cluster.compute
+    return combine(workload.flops / compute.flops, total, overlap, compute.taken_share.value)
 
 
 def _variants(workload: Workload, cluster: Cluster, overlap: float) -> Iterator[tuple[Workload, Cluster, float]]:

@@ -21,6 +21,8 @@ enum cudaError_t {
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidContext = 201,
+  cudaErrorMapBufferObjectFailed = 205,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalState = 401,
@@ -124,6 +126,15 @@ cudaError_t cudaMemcpy(void* target, const void* source, std::size_t num_bytes, 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t num_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr);
 cudaError_t cudaMemsetAsync(void* target, int value, std::size_t num_bytes, cudaStream_t stream = nullptr);
+
+// Memory of other processes. Only whole allocations can be exported, here only those of whole pages.
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+inline constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data);
+cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void* data);
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);

@@ -37,8 +37,12 @@ void store_word(std::byte* data, std::size_t num_bytes, std::uint64_t word) {
 // The messages in one direction between two ranks, in order.
 class Channel {
  public:
-  Channel(ncclComm& communicator, int from, int to)
-      : communicator_(communicator), ring_(communicator.segment->rings[from][to]), from_(from), to_(to) {}
+  Channel(ncclComm& communicator, int from, int to, bool is_sending)
+      : communicator_(communicator),
+        ring_(communicator.segment->rings[from][to]),
+        from_(from),
+        to_(to),
+        is_sending_(is_sending) {}
 
   void add(const Message& message) { messages_.push_back(&message); }
 
@@ -52,7 +56,7 @@ class Channel {
   // All sent and read by the other side, or all received.
   bool is_done() const {
     return current_ == messages_.size() &&
-           (communicator_.rank != from_ || ring_.read.load(std::memory_order_relaxed) == last_written_);
+           (!is_sending_ || ring_.read.load(std::memory_order_relaxed) == last_written_);
   }
 
  private:
@@ -69,6 +73,7 @@ class Channel {
   Ring& ring_;
   int from_;
   int to_;
+  bool is_sending_;  // a rank may send to itself
   std::vector<const Message*> messages_;
   std::size_t current_ = 0;
   bool has_header_ = false;
@@ -205,8 +210,8 @@ void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Me
   std::vector<Channel> sends;
   std::vector<Channel> recvs;
   for (int peer = 0; peer < communicator.size; ++peer) {
-    sends.emplace_back(communicator, communicator.rank, peer);
-    recvs.emplace_back(communicator, peer, communicator.rank);
+    sends.emplace_back(communicator, communicator.rank, peer, true);
+    recvs.emplace_back(communicator, peer, communicator.rank, false);
   }
   for (const Message& message : messages) {
     (message.is_send ? sends : recvs)[static_cast<std::size_t>(message.peer)].add(message);

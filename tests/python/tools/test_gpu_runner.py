@@ -158,13 +158,20 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
 
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages()
-    names = ["build", "info", "codec", "lossless", "tests", "collectives", "training"]
+    names = ["build", "info", "beside_gemm", "nccl_host_cost", "real_shapes", "fsdp_copies", "floors", "ipc"]
+    names += ["aborts", "tests", "codec", "lossless", "collectives", "training", "study_100m"]
     assert [one.name for one in stages] == names
+    for part in (1, 2, 3):
+        expected = [one.expected for one in stages if one.part == part or one.name == "build"]
+        assert sum(expected) <= run_gpu.PART_SECONDS and all(expected)
+    assert all(one.expected < one.seconds <= 230 for one in stages)
     for one in stages:
         for command in one.commands:
             for part in command:
+                if part.startswith("bench.one_gpu") or part.startswith("bench.conv"):
+                    part = part.replace(".", "/") + ".py"
                 if part.endswith(".py"):
-                    assert (ROOT / part).exists(), part
+                    assert (ROOT / part.removeprefix("--ignore=")).exists(), part
     assert {one.name: one.needs for one in stages if one.needs} == {"training": ("pyroute2",)}
     text = json.dumps([one.commands for one in stages])
     for part in ('"--out", "bench/results"', "CMAKE_CUDA_ARCHITECTURES=native", "--no-index"):
@@ -198,8 +205,9 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "build.log").write_text("built\n")
-    endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log")]
+    endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log", 130.0)]
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
+    assert "    61      130  passed" in text
     for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "2.00x", "lossless-broken.jsonl: not readable"):
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))

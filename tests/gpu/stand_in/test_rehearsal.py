@@ -1,0 +1,58 @@
+"""The stages of `make gpu` that have a rehearsal, in processes of their own: they run, and their files have what the
+planner reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from bench import gpu_model, results_file
+from bench.results_file import Measurement
+from zcomm_bench.planner import measured, report
+
+ROOT = Path(__file__).parents[3]
+
+
+def rehearsed(stages: str, folder: Path) -> dict[str, Measurement]:
+    """What each stage keeps."""
+    command = [sys.executable, str(ROOT / "tools" / "run_gpu.py"), "--rehearse", "--only", stages, "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in stages.split(","):
+        assert f"{name}: passed" in done.stdout
+    return {name: results_file.read(folder / f"{name}-stand-in.jsonl")[0] for name in stages.split(",")}
+
+
+@pytest.mark.timeout(260)
+def test_the_planner_reads_what_the_stages_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rehearsed("beside_gemm,nccl_host_cost,real_shapes,fsdp_copies,floors", tmp_path)
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    machine = measured.applied(gpu_model.MACHINES["8, NVLink"], "stand-in")
+    sources = {figure.source.partition(",")[0] for _, figure, _ in report.gpu_figures(machine)}
+    assert {source.partition(" (")[0] for source in sources} == {"measured on stand-in"}
+    assert machine.compute.codec_share.value > 0 and machine.launch.group + machine.launch.message > 0
+    copies = {row["pass"] for row in found["fsdp_copies"].records}
+    assert {"split_with_sizes_copy", "decode into parameters", "chunk_cat", "encode of gradients"} <= copies
+    assert {row["pieces"] for row in found["real_shapes"].records} >= {10, 63}
+    assert len({row["floor"] for row in found["floors"].records}) == 5
+
+
+@pytest.mark.timeout(260)
+def test_processes_share_memory_and_meet(tmp_path: Path) -> None:
+    rows = rehearsed("ipc", tmp_path)["ipc"].records
+    assert {row["outcome"] for row in rows} == {"the same values", "met", "read", "closed", "freed"}
+    assert {row["ranks"] for row in rows if row["what"] == "meeting, streams"} == {2, 3, 4}
+
+
+@pytest.mark.timeout(260)
+def test_a_study_compares_what_its_time_allows(tmp_path: Path) -> None:
+    rows = rehearsed("study_100m", tmp_path)["study_100m"].records
+    runs = {(row["configuration"], row["seed"]): row for row in rows}
+    assert len(runs) == 8 and len({row["steps"] for row in rows}) == 1 and rows[0]["steps"] >= 1
+    assert all(row["low"] <= row["gap_percent"] <= row["high"] for row in rows)
+    assert runs["exact", 0]["gap_percent"] == 0 != runs["int4:2048", 0]["gap_percent"]

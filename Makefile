@@ -12,7 +12,8 @@ CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 
 .PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
-  .need-aarch64 test-ptx test-slow test-torch test-docs bench tables study gpu gpu-model lint docs install wheels clean
+  .need-aarch64 test-ptx test-slow test-torch test-docs bench tables study gpu gpu-rehearsal gpu-model lint docs install \
+  wheels clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -44,9 +45,14 @@ study: install
 	$(PY) -m bench.convergence.run --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
-# less than ten minutes; ARGS="--only codec" runs a part. Not in .venv: it brings what it needs from $(PYTHON).
+# half an hour; ARGS="--part 1" runs a third, ARGS="--only codec" a stage. Not in .venv: it brings what it needs from
+# $(PYTHON).
 gpu:
 	$(PYTHON) tools/run_gpu.py $(ARGS)
+
+# Its stages that measure what the planner assumes, with tiny sizes, on the stand-in for a GPU.
+gpu-rehearsal: build/plain/cuda_host/.torch install
+	$(PY) tools/run_gpu.py --rehearse $(ARGS)
 
 # What the collectives would take on GPUs, by a model: docs/performance.md.
 gpu-model: install

@@ -120,7 +120,7 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
         probe("fsdp_copies", 60, 25),
         probe("floors", 90, 30),
         probe("ipc", 120, 45),
-        Stage("aborts", 200, tests("aborts", aborts), expected=140, part=2),
+        Stage("aborts", 180, tests("aborts", aborts), expected=140, part=2),
         Stage("tests", 230, tests("tests", "tests/gpu", f"--ignore={aborts}"), expected=180, part=2),
         Stage("codec", 90, [[*codec, *keep]], expected=60, part=3),
         Stage("lossless", 60, [[*difference, *keep]], expected=30, part=3),

@@ -33,7 +33,8 @@ REPEATS = stage.pick(25, 1)
 COLUMNS = ("floor", "bytes", "us", "gbps")
 LISTED = ("kernel", "registers", "stack", "shared_bytes", "warps_by_registers")
 REGISTERS, WARPS = 65536, 64  # of an SM, from compute capability 8.0 on
-COUNTED = "regex:decode_kernel|sum_encode_kernel|tile|lossless"
+COUNTED = "regex:^(decode|sum_encode|measure|write|decode_lossless)_kernel"
+COUNT_SECONDS = 45.0
 SECTIONS = ("LaunchStats", "Occupancy", "WarpStateStats", "SpeedOfLight")
 
 
@@ -54,13 +55,13 @@ def warps_of(registers: int) -> int:
     return min(WARPS, REGISTERS // 4 // of_warp * 4) if of_warp else WARPS
 
 
-def listing() -> list[dict[str, Any]]:
-    """The kernels of the core, by what `cuobjdump -res-usage` says of them; none without it."""
+def listing(library: str) -> list[dict[str, Any]]:
+    """Its kernels, by what `cuobjdump -res-usage` says of them; none without it."""
     tool = shutil.which("cuobjdump")
     if tool is None:
         print("no listing: no cuobjdump on the PATH")
         return []
-    done = subprocess.run([tool, "-res-usage", probes.core_library()], capture_output=True, text=True)
+    done = subprocess.run([tool, "-res-usage", library], capture_output=True, text=True)
     if done.returncode != 0:
         print(f"no listing: {(done.stderr or done.stdout).strip()}")
         return []
@@ -82,7 +83,12 @@ def count() -> None:
         return
     sections = [part for name in SECTIONS for part in ("--section", name)]
     command = [tool, "--kernel-name", COUNTED, "--launch-count", "24", *sections]
-    done = subprocess.run([*command, sys.executable, "-m", "bench.one_gpu.floors", "--run-kernels"])
+    command += [sys.executable, "-m", "bench.one_gpu.floors", "--run-kernels"]
+    try:
+        done = subprocess.run(command, timeout=COUNT_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"no more counters: ncu took more than {COUNT_SECONDS:.0f} s")
+        return
     if done.returncode != 0:
         print(f"no counters: ncu ended with status {done.returncode}")
 
@@ -108,6 +114,6 @@ if __name__ == "__main__":
     else:
         out = stage.output(__doc__)
         stage.keep(out, "floors", COLUMNS, rows())
-        if listed := listing():
+        if listed := listing(probes.core_library()):
             stage.keep(out, "listing", LISTED, listed)
         count()

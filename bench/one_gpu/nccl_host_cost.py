@@ -8,11 +8,13 @@ the group while a graph is captured, and `replay`: the launch of that graph. Med
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
 from bench.one_gpu import probes, stage
+from zcomm_bench.lab import gpus
 
 MESSAGES = stage.pick((2, 16, 70, 448, 1022), (2, 16))  # sent and received
 REPEATS = stage.pick(100, 3)
@@ -49,6 +51,7 @@ def launches() -> Iterator[dict[str, Any]]:
 
 
 def rows() -> Iterator[dict[str, Any]]:
+    os.environ.update(gpus.nccl_environment(0))  # of a machine that may have no network
     yield from launches()
     yield from groups("non-blocking", False)
     yield from groups("blocking", True)

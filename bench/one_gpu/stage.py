@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,13 +36,26 @@ def output(doc: str | None) -> Path:
     return folder
 
 
-def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], **facts: Any) -> None:
-    """Shows the rows, and puts them into the results of this GPU."""
+def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Shows the rows, and puts them into the results of this GPU. What was there when a stage failed or was stopped is
+    kept as "unfinished", which the planner does not read."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    found = []
+    try:
+        for row in rows:
+            found.append(row)
+    except BaseException:
+        write(out, subject, f"{subject}, unfinished", columns, found)
+        raise
+    write(out, subject, subject, columns, found)
+
+
+def write(out: Path, subject: str, name: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     gpu = gpus.facts()
-    facts = {"date": time.strftime("%Y-%m-%d"), **{name: gpu[name] for name in ("cuda", "nccl")}, **facts}
-    one = results_file.measured(subject, results_file.gpu_machine(gpu["gpu"]), columns, rows, **facts)
+    facts = {"date": time.strftime("%Y-%m-%d"), **{fact: gpu[fact] for fact in ("cuda", "nccl")}}
+    one = results_file.measured(name, results_file.gpu_machine(gpu["gpu"]), columns, rows, **facts)
     results_file.keep(out / f"{subject}-{gpus.chip(gpu['gpu'])}.jsonl", [one])
-    table = Table(*columns, title=f"{subject}, {gpu['gpu']}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(*columns, title=f"{name}, {gpu['gpu']}", title_justify="left", box=box.SIMPLE_HEAD)
     for row in one.rows:
         table.add_row(*("" if value is None else str(value) for value in row))
     console = Console(highlight=False)

@@ -112,6 +112,28 @@ TEST_CASE("cuda_host: kernels, copies and the device of a stream") {
 
 // Skipped by itself: a case below runs it in a process of its own. The kernel gives a thread the number of one that has
 // ended, if it may be asked for that. The stream is never destroyed, so its thread runs until the process ends.
+// tests/gpu/stand_in/test_rehearsal.py has other processes.
+TEST_CASE("cuda_host: what of memory may be exported, and by whom it may be opened") {
+  constexpr std::size_t kBytes = std::size_t{1} << 21;
+  std::byte *whole = nullptr, *odd = nullptr;
+  void* opened = nullptr;
+  REQUIRE(cudaMalloc(&whole, kBytes) == cudaSuccess);
+  REQUIRE(cudaMalloc(&odd, 100) == cudaSuccess);
+  std::fill(whole, whole + kBytes, std::byte{7});
+  cudaIpcMemHandle_t handle;
+  CHECK(cudaIpcGetMemHandle(&handle, whole + 4096) == cudaErrorInvalidValue);
+  CHECK(cudaIpcGetMemHandle(&handle, odd) == cudaErrorInvalidValue);
+  for (int i = 0; i < 2; ++i) REQUIRE(cudaIpcGetMemHandle(&handle, whole) == cudaSuccess);
+  CHECK(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) == cudaErrorInvalidContext);
+  CHECK(cudaIpcOpenMemHandle(&opened, handle, 0) == cudaErrorInvalidValue);
+  CHECK(cudaIpcCloseMemHandle(whole) == cudaErrorInvalidValue);
+  CHECK(std::all_of(whole, whole + kBytes, [](std::byte byte) { return byte == std::byte{7}; }));
+  CHECK(cudaFree(whole) == cudaSuccess);
+  CHECK(cudaIpcGetMemHandle(&handle, whole) == cudaErrorInvalidValue);
+  CHECK(cudaFree(odd) == cudaSuccess);
+  static_cast<void>(cudaGetLastError());
+}
+
 TEST_CASE("a stream whose thread has the number of an earlier one" * doctest::skip()) {
   pid_t earlier = 0;
   pid_t number = -1;

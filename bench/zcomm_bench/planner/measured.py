@@ -42,8 +42,8 @@ def read(subject: str, gpu: str) -> tuple[Sequence[Row], str]:
     reader = _reader()
     kinds = reader.load(subject, RESULTS) if reader is not None else {}
     for kind, measurements in kinds.items():
-        if kind == gpu or kind.startswith(f"{gpu}-"):
-            one = measurements[subject]
+        one = measurements.get(subject)  # one that was finished
+        if one is not None and (kind == gpu or kind.startswith(f"{gpu}-")):
             return one.records, f"measured on {one.machine}, {one.facts['date']}"
     return [], "assumed"
 

@@ -3,6 +3,7 @@ planner reads."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,23 @@ from zcomm_bench.planner import measured, report
 ROOT = Path(__file__).parents[3]
 
 
+# A kernel as the toolkit lists it; and a profiler that only runs what it is given.
+TOOLS = {
+    "cuobjdump": r"printf ' Function _ZN5zcomm3gpu13finish_kernelIvEEvi:\n  REG:87 STACK:8 SHARED:34816\n'",
+    "ncu": 'for part in "$@"; do shift; case "$part" in */python*) exec "$part" "$@";; esac; done',
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name, script in TOOLS.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 def rehearsed(stages: str, folder: Path) -> dict[str, Measurement]:
     """What each stage keeps."""
     command = [sys.executable, str(ROOT / "tools" / "run_gpu.py"), "--rehearse", "--only", stages, "--out", str(folder)]
@@ -29,6 +47,7 @@ def rehearsed(stages: str, folder: Path) -> dict[str, Measurement]:
 
 
 @pytest.mark.timeout(260)
+@pytest.mark.usefixtures("tools")
 def test_the_planner_reads_what_the_stages_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = rehearsed("beside_gemm,nccl_host_cost,real_shapes,fsdp_copies,floors", tmp_path)
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
@@ -40,6 +59,9 @@ def test_the_planner_reads_what_the_stages_keep(tmp_path: Path, monkeypatch: pyt
     assert {"split_with_sizes_copy", "decode into parameters", "chunk_cat", "encode of gradients"} <= copies
     assert {row["pieces"] for row in found["real_shapes"].records} >= {10, 63}
     assert len({row["floor"] for row in found["floors"].records}) == 5
+    (listing,) = results_file.read(tmp_path / "listing-stand-in.jsonl")
+    assert listing.rows == [["finish<void>", 87, 8, 34816, 20]]  # 5 of 88 registers' warps on each of 4 schedulers
+    assert "no counters" not in (tmp_path / "floors.log").read_text()
 
 
 @pytest.mark.timeout(260)

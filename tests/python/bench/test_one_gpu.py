@@ -75,6 +75,12 @@ def test_measured_figures_replace_the_assumed_ones(results: Path) -> None:
     assert calls[1].seconds < calls[0].seconds
 
 
+def test_what_was_not_finished_is_not_read(results: Path) -> None:
+    one = results_file.measured("real_shapes, unfinished", "H100", ["us"], [{"us": 1.0}], date="2026-11-30")
+    results_file.keep(results / "real_shapes-h100.jsonl", [one])
+    assert gpu_model.cluster(8, 8, "nvlink4", 400).compute == ASSUMED
+
+
 def test_only_what_is_taken_lengthens_a_step_that_hides_its_calls() -> None:
     cost = gpu_model.collectives.Cost(seconds=0.5, codec=0.2)
     assert step.combine(1.0, cost, 1.0) == pytest.approx(1.2)

@@ -178,6 +178,22 @@ def test_the_stages_are_commands_of_this_repository() -> None:
         assert part in text
 
 
+def test_a_part_brings_its_build_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(*arguments: str) -> tuple[list[str], float]:
+        monkeypatch.setattr(sys, "argv", ["run_gpu.py", *arguments])
+        every, seconds, _ = run_gpu.arguments(run_gpu.stages())
+        return [one.name for one in run_gpu.with_build(every)], seconds
+
+    monkeypatch.setattr(run_gpu, "BUILD", tmp_path)
+    assert chosen("--part", "2") == (["build", "aborts", "tests"], 570)
+    (tmp_path / "done").touch()
+    assert chosen("--part", "2") == (["aborts", "tests"], 570)
+    assert chosen("--only", "floors,codec") == (["floors", "codec"], 1140)
+    assert chosen("--only", "floors", "--seconds", "9") == (["floors"], 9)
+    with pytest.raises(SystemExit):
+        chosen("--only", "tests", "--rehearse")
+
+
 def reports(folder: Path) -> list[Path]:
     row = {"codec": "zcomm", "operation": "encode", "format": "int8:128", "dtype": "bfloat16", "gbps": 4000.0}
     row |= {"values_bytes": 1 << 30, "of_copy": 0.93}

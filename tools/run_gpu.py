@@ -291,14 +291,19 @@ def arguments(every: Sequence[Stage]) -> tuple[list[Stage], float, Path | None]:
     return run, seconds, given.out if given.rehearse else None
 
 
+def written_since(begun: float, paths: Iterable[Path]) -> list[Path]:
+    return [path for path in sorted(paths) if path.stat().st_mtime >= begun]
+
+
 def rehearse(names: Iterable[str], seconds: float, out: Path) -> int:
     """The stages of these names on the stand-in, with this Python."""
     out.mkdir(parents=True, exist_ok=True)
     every = [stage for stage in stages(sys.executable, out) if stage.name in names]
     environment = {**os.environ, "ZCOMM_GPU_TESTS_DEVICE": "stand-in", "PYTHONUNBUFFERED": "1"}
+    begun = time.time()
     endings = run_stages(every, seconds, environment, out)
     facts = {"gpu": "a rehearsal on the stand-in", "torch": "for CPUs"}
-    print(summary(endings, facts, sorted(out.glob("*.jsonl"))))
+    print(summary(endings, facts, written_since(begun, out.glob("*.jsonl"))))
     return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
 
 
@@ -331,7 +336,7 @@ def main() -> int:
     endings = run_stages(with_build(every), seconds - (time.monotonic() - start), environment)
     if any(ending.name == "build" and ending.outcome is Outcome.passed for ending in endings):
         (BUILD / "done").touch()
-    reports = [path for path in sorted(RESULTS.glob(f"*-{chip}.jsonl")) if path.stat().st_mtime >= begun]
+    reports = written_since(begun, RESULTS.glob(f"*-{chip}.jsonl"))
     text = summary(endings, facts, reports)
     (LOGS / "summary.txt").write_text(text)
     print(text)

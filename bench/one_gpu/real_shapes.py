@@ -7,8 +7,9 @@ and sums what comes from there. Figures are those of bench/codec.py, which tells
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -38,10 +39,10 @@ class Pieces:
         self.dtype = str(dtype).removeprefix("torch.")
         self.values = torch.empty(num * each, dtype=dtype, device="cuda").normal_()
         self.wire_bytes = codec.wire_bytes(format, self.dtype, each)
-        self._wires = torch.zeros(num * self.wire_bytes, dtype=torch.uint8, device="cuda")
+        self.room = torch.zeros(num * self.wire_bytes, dtype=torch.uint8, device="cuda")
         size = self.values.element_size() * each
         self.jobs = [(self.values.data_ptr() + i * size, each) for i in range(num)]
-        self.wires = [self._wires.data_ptr() + i * self.wire_bytes for i in range(num)]
+        self.wires = [self.room.data_ptr() + i * self.wire_bytes for i in range(num)]
 
     def row(self, operation: str, moved: int, format: str = "") -> ShapeRow:
         named = ("zcomm", operation, format or self.format, self.dtype, self.values.nbytes, moved)
@@ -59,29 +60,47 @@ class Pieces:
         return self.row(name, self.values.nbytes + self.num * self.wire_bytes), call
 
 
+def sum_encode(own: Pieces, inside: Pieces) -> Callable[[], None]:
+    """The sum of own values and of TERMS wires, as `own` is encoded, piece by piece."""
+    return probes.codec_pass(
+        *(probes.SUM_ENCODE, own.jobs, "float32"),
+        **{"wires": own.wires, "format": own.format, "terms": inside.wires, "term_format": inside.format},
+        own=[values for values, _ in own.jobs],
+    )
+
+
+def check() -> None:
+    """A batch gives the bytes of the CPU codec. Raises RuntimeError if not: a wrong one would be fast for nothing."""
+    each = 512
+    inside, own = Pieces(2 * TERMS, each, torch.float32, "int8:128"), Pieces(2, each, torch.float32, "int4:128")
+    inside.encode()[1]()
+    sum_encode(own, inside)()
+    torch.cuda.synchronize()
+    values, wires = own.values.cpu().split(each), inside.room.cpu().split(inside.wire_bytes)
+    for i, made in enumerate(own.room.cpu().split(own.wire_bytes)):
+        of_job = wires[i * TERMS : (i + 1) * TERMS]
+        terms = [(values[i], "exact"), *((wire, inside.format) for wire in of_job)]
+        expected = codec.decode_sum_encode(terms, each, own.format, out=torch.empty_like(made))
+        if not torch.equal(expected, made):
+            raise RuntimeError(f"piece {i}: expected the bytes of the CPU codec, got others")
+
+
 def reduction(num: int, each: int) -> Iterator[Pass]:
     """Passes of a chunk, whose tensors live until the last is measured."""
     inside = Pieces(num * TERMS, each, torch.float32, "int8:128")
     yield inside.encode()
     own = Pieces(num, each, torch.float32, "int4:128")
-    addresses = [values for values, _ in own.jobs]
     sums = torch.empty_like(own.values)
     moved = own.values.nbytes + num * (TERMS * inside.wire_bytes + own.wire_bytes)
-    yield (
-        own.row(f"sum of {TERMS} and own values, encoded", moved, "int8:128 to int4:128"),
-        probes.codec_pass(
-            *(probes.SUM_ENCODE, own.jobs, "float32"),
-            **{"wires": own.wires, "format": own.format, "terms": inside.wires, "term_format": inside.format},
-            own=addresses,
-        ),
-    )
+    row = own.row(f"sum of {TERMS} and own values, encoded", moved, "int8:128 to int4:128")
+    yield row, sum_encode(own, inside)
     # What the other nodes send: one slot of the owner's, from each.
     result = Pieces(1, each, torch.float32, "int4:128")
     yield (
         result.row(f"sum of {num} and own values", 2 * result.values.nbytes + num * own.wire_bytes),
         probes.codec_pass(
             *(probes.SUM, [(sums.data_ptr(), each)], "float32"),
-            **{"terms": own.wires, "term_format": own.format, "own": addresses[:1]},
+            **{"terms": own.wires, "term_format": own.format, "own": [own.values.data_ptr()]},
         ),
     )
 
@@ -97,9 +116,10 @@ def passes() -> Iterator[Pass]:
         yield from reduction(num, each)
 
 
-def rows() -> list[Row]:
-    return list(measure(passes(), Copier("cuda"), REPEATS, gpu_clock.seconds_of))
+def rows() -> Iterator[dict[str, Any]]:
+    check()
+    yield from map(asdict, measure(passes(), Copier("cuda"), REPEATS, gpu_clock.seconds_of))
 
 
 if __name__ == "__main__":
-    stage.keep(stage.output(__doc__), "real_shapes", COLUMNS, map(asdict, rows()))
+    stage.keep(stage.output(__doc__), "real_shapes", COLUMNS, rows())

@@ -45,7 +45,8 @@ def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping
         for row in rows:
             found.append(row)
     except BaseException:
-        write(out, subject, f"{subject}, unfinished", columns, found)
+        if found:
+            write(out, subject, f"{subject}, unfinished", columns, found)
         raise
     write(out, subject, subject, columns, found)
 

@@ -31,6 +31,13 @@ QUICK_SIZES = sweep(parse_size("64K"), parse_size("16M"), 16)
 # All-gathers move weights as int8:256. Gradients cross nodes as int4:128, and stay int8:128 inside.
 FOUR: dict[str, Any] = {"nodes": "4x1", "link": "1gbit", "sizes": SIZES}
 FREE: dict[str, Any] = {"nodes": "4x1", "link": "unlimited", "sizes": SIZES}
+ONE: dict[str, Any] = {
+    "nodes": "1x4",
+    "link": NO_LAB,
+    "sizes": SIZES,
+    "backends": ["gloo", "zcomm", "zcomm=exact"],
+    "dtype": "float",
+}
 TWO: dict[str, Any] = {"nodes": "2x2", "link": "100mbit", "sizes": SLOW_SIZES}
 TWO_FASTER: dict[str, Any] = {"nodes": "2x2", "link": "300mbit", "sizes": SIZES}
 STANDARD: dict[str, dict[str, Any]] = {
@@ -56,6 +63,8 @@ STANDARD: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         **FOUR,
     },
+    "all_gather_float_1x4": {"collective": "all_gather", **ONE},
+    "reduce_scatter_float_1x4": {"collective": "reduce_scatter", **ONE},
     "all_gather_bfloat16_4x1_unlimited": {"collective": "all_gather", "backends": GATHER, "dtype": "bfloat16", **FREE},
     "reduce_scatter_float_4x1_unlimited": {
         "collective": "reduce_scatter",

@@ -71,5 +71,5 @@ def milliseconds(row: dict[str, Any] | None, speedup: bool = True) -> str:
     if row is None:
         return ""
     time = row["median_us"] / 1e3
-    text = f"{time:.1f}" if time < 100 else f"{time:.0f}"
+    text = f"{time:.2f}" if time < 1 else f"{time:.1f}" if time < 100 else f"{time:.0f}"
     return f"{text} ({row['speedup']:.2f}x)" if speedup else text

@@ -80,13 +80,27 @@ def layouts(names: Callable[[str], bool]) -> Callable[[], list[str]]:
     return make
 
 
+def in_node() -> list[str]:
+    """Sizes of both collectives of four ranks on one host, exact and compressed."""
+    source, kind, rows = Source("collectives"), "avx512", []
+    for collective in ("all_gather", "reduce_scatter"):
+        name = f"{collective}_float_1x4"
+        for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26):
+            gloo, exact, own = (
+                source.row(kind, name, size=size, backend=backend) for backend in ("gloo", "zcomm=exact", "zcomm")
+            )
+            times = [milliseconds(gloo, False), milliseconds(exact), milliseconds(own)]
+            rows.append([collective.replace("_", "-"), size_text(size), *times])
+    return lines_of(["float32", "size", "gloo, ms", "zcomm, exact", "zcomm, compressed"], rows, source)
+
+
 def is_exchange(name: str) -> bool:
     return name.startswith(("all_to_all", "broadcast"))
 
 
 def is_other_layout(name: str) -> bool:
     shown = name in ("all_gather_bfloat16_4x1_1gbit", "reduce_scatter_float_4x1_1gbit") or "300mbit" in name
-    return not shown and not is_exchange(name)
+    return not shown and not is_exchange(name) and "1x4" not in name
 
 
 def demo(*names: str) -> Callable[[], list[str]]:
@@ -289,6 +303,7 @@ def calls_gpu() -> list[str]:
 TABLES: dict[str, Callable[[], list[str]]] = {
     "reduce_scatter": links("reduce_scatter_float_4x1_1gbit", ["exact_all_to_all", "naive"]),
     "all_gather": links("all_gather_bfloat16_4x1_1gbit", ["naive"]),
+    "in_node": in_node,
     "layouts": layouts(is_other_layout),
     "exchanges": layouts(is_exchange),
     "demo": demo("default"),

@@ -40,7 +40,8 @@ def test_errors_of_a_fit_to_another_model(model: str) -> None:
 
 
 def test_errors_against_measured_collectives() -> None:
-    reports = {name: one for name, one in results_file.collective_reports().items() if name.endswith("-avx512")}
+    measured = results_file.collective_reports()  # the model knows links, not the memory inside a host
+    reports = {name: one for name, one in measured.items() if name.endswith("-avx512") and "1x4" not in name}
     calls = lab_calls.predict(reports)
     assert len(calls) >= 20
     assert sum(abs(call.error) for call in calls) / len(calls) <= 0.07

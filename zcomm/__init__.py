@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zcomm._version import __version__
 
 if TYPE_CHECKING:
-    from zcomm import codec, ddp, errors, fsdp, testing
+    from zcomm import codec, ddp, errors, fsdp, outer, testing
     from zcomm._core import Error
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
@@ -34,6 +34,7 @@ __all__ = [
     "formats",
     "fsdp",
     "install_as_default",
+    "outer",
     "override",
     "report",
     "stats",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 # Names loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
-_MODULES = ("codec", "ddp", "errors", "fsdp", "testing")
+_MODULES = ("codec", "ddp", "errors", "fsdp", "outer", "testing")
 _HOMES = {
     "Communicator": "zcomm.communicator",
     "Error": "zcomm._core",

@@ -1,0 +1,120 @@
+"""The mean of a tensor over a group, in few bits, with error feedback on both of its ways: for zcomm.outer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zcomm import codec
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
+from zcomm.distributed.overrides import override
+from zcomm.feedback import ErrorFeedback
+
+
+class Averaging:
+    """Averages ``num_elements`` of float32 over a group, again and again: reduce(), gather(), finish().
+
+    It is a reduce_scatter and an all_gather, as an all_reduce is. But here the owner of a part also keeps what its
+    encoding of the mean loses, for the next mean. The feedback of an all_reduce leaves that out.
+
+    ``bytes``: what this rank sends each time; ``exact_bytes``: what an exact all_reduce would. All ranks of the group
+    call the functions of all averagings in the same order. ``key`` names the residuals.
+    """
+
+    def __init__(
+        self, num_elements: int, device: torch.device, format: str, feedback: ErrorFeedback | None, key: str, group: Any
+    ) -> None:
+        self._num_elements, self._device, self._format = num_elements, device, format
+        self._feedback, self._key, self._group = feedback, key, group
+        self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self.bytes = self.exact_bytes = 2 * (self._size - 1) * 4 * num_elements // self._size
+        self._plans: tuple[_c10d.Operation, _c10d.Operation] | None = None
+        if format != "exact" and self.exact_bytes > 0:
+            self._plans = self._make_plans()
+            self.bytes = sum((plan.intra_node_bytes or 0) + (plan.inter_node_bytes or 0) for plan in self._plans)
+        self._buffer = self._shard = torch.empty(0)
+        self._work: dist.Work | None = None
+        self._is_gathering = False
+
+    def new_buffer(self) -> torch.Tensor:
+        """Return a tensor for the values: ``num_elements``, then zeros up to equal parts."""
+        length = -(-self._num_elements // self._size) * self._size
+        buffer = torch.empty(length, device=self._device)
+        buffer[self._num_elements :] = 0
+        return buffer
+
+    def reduce(self, buffer: torch.Tensor) -> None:
+        """Begin to average ``buffer``, of new_buffer()."""
+        self._buffer, self._is_gathering = buffer, False
+        if self._plans is None:
+            if self.exact_bytes > 0:
+                with override(all_reduce="exact"):
+                    self._work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=self._group, async_op=True)
+            return
+        plan, residual = self._plans[0], None
+        self._shard = torch.empty_like(self._part(buffer))
+        if self._feedback is not None:
+            data, empty = self._residual(self._feedback, "sums", plan.residual_bytes)
+            residual = _c10d.Residual(data, decay=self._feedback.decay, empty=empty)
+        self._work = plan.run(self._shard, buffer, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
+
+    def gather(self) -> None:
+        """Wait for the sums, and begin to gather the means."""
+        if self._plans is None or self._is_gathering:
+            return
+        self._wait()
+        self._is_gathering = True
+        if self._feedback is not None:
+            num_bytes = codec.wire_bytes(self._feedback.format, "float32", len(self._shard))
+            self._lost, empty = self._residual(self._feedback, "means", num_bytes)
+            if not empty:
+                lost = (self._lost, self._feedback.format, self._feedback.decay)
+                codec.decode_sum([(self._shard, "exact"), lost], self._shard)
+        self._work = self._plans[1].run(self._buffer, self._shard, async_op=True)
+
+    def finish(self) -> torch.Tensor:
+        """Wait for the means, and return them. They have the same bits on all ranks."""
+        self.gather()
+        self._wait()
+        if self._plans is not None and self._feedback is not None:
+            arrived = (self._part(self._buffer), "exact", -1.0)
+            codec.decode_sum_encode(
+                [(self._shard, "exact"), arrived], len(self._shard), self._feedback.format, out=self._lost
+            )
+        means = self._buffer[: self._num_elements]
+        self._buffer = self._shard = torch.empty(0)
+        return means
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def _make_plans(self) -> tuple[_c10d.Operation, _c10d.Operation]:
+        formats: dict[str, Any] = {"reduce_scatter": self._format, "all_gather": self._format}
+        policy = _c10d.PolicyOverride(policy="always", forms="out_of_place", min_bytes=1, **formats)
+        buffer, backend = self.new_buffer(), backend_of(self._group)
+        shard = torch.empty_like(self._part(buffer))
+        residual = self._feedback.block_format if self._feedback is not None else None
+        reduced = backend.plan_reduce(shard, buffer, dist.ReduceOp.AVG, formats=policy, feedback=residual)
+        gathered = backend.plan_gather(buffer, shard, formats=policy)
+        if reduced is None or gathered is None or {reduced.format, gathered.format} != {self._format}:
+            raise RuntimeError(
+                f"format: expected {self._format!r} to hold, got a zcomm.exact() or zcomm.override() around this call"
+            )
+        return reduced, gathered
+
+    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.view(self._size, -1)[self._rank]
+
+    def _residual(self, feedback: ErrorFeedback, of: str, num_bytes: int) -> tuple[torch.Tensor, bool]:
+        layout = f"{self._num_elements} values in {self._format} among {self._size}"
+        return feedback.use(
+            f"{self._key}, {of}",
+            layout,
+            num_bytes,
+            lambda size: torch.empty(size, dtype=torch.uint8, device=self._device),
+        )

@@ -1,0 +1,347 @@
+"""The outer step of training at several sites, as in DiLoCo (https://arxiv.org/abs/2311.08105).
+
+    outer = zcomm.outer.OuterStep(
+        torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True), every=100, fragments=4, delay=10
+    )
+    for batch in batches:
+        ...
+        optimizer.step()
+        outer.step()
+
+Each site trains by itself. Every ``every`` inner steps the sites average how far they went, in few bits, and the outer
+optimizer makes one step along that mean. docs/outer.md is the guide.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from zcomm import _core
+from zcomm._averaging import Averaging
+from zcomm._units import parse_rate
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
+from zcomm.feedback import ErrorFeedback
+
+
+@dataclass
+class OuterStats:
+    """What an OuterStep did on this rank since it was made.
+
+    ``reductions`` of fragments have sent ``sent_bytes`` from this rank; ``exact_bytes`` are those of float32
+    all-reduces. ``in_flight``: fragments under way. ``limit_seconds``: what step() waited for ``max_rate``,
+    ``wait_seconds``: for transfers (on a GPU the host waits for none).
+    """
+
+    inner_steps: int = 0
+    reductions: int = 0
+    sent_bytes: int = 0
+    exact_bytes: int = 0
+    in_flight: int = 0
+    limit_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+class _Fragment:
+    """Some parameters, their values after their last outer step, and what is under way for the next one."""
+
+    def __init__(self, parameters: list[torch.Tensor], offset: int) -> None:
+        self.parameters = parameters
+        self.offset = offset  # its first outer step begins after as many inner steps
+        self.sizes = [_local(parameter).numel() for parameter in parameters]
+        self.values = torch.cat([_local(parameter).detach().flatten() for parameter in parameters])
+        self.averaging: Averaging
+        self.mean: torch.Tensor | None = None  # once it is there
+        self.gather_at = self.apply_at = 0  # inner steps
+
+    def pairs(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the local part of each parameter, and its place in ``flat``."""
+        for parameter, part in zip(self.parameters, flat[: sum(self.sizes)].split(self.sizes), strict=True):
+            yield _local(parameter), part.view(_local(parameter).shape)
+
+
+class OuterStep:
+    """Averages pseudo-gradients over sites, and steps ``optimizer`` with their mean. Call step() after every inner step.
+
+    All sites begin with the same parameters, and call everything here after the same inner steps. The values after an
+    outer step have the same bits at all sites. A site is one rank; or several, with parameters that FSDP2 shards in
+    the site: then ``group`` is this rank's group along the mesh dimension of the sites.
+
+    Args:
+        optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device. It steps them
+            in place, at once with the inner one's changes. Checkpoint it like the inner one.
+        every: inner steps from one outer step of a parameter to its next.
+        fragments: parts of about equal size, in the order of the parameters. They take turns: one begins every
+            ``every / fragments`` inner steps.
+        delay: inner steps from the beginning of a fragment's reduction to its outer step, less than ``every``. Sums
+            travel during the first half of them, means during the second (https://arxiv.org/abs/2501.18512).
+        keep: share of the site's own parameters that is mixed into the values after an outer step, 0 to 1. What a
+            site learned during ``delay`` is lost with 0.
+        format: of the pseudo-gradients and of their mean, one that rounds to nearest, or ``"exact"``.
+        error_feedback: adds what a reduction has lost to the next one of the fragment. True: in int8.
+        max_rate: ``"40mbit"``, bytes per second that this rank sends on average. step() waits before it begins a
+            fragment as long as those before it would take at this rate. A transfer itself is as fast as the link.
+        group: the ranks that hold the same part of the parameters, one of each site, with the backend "zcomm"; by
+            default the world. Its timeout must exceed the time that sites are apart.
+
+    Raises ValueError or TypeError if an argument is none of these or the group has another backend, and RuntimeError if
+    something around the call keeps it exact. step() raises torch's DistBackendError if a site does not come in time;
+    then the group has failed.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 100,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float = 0.0,
+        format: str = "int4:64",
+        error_feedback: bool | ErrorFeedback = True,
+        max_rate: str | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        parameters = [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
+        _check_parameters(parameters)
+        _check_numbers(every, fragments, delay, keep, len(parameters))
+        if ":stochastic" in format or "/" in format:
+            raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
+        _core.BlockFormat(format)  # raises on an unknown one
+        self._rate = _rate_of(max_rate)
+        self._optimizer, self._group = optimizer, group
+        self._every, self._delay, self._keep = every, delay, keep
+        self._stats = OuterStats()
+        self._free_at = 0.0  # when the fragments that began so far have had their time at the rate
+        self._compared = False
+        self._feedback = _feedback_of(error_feedback) if format != "exact" else None
+        name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
+        rank = backend_of(group).rank()
+        self._fragments = []
+        for number, part in enumerate(_cut(parameters, fragments)):
+            fragment = _Fragment(part, (number + 1) * every // fragments)
+            key = f"{name}: fragment {number} of {fragments}/rank {rank}"
+            device = fragment.values.device
+            fragment.averaging = Averaging(len(fragment.values), device, format, self._feedback, key, group)
+            self._fragments.append(fragment)
+        self._in_flight: list[_Fragment] = []  # in the order in which they began
+        # What must be the same in a run that goes on, and at all sites.
+        self._settings: dict[str, Any] = {
+            "every": every, "fragments": fragments, "delay": delay, "keep": keep, "format": format,
+            "error_feedback": self._feedback is not None, "sites": dist.get_world_size(group),
+        }  # fmt: skip
+
+    def step(self) -> None:
+        """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
+        if not self._compared:
+            self._compare_sites()
+        self._stats.inner_steps += 1
+        self._advance()
+        for fragment in self._fragments:
+            steps = self._stats.inner_steps - fragment.offset
+            if steps >= 0 and steps % self._every == 0:
+                self._begin(fragment, self._delay)
+        self._advance()
+
+    def synchronize(self) -> None:
+        """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
+        parameters have the same bits at all sites: for an evaluation, or at the end of the training."""
+        if not self._compared:
+            self._compare_sites()
+        for fragment in list(self._in_flight):
+            self._apply(fragment)
+        for fragment in self._fragments:
+            self._begin(fragment, 0)
+        for fragment in self._fragments:
+            self._apply(fragment, keep=0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state, for a file per rank. With it, the parameters and both optimizers' states, a
+        training goes on bit for bit. All sites call this after the same inner step: it waits for the means of
+        fragments under way, which are part of the state. Their outer steps still come when they are due."""
+        in_flight = []
+        for fragment in self._in_flight:
+            mean = self._wait_for_mean(fragment)
+            in_flight.append((self._fragments.index(fragment), fragment.apply_at, mean.clone()))
+        return {
+            "settings": dict(self._settings),
+            "inner_steps": self._stats.inner_steps,
+            "values": [fragment.values.clone() for fragment in self._fragments],
+            "in_flight": in_flight,
+            "error_feedback": self._feedback.state_dict() if self._feedback is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the ``state_dict`` of the same rank. Raises ValueError if it is of other arguments or parameters, and
+        RuntimeError while fragments are under way."""
+        if self._in_flight:
+            raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
+        if state["settings"] != self._settings:
+            raise ValueError(f"state: expected one of {self._settings}, got {state['settings']}")
+        lengths = [len(values) for values in state["values"]]
+        if lengths != (expected := [len(fragment.values) for fragment in self._fragments]):
+            raise ValueError(f"state: expected fragments of {expected} elements on this rank, got {lengths}")
+        if self._feedback is not None:
+            self._feedback.load_state_dict(state["error_feedback"])
+        for fragment, values in zip(self._fragments, state["values"], strict=True):
+            fragment.values.copy_(values)
+        for number, apply_at, mean in state["in_flight"]:
+            fragment = self._fragments[number]
+            fragment.mean, fragment.apply_at = mean.to(fragment.values.device, copy=True), apply_at
+            self._in_flight.append(fragment)
+        self._stats.inner_steps = state["inner_steps"]
+        self._compared = False
+
+    def stats(self) -> OuterStats:
+        """Return the counters of this rank."""
+        return OuterStats(**{**vars(self._stats), "in_flight": len(self._in_flight)})
+
+    def _advance(self) -> None:
+        for fragment in list(self._in_flight):
+            if fragment.apply_at <= self._stats.inner_steps:
+                self._apply(fragment)
+            elif fragment.gather_at == self._stats.inner_steps and fragment.mean is None:
+                with self._waiting():
+                    fragment.averaging.gather()
+
+    @torch.no_grad()
+    def _begin(self, fragment: _Fragment, delay: int) -> None:
+        buffer = fragment.averaging.new_buffer()
+        for (local, before), (_, difference) in zip(
+            fragment.pairs(fragment.values), fragment.pairs(buffer), strict=True
+        ):
+            torch.sub(before, local, out=difference)
+        self._keep_rate(fragment.averaging.bytes)
+        fragment.averaging.reduce(buffer)
+        fragment.gather_at = self._stats.inner_steps + (delay + 1) // 2
+        fragment.apply_at = self._stats.inner_steps + delay
+        self._in_flight.append(fragment)
+        self._stats.reductions += 1
+        self._stats.sent_bytes += fragment.averaging.bytes
+        self._stats.exact_bytes += fragment.averaging.exact_bytes
+
+    def _keep_rate(self, num_bytes: int) -> None:
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        if now < self._free_at:
+            time.sleep(self._free_at - now)
+            self._stats.limit_seconds += self._free_at - now
+        self._free_at = max(now, self._free_at) + num_bytes / self._rate
+
+    def _wait_for_mean(self, fragment: _Fragment) -> torch.Tensor:
+        if fragment.mean is None:
+            with self._waiting():
+                fragment.mean = fragment.averaging.finish()
+        return fragment.mean
+
+    @torch.no_grad()
+    def _apply(self, fragment: _Fragment, keep: float | None = None) -> None:
+        """Make the fragment's outer step."""
+        keep = self._keep if keep is None else keep
+        mean = self._wait_for_mean(fragment)
+        gradients = [(p, p.grad) for chosen in self._optimizer.param_groups for p in chosen["params"]]
+        for parameter, _ in gradients:
+            parameter.grad = None  # so that the optimizer leaves the other fragments alone
+        own = [local.clone() for local, _ in fragment.pairs(mean)] if keep else []
+        for local, before in fragment.pairs(fragment.values):
+            local.copy_(before)
+        for parameter, (_, part) in zip(fragment.parameters, fragment.pairs(mean), strict=True):
+            parameter.grad = _like(part, parameter)
+        self._optimizer.step()
+        for local, after in fragment.pairs(fragment.values):
+            after.copy_(local)
+        for (local, _), of_site in zip(fragment.pairs(mean), own, strict=False):
+            local.lerp_(of_site, keep)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        fragment.mean = None
+        self._in_flight.remove(fragment)
+
+    def _compare_sites(self) -> None:
+        """Raise ValueError at all sites unless they agree on arguments, steps and values."""
+        settings = zlib.crc32(repr(sorted(self._settings.items())).encode())
+        hashes = [_c10d.hash_of(f.values.cpu()) >> 1 for f in self._fragments if len(f.values)]
+        mine = torch.tensor([settings, self._stats.inner_steps, *hashes])
+        everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
+        dist.all_gather(everybody, mine, group=self._group)
+        for site, other in enumerate(everybody):
+            if not torch.equal(other, everybody[0]):
+                wrong = int((other != everybody[0]).nonzero()[0])
+                what = ["arguments", "number of inner steps"][wrong] if wrong < 2 else "values after the last outer step"
+                raise ValueError(f"outer step: expected all sites to have the same {what}, got others at site {site}")
+        self._compared = True
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._stats.wait_seconds += time.monotonic() - start
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return local
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(local, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def _cut(parameters: list[torch.Tensor], number: int) -> list[list[torch.Tensor]]:
+    """Cut into parts of about equal size, none empty. Counts elements of whole DTensors, so that all ranks agree."""
+    parts: list[list[torch.Tensor]] = [[]]
+    left, total = len(parameters), sum(parameter.numel() for parameter in parameters)
+    done = 0
+    for parameter in parameters:
+        missing = number - len(parts)
+        is_full = done + parameter.numel() / 2 > len(parts) * total / number
+        if parts[-1] and missing and (is_full or left <= missing):
+            parts.append([])
+        parts[-1].append(parameter)
+        done += parameter.numel()
+        left -= 1
+    return parts
+
+
+def _check_parameters(parameters: list[torch.Tensor]) -> None:
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) != 1 or next(iter(kinds))[0] != torch.float32:
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+        raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
+
+
+def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_parameters: int) -> None:
+    if every < 1:
+        raise ValueError(f"every: expected at least 1, got {every}")
+    if not 1 <= fragments <= min(every, num_parameters):
+        raise ValueError(
+            f"fragments: expected 1 to {min(every, num_parameters)}, the lesser of every and the number of parameters, "
+            f"got {fragments}"
+        )
+    if not 0 <= delay < every:
+        raise ValueError(f"delay: expected 0 to every - 1 = {every - 1}, got {delay}")
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep: expected 0 to 1, got {keep}")
+
+
+def _rate_of(max_rate: str | None) -> float | None:
+    try:
+        return None if max_rate is None else parse_rate(max_rate)
+    except ValueError as error:
+        raise ValueError(f"max_rate: {error}") from None
+
+
+def _feedback_of(given: bool | ErrorFeedback) -> ErrorFeedback | None:
+    return given if isinstance(given, ErrorFeedback) else ErrorFeedback() if given else None

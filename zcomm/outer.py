@@ -70,7 +70,7 @@ class _Fragment:
 
 
 class OuterStep:
-    """Averages pseudo-gradients over sites, and steps ``optimizer`` with their mean. Call step() after every inner step.
+    """Averages pseudo-gradients over sites, and steps ``optimizer`` with their mean: call step() after each inner step.
 
     All sites begin with the same parameters, and call everything here after the same inner steps. The values after an
     outer step have the same bits at all sites. A site is one rank; or several, with parameters that FSDP2 shards in
@@ -277,7 +277,9 @@ class OuterStep:
         for site, other in enumerate(everybody):
             if not torch.equal(other, everybody[0]):
                 wrong = int((other != everybody[0]).nonzero()[0])
-                what = ["arguments", "number of inner steps"][wrong] if wrong < 2 else "values after the last outer step"
+                what = (
+                    ["arguments", "number of inner steps"][wrong] if wrong < 2 else "values after the last outer step"
+                )
                 raise ValueError(f"outer step: expected all sites to have the same {what}, got others at site {site}")
         self._compared = True
 

@@ -20,6 +20,7 @@ class Setting:
     gathered_as: str = "float32"  # what weights are cast to before they are gathered; shards are float32
     validation_sequences: int = 2048
     muon: bool = False  # steps the matrices of the blocks, AdamW all else
+    outer_every: int = 0  # inner steps of two sites to an outer step; 0: ranks of nodes step together
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Configuration:
     """What the collectives of a run send. Fields that come later need a default, for the results that are there."""
 
     weights: str = "exact"
-    gradients: str = "exact"  # inside a node / between nodes
+    gradients: str = "exact"  # inside a node / between nodes; of outer steps: pseudo-gradients and their means
     case: str = "usual"  # one of CASES
     flat: bool = False  # blocks run across parameters, and norms are not exempt
     feedback: bool = False  # gradients: zcomm.codec.ErrorFeedback(), what an encoding loses is added to the next one
@@ -50,11 +51,18 @@ OUTLIER_CHANNELS = 2
 OUTLIERS = {"outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
 # As FSDP2 gathers with MixedPrecisionPolicy(param_dtype=torch.bfloat16).
 MUON = "Muon"  # the only case whose matrices AdamW does not step
+# Twice as many steps, so that there are several outer ones; half as many sequences in each.
+OUTER = {
+    f"outer steps of {every}{', Muon' if muon else ''}": Setting(steps=600, batch=8, muon=muon, outer_every=every)
+    for every in (30, 100)
+    for muon in (False, True)
+}
 CASES = {
     "usual": Setting(),
     **OUTLIERS,
     "bfloat16 weights": Setting(gathered_as="bfloat16"),
     MUON: Setting(muon=True),
+    **OUTER,
 }
 
 DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
@@ -112,4 +120,14 @@ CONFIGURATIONS = (
         for exchanges in ("exact", "int8:128", "int4:128")
     ),
     Configuration(DEFAULT_WEIGHTS, "int8:128", case=MUON, exchanges="int8:128"),
+    # What two sites tell each other once in many steps.
+    *(
+        Configuration(gradients=format, case=case, feedback=feedback)
+        for case, setting in OUTER.items()
+        for format, feedback in (
+            ("exact", False),
+            *((f"{kind}:64", True) for kind in ("int8", "int4", "int2")),
+            *((f"{kind}:64", False) for kind in ("int4", "int2") if not setting.muon),
+        )
+    ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.convergence.cases import MUON, Configuration
+from bench.convergence.cases import MUON, OUTER, Configuration
 
 Record = Mapping[str, Any]
 
@@ -111,8 +111,8 @@ def summarize(records: Sequence[Record]) -> list[Row]:
 
 def choose(rows: Sequence[Row]) -> None:
     """Marks, in each family, the candidate that passes in all cases with AdamW that it was trained in, with the fewest
-    bytes between nodes, then inside, then the first."""
-    failed = {row.name for row in rows if len(row.gaps) > 1 and not row.passes and row.case != MUON}
+    bytes between nodes, then inside, then the first. Outer steps do not count."""
+    failed = {row.name for row in rows if len(row.gaps) > 1 and not row.passes and row.case not in (MUON, *OUTER)}
     for family in {row.family for row in rows}:
         passing = [row for row in rows if row.family == family and row.is_candidate and row.passes]
         passing = [row for row in passing if row.name not in failed]

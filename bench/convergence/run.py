@@ -14,10 +14,11 @@ gradient is scattered to the shards, and AdamW steps them. Both collectives are 
 real codecs and the real steps, with threads for ranks. The gradients are computed one rank after another, in float32
 and in one thread, so that a run is deterministic and a pair of runs differs by its formats alone.
 
+The cases of outer steps (outer.py) have two sites, which train by themselves and average what they changed.
+
 A finished run is one line in the results; what is there is not run again.
 """
 
-import functools
 import hashlib
 import math
 import multiprocessing
@@ -35,11 +36,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
-from train_gpt import GPT, load_corpus, sample
+from train_gpt import GPT, sample
 
 from bench import results_file
-from bench.convergence import kept
-from bench.convergence.cases import CASES, CONFIGURATIONS, OUTLIER_CHANNELS, Configuration, Setting
+from bench.convergence import kept, outer
+from bench.convergence.cases import CASES, CONFIGURATIONS, Configuration, Setting
+from bench.convergence.model import corpus, learning_rate, new_model, validate
 from bench.convergence.muon import Muon
 from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
 from zcomm import _core
@@ -48,10 +50,7 @@ from zcomm.testing import HeldShards, LocalRank, LocalWorld
 
 NUM_NODES, NODE_SIZE = 2, 4
 WORLD_SIZE = NUM_NODES * NODE_SIZE
-VALIDATION_BATCH = 64
 SNR_EVERY = 10  # steps
-
-corpus = functools.cache(load_corpus)
 
 app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
 
@@ -163,28 +162,6 @@ def snr_of_parameters(exact: Tensor, received: Tensor, cut: Sequence[int]) -> li
     return [snr_db(one, other) for one, other in pairs]
 
 
-def validate(model: GPT, held_out: Tensor, setting: Setting) -> float:
-    """The mean loss over the same held-out sequences in every run."""
-    sequences = sample(held_out, setting.validation_sequences, setting.sequence, seed=0)
-    with torch.no_grad():
-        losses = [model(batch).item() * len(batch) for batch in sequences.split(VALIDATION_BATCH)]
-    return sum(losses) / len(sequences)
-
-
-def new_model(setting: Setting, seed: int) -> GPT:
-    torch.manual_seed(seed)
-    model = GPT(setting.width, setting.layers, setting.sequence)
-    with torch.no_grad():
-        for table in (model.bytes, model.positions):
-            table.weight[:, :OUTLIER_CHANNELS] *= setting.outliers
-    return model
-
-
-def learning_rate(setting: Setting, step: int) -> float:
-    """Up, then down to nothing."""
-    return setting.learning_rate * min((step + 1) / setting.warmup_steps, 1.0) * (1 - step / setting.steps)
-
-
 def muon_of(model: GPT, shards: nn.Parameter, collectives: Collectives, configuration: Configuration) -> Muon:
     """Muon for the matrices of the blocks, by their columns in the shards."""
     shapes, begin = {}, 0
@@ -197,6 +174,8 @@ def muon_of(model: GPT, shards: nn.Parameter, collectives: Collectives, configur
 
 def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, Any]:
     """One run; ``kept.measurement`` makes a line of the results of what it returns."""
+    if setting.outer_every:
+        return outer.train(configuration, setting, seed)
     start, cpu_start = time.perf_counter(), time.process_time()
     text, held_out = corpus()
     model = new_model(setting, seed)
@@ -301,8 +280,8 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, max=10, help="Runs of each configuration.")] = 8,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, of one thread each.")] = 2,
     steps: Annotated[
-        int, typer.Option(min=1, help="Of each run. A few suffice for a look at the noise.")
-    ] = Setting.steps,
+        int | None, typer.Option(min=1, help="Of each run. A few suffice for a look at the noise.")
+    ] = None,
     quick: Annotated[bool, typer.Option(help="Two steps per run.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing.")] = False,
     results: Annotated[Path, typer.Option(help="A line per run.")] = kept.PATH,
@@ -314,7 +293,9 @@ def main(
     chosen = [one for one in CONFIGURATIONS if any(part in str(one) for part in only.split(","))]
     exact = [Configuration(case=case) for case in dict.fromkeys(one.case for one in chosen)]  # what they compare with
     chosen = [one for one in CONFIGURATIONS if one in chosen or one in exact]
-    changed: dict[str, Any] = {"steps": 2, "batch": 1, "validation_sequences": 16} if quick else {"steps": steps}
+    changed: dict[str, Any] = {"steps": steps} if steps else {}
+    if quick:
+        changed = {"steps": 2, "batch": 1, "validation_sequences": 16}
     settings = {case: replace(setting, **changed) for case, setting in CASES.items()}
     # Seed by seed, so that what is there at any time can be compared.
     keys = [(configuration, settings[configuration.case], seed) for seed in range(seeds) for configuration in chosen]

@@ -68,7 +68,7 @@ def test_replicas_agree_to_the_bit(size: int, format: str) -> None:
 
 
 def test_a_mean_is_what_its_encodings_say() -> None:
-    """Each value is encoded once on its way to the owner of its part, and once as a mean; feedback keeps both losses."""
+    """A value is encoded once on its way to the owner of its part, and once as a mean. Feedback keeps both losses."""
     num, format, kept = 4 * 64, "int4:64", "int8:128"
     inputs = torch.randn(5, 2, num, generator=torch.Generator().manual_seed(0))
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from train_gpt import sample
 
-import zcomm
+import zcomm.outer
 from bench.convergence.cases import Configuration, Setting
 from bench.convergence.model import corpus, learning_rate, new_model, validate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ class Averaging:
     It is a reduce_scatter and an all_gather, as an all_reduce is. But here the owner of a part also keeps what its
     encoding of the mean loses, for the next mean. The feedback of an all_reduce leaves that out.
 
-    ``bytes``: what this rank sends each time; ``exact_bytes``: what an exact all_reduce would. All ranks of the group
-    call the functions of all averagings in the same order. ``key`` names the residuals.
+    ``bytes``: what this rank sends each time; ``exact_bytes``: what an exact all_reduce would. ``count``: times so far.
+    ``wait_seconds``: what this rank has waited for transfers. All ranks of the group call the functions of all
+    averagings in the same order. ``key`` names the residuals.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class Averaging:
         self._buffer = self._shard = torch.empty(0)
         self._work: dist.Work | None = None
         self._is_gathering = False
+        self.count = 0
+        self.wait_seconds = 0.0
 
     def new_buffer(self) -> torch.Tensor:
         """Return a tensor for the values: ``num_elements``, then zeros up to equal parts."""
@@ -49,6 +53,7 @@ class Averaging:
     def reduce(self, buffer: torch.Tensor) -> None:
         """Begin to average ``buffer``, of new_buffer()."""
         self._buffer, self._is_gathering = buffer, False
+        self.count += 1
         if self._plans is None:
             if self.exact_bytes > 0:
                 with override(all_reduce="exact"):
@@ -90,7 +95,9 @@ class Averaging:
 
     def _wait(self) -> None:
         if self._work is not None:
+            start = time.monotonic()
             self._work.wait()
+            self.wait_seconds += time.monotonic() - start
             self._work = None
 
     def _make_plans(self) -> tuple[_c10d.Operation, _c10d.Operation]:

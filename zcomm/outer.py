@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,23 +30,25 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
 
+_COMPARED = ("number of inner steps", "arguments", "values after the last outer step")  # between sites
+
 
 @dataclass
 class OuterStats:
-    """What an OuterStep did on this rank since it was made.
+    """What an OuterStep has done on this rank: ``inner_steps`` of the training, the rest since it was made.
 
-    ``reductions`` of fragments have sent ``sent_bytes`` from this rank; ``exact_bytes`` are those of float32
-    all-reduces. ``in_flight``: fragments under way. ``limit_seconds``: what step() waited for ``max_rate``,
-    ``wait_seconds``: for transfers (on a GPU the host waits for none).
+    ``reductions`` of fragments have sent ``sent_bytes`` from this rank; all-reduces in float32 would have sent
+    ``exact_bytes``. ``in_flight``: fragments under way. step() has waited ``limit_seconds`` for ``max_rate``, and
+    ``wait_seconds`` for transfers. On a GPU the host does not wait for these.
     """
 
-    inner_steps: int = 0
-    reductions: int = 0
-    sent_bytes: int = 0
-    exact_bytes: int = 0
-    in_flight: int = 0
-    limit_seconds: float = 0.0
-    wait_seconds: float = 0.0
+    inner_steps: int
+    reductions: int
+    sent_bytes: int
+    exact_bytes: int
+    in_flight: int
+    limit_seconds: float
+    wait_seconds: float
 
 
 class _Fragment:
@@ -57,16 +57,26 @@ class _Fragment:
     def __init__(self, parameters: list[torch.Tensor], offset: int) -> None:
         self.parameters = parameters
         self.offset = offset  # its first outer step begins after as many inner steps
-        self.sizes = [_local(parameter).numel() for parameter in parameters]
-        self.values = torch.cat([_local(parameter).detach().flatten() for parameter in parameters])
+        self.values = self.read()
         self.averaging: Averaging
         self.mean: torch.Tensor | None = None  # once it is there
         self.gather_at = self.apply_at = 0  # inner steps
 
-    def pairs(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the local part of each parameter, and its place in ``flat``."""
-        for parameter, part in zip(self.parameters, flat[: sum(self.sizes)].split(self.sizes), strict=True):
-            yield _local(parameter), part.view(_local(parameter).shape)
+    @torch.no_grad()
+    def read(self) -> torch.Tensor:
+        """Return this rank's part of the parameters, as one tensor."""
+        return torch.cat([_local(parameter).flatten() for parameter in self.parameters])
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of ``flat``, as read() returns it, in the shapes of the parameters on this rank."""
+        shapes = [_local(parameter).shape for parameter in self.parameters]
+        parts = flat.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @torch.no_grad()
+    def write(self, flat: torch.Tensor) -> None:
+        for parameter, part in zip(self.parameters, self.split(flat), strict=True):
+            _local(parameter).copy_(part)
 
 
 class OuterStep:
@@ -117,13 +127,16 @@ class OuterStep:
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
         _core.BlockFormat(format)  # raises on an unknown one
-        self._rate = _rate_of(max_rate)
+        self._rate = _rate_of(max_rate) if max_rate is not None else None
         self._optimizer, self._group = optimizer, group
         self._every, self._delay, self._keep = every, delay, keep
-        self._stats = OuterStats()
+        self._inner_steps = 0
+        self._limit_seconds = 0.0
         self._free_at = 0.0  # when the fragments that began so far have had their time at the rate
         self._compared = False
-        self._feedback = _feedback_of(error_feedback) if format != "exact" else None
+        if error_feedback is True:
+            error_feedback = ErrorFeedback()
+        self._feedback = error_feedback if isinstance(error_feedback, ErrorFeedback) and format != "exact" else None
         name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
         rank = backend_of(group).rank()
         self._fragments = []
@@ -138,16 +151,17 @@ class OuterStep:
         self._settings: dict[str, Any] = {
             "every": every, "fragments": fragments, "delay": delay, "keep": keep, "format": format,
             "error_feedback": self._feedback is not None, "sites": dist.get_world_size(group),
+            "elements": [len(fragment.values) for fragment in self._fragments],  # on this rank and its likes
         }  # fmt: skip
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
         if not self._compared:
             self._compare_sites()
-        self._stats.inner_steps += 1
+        self._inner_steps += 1
         self._advance()
         for fragment in self._fragments:
-            steps = self._stats.inner_steps - fragment.offset
+            steps = self._inner_steps - fragment.offset
             if steps >= 0 and steps % self._every == 0:
                 self._begin(fragment, self._delay)
         self._advance()
@@ -174,7 +188,7 @@ class OuterStep:
             in_flight.append((self._fragments.index(fragment), fragment.apply_at, mean.clone()))
         return {
             "settings": dict(self._settings),
-            "inner_steps": self._stats.inner_steps,
+            "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "in_flight": in_flight,
             "error_feedback": self._feedback.state_dict() if self._feedback is not None else None,
@@ -187,9 +201,6 @@ class OuterStep:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if state["settings"] != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {state['settings']}")
-        lengths = [len(values) for values in state["values"]]
-        if lengths != (expected := [len(fragment.values) for fragment in self._fragments]):
-            raise ValueError(f"state: expected fragments of {expected} elements on this rank, got {lengths}")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values in zip(self._fragments, state["values"], strict=True):
@@ -198,36 +209,37 @@ class OuterStep:
             fragment = self._fragments[number]
             fragment.mean, fragment.apply_at = mean.to(fragment.values.device, copy=True), apply_at
             self._in_flight.append(fragment)
-        self._stats.inner_steps = state["inner_steps"]
+        self._inner_steps = state["inner_steps"]
         self._compared = False
 
     def stats(self) -> OuterStats:
         """Return the counters of this rank."""
-        return OuterStats(**{**vars(self._stats), "in_flight": len(self._in_flight)})
+        averagings = [fragment.averaging for fragment in self._fragments]
+        return OuterStats(
+            inner_steps=self._inner_steps,
+            reductions=sum(each.count for each in averagings),
+            sent_bytes=sum(each.count * each.bytes for each in averagings),
+            exact_bytes=sum(each.count * each.exact_bytes for each in averagings),
+            in_flight=len(self._in_flight),
+            limit_seconds=self._limit_seconds,
+            wait_seconds=sum(each.wait_seconds for each in averagings),
+        )
 
     def _advance(self) -> None:
         for fragment in list(self._in_flight):
-            if fragment.apply_at <= self._stats.inner_steps:
+            if fragment.apply_at <= self._inner_steps:
                 self._apply(fragment)
-            elif fragment.gather_at == self._stats.inner_steps and fragment.mean is None:
-                with self._waiting():
-                    fragment.averaging.gather()
+            elif fragment.gather_at == self._inner_steps and fragment.mean is None:
+                fragment.averaging.gather()
 
-    @torch.no_grad()
     def _begin(self, fragment: _Fragment, delay: int) -> None:
         buffer = fragment.averaging.new_buffer()
-        for (local, before), (_, difference) in zip(
-            fragment.pairs(fragment.values), fragment.pairs(buffer), strict=True
-        ):
-            torch.sub(before, local, out=difference)
+        torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
         self._keep_rate(fragment.averaging.bytes)
         fragment.averaging.reduce(buffer)
-        fragment.gather_at = self._stats.inner_steps + (delay + 1) // 2
-        fragment.apply_at = self._stats.inner_steps + delay
+        fragment.gather_at = self._inner_steps + (delay + 1) // 2
+        fragment.apply_at = self._inner_steps + delay
         self._in_flight.append(fragment)
-        self._stats.reductions += 1
-        self._stats.sent_bytes += fragment.averaging.bytes
-        self._stats.exact_bytes += fragment.averaging.exact_bytes
 
     def _keep_rate(self, num_bytes: int) -> None:
         if self._rate is None:
@@ -235,33 +247,29 @@ class OuterStep:
         now = time.monotonic()
         if now < self._free_at:
             time.sleep(self._free_at - now)
-            self._stats.limit_seconds += self._free_at - now
+            self._limit_seconds += self._free_at - now
         self._free_at = max(now, self._free_at) + num_bytes / self._rate
 
     def _wait_for_mean(self, fragment: _Fragment) -> torch.Tensor:
         if fragment.mean is None:
-            with self._waiting():
-                fragment.mean = fragment.averaging.finish()
+            fragment.mean = fragment.averaging.finish()
         return fragment.mean
 
-    @torch.no_grad()
     def _apply(self, fragment: _Fragment, keep: float | None = None) -> None:
         """Make the fragment's outer step."""
         keep = self._keep if keep is None else keep
         mean = self._wait_for_mean(fragment)
+        own = fragment.read() if keep else None
         gradients = [(p, p.grad) for chosen in self._optimizer.param_groups for p in chosen["params"]]
         for parameter, _ in gradients:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
-        own = [local.clone() for local, _ in fragment.pairs(mean)] if keep else []
-        for local, before in fragment.pairs(fragment.values):
-            local.copy_(before)
-        for parameter, (_, part) in zip(fragment.parameters, fragment.pairs(mean), strict=True):
+        fragment.write(fragment.values)
+        for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
             parameter.grad = _like(part, parameter)
         self._optimizer.step()
-        for local, after in fragment.pairs(fragment.values):
-            after.copy_(local)
-        for (local, _), of_site in zip(fragment.pairs(mean), own, strict=False):
-            local.lerp_(of_site, keep)
+        fragment.values = fragment.read()
+        if own is not None:
+            fragment.write(torch.lerp(fragment.values, own, keep))
         for parameter, gradient in gradients:
             parameter.grad = gradient
         fragment.mean = None
@@ -269,25 +277,18 @@ class OuterStep:
 
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on arguments, steps and values."""
-        settings = zlib.crc32(repr(sorted(self._settings.items())).encode())
-        hashes = [_c10d.hash_of(f.values.cpu()) >> 1 for f in self._fragments if len(f.values)]
-        mine = torch.tensor([settings, self._stats.inner_steps, *hashes])
+        hashes = [_c10d.hash_of(fragment.values.cpu()) for fragment in self._fragments if len(fragment.values)]
+        numbers = [zlib.crc32(repr(each).encode()) for each in (sorted(self._settings.items()), hashes)]
+        mine = torch.tensor([self._inner_steps, *numbers])
         everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
         dist.all_gather(everybody, mine, group=self._group)
         for site, other in enumerate(everybody):
-            if not torch.equal(other, everybody[0]):
-                wrong = int((other != everybody[0]).nonzero()[0])
-                what = (
-                    ["arguments", "number of inner steps"][wrong] if wrong < 2 else "values after the last outer step"
-                )
-                raise ValueError(f"outer step: expected all sites to have the same {what}, got others at site {site}")
+            for what, same in zip(_COMPARED, other == everybody[0], strict=True):
+                if not same:
+                    raise ValueError(
+                        f"outer step: expected all sites to have the same {what}, got others at site {site}"
+                    )
         self._compared = True
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self._stats.wait_seconds += time.monotonic() - start
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
@@ -338,12 +339,8 @@ def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_para
         raise ValueError(f"keep: expected 0 to 1, got {keep}")
 
 
-def _rate_of(max_rate: str | None) -> float | None:
+def _rate_of(max_rate: str) -> float:
     try:
-        return None if max_rate is None else parse_rate(max_rate)
+        return parse_rate(max_rate)
     except ValueError as error:
         raise ValueError(f"max_rate: {error}") from None
-
-
-def _feedback_of(given: bool | ErrorFeedback) -> ErrorFeedback | None:
-    return given if isinstance(given, ErrorFeedback) else ErrorFeedback() if given else None

@@ -70,7 +70,7 @@ class _Fragment:
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of ``flat``, as read() returns it, in the shapes of the parameters on this rank."""
         shapes = [_local(parameter).shape for parameter in self.parameters]
-        parts = flat.split([shape.numel() for shape in shapes])
+        parts = flat.split_with_sizes([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @torch.no_grad()

@@ -90,6 +90,16 @@ def grouped(sharded: bool) -> Callable[[], dict[str, Any]]:
     return names
 
 
+def of_a_site() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+    def train_step(model: nn.Module) -> None:
+        model(torch.ones(2, 64)).square().mean().backward()
+
+    return {"dist": dist, "torch": torch, "zcomm": zcomm, "model": model, "train_step": train_step}
+
+
 # Names that a block finds when it begins.
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md, block 0": training,
@@ -97,6 +107,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "numerics.md, block 0": dict,
     "fine-tuning.md, block 0": grouped(sharded=False),
     "traces.md, block 0": grouped(sharded=True),
+    "outer.md, block 0": of_a_site,
 }
 
 

@@ -9,10 +9,12 @@ nothing behind.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 from typing import Any
 
@@ -21,6 +23,7 @@ CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 TBF_HANDLE = 0x10000
 SWITCH_ADDRESS_PREFIX = 24
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x2, 0x1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,18 +76,30 @@ def _up(netlink: Any, name: str) -> int:
     return index
 
 
-def build(addresses: list[str], rate_bytes: int | None) -> list[int]:
-    """Make one namespace per address, joined by a bridge; returns descriptors: hosts, switch, user namespace if any."""
+def _tap(name: str) -> int:
+    """Make a TAP device in the namespace of this process; returns its descriptor, with which it lives and dies."""
+    device = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+    return device
+
+
+def build(addresses: list[str], rate_bytes: int | None, relayed: bool) -> tuple[list[int], list[int]]:
+    """Make one namespace per address, joined by a bridge; returns descriptors: hosts, switch, user namespace if any.
+    Then those of TAP devices, if what is `relayed` between hosts and switch: of all ports, of all hosts."""
     user = _become_privileged()
     switch, switch_netlink = _new_network()
     switch_netlink.link("add", ifname="br0", kind="bridge", br_stp_state=0, br_forward_delay=0)
     bridge = _up(switch_netlink, "br0")
-    hosts = []
+    ports = [_tap(f"port{number}") for number in range(len(addresses))] if relayed else []
+    hosts, taps = [], []
     for number, address in enumerate(addresses):
         port_name = f"port{number}"
         host, netlink = _new_network()
         hosts.append(host)
-        netlink.link("add", ifname="eth0", kind="veth", peer={"ifname": port_name, "net_ns_fd": switch})
+        if relayed:
+            taps.append(_tap("eth0"))
+        else:
+            netlink.link("add", ifname="eth0", kind="veth", peer={"ifname": port_name, "net_ns_fd": switch})
         netlink.addr(
             "add", index=netlink.link_lookup(ifname="eth0")[0], address=address, prefixlen=SWITCH_ADDRESS_PREFIX
         )
@@ -96,14 +111,15 @@ def build(addresses: list[str], rate_bytes: int | None) -> list[int]:
         _limit(switch_netlink, _up(switch_netlink, port_name), rate_bytes)
         netlink.close()
     switch_netlink.close()
-    return [*hosts, switch, *([] if user is None else [user])]
+    return [*hosts, switch, *([] if user is None else [user])], ports + taps
 
 
 def enter(parent: int, user: int, network: int, argv: list[str]) -> None:
-    """Become `argv` inside a namespace, and die with the lab."""
+    """Become `argv` inside a namespace, of this process without descriptors, and die with the lab."""
     if user >= 0:
         _check(_libc.setns(user, CLONE_NEWUSER), "cannot enter the user namespace")
-    _check(_libc.setns(network, CLONE_NEWNET), "cannot enter the network namespace")
+    if network >= 0:
+        _check(_libc.setns(network, CLONE_NEWNET), "cannot enter the network namespace")
     for descriptor in (user, network):
         if descriptor >= 0:
             os.close(descriptor)
@@ -128,10 +144,11 @@ def _main() -> None:
         sys.path[:] = spec["path"]
         with socket.socket(fileno=int(arguments[0])) as channel:
             try:
-                descriptors = build(spec["addresses"], spec["rate_bytes"])
+                networks, taps = build(spec["addresses"], spec["rate_bytes"], spec["relayed"])
             except OSError as error:
                 sys.exit(error.strerror or str(error))
-            socket.send_fds(channel, [b"1" if len(descriptors) > len(spec["addresses"]) + 1 else b"0"], descriptors)
+            has_user = len(networks) > len(spec["addresses"]) + 1
+            socket.send_fds(channel, [b"1" if has_user else b"0"], networks + taps)
 
 
 if __name__ == "__main__":

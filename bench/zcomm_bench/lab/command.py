@@ -3,6 +3,7 @@
 python -m zcomm_bench lab run --hosts 2 --rate 100mbit -- CMD...       the command on every host
 python -m zcomm_bench lab ranks --nodes 2x2 --rate 1gbit -- CMD...     the command as every rank of a job, like torchrun
 python -m zcomm_bench lab selfcheck --rate 100mbit                     what one TCP stream gets through
+python -m zcomm_bench lab selfcheck --rate 100mbit --round-trip-ms 50 --loss-percent 0.1     the same over the internet
 """
 
 import json
@@ -35,6 +36,8 @@ Rate = Annotated[
         help='Limit of every link, each way: "100mbit", "2.5gbit" or "unlimited".',
     ),
 ]
+RoundTrip = Annotated[float, typer.Option(min=0, help="Milliseconds from a host to another and back.")]
+Loss = Annotated[float, typer.Option(min=0, max=99, help="Share of the frames between hosts that are lost.")]
 Command = Annotated[list[str], typer.Argument(help="The command, after --.", metavar="CMD...")]
 
 
@@ -44,9 +47,15 @@ def warn(note: str) -> None:
 
 
 @app.command()
-def run(command: Command, hosts: int = 2, rate: Rate = "unlimited") -> None:
+def run(
+    command: Command,
+    hosts: int = 2,
+    rate: Rate = "unlimited",
+    round_trip_ms: RoundTrip = 0.0,
+    loss_percent: Loss = 0.0,
+) -> None:
     """Run a command on every host at once; HOST is its number, HOSTS the addresses of all, joined by commas."""
-    with network.NetLab(hosts, rate) as lab:
+    with network.NetLab(hosts, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent) as lab:
         warn(lab.note)
         common = {"HOSTS": ",".join(lab.addresses)}
         processes = [lab.popen(host, command, {**common, "HOST": str(host)}) for host in range(hosts)]
@@ -57,10 +66,16 @@ def run(command: Command, hosts: int = 2, rate: Rate = "unlimited") -> None:
 
 
 @app.command()
-def ranks(command: Command, nodes: str = "2x2", rate: Rate = "unlimited") -> None:
+def ranks(
+    command: Command,
+    nodes: str = "2x2",
+    rate: Rate = "unlimited",
+    round_trip_ms: RoundTrip = 0.0,
+    loss_percent: Loss = 0.0,
+) -> None:
     """Run a command as every rank of a job and print what rank 0 prints."""
     try:
-        result = network.launch(command, nodes=nodes, rate=rate)
+        result = network.launch(command, nodes=nodes, rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
     except network.RankFailed as error:
         raise SystemExit(str(error)) from None
     warn(result.note)
@@ -68,9 +83,11 @@ def ranks(command: Command, nodes: str = "2x2", rate: Rate = "unlimited") -> Non
 
 
 @app.command()
-def selfcheck(rate: Rate = "100mbit", seconds: float = 3.0) -> None:
+def selfcheck(
+    rate: Rate = "100mbit", seconds: float = 3.0, round_trip_ms: RoundTrip = 0.0, loss_percent: Loss = 0.0
+) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
-    with network.NetLab(2, rate) as lab:
+    with network.NetLab(2, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent) as lab:
         warn(lab.note)
         here = [sys.executable, "-m", "zcomm_bench", "lab"]
         sink = lab.popen(1, [*here, "sink", lab.addresses[1]], stdout=subprocess.PIPE)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import queue
 import signal
@@ -36,6 +37,7 @@ from zcomm._units import parse_nodes, parse_rate
 _SCRIPT = str(Path(__file__).with_name("_netns.py"))
 # -I -S: the script must start fast and must not find this package's modules on its path.
 _INTERPRETER = [sys.executable, "-I", "-S", _SCRIPT]
+_RELAY = str(Path(__file__).with_name("_relay.py"))
 _MAX_HOSTS = 64
 _LEAST_RATE, _MOST_RATE = 1_000, 4_250_000_000  # bytes per second, which tbf counts in 32 bits
 _POLL_SECONDS = 0.05
@@ -60,13 +62,28 @@ class NetLab:
     """`num_hosts` hosts with one interface each, whose traffic is limited to `rate` in both directions. Without
     `isolate` they are the machine itself, and nothing is built.
 
+    With `round_trip_ms` or `loss_percent` a process of the lab carries all frames. It delays each by half the round
+    trip, and loses some by chance. It needs a processor: unlimited links become links of a few hundred Mbit/s.
+
     `addresses[host]` is the address of a host and `interface` the name of its interface. Processes of a host talk to
     each other at memory speed. Everything is torn down on `close`, and also when this process is killed.
     """
 
-    def __init__(self, num_hosts: int, rate: str | None = None, *, isolate: bool = True) -> None:
+    def __init__(
+        self,
+        num_hosts: int,
+        rate: str | None = None,
+        *,
+        round_trip_ms: float = 0.0,
+        loss_percent: float = 0.0,
+        isolate: bool = True,
+    ) -> None:
         if not 1 <= num_hosts <= _MAX_HOSTS:
             raise ValueError(f"expected 1 to {_MAX_HOSTS} hosts, got {num_hosts}")
+        if not 0 <= round_trip_ms < math.inf:
+            raise ValueError(f"round_trip_ms: expected at least 0, got {round_trip_ms}")
+        if not 0 <= loss_percent < 100:
+            raise ValueError(f"loss_percent: expected 0 to less than 100, got {loss_percent}")
         rate_bytes = parse_limit(rate)
         self.num_hosts = num_hosts
         self.addresses = [f"10.42.0.{host + 1}" for host in range(num_hosts)]
@@ -76,11 +93,12 @@ class NetLab:
         self._networks: list[int] = []
         self._user = -1
         self._processes: list[subprocess.Popen[str]] = []
+        self._relay: subprocess.Popen[str] | None = None
         if not isolate:
             self._be_the_machine("")
             return
         try:
-            self._build(None if rate_bytes is None else int(rate_bytes))
+            self._build(None if rate_bytes is None else int(rate_bytes), round_trip_ms / 2e3, loss_percent / 100)
         except _NoNamespaces as error:
             self._be_the_machine(f"no network namespaces here ({error}): loopback, no limit, bytes are not counted")
 
@@ -90,10 +108,11 @@ class NetLab:
         self.addresses = ["127.0.0.1"] * self.num_hosts
         self.interface = "lo"
 
-    def _build(self, rate_bytes: int | None) -> None:
+    def _build(self, rate_bytes: int | None, delay: float, loss: float) -> None:
         if importlib.util.find_spec("pyroute2") is None:
             raise ImportError("the network lab needs pyroute2: pip install pyroute2")
-        spec = json.dumps({"addresses": self.addresses, "rate_bytes": rate_bytes, "path": sys.path})
+        relayed = delay > 0 or loss > 0
+        spec = json.dumps({"addresses": self.addresses, "rate_bytes": rate_bytes, "relayed": relayed, "path": sys.path})
         ours, theirs = socket.socketpair()
         with ours, theirs:
             descriptor = theirs.fileno()
@@ -106,10 +125,22 @@ class NetLab:
             if builder.returncode != 0:
                 lines = builder.stderr.strip().splitlines()
                 raise _NoNamespaces(lines[-1] if lines else f"exit status {builder.returncode}")
-            has_user, descriptors, _, _ = socket.recv_fds(ours, 1, self.num_hosts + 2)
-        self._networks = descriptors
+            has_user, descriptors, _, _ = socket.recv_fds(ours, 1, 3 * self.num_hosts + 2)
+        num_networks = self.num_hosts + 1 + int(has_user)
+        self._networks, taps = descriptors[:num_networks], descriptors[num_networks:]
         if has_user == b"1":
             self._user = self._networks.pop()
+        if relayed:
+            self._start_relay(taps[self.num_hosts :], taps[: self.num_hosts], delay, loss)
+
+    def _start_relay(self, hosts: list[int], ports: list[int], delay: float, loss: float) -> None:
+        """Start the process that carries all frames, which keeps the TAP devices."""
+        taps = [*hosts, *ports]
+        here = [str(os.getpid()), "-1", "-1"]  # not in a namespace, but tied to the lab like what is
+        command = [*_INTERPRETER, "enter", *here, sys.executable, "-I", "-S", _RELAY, str(delay), str(loss)]
+        self._relay = subprocess.Popen([*command, *map(str, taps)], pass_fds=taps, start_new_session=True, text=True)
+        for tap in taps:
+            os.close(tap)
 
     def __enter__(self) -> NetLab:
         return self
@@ -121,7 +152,7 @@ class NetLab:
 
     def close(self) -> None:
         """Kill what still runs and let the namespaces go."""
-        for process in self._processes:
+        for process in (*self._processes, *([] if self._relay is None else [self._relay])):
             kill(process)
         for descriptor in (*self._networks, self._user):
             if descriptor >= 0:
@@ -211,6 +242,8 @@ def launch(
     *,
     nodes: str = "2x2",
     rate: str | None = None,
+    round_trip_ms: float = 0.0,
+    loss_percent: float = 0.0,
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], object] = print,
     timeout: float | None = None,
@@ -223,7 +256,8 @@ def launch(
     `RankFailed` is raised; `timeout` bounds the whole job in seconds.
     """
     num_nodes, ranks_per_node = parse_nodes(nodes)
-    with NetLab(num_nodes, rate, isolate=isolate) as lab, tempfile.TemporaryDirectory() as folder, _raise_on_sigterm():
+    made = NetLab(num_nodes, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent, isolate=isolate)
+    with made as lab, tempfile.TemporaryDirectory() as folder, _raise_on_sigterm():
         common = {
             "WORLD_SIZE": str(num_nodes * ranks_per_node),
             "LOCAL_WORLD_SIZE": str(ranks_per_node),

@@ -140,20 +140,21 @@ def test_nothing_is_left_after_a_kill(lab: NetLab) -> None:
     code = """
 import os, time
 from zcomm_bench.lab.network import NetLab
-lab = NetLab(2)
+lab = NetLab(2, round_trip_ms=1)
 process = lab.popen(0, ["sleep", "1000"])
 while os.readlink(f"/proc/{process.pid}/exe").find("sleep") < 0:
     time.sleep(0.01)
-print(process.pid, *(os.fstat(descriptor).st_ino for descriptor in lab._networks), flush=True)
+print(process.pid, lab._relay.pid, *(os.fstat(descriptor).st_ino for descriptor in lab._networks), flush=True)
 time.sleep(1000)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        pid, *inodes = map(int, owner.stdout.readline().split())
+        pid, relay, *inodes = map(int, owner.stdout.readline().split())
         made = {f"net:[{inode}]" for inode in inodes}
         assert len(made) == 3
         owner.send_signal(signal.SIGKILL)
     wait_until_dead(pid)
+    wait_until_dead(relay)
     assert not made & in_use()
 
 
@@ -182,3 +183,58 @@ def test_launch_shows_the_failing_rank_and_kills_the_rest() -> None:
 def test_launch_stops_at_its_timeout() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[0, 1\]"):
         launch(["sleep", "1000"], nodes="1x2", timeout=0.5)
+
+
+PROBE = """
+import socket, sys, time
+role, address = sys.argv[1:]
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if role == "receive":
+    datagrams.bind((address, 5202))
+    with socket.create_server((address, 5201)) as server:
+        print("listening", flush=True)
+        connection, _ = server.accept()
+        connection.recv(1)  # after all datagrams: what has not arrived by now and a second is lost
+        datagrams.settimeout(1.0)
+        count = 0
+        try:
+            while datagrams.recv(10):
+                count += 1
+        except TimeoutError:
+            print(count)
+else:
+    begin = time.monotonic()
+    connection = socket.create_connection((address, 5201), timeout=60)
+    print(time.monotonic() - begin)
+    for _ in range(200):
+        datagrams.sendto(b"x", (address, 5202))
+    connection.sendall(b"x")
+"""
+
+
+def test_frames_are_late_and_some_are_lost() -> None:
+    """Streams arrive whole all the same. A slow machine only adds to the round trip."""
+    with NetLab(2, "100mbit", round_trip_ms=80, loss_percent=20) as lab:
+        if not lab.isolated:
+            pytest.skip(lab.note)
+        receiver = lab.popen(1, [sys.executable, "-c", PROBE, "receive", lab.addresses[1]], stdout=subprocess.PIPE)
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+        sent = lab.run(0, [sys.executable, "-c", PROBE, "send", lab.addresses[1]], timeout=60)
+        assert float(sent.stdout) >= 0.08
+        assert 50 < int(receiver.communicate(timeout=60)[0]) < 200
+        relay = lab._relay
+        assert relay is not None
+    wait_until_dead(relay.pid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"round_trip_ms": -1}, "round_trip_ms: expected at least 0, got -1"),
+        ({"loss_percent": 100}, "loss_percent: expected 0 to less than 100, got 100"),
+    ],
+)
+def test_ways_that_cannot_be_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NetLab(2, **arguments)  # type: ignore[arg-type]

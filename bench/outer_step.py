@@ -1,0 +1,118 @@
+"""How well an outer step uses a link between two sites, and what inner steps lose while fragments travel.
+
+python bench/outer_step.py                                               100 Mbit/s, 50 ms, 0.1 % of the frames lost
+python bench/outer_step.py --congestion cubic --rate 1gbit               another TCP, another link
+
+Two sites are hosts of the network lab, of one rank and one thread each. Their inner step multiplies matrices; it has as
+many parameters as --elements. "busy" is the share of the link's bytes that whole outer steps have sent while they were
+waited for. Inner steps are medians, in turns: alone, and with a fragment under way.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import zcomm
+from zcomm_bench.lab import network
+
+FORMATS = ("exact", "int8:64", "int4:64", "int2:64")
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 3, 4, 8
+TENSORS = 8
+
+
+def inner_step(matrix: torch.Tensor) -> float:
+    start = time.monotonic()
+    for _ in range(10):
+        matrix @ matrix
+    return time.monotonic() - start
+
+
+def new_outer_step(elements: int, format: str, fragments: int, delay: int) -> zcomm.outer.OuterStep:
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(elements // TENSORS)) for _ in range(TENSORS)]
+    sgd = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+    return zcomm.outer.OuterStep(sgd, every=2 * STEPS_OF_A_TURN, fragments=fragments, delay=delay, format=format)
+
+
+def whole_steps(elements: int, format: str) -> tuple[float, int]:
+    """Return the median seconds of outer steps that nothing hides, and the bytes of one."""
+    outer = new_outer_step(elements, format, 1, 0)
+    outer.synchronize()  # connects
+    seconds = []
+    for _ in range(WHOLE_STEPS):
+        dist.barrier()
+        start = time.monotonic()
+        outer.synchronize()
+        seconds.append(time.monotonic() - start)
+    stats = outer.stats()
+    return statistics.median(seconds), stats.sent_bytes // stats.reductions
+
+
+def inner_steps(elements: int, format: str) -> tuple[float, float, float]:
+    """Return the median seconds of inner steps alone and beside a fragment, and what was waited for per fragment."""
+    outer, matrix = new_outer_step(elements, format, 1, STEPS_OF_A_TURN), torch.randn(700, 700)
+    alone, beside = [], []
+    for _ in range(2 * STEPS_OF_A_TURN * TURNS):
+        seconds = inner_step(matrix)
+        (beside if outer.stats().in_flight else alone).append(seconds)
+        outer.step()
+    stats = outer.stats()
+    return statistics.median(alone), statistics.median(beside), stats.wait_seconds / stats.reductions
+
+
+def worker(elements: int, congestion: str) -> None:
+    if congestion:
+        CONGESTION.write_text(congestion)  # of this host alone
+    torch.set_num_threads(1)
+    dist.init_process_group("zcomm")
+    for format in FORMATS:
+        seconds, num_bytes = whole_steps(elements, format)
+        alone, beside, waited = inner_steps(elements, format)
+        if dist.get_rank() == 0:
+            row = {"format": format, "bytes": num_bytes, "seconds": seconds, "alone": alone, "beside": beside}
+            print(json.dumps({**row, "waited": waited, "congestion": CONGESTION.read_text().strip()}), flush=True)
+    dist.destroy_process_group()
+
+
+def main(
+    elements: int = 8_000_000,
+    rate: str = "100mbit",
+    round_trip_ms: float = 50.0,
+    loss_percent: float = 0.1,
+    congestion: Annotated[str, typer.Option(help="TCP's congestion control, by default the kernel's choice.")] = "",
+) -> None:
+    if "RANK" in os.environ:
+        return worker(elements, congestion)
+    rows = []
+    command = [sys.executable, __file__, "--elements", str(elements), "--congestion", congestion]
+    result = network.launch(
+        command, nodes="2x1", rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent,
+        on_line=lambda line: rows.append(json.loads(line)),
+    )  # fmt: skip
+    limit = network.parse_limit(rate)
+    title = f"{elements} parameters, {rate}, {round_trip_ms:g} ms, {loss_percent:g} % lost, {rows[0]['congestion']}"
+    table = Table(title=title, caption=result.note)
+    for header in ("format", "MB", "outer step s", "busy %", "inner step ms", "beside a fragment", "waited s"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        busy = f"{100 * row['bytes'] / row['seconds'] / limit:.0f}" if limit and result.isolated else ""
+        steps = (f"{1e3 * row[name]:.0f}" for name in ("alone", "beside"))
+        table.add_row(
+            row["format"], f"{row['bytes'] / 1e6:.2f}", f"{row['seconds']:.2f}", busy, *steps, f"{row['waited']:.2f}"
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

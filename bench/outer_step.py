@@ -1,7 +1,7 @@
 """How well an outer step uses a link between two sites, and what inner steps lose while fragments travel.
 
 python bench/outer_step.py                                               100 Mbit/s, 50 ms, 0.1 % of the frames lost
-python bench/outer_step.py --congestion cubic --rate 1gbit               another TCP, another link
+python bench/outer_step.py --chunk 32M --congestion reno                 another chunk size, another TCP
 
 Two sites are hosts of the network lab, of one rank and one thread each. Their inner step multiplies matrices; it has as
 many parameters as --elements. "busy" is the share of the link's bytes that whole outer steps have sent while they were
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
+from zcomm._units import parse_size
 from zcomm_bench.lab import network
 
 FORMATS = ("exact", "int8:64", "int4:64", "int2:64")
@@ -90,6 +91,7 @@ def main(
     rate: str = "100mbit",
     round_trip_ms: float = 50.0,
     loss_percent: float = 0.1,
+    chunk: Annotated[str, typer.Option(help="Values of a part that are sent as one piece.")] = "1M",
     congestion: Annotated[str, typer.Option(help="TCP's congestion control, by default the kernel's choice.")] = "",
 ) -> None:
     if "RANK" in os.environ:
@@ -98,11 +100,11 @@ def main(
     command = [sys.executable, __file__, "--elements", str(elements), "--congestion", congestion]
     result = network.launch(
         command, nodes="2x1", rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent,
-        on_line=lambda line: rows.append(json.loads(line)),
+        env={"ZCOMM_CHUNK_BYTES": str(parse_size(chunk))}, on_line=lambda line: rows.append(json.loads(line)),
     )  # fmt: skip
     limit = network.parse_limit(rate)
-    title = f"{elements} parameters, {rate}, {round_trip_ms:g} ms, {loss_percent:g} % lost, {rows[0]['congestion']}"
-    table = Table(title=title, caption=result.note)
+    link = f"{rate}, {round_trip_ms:g} ms, {loss_percent:g} % lost, {rows[0]['congestion']}"
+    table = Table(title=f"{elements} parameters in chunks of {chunk}: {link}", caption=result.note)
     for header in ("format", "MB", "outer step s", "busy %", "inner step ms", "beside a fragment", "waited s"):
         table.add_column(header, justify="right")
     for row in rows:

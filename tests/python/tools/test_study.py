@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench import results_file
-from bench.convergence import kept, report
+from bench.convergence import kept, outer, report
 from bench.convergence import run as study
 from bench.convergence.cases import Configuration, Setting
 from bench.convergence.report import Row
@@ -109,6 +109,46 @@ def test_lossless_weights_change_nothing_but_the_bytes() -> None:
         assert 0 < lossless["inter_node_bytes"] < exact["inter_node_bytes"]
         assert lossless["intra_node_bytes"] == exact["intra_node_bytes"]
         assert exact["gathered_validation_loss"] != exact["validation_loss"]  # of bfloat16 weights
+
+
+def losses_of_two_sites(setting: Setting, seed: int) -> list[float]:
+    """Those of the first site, of sites that take turns in this process, with outer steps by their definition."""
+    text, _ = study.corpus()
+    models = [study.new_model(setting, seed) for _ in range(outer.SITES)]
+    inner = [outer.inner_optimizers(model, setting) for model in models]
+    values = [parameter.detach().clone() for parameter in models[0].parameters()]
+    momenta = [torch.zeros_like(value) for value in values]
+    losses = []
+    for step in range(setting.steps):
+        for site, model in enumerate(models):
+            number = (seed * setting.steps + step) * outer.SITES + site
+            loss = model(study.sample(text, setting.batch, setting.sequence, seed=number))
+            loss.backward()
+            for optimizer in inner[site]:
+                optimizer.param_groups[0]["lr"] = study.learning_rate(setting, step)
+                optimizer.step()
+                optimizer.zero_grad()
+            if site == 0:
+                losses.append(round(loss.item(), 5))
+        if (step + 1) % setting.outer_every == 0:
+            for value, momentum, *parameters in zip(values, momenta, *(m.parameters() for m in models), strict=True):
+                mean = sum(value - parameter.detach() for parameter in parameters) / outer.SITES
+                momentum.mul_(outer.OUTER_MOMENTUM).add_(mean)
+                value.sub_(outer.OUTER_LEARNING_RATE * (mean + outer.OUTER_MOMENTUM * momentum))
+                for parameter in parameters:
+                    parameter.data.copy_(value)
+    return losses
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_outer_steps_of_two_sites(muon: bool) -> None:
+    setting = replace(TINY, steps=6, outer_every=2, muon=muon)
+    exact = study.train(Configuration(), setting, seed=1)
+    assert exact["losses"] == pytest.approx(losses_of_two_sites(setting, seed=1), abs=2e-5)
+    lossy = study.train(Configuration(gradients="int4:64", feedback=True), setting, seed=1)
+    assert lossy["losses"][:2] == exact["losses"][:2]
+    assert lossy["losses"][2:] != exact["losses"][2:]
+    assert 7 * lossy["inter_node_bytes"] <= exact["inter_node_bytes"]
 
 
 def test_flat_blocks_mix_norms_and_matrices() -> None:

@@ -75,6 +75,7 @@ class _Fragment:
 
     @torch.no_grad()
     def write(self, flat: torch.Tensor) -> None:
+        """Copy ``flat`` to the parameters."""
         for parameter, part in zip(self.parameters, self.split(flat), strict=True):
             _local(parameter).copy_(part)
 

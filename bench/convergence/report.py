@@ -152,6 +152,10 @@ HEADERS = (
 ONLY_PRINTED = {"KB inside", "seeds", "loss", "spread", "as gathered %"}  # not in the page
 
 
+def kilobytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e3:.1f}" if 0 < num_bytes < 10_000 else f"{num_bytes / 1e3:.0f}"
+
+
 def cells(row: Row) -> list[str]:
     def snr(formats: str, runs: list[SNR]) -> str:
         found = None if formats == "exact" else median_and_worst(runs)
@@ -168,8 +172,8 @@ def cells(row: Row) -> list[str]:
             row.weights,
             row.gradients,
             row.words,
-            f"{row.inter_node_bytes / 1e3:.0f}",
-            f"{row.intra_node_bytes / 1e3:.0f}",
+            kilobytes(row.inter_node_bytes),
+            kilobytes(row.intra_node_bytes),
         ),
         *(str(len(row.gaps)), f"{statistics.fmean(row.losses):.4f}", spread),
         "" if exact else f"{statistics.fmean(row.gaps):+.2f}",

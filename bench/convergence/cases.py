@@ -54,8 +54,7 @@ MUON = "Muon"  # the only case whose matrices AdamW does not step
 # Twice as many steps, so that there are several outer ones; half as many sequences in each.
 OUTER = {
     f"outer steps of {every}{', Muon' if muon else ''}": Setting(steps=600, batch=8, muon=muon, outer_every=every)
-    for every in (30, 100)
-    for muon in (False, True)
+    for every, muon in ((10, False), (30, False), (30, True), (100, False), (100, True))
 }
 CASES = {
     "usual": Setting(),

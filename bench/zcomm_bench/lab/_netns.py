@@ -115,7 +115,7 @@ def build(addresses: list[str], rate_bytes: int | None, relayed: bool) -> tuple[
 
 
 def enter(parent: int, user: int, network: int, argv: list[str]) -> None:
-    """Become `argv` inside a namespace, of this process without descriptors, and die with the lab."""
+    """Become `argv` inside a namespace, or, if `network` is -1, in that of this process, and die with the lab."""
     if user >= 0:
         _check(_libc.setns(user, CLONE_NEWUSER), "cannot enter the user namespace")
     if network >= 0:

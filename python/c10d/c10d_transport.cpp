@@ -14,7 +14,9 @@ namespace {
 constexpr const char* kFailureKey = "failure";
 constexpr int kTags = 0x20000000;
 constexpr std::chrono::milliseconds kLook{100};  // between looks at what else may have happened
-constexpr std::size_t kNumWatched = 2;           // this call and the last, which may have moved nothing here
+constexpr std::chrono::seconds kMismatchPatience{
+    3};                                 // with a message that does not match: the watch knows more, and is slower
+constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
 
 class C10dTransfer final : public Transfer {
  public:
@@ -51,9 +53,11 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
   }
   // Its last messages are in memory still; those of the next call will not come.
-  if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt) throw TransportError(*failure);
+  if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt)
+    throw TransportError(failure->reason);
   timeout_ = timeout;
   deadline_ = std::chrono::steady_clock::now() + timeout;
+  call_ = call;
   call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
   std::vector<CallWatch::Channel> channels;
   for (const int peer : peers) channels.push_back({std::min(rank(), peer), std::max(rank(), peer)});
@@ -155,22 +159,36 @@ void C10dTransport::drop(const Batch& batch) noexcept {
 void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
   MemoryChannels& channels = memory_->channels();
   int peer = CallWatch::kNobody;
-  while (batch.num_left > 0) {
-    const int waits_for = memory_->rank_of(channels.peer_of(batch));
-    if (std::exchange(peer, waits_for) != waits_for)
+  std::chrono::steady_clock::time_point differs_since{};
+  while (!channels.wait(batch, std::chrono::milliseconds(0))) {
+    const int waits_for = channels.peers_of(batch).front();
+    if (const int first = memory_->rank_of(waits_for); std::exchange(peer, first) != first) {
       watch_.wait_for(watched_.back(), peer);  // begins its patience anew
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+      differs_since = {};
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - now);
     if (channels.wait(batch, std::clamp(left, std::chrono::milliseconds(1), kLook))) break;
     {
       const std::lock_guard lock(mutex_);
-      if (aborted_ && difference_.empty()) throw TransportError("this group failed: " + *aborted_);
       if (!difference_.empty()) throw TransportError(difference_);
+      if (aborted_) throw TransportError("this group failed: " + *aborted_);
     }
-    const int ended = memory_->find_ended();
-    const std::optional<std::string> failure = channels.failure();
-    if (ended >= 0 || failure || left.count() <= 0) {
+    // A peer that has told why, or has ended, may have sent all before.
+    const auto failure = channels.failure_of(batch);
+    const int ended = memory_->find_ended(channels.peers_of(batch));
+    if (channels.wait(batch, std::chrono::milliseconds(0))) break;
+    if (failure || ended >= 0 || left.count() <= 0) {
       watch_.wait_for(watched_.back(), CallWatch::kNobody);
-      fail(ended >= 0 ? ended : peer, std::runtime_error(ended >= 0 ? "its process has ended" : failure.value_or("")));
+      if (failure) fail(memory_->rank_of(failure->peer), std::runtime_error(failure->reason));
+      fail(ended >= 0 ? ended : peer, std::runtime_error(ended >= 0 ? "its process has ended" : ""));
+    }
+    if (!channels.differs(waits_for)) {
+      differs_since = {};
+    } else if (differs_since == std::chrono::steady_clock::time_point{}) {
+      differs_since = now;
+    } else if (now - differs_since > kMismatchPatience) {  // the watch compares calls of the same number alone
+      throw TransportError(describe_difference(call_, peer, "another call, whose message came first"));
     }
   }
 }

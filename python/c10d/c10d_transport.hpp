@@ -64,6 +64,7 @@ class C10dTransport final : public Transport {
   // Returns the tag of the next message, and counts it.
   int tag_of_send(const Send& send);
   int tag_of_recv(const Recv& recv);
+  std::string call_;
   int call_tag_ = 0;
   std::vector<int> num_sent_;
   std::vector<int> num_received_;

@@ -92,10 +92,10 @@ NodeMemory::~NodeMemory() {
   for (const int process : processes_) close(process);
 }
 
-int NodeMemory::find_ended() const {
-  for (std::size_t local = 0; local < processes_.size(); ++local) {
-    pollfd ended{processes_[local], POLLIN, 0};
-    if (poll(&ended, 1, 0) > 0) return rank_of(static_cast<int>(local));
+int NodeMemory::find_ended(std::span<const int> local_ranks) const {
+  for (const int local : local_ranks) {
+    pollfd ended{processes_[static_cast<std::size_t>(local)], POLLIN, 0};
+    if (poll(&ended, 1, 0) > 0) return rank_of(local);
   }
   return -1;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -25,8 +26,8 @@ class NodeMemory {
   // Returns the local rank of a rank of this node, or -1.
   int local_rank(int rank) const { return topology_.same_node(rank, rank_) ? topology_.local_rank(rank) : -1; }
   int rank_of(int local_rank) const { return topology_.rank_of(topology_.node(rank_), local_rank); }
-  // Returns a rank of this node whose process has ended, or -1.
-  int find_ended() const;
+  // Returns one of these local ranks' ranks whose process has ended, or -1.
+  int find_ended(std::span<const int> local_ranks) const;
 
  private:
   class Mappings;

@@ -19,7 +19,7 @@ constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;  // so that a receiver copies while the sender does
 constexpr std::uint64_t kPlaces = 64;                        // pieces under way to one receiver
 constexpr int kYields = 50;                                  // before a rank sleeps
-constexpr std::size_t kReasonChars = 488;
+constexpr std::size_t kReasonChars = 492;
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -43,6 +43,7 @@ struct alignas(64) MemoryChannels::Outbox {
   std::atomic<std::uint32_t> is_asleep;
   std::atomic<std::uint32_t> has_failed;  // once the reason is written
   std::atomic<std::uint32_t> is_failing;
+  std::atomic<std::uint32_t> wants_room;  // set by the owner, who has something to send and no place for it
   char reason[kReasonChars];
   // Lanes by receiver and the arena follow.
   Lane* lanes() { return reinterpret_cast<Lane*>(this + 1); }
@@ -107,7 +108,7 @@ bool MemoryChannels::progress() {
 // does not wrap around, and in the receivers' lanes.
 bool MemoryChannels::has_room(std::size_t num_bytes, const Outgoing& message) {
   Lane* const lanes = outboxes_[static_cast<std::size_t>(own_)]->lanes();
-  const auto taken = [&](int peer) { return lanes[peer].num_taken.load(std::memory_order_acquire); };
+  const auto taken = [&](int peer) { return lanes[peer].num_taken.load(); };
   while (!blocks_.empty() && std::ranges::all_of(blocks_.front().readers, [&](const auto& reader) {
     return taken(reader.first) >= reader.second;
   })) {
@@ -129,8 +130,11 @@ bool MemoryChannels::send_piece() {
   if (outgoing_.empty()) return false;
   Outgoing& message = outgoing_.front();
   const std::size_t num_bytes = std::min(message.left, kPieceBytes);
-  if (!has_room(num_bytes, message)) return false;
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
+  if (!has_room(num_bytes, message)) {
+    outbox.wants_room.store(1);  // before a second look: who takes something after it rings
+    if (!has_room(num_bytes, message)) return false;
+  }
   const std::uint64_t offset = end_ % kArenaBytes;
   std::memcpy(outbox.arena(outboxes_.size()) + offset, message.data, num_bytes);
   end_ += num_bytes;
@@ -172,20 +176,21 @@ bool MemoryChannels::take_pieces(int peer) {
     message.data += piece.num_bytes;
     message.room = piece.left - piece.num_bytes;
     message.is_limit = false;
-    lane.num_taken.store(++number, std::memory_order_release);
+    lane.num_taken.store(++number);
     if (message.room > 0) continue;
     --message.batch->num_left;
     messages.pop_front();
   }
   if (number == first) return false;
-  ring(peer);
+  if (outbox.wants_room.load() != 0 && outbox.wants_room.exchange(0) != 0) ring(peer);
   return true;
 }
 
 void MemoryChannels::ring(int peer) {
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
   outbox.doorbell.fetch_add(1);
-  if (outbox.is_asleep.load() != 0) syscall(SYS_futex, &outbox.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  if (outbox.is_asleep.load() != 0 && outbox.is_asleep.exchange(0) != 0)
+    syscall(SYS_futex, &outbox.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 // Sleeps until a peer rings, unless one has since the doorbell was `seen`.
@@ -213,21 +218,32 @@ bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
       if (left.count() <= 0) return false;
       sleep(seen, left);
     }
-    if (yields >= kYields && failure()) return false;
+    if (yields >= kYields && failure_of(batch)) return false;
   }
   return true;
 }
 
-int MemoryChannels::peer_of(const Batch& batch) const {
+std::vector<int> MemoryChannels::peers_of(const Batch& batch) const {
+  std::vector<int> peers;
   for (std::size_t peer = 0; peer < incoming_.size(); ++peer) {
-    for (const Incoming& message : incoming_[peer]) {
-      if (message.batch.get() == &batch) return static_cast<int>(peer);
-    }
+    const auto is_of_batch = [&](const Incoming& message) { return message.batch.get() == &batch; };
+    if (std::ranges::any_of(incoming_[peer], is_of_batch)) peers.push_back(static_cast<int>(peer));
   }
-  for (const Outgoing& message : outgoing_) {
-    if (message.batch.get() == &batch) return message.peers.front();
+  const auto is_queued = [&](const Outgoing& message) { return message.batch.get() == &batch; };
+  if (std::ranges::none_of(outgoing_, is_queued)) return peers;
+  for (const Block& block : blocks_) {
+    for (const auto& [peer, number] : block.readers) peers.push_back(peer);
   }
-  return -1;
+  for (const Outgoing& message : outgoing_) peers.insert(peers.end(), message.peers.begin(), message.peers.end());
+  return peers;
+}
+
+bool MemoryChannels::differs(int peer) const {
+  const std::deque<Incoming>& messages = incoming_[static_cast<std::size_t>(peer)];
+  const Lane& lane = outboxes_[static_cast<std::size_t>(peer)]->lanes()[own_];
+  const std::uint64_t number = lane.num_taken.load(std::memory_order_relaxed);
+  return !messages.empty() && number < lane.num_posted.load(std::memory_order_acquire) &&
+         lane.pieces[number % kPlaces].tag != messages.front().tag;
 }
 
 void MemoryChannels::drop(const Batch& batch) noexcept {
@@ -249,10 +265,22 @@ void MemoryChannels::fail(const std::string& reason) noexcept {
   for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) ring(peer);
 }
 
-std::optional<std::string> MemoryChannels::failure() const {
-  for (std::size_t peer = 0; peer < outboxes_.size(); ++peer) {
-    const Outbox& outbox = *outboxes_[peer];
-    if (static_cast<int>(peer) != own_ && outbox.has_failed.load(std::memory_order_acquire) != 0) return outbox.reason;
+std::optional<MemoryChannels::Failure> MemoryChannels::failure_of(int peer) const {
+  const Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
+  if (peer == own_ || outbox.has_failed.load(std::memory_order_acquire) == 0) return std::nullopt;
+  return Failure{peer, outbox.reason};
+}
+
+std::optional<MemoryChannels::Failure> MemoryChannels::failure_of(const Batch& batch) const {
+  for (const int peer : peers_of(batch)) {
+    if (auto failure = failure_of(peer)) return failure;
+  }
+  return std::nullopt;
+}
+
+std::optional<MemoryChannels::Failure> MemoryChannels::failure() const {
+  for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) {
+    if (auto failure = failure_of(peer)) return failure;
   }
   return std::nullopt;
 }

@@ -50,15 +50,23 @@ class [[gnu::visibility("default")]] MemoryChannels {
   // Calls progress() until `batch` is done or `limit` is over; sleeps while there is nothing to move. Returns whether
   // it is done.
   bool wait(const Batch& batch, std::chrono::milliseconds limit);
-  // Returns a peer that a message of the batch waits for: with an error, that one; -1 if there is none.
-  int peer_of(const Batch& batch) const;
+  // Returns the peers without whom the batch is not done: those that it receives from and, while something is queued,
+  // all that have not taken what fills the outbox.
+  std::vector<int> peers_of(const Batch& batch) const;
+  // Tells whether the next message of a peer has another tag than the one that is expected: it will never match.
+  bool differs(int peer) const;
   // Forgets the messages of a batch. Their peers wait until fail().
   void drop(const Batch& batch) noexcept;
 
   // Tells the peers why this rank will move nothing more. Thread-safe.
   void fail(const std::string& reason) noexcept;
-  // Returns what a peer has told, if any.
-  std::optional<std::string> failure() const;
+  struct Failure {
+    int peer;
+    std::string reason;
+  };
+  // Returns what a peer has told, if any: any peer, or one of peers_of(batch).
+  std::optional<Failure> failure() const;
+  std::optional<Failure> failure_of(const Batch& batch) const;
 
  private:
   struct Outbox;
@@ -67,6 +75,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   struct Incoming;
   struct Block;
 
+  std::optional<Failure> failure_of(int peer) const;
   bool send_piece();
   bool take_pieces(int peer);
   bool has_room(std::size_t num_bytes, const Outgoing& message);

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "calls.hpp"
@@ -71,7 +72,7 @@ class MemoryTransport final : public Transport {
     ~Moving() override { transport.channels_->drop(*batch); }
     void wait(StreamView) override {
       while (!transport.channels_->wait(*batch, 10ms)) {
-        if (const auto failure = transport.channels_->failure()) throw TransportError(*failure);
+        if (const auto failure = transport.channels_->failure_of(*batch)) throw TransportError(failure->reason);
         if (std::chrono::steady_clock::now() > transport.deadline_) throw TimeoutError("too late");
       }
     }
@@ -199,7 +200,8 @@ TEST_CASE("memory channels: a message that does not fit is an error, one with an
   const auto other = std::make_shared<Batch>();
   receiver->recv(0, room.data(), 100, false, 6, other);
   CHECK_FALSE(receiver->wait(*other, 20ms));
-  CHECK(receiver->peer_of(*other) == 0);
+  CHECK(receiver->peers_of(*other) == std::vector<int>{0});
+  CHECK(receiver->differs(0));
   receiver->drop(*other);
   CHECK_FALSE(receiver->wait(*other, 20ms));  // and nothing later takes its place
 
@@ -223,8 +225,34 @@ TEST_CASE("memory channels: a failure wakes the peers and tells them why") {
   });
   CHECK_FALSE(waiting->wait(*batch, 60s));
   thread.join();
-  CHECK(waiting->failure() == "out of luck");
+  CHECK(waiting->failure_of(*batch).value().reason == "out of luck");
+  CHECK(waiting->failure().value().peer == 0);
   CHECK_FALSE(failing->failure());
+}
+
+TEST_CASE(
+    "memory channels: a batch needs who sends to it and, while it is queued, who has not taken what is before it") {
+  const Memory memory(4);
+  const auto channels = memory.channels(0);
+  const auto full = std::make_shared<Batch>(), batch = std::make_shared<Batch>();
+  const std::vector<std::byte> bytes(std::size_t{4} << 20);
+  std::byte room{};
+  const int one = 1, two = 2;
+  const std::uint32_t tag = 0;
+  channels->send({&one, 1}, bytes.data(), bytes.size(), {&tag, 1}, full);
+  channels->send({&two, 1}, bytes.data(), 1, {&tag, 1}, batch);
+  channels->recv(3, &room, 1, false, tag, batch);
+  CHECK(channels->progress());
+  CHECK(full->num_left == 0);
+  CHECK(channels->peers_of(*full).empty());
+  const std::vector<int> peers = channels->peers_of(*batch);
+  CHECK(peers.front() == 3);
+  CHECK(std::set<int>(peers.begin(), peers.end()) == std::set<int>{1, 2, 3});
+  memory.channels(1)->fail("not needed by who receives alone");
+  const auto receiving = std::make_shared<Batch>();
+  channels->recv(3, &room, 1, false, tag, receiving);
+  CHECK(channels->failure_of(*batch).value().peer == 1);
+  CHECK_FALSE(channels->failure_of(*receiving));
 }
 
 }  // namespace zcomm

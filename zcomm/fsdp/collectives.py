@@ -212,7 +212,7 @@ class Collectives:
         shards, _ = _fsdp2.process_groups_of(self._param_group)
         size = shards.size() if shards is not None else 1
         reduced = [_fsdp2.reduced_elements(param) for param in self.params if _fsdp2.requires_grad(param)]
-        return size > 1 and num_elements == size * sum(reduced)
+        return size > 1 and num_elements == size * sum(reduced) and 0 not in reduced
 
     def unsharded_parts(self, shard: torch.Tensor, group: dist.ProcessGroup) -> Sequence[torch.Tensor]:
         """Return where the parameters will be; none if their shards are not ``shard`` as it is."""

@@ -40,6 +40,7 @@ class Buffer:
                 torch.cat(self.parts, out=self._memory)
             elif self._gradients:
                 _fsdp2.copy_gradients(self._gradients, by_rank)
+                self._free_gradients()
             elif self._gathered:
                 torch.cat([part.view(self._ranks, -1) for part in self._gathered], dim=1, out=by_rank)
             elif self._own is not None:
@@ -77,11 +78,18 @@ class Buffer:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, flat, with their rows padded for all ranks; none if they have been copied."""
-        return [] if self._memory is not None else [_padded(each, self._ranks) for each in self._gradients]
+        return [] if self._memory is not None or self._spent else [_padded(each, self._ranks) for each in self._gradients]
 
     def spend_gradients(self) -> None:
-        """Let go of gradients that a reduction holds as long as it reads them; FSDP2 holds its buffer longer."""
-        self._gradients, self._spent = [], True
+        """Note that a reduction reads the gradients, or has read them."""
+        self._spent = True
+        self._free_gradients()
+
+    def _free_gradients(self) -> None:
+        """Let go of gradients that nobody reads any more. FSDP2 holds its buffer until it reduces the next layer; on a
+        GPU that is what protects the gradients, which another stream than theirs may read until then."""
+        if all(gradient.is_cpu for gradient in self._gradients):
+            self._gradients = []
 
 
 def _padded(gradient: torch.Tensor, num_ranks: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,44 @@ def test_a_killed_rank_leaves_nothing_and_is_named() -> None:
         assert not outcomes[rank].stuck
         assert "rank 1" in str(outcomes[rank].error) and "lost" in str(outcomes[rank].error)
     assert sorted(os.listdir("/dev/shm")) == names
+
+
+def test_a_rank_that_has_sent_all_and_ends_does_not_fail_the_others() -> None:
+    """Its messages are in memory that outlives it."""
+
+    def body() -> None:
+        rank, x = dist.get_rank(), torch.ones(4096)
+        gather(mine())
+        if rank == 0:
+            time.sleep(1.5)
+        dist.gather(x, [torch.zeros(4096) for _ in range(3)] if rank == 2 else None, dst=2)
+        if rank != 2:
+            os._exit(0)
+
+    outcomes = collect(body, 3, nodes=[0, 0, 0], options=options(gather="int8:64"), grace=20)
+    assert outcomes[2].finished and outcomes[2].error is None, outcomes[2]
+    assert [outcome.exit_code for outcome in outcomes[:2]] == [0, 0]
+
+
+def test_a_different_call_is_found_though_its_sender_is_many_calls_ahead() -> None:
+    """A sender does not wait for its receivers, so ranks may have no call in common that they could compare."""
+
+    def body() -> str:
+        x = torch.ones(4096)
+        dist.broadcast(x, 0)
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="called different things|gave up|lost rank") as caught:
+            if dist.get_rank() == 1:
+                dist.broadcast(torch.ones(8192), 0)
+            for _ in range(10):
+                dist.broadcast(x, 0)
+            dist.all_reduce(x)
+            dist.all_reduce(x)
+        assert time.monotonic() - started < 15
+        return str(caught.value)
+
+    told = run(body, 3, nodes=[0, 0, 0], options=options(broadcast="int8:64", all_reduce="int8:64"))
+    assert "called different things" in told[1]
 
 
 def test_groups_of_a_process_have_memory_of_their_own_until_they_end() -> None:

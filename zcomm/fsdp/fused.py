@@ -78,7 +78,9 @@ class Buffer:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, flat, with their rows padded for all ranks; none if they have been copied."""
-        return [] if self._memory is not None or self._spent else [_padded(each, self._ranks) for each in self._gradients]
+        if self._memory is not None or self._spent:
+            return []
+        return [_padded(each, self._ranks) for each in self._gradients]
 
     def spend_gradients(self) -> None:
         """Note that a reduction reads the gradients, or has read them."""

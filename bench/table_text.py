@@ -46,9 +46,12 @@ def label(kind: str) -> str:
 
 def lines_of(header: Sequence[str], rows: Iterable[Sequence[str]], source: Source) -> list[str]:
     """A table in Markdown, and where its figures come from."""
+    return [*markdown(header, rows), "", f"{'; '.join(origins(source))}."]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return [*lines, "", f"{'; '.join(origins(source))}."]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def origins(source: Source) -> list[str]:

@@ -16,7 +16,7 @@ from bench import results_file
 from bench.convergence import kept, report
 from bench.convergence.cases import CASES, CONFIGURATIONS
 from bench.results_file import ROOT, Measurement
-from bench.table_text import Source, label, lines_of, milliseconds, size_text
+from bench.table_text import Source, label, lines_of, markdown, milliseconds, size_text
 
 PERFORMANCE, NUMERICS = ROOT / "docs" / "performance.md", ROOT / "docs" / "numerics.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -300,7 +300,27 @@ def calls_gpu() -> list[str]:
     return lines_of(header, rows, source)
 
 
+def claims() -> list[str]:
+    """What `python -m zcomm_bench prove` said of each claim, of clusters first; a report has a commit of its own."""
+    kinds = results_file.load("prove").values()
+    found = [one for kind in kinds for one in kind.values() if one.name.startswith("claims")]
+    found.sort(key=lambda one: one.facts["rehearsal"])
+    clusters = [] if any(not one.facts["rehearsal"] for one in found) else ["clusters of GPUs"]
+    header, origins, verdicts = ["claim", *clusters], [], []
+    for one in found:
+        what = "REHEARSAL" if one.facts["rehearsal"] else "cluster"
+        header.append(f"{what}: {one.machine}, {one.facts['ranks']}, {one.facts['link_gbit']} Gbit/s")
+        origins.append(f"{header[-1]}: by {one.facts['by']}, {one.facts['date']}, commit `{one.commit}`")
+        verdicts.append({row["claim"]: f"{row['verdict']}: {row['why']}" for row in one.records})
+    rows = [
+        [name, *("not known" for _ in clusters), *(each.get(name, "not run") for each in verdicts)]
+        for name in dict.fromkeys(name for each in verdicts for name in each)
+    ]
+    return [*markdown(header, rows), "", f"{'; '.join(origins)}."]
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
+    "claims": claims,
     "reduce_scatter": links("reduce_scatter_float_4x1_1gbit", ["exact_all_to_all", "naive"]),
     "all_gather": links("all_gather_bfloat16_4x1_1gbit", ["naive"]),
     "in_node": in_node,

@@ -17,6 +17,7 @@ from zcomm_bench.lab import command as lab_command
 from zcomm_bench.lab import gpus, network
 from zcomm_bench.lab.usage import checked
 from zcomm_bench.planner import command as planner
+from zcomm_bench.prove import command as prover
 from zcomm_bench.run import measure_overhead, run_benchmark
 from zcomm_bench.spec import COLLECTIVES, NO_LAB, Spec, parse_link, sweep
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(lab_command.app, name="lab")
 app.command("plan")(planner.plan)
+app.command("prove")(prover.prove)
 console = Console(highlight=False)
 
 

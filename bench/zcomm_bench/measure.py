@@ -48,13 +48,15 @@ Group = Any  # a process group of torch.distributed
 
 @dataclass(frozen=True)
 class World:
-    """The groups that are measured: a node's ranks, and the ranks of equal local rank in all nodes. None: one rank."""
+    """The groups that are measured: a node's ranks, and the ranks of equal local rank in all nodes. None: one rank.
+    `node_of` has the node of each rank."""
 
     device: torch.device
     nodes: int
     ranks_per_node: int
     intra: Group | None
     inter: Group | None
+    node_of: list[int]
 
 
 def world(device: torch.device) -> World:
@@ -64,14 +66,15 @@ def world(device: torch.device) -> World:
     identities = [""] * dist.get_world_size()
     dist.all_gather_object(identities, environment.node_identity())
     members: dict[int, list[int]] = {}
-    for rank, node in enumerate(number_nodes(identities, range(len(identities)), Options().node_size)):
+    node_of = [*number_nodes(identities, range(len(identities)), Options().node_size)]
+    for rank, node in enumerate(node_of):
         members.setdefault(node, []).append(rank)
     sizes = [len(ranks) for ranks in members.values()]
     if len(set(sizes)) > 1:
         raise ValueError(f"nodes: expected as many ranks in each, got {', '.join(map(str, sizes))}")
     intra = _group_of([*members.values()]) if sizes[0] > 1 else None
     inter = _group_of([list(ranks) for ranks in zip(*members.values(), strict=True)]) if len(sizes) > 1 else None
-    return World(device, len(sizes), sizes[0], intra, inter)
+    return World(device, len(sizes), sizes[0], intra, inter, node_of)
 
 
 def _group_of(groups: list[list[int]]) -> Group:
@@ -262,24 +265,28 @@ def run(device: torch.device) -> dict[str, Any]:
     if dist.get_world_size() == 1:
         raise ValueError("measure: expected at least 2 ranks; start it with torchrun or srun")
     groups = world(device)
-    everyone = dist.group.WORLD
-    calibration: dict[str, Any] = {
-        "schema": SCHEMA,
-        "nodes": groups.nodes,
-        "ranks_per_node": groups.ranks_per_node,
-        "backend": dist.get_backend(),
-        "network_cards": network_cards(),
-    }
-    if groups.intra is not None:
-        calibration["intra"] = _link(groups.intra, 1, groups.intra, device)
-    if groups.inter is not None:
-        calibration["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
-    calibration["exact_reduce_factor"] = _exact_reduce_factor(device)
-    calibration["codec_bytes_per_second"] = _codec_rate(device)
+    calibration: dict[str, Any] = {"schema": SCHEMA, **rates(groups), "network_cards": network_cards()}
     calibration["lossless_bytes_per_second"] = _lossless_rate(device)
     calibration["launch_seconds"] = _launch_seconds(device)
     calibration["decisions"] = _decisions(groups, device)
     return calibration
+
+
+def rates(groups: World) -> dict[str, Any]:
+    """The shape of the cluster, its links by exact calls, and the codec by itself: no compressed call is made."""
+    device, everyone = groups.device, dist.group.WORLD
+    found: dict[str, Any] = {
+        "nodes": groups.nodes,
+        "ranks_per_node": groups.ranks_per_node,
+        "backend": "nccl" if device.type == "cuda" else "gloo",
+    }
+    if groups.intra is not None:
+        found["intra"] = _link(groups.intra, 1, groups.intra, device)
+    if groups.inter is not None:
+        found["inter"] = _link(groups.inter, groups.ranks_per_node, everyone, device)
+    found["exact_reduce_factor"] = _exact_reduce_factor(device)
+    found["codec_bytes_per_second"] = _codec_rate(device)
+    return found
 
 
 def summary(calibration: dict[str, Any]) -> str:

@@ -43,11 +43,11 @@ HOP_FIELDS = ("intra_node_bytes", "inter_node_bytes", "wait_seconds")
 class Bench:
     """The contenders of one spec, measured size by size. What ranks tell each other beside goes over Gloo."""
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
+    def __init__(self, spec: Spec, device: torch.device, contenders: list[Contender] | None = None) -> None:
         self.spec, self.device = spec, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         ranks_per_node = parse_nodes(spec.nodes)[1]
-        self.contenders = make_contenders(spec, ranks_per_node if spec.link == NO_LAB else None)
+        self.contenders = contenders or make_contenders(spec, ranks_per_node if spec.link == NO_LAB else None)
         # Without a lab, or where no lab could be made, the interface does not tell traffic between nodes.
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         self.interface = None if spec.link == NO_LAB or interface == "lo" else interface
@@ -55,8 +55,8 @@ class Bench:
 
     def measure(self, elements: int) -> list[dict[str, Any]]:
         """A row per contender, for shards of `elements` elements."""
-        problem = self._make_problem(elements)
-        calls, turns = self._warm_up(problem)
+        problem = self.make_problem(elements)
+        calls, turns = self.warm_up(problem)
         before = [self._stats(contender) for contender in self.contenders]
         times, link_bytes = self._take_turns(problem, calls, turns)
         after = [self._stats(contender) for contender in self.contenders]
@@ -90,7 +90,7 @@ class Bench:
             )
         return rows
 
-    def _make_problem(self, elements: int) -> Problem:
+    def make_problem(self, elements: int) -> Problem:
         spec, dtype = self.spec, DTYPES[self.spec.dtype]
         whole = torch.empty(elements * self.size, dtype=dtype, device=self.device)
         if spec.collective == "reduce_scatter":
@@ -131,7 +131,7 @@ class Bench:
         self._finish()
         dist.barrier()
 
-    def _warm_up(self, problem: Problem) -> tuple[list[int], int]:
+    def warm_up(self, problem: Problem) -> tuple[list[int], int]:
         """Returns the calls that make a sample, for every contender, and the samples that there is time for."""
         latest = []
         for contender in self.contenders:
@@ -175,22 +175,25 @@ class Bench:
         for turn in range(turns):
             for place in range(num_contenders):
                 index = (turn + place) % num_contenders  # nobody always follows the same one
-                contender = self.contenders[index]
-                if self._source is not None:
-                    problem.whole.copy_(self._source)
-                self._barrier()
-                sent = self._sent()
-                start = time.perf_counter()
-                for _ in range(calls[index]):
-                    contender.call(problem)
-                self._finish()
-                measured[0, index, turn] = (time.perf_counter() - start) / calls[index]
-                dist.barrier()  # now all bytes have left
-                measured[1, index, turn] = max(0.0, self._sent() - sent - self.barrier_bytes) / calls[index]
+                measured[:, index, turn] = torch.tensor(self.sample(problem, self.contenders[index], calls[index]))
         gc.enable()
         dist.all_reduce(measured)
         times, link_bytes = (measured / self.size).tolist()
         return times, link_bytes
+
+    def sample(self, problem: Problem, contender: Contender, calls: int) -> tuple[float, float]:
+        """Seconds of a call on this rank, and its bytes through the interface; means of as many `calls`."""
+        if self._source is not None:
+            problem.whole.copy_(self._source)
+        self._barrier()
+        sent = self._sent()
+        start = time.perf_counter()
+        for _ in range(calls):
+            contender.call(problem)
+        self._finish()
+        seconds = (time.perf_counter() - start) / calls
+        dist.barrier()  # now all bytes have left
+        return seconds, max(0.0, self._sent() - sent - self.barrier_bytes) / calls
 
     def _sent(self) -> int:
         if self.interface is None:

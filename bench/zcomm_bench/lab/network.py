@@ -299,9 +299,10 @@ def _follow(
                 on_line(line)
         except queue.Empty:
             pass
-        for rank, process in enumerate(ranks):
-            if process.poll():
-                raise RankFailed(_failure(rank, process.returncode, logs[rank]))
+        failed = [(process.returncode, rank) for rank, process in enumerate(ranks) if process.poll()]
+        if failed:
+            status, rank = min(failed)  # below 0: killed, which others may have failed of
+            raise RankFailed(_failure(rank, status, logs[rank]))
         if deadline is not None and time.monotonic() > deadline:
             slow = [rank for rank, process in enumerate(ranks) if process.poll() is None]
             raise TimeoutError(f"ranks {slow} still ran at the timeout")

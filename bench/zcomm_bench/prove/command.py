@@ -1,0 +1,112 @@
+"""The command ``python -m zcomm_bench prove``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zcomm._units import parse_rate
+from zcomm_bench.lab import network
+from zcomm_bench.lab.usage import checked
+from zcomm_bench.prove import facts, keep, report, verify
+
+REHEARSED_NODES, REHEARSED_RATE = "2x2", "100mbit"
+NOT_ALL_PASS, REFUSED = 1, 2
+
+Link = Annotated[
+    str | None,
+    typer.Option(
+        callback=checked(parse_rate),
+        help="What a node's link to the others should carry, \"3.2tbit\"; of one node, a rank's. "
+        "By default what the network cards say.",
+    ),
+]
+
+
+def prove(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the report.")] = Path("zcomm-prove"),
+    link: Link = None,
+    rehearse: Annotated[
+        bool, typer.Option(help="Without a launcher: in the network lab, 2 nodes of 2 ranks. Ranks may share a GPU.")
+    ] = False,
+    drill: Annotated[
+        bool, typer.Option(help="At the end kill a rank (of a job of its own), and see who says so.")
+    ] = False,
+    verify_file: Annotated[Path | None, typer.Option("--verify", help="Check a report.json, and print it.")] = None,
+    add: Annotated[Path | None, typer.Option(help="Check a report.json, and keep it in bench/results.")] = None,
+    by: Annotated[str, typer.Option(help="Who has measured what --add keeps.")] = "not named",
+) -> None:
+    """Confirm or refute every claim on this cluster, in 15 minutes: torchrun --nnodes N --nproc-per-node G -m
+    zcomm_bench prove. The exit status is 0 if all claims pass."""
+    if verify_file is not None or add is not None:
+        check(verify_file or add, add is not None, by)  # type: ignore[arg-type]
+        return
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("prove: expected torch, which is not installed: pip install torch")
+    if "RANK" in os.environ:
+        as_rank(output, link, rehearse, drill)
+    elif rehearse:
+        in_lab(output, drill)
+    else:
+        raise typer.BadParameter(
+            "expected a launcher, got none: torchrun --nnodes N --nproc-per-node G -m zcomm_bench prove; "
+            "--rehearse needs none"
+        )
+
+
+def check(path: Path, is_kept: bool, by: str) -> None:
+    """Verify a report and show its verdicts; exit status 1 where it is refused."""
+    try:
+        found = verify.read(path)
+        notes = verify.check(found)
+        report.show(found)
+        print("verified:", "; ".join(notes))
+        if is_kept:
+            print(f"kept in {keep.add(found, by)}")
+    except ValueError as error:
+        raise SystemExit(f"refused: {error}") from None
+
+
+def as_rank(output: Path, link: str | None, rehearse: bool, drill: bool) -> None:
+    """One rank of a job; it does not return. Interpreters that end with torch's threads abort now and then."""
+    from zcomm_bench.prove.stages import run
+
+    rate = None if link is None else parse_rate(link)
+    try:
+        status = 0 if run.run(output, rate, rehearse=rehearse, with_drill=drill) else NOT_ALL_PASS
+    except ValueError as error:
+        if not isinstance(error, facts.Refused) and not str(error).startswith("nodes:"):
+            raise
+        if os.environ["RANK"] == "0":
+            print(f"refused: {error}", file=sys.stderr)
+        status = REFUSED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def in_lab(output: Path, drill: bool) -> None:
+    """A rehearsal: nodes are hosts of a network lab, ranks are processes of this machine."""
+    path = output / "report.json"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "--link", REHEARSED_RATE, "-o", str(output)]
+    try:
+        launched = network.launch(
+            [*command, *(["--drill"] if drill else [])],
+            nodes=REHEARSED_NODES,
+            rate=REHEARSED_RATE,
+            env={"CUDA_VISIBLE_DEVICES": ""},
+            on_line=lambda line: print(line, flush=True),
+        )
+    except network.RankFailed as error:
+        # A rank ends so, too, if a claim does not pass; then the report is there.
+        if not path.exists():
+            raise SystemExit(str(error)) from None
+        raise typer.Exit(NOT_ALL_PASS) from None
+    if launched.note:
+        print(f"warning: {launched.note}", file=sys.stderr)

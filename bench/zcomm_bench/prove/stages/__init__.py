@@ -1,0 +1,1 @@
+"""What every rank runs: each stage returns the raw samples that the report holds, the same on all ranks."""

@@ -1,0 +1,204 @@
+"""Whether a report is what its samples say: digests, figures computed again, order in time, what cannot be true.
+
+Who writes all samples anew, fits them to the links and seals the report is not found out. The predictions' digest in
+the log of the run, and the sources' digests, are there for that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import zcomm
+import zcomm_bench
+from zcomm_bench.prove import bits, facts, figures, prediction, report
+
+LATER = ("noise", "bits", "sweep", "beside", "steps", "networks", "drill")
+SAMPLES = ("samples", "local", "compute", "update", "exact_steps")  # the keys that they stand under
+BURST_BYTES = 1 << 18  # that links with a limit let through at once, at both ends
+CLOSE = 1e-6
+RATE_SLACK = 1.25  # over the fastest exact call that the sanity stage saw
+
+
+class NotTrue(ValueError):
+    """A report contradicts itself; the message says where."""
+
+
+def read(path: Path) -> report.Report:
+    """Raises NotTrue for what is no report."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise NotTrue(f"{path}: expected a report: {error}") from None
+    if not isinstance(found, dict) or found.get("schema") != report.SCHEMA:
+        raise NotTrue(f"{path}: expected the schema {report.SCHEMA}")
+    return found
+
+
+def check(found: report.Report) -> list[str]:
+    """Raises NotTrue with the reason; returns notes for a reader of a report that holds."""
+    try:
+        if report.sealed(found)["sha256"] != found["sha256"]:
+            raise NotTrue("sha256: the report was changed after it was written")
+        predicted = found["predictions"]
+        if report.sealed(predicted)["sha256"] != predicted["sha256"]:
+            raise NotTrue("predictions: they were changed after they were written")
+        for own in (order, samples, rehearsal, results):
+            own(found)
+        again = report.judged({name: found[name] for name in found if name not in ("figures", "verdicts", "sha256")})
+        for name in ("figures", "verdicts"):
+            where = difference(again[name], found[name], name)
+            if where:
+                raise NotTrue(f"{where}: not what the samples say")
+        return sources(found)
+    except (KeyError, TypeError, IndexError, AttributeError, StopIteration) as error:
+        raise NotTrue(f"a part is missing or of another kind: {type(error).__name__} {error}") from None
+
+
+def order(found: report.Report) -> None:
+    """Sanity, then predictions, then all that they predict."""
+    written = found["predictions"]["time"]
+    if found["sanity"]["ended"] > written:
+        raise NotTrue("predictions: written before what they rest on was measured")
+    for name in LATER:
+        if name in found and found[name]["started"] < written:
+            raise NotTrue(f"predictions: written after {name} was begun")
+        if name in found and found[name]["ended"] < found[name]["started"]:
+            raise NotTrue(f"{name}: it ends before it starts")
+    for network in found["networks"]["measured"]:
+        if network["sweep"]["started"] < network["predictions"]["time"]:
+            raise NotTrue(f"predictions: written after the sweep of {network['name']} was begun")
+
+
+def samples(found: report.Report) -> None:
+    """All are positive numbers, take no longer than their stage, and bytes fit through the link."""
+    for name in ("sanity", *LATER):
+        for where, values in lists_of_samples(found.get(name, {}), name):
+            for value in values:
+                if not (isinstance(value, float) and math.isfinite(value) and value > 0):
+                    raise NotTrue(f"{where}: expected seconds above 0, got {value}")
+    for name in ("noise", "sweep"):
+        cells = found[name]["cells"]
+        taken = sum(sum(one) * cell["calls"][way] for cell in cells for way, one in cell["samples"].items())
+        if taken > (found[name]["ended"] - found[name]["started"]):
+            raise NotTrue(f"{name}: its samples take {taken:.1f} s, more than the stage")
+    for network in figures.networks_of(found):
+        faster_than_bytes(network)
+
+
+def lists_of_samples(value: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
+    """Every list of numbers that stands under a key of `SAMPLES`."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in SAMPLES:
+                yield from leaves(inner, f"{where}.{name}")
+            elif name != "predictions":
+                yield from lists_of_samples(inner, f"{where}.{name}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from lists_of_samples(inner, f"{where}.{number}")
+
+
+def leaves(value: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{where}.{name}")
+    elif value and isinstance(value[0], list):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{where}.{number}")
+    else:
+        yield where, value
+
+
+def faster_than_bytes(network: Mapping[str, Any]) -> None:
+    """No call may be faster than its bytes through the link as it was named, or as the fastest exact calls showed it.
+    Where no link was named, such as on loopback, other programs may have slowed these down."""
+    rates, named = network["sanity"]["rates"], network["link"]["bytes_per_second"]
+    if named is None:
+        return
+    ranks = rates["nodes"] * rates["ranks_per_node"]
+    link = rates["inter" if rates["nodes"] > 1 else "intra"]["bytes_per_second"]
+    seen = [
+        prediction.ring_bytes(cell["collective"], cell["bytes"], ranks, rates["backend"])
+        / min(cell["samples"]["exact"])
+        for cell in network["sanity"]["cells"]
+    ]
+    fastest = RATE_SLACK * max(named, link, *seen)
+    predicted = {(row["collective"], row["bytes"]): row for row in network["predictions"]["calls"]}
+    for cell in network["sweep"]["cells"]:
+        row = predicted[cell["collective"], cell["bytes"]]
+        exact, compressed = row["exact_link_bytes"], row["compressed_link_bytes"]
+        needed = {"exact": exact, "compressed": compressed, "auto": min(exact, compressed)}
+        for way, values in cell["samples"].items():
+            calls = cell["calls"][way]
+            least = (calls * needed[way] - BURST_BYTES) / fastest / calls
+            if min(values) < least:
+                raise NotTrue(
+                    f"sweep: {cell['collective']} of {cell['bytes']} bytes, {way}: {min(values):.3g} s, faster than "
+                    f"its bytes permit, {least:.3g} s"
+                )
+
+
+def rehearsal(found: report.Report) -> None:
+    """A rehearsal says that it is one, and ranks are alike."""
+    asked = found["rehearsal"] == "as was asked for"
+    try:
+        expected = facts.rehearsal_of(found["environment"]["ranks"], asked)
+    except facts.Refused as error:
+        raise NotTrue(str(error)) from None
+    if expected != found["rehearsal"]:
+        raise NotTrue(f"rehearsal: expected {expected!r} of these ranks, got {found['rehearsal']!r}")
+
+
+def results(found: report.Report) -> None:
+    """Every case was run, and what results should be is what the reference here says."""
+    elements, nodes = found["scale"]["bits_elements"], found["environment"]["node_of"]
+    rows = {(row["collective"], row["dtype"], row["format"]): row for row in found["bits"]["rows"]}
+    for case in bits.cases(elements):
+        row = rows.get((case.collective, case.dtype, case.format))
+        if row is None:
+            raise NotTrue(f"bits: {case.collective} of {case.dtype} in {case.format} is missing")
+        if row["expected"] != [case.crc(rank, nodes) for rank in range(len(nodes))]:
+            raise NotTrue(f"bits: {case.collective} of {case.dtype} in {case.format}: not the CRC of the reference")
+
+
+def sources(found: report.Report) -> list[str]:
+    """Predictions are computed again where the report comes from the sources that are here."""
+    own = found["environment"]["ranks"][0]
+    here = {"zcomm_sources": facts.sources(zcomm), "zcomm_bench_sources": facts.sources(zcomm_bench)}
+    other = [name.removesuffix("_sources") for name, digest in here.items() if own[name] != digest]
+    if other:
+        return [
+            f"made by other sources of {' and '.join(other)} than those here: its predictions were not computed again"
+        ]
+    for network in figures.networks_of(found):
+        made = json.loads(json.dumps(prediction.make(network["sanity"], sizes_of(network))))
+        for name, value in made.items():
+            where = difference(value, network["predictions"][name], f"predictions.{name}")
+            if where:
+                raise NotTrue(f"{where}: not what the model says of the sanity stage")
+    return ["made by the sources that are here"]
+
+
+def sizes_of(network: Mapping[str, Any]) -> list[int]:
+    first = network["predictions"]["calls"][0]["collective"]
+    return [row["bytes"] for row in network["predictions"]["calls"] if row["collective"] == first]
+
+
+def difference(wanted: Any, found: Any, where: str) -> str:
+    """Where two values of JSON differ; empty if they do not. Numbers may be off by rounding."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        if wanted.keys() != found.keys():
+            return where
+        return next(filter(None, (difference(wanted[name], found[name], f"{where}.{name}") for name in wanted)), "")
+    if isinstance(wanted, list) and isinstance(found, list):
+        if len(wanted) != len(found):
+            return where
+        pairs = enumerate(zip(wanted, found, strict=True))
+        return next(filter(None, (difference(one, other, f"{where}.{number}") for number, (one, other) in pairs)), "")
+    if isinstance(wanted, float) and isinstance(found, float):
+        return "" if math.isclose(wanted, found, rel_tol=CLOSE, abs_tol=1e-12) else where
+    return "" if wanted == found else where

@@ -1,0 +1,78 @@
+"""``zcomm_bench prove`` on real ranks in the network lab: whole reports, bits, and what planted faults come to. Where
+time decides a verdict, it does so in test_prove.py, on given samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("pyroute2")
+
+from support import proof
+
+from zcomm_bench.lab import network
+from zcomm_bench.prove import report, verify
+from zcomm_bench.prove.claims import FAIL, INVALID, PASS
+
+TESTS = Path(__file__).parents[2]
+NODES, RATE = "2x1", "100mbit"
+FILES = {"report.json", "predictions.json", "report.md", "speed_up.png", "model.png"}
+
+
+def prove(folder: Path, *faults: str) -> list[str]:
+    """Run it with planted faults; returns what rank 0 has printed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib")
+    lines: list[str] = []
+    command = [sys.executable, str(TESTS / "support" / "prove_rank.py"), str(folder), *faults]
+    env = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "CUDA_VISIBLE_DEVICES": ""}
+    network.launch(command, nodes=NODES, rate=RATE, env=env, on_line=lines.append, timeout=115)
+    return lines
+
+
+def test_a_whole_report_is_written_and_holds(tmp_path: Path) -> None:
+    lines = prove(tmp_path, "drill")
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    made = verify.read(tmp_path / "report.json")
+    assert verify.check(made) == ["made by the sources that are here"]
+    verdicts = proof.verdicts(made)
+    assert (verdicts["bits"], verdicts["drill"]) == (PASS, PASS)
+    assert len(verdicts) == 6
+    assert f"passes: {report.passes(made)}" in lines[-1]
+    assert made["rehearsal"] == "on CPUs" and "REHEARSAL" in lines[0]
+    assert (tmp_path / "report.md").read_text().startswith("# REHEARSAL (on CPUs): 2x1 ranks on ")
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    assert written == made["predictions"]
+    (line,) = [line for line in lines if written["sha256"] in line]
+    first_measured = next(line for line in lines if "noise:" in line)
+    assert lines.index(line) < lines.index(first_measured)
+    assert made["networks"]["not_run"] == "on CPUs Gloo has one card"
+    (trained,) = made["steps"]["runs"]
+    assert all(count > 0 for count in trained["compressed_calls"].values())
+    assert len(made["sweep"]["cells"]) == 6 and len(made["beside"]["cells"]) == 2
+
+
+def test_planted_faults_get_their_verdicts(tmp_path: Path) -> None:
+    """A wrong bit, an exact baseline of a fraction of the link, and a model that nobody would believe."""
+    lines = prove(tmp_path, "wrong bit", "slow baseline", "model")
+    made = verify.read(tmp_path / "report.json")
+    verdicts = proof.verdicts(made)
+    assert verdicts["bits"] == FAIL
+    assert proof.why(made, "bits").startswith("all_reduce of float32 in int8:128/int4:128, rank 1: 1 of 1030 elements")
+    assert verdicts["step"] == INVALID and "the exact baseline is slow" in proof.why(made, "step")
+    assert verdicts["the model's error"] != PASS
+    assert "passes: False" in lines[-1]
+    with pytest.raises(verify.NotTrue, match="not what the model says"):
+        verify.check(made)
+
+
+def test_a_dead_rank_is_named_and_leaves_no_report(tmp_path: Path) -> None:
+    with pytest.raises(network.RankFailed, match="rank 1 was killed by SIGKILL"):
+        prove(tmp_path, "dead rank")
+    assert not (tmp_path / "report.json").exists()

@@ -1,0 +1,135 @@
+"""What ``prove --verify`` refuses, and what ``--add`` keeps of a report that holds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from support import proof
+from support.proof import Raw, slower
+from typer.testing import CliRunner
+
+from zcomm_bench.cli import app
+from zcomm_bench.prove import keep, report, verify
+from zcomm_bench.prove.claims import PASS
+
+
+@pytest.fixture(scope="module")
+def sound() -> Raw:
+    return proof.judged()
+
+
+def edit(path: str, value: Any) -> Callable[[Raw], None]:
+    def change(made: Raw) -> None:
+        *parents, last = path.split(".")
+        place: Any = made
+        for name in parents:
+            place = place[int(name)] if isinstance(place, list) else place[name]
+        place[int(last) if isinstance(place, list) else last] = value
+
+    return change
+
+
+def sealed_again(made: Raw, change: Callable[[Raw], None]) -> Raw:
+    """A report that was edited by someone who knows of the digests, and of figures that follow from samples."""
+    made = copy.deepcopy(made)
+    change(made)
+    made["predictions"] = report.sealed(made["predictions"])
+    return report.sealed(made)
+
+
+def test_an_edited_report_is_refused(sound: Raw) -> None:
+    made = copy.deepcopy(sound)
+    made["verdicts"][0]["why"] = "all well"
+    with pytest.raises(verify.NotTrue, match="sha256: the report was changed"):
+        verify.check(made)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("verdicts.1.verdict", "FAIL", r"verdicts\.1\.verdict: not what the samples say"),
+        ("figures.networks.0.cells.0.speedup.value", 9.0, r"cells\.0\.speedup\.value: not what"),
+        ("sweep.cells.0.samples.auto.0", -1.0, "expected seconds above 0, got -1.0"),
+        ("sweep.cells.0.samples.auto.0", "fast", "expected seconds above 0, got fast"),
+        ("sanity.local.matrix.1.0", 0.0, "expected seconds above 0"),
+        ("predictions.time", 2e9, "predictions: written after noise was begun"),
+        ("predictions.time", 1.0, "predictions: written before what they rest on"),
+        ("steps.ended", 1.0, "steps: it ends before it starts"),
+        ("sweep.ended", 1e9 + 4004.5, "more than the stage"),
+        ("bits.rows.0.expected.0", 7, "not the CRC of the reference"),
+        ("bits.rows.0.collective", "gather", "all_gather of float32 in int8:256 is missing"),
+        ("rehearsal", "", "rehearsal: expected 'on CPUs' of these ranks, got ''"),
+        ("environment.ranks.1.zcomm", "9.9", "zcomm: expected the same on all ranks"),
+        ("sanity.rates", None, "a part is missing"),
+    ],
+    ids=str,
+)
+def test_an_edited_report_is_refused_though_it_is_sealed_again(sound: Raw, path: str, value: Any, message: str) -> None:
+    with pytest.raises(verify.NotTrue, match=message):
+        verify.check(sealed_again(sound, edit(path, value)))
+
+
+def test_predictions_that_are_not_the_models_are_refused() -> None:
+    def fault(made: Raw) -> None:
+        made["predictions"]["calls"][1]["compressed"]["seconds"] *= 1.01
+        made["predictions"] = report.sealed(made["predictions"])
+
+    with pytest.raises(verify.NotTrue, match=r"predictions\.calls\.1\.compressed\.seconds: not what the model says"):
+        verify.check(proof.judged(fault))
+
+
+def test_calls_faster_than_their_bytes_are_refused() -> None:
+    def fault(made: Raw) -> None:
+        samples = made["sweep"]["cells"][1]["samples"]
+        samples["compressed"] = slower(samples["compressed"], 0.5)
+
+    with pytest.raises(verify.NotTrue, match=r"all_gather of 4194304 bytes, compressed: .* than its bytes permit"):
+        verify.check(proof.judged(fault))
+
+
+def test_other_sources_are_told_and_not_kept(sound: Raw) -> None:
+    def change(made: Raw) -> None:
+        for own in made["environment"]["ranks"]:
+            own["zcomm_sources"] = "0" * 64
+
+    made = sealed_again(sound, change)
+    assert verify.check(made) == [
+        "made by other sources of zcomm than those here: its predictions were not computed again"
+    ]
+    with pytest.raises(ValueError, match="add: expected a checkout of the commit that made the report"):
+        keep.add(made, "nobody")
+
+
+def test_verify_and_add_from_the_command_line(sound: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, files = tmp_path / "report.json", keep.results_file()
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    report.write(file, sound)
+    done = CliRunner().invoke(app, ["prove", "--verify", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "REHEARSAL" in done.output and "verified: made by the sources that are here" in done.output
+    done = CliRunner().invoke(app, ["prove", "--add", str(file), "--by", "a reader"])
+    assert done.exit_code == 0, done.output
+    (kept,) = tmp_path.glob("prove-*.jsonl")
+    assert kept.stat().st_size < 60_000
+    found = {one.name: one for one in files.read(kept)}
+    assert set(found) == {"claims_2x2_0.1gbit", "calls_2x2_0.1gbit"}
+    assert found["claims_2x2_0.1gbit"].facts["by"] == "a reader"
+    assert [row["verdict"] for row in found["claims_2x2_0.1gbit"].records] == [PASS] * 5
+    assert len(found["calls_2x2_0.1gbit"].rows) == 6
+    file.write_text(json.dumps(sound).replace('"PASS"', '"FAIL"'))
+    for option in ("--verify", "--add"):
+        done = CliRunner().invoke(app, ["prove", option, str(file)])
+        assert done.exit_code == 1 and "refused: sha256" in done.output
+    for text in ("{", '{"schema": "zcomm-bench/1"}', "[]"):
+        file.write_text(text)
+        done = CliRunner().invoke(app, ["prove", "--verify", str(file)])
+        assert done.exit_code == 1 and "refused:" in done.output

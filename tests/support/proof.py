@@ -131,6 +131,8 @@ def bits_of() -> dict[str, Any]:
     for case in bits.cases(TINY.bits_elements):
         crcs = [case.crc(rank, [0, 0, 1, 1]) for rank in range(RANKS)]
         rows.append({**vars(case), "crc": crcs, "expected": list(crcs), "first_wrong": [None] * RANKS})
+    about = {"collective": "weights", "dtype": "bfloat16", "format": "lossless, step 1"}
+    rows.append({**about, "crc": [7] * RANKS, "expected": [7] * RANKS, "first_wrong": [None] * RANKS})
     return {"rows": rows, "compressed_calls": dict.fromkeys({row["collective"] for row in rows}, 3)}
 
 

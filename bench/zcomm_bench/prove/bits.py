@@ -25,7 +25,7 @@ _FORMATS = {
     "broadcast": (GATHER,),
     "send_recv": (REDUCE,),
 }
-SAME_ON_ALL = ("all_gather", "all_reduce", "broadcast")
+SAME_ON_ALL = ("all_gather", "all_reduce", "broadcast", "weights")
 
 
 @dataclass(frozen=True)

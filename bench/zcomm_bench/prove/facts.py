@@ -33,7 +33,6 @@ def sources(package: Any) -> str:
 
 def of_rank(device: str, gpu: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of this rank. `gpu`: what `lab.gpus.facts` says, and the "uuid"; empty on CPUs."""
-    binaries = [Path(module.__file__ or "") for module in (_core,)]
     return {
         **machine(),
         "device": device,
@@ -42,7 +41,7 @@ def of_rank(device: str, gpu: Mapping[str, Any]) -> dict[str, Any]:
         "isa": os.environ.get("ZCOMM_ISA", codec.cpu_isas()[-1]),
         "zcomm_sources": sources(zcomm),
         "zcomm_bench_sources": sources(zcomm_bench),
-        "core_binary": hashlib.sha256(b"".join(path.read_bytes() for path in binaries)).hexdigest(),
+        "core_binary": hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest(),
         "variables": {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIXES)},
     }
 

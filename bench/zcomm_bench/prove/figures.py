@@ -49,10 +49,9 @@ def of_network(report: Report, network: Report) -> dict[str, Any]:
 def baseline(network: Report) -> list[dict[str, Any]]:
     """What exact calls of the sanity stage get through the link, and the share of what it should carry."""
     rates, should = network["sanity"]["rates"], network["link"]["bytes_per_second"]
-    ranks, rows = rates["nodes"] * rates["ranks_per_node"], []
+    rows = []
     for cell in network["sanity"]["cells"]:
-        sent = prediction.ring_bytes(cell["collective"], cell["bytes"], ranks, rates["backend"])
-        reached = sent / median(cell["samples"]["exact"])
+        reached = prediction.reached(cell, rates, median(cell["samples"]["exact"]))
         share = None if should is None else reached / should
         rows.append({"collective": cell["collective"], "bytes_per_second": reached, "share": share})
     return rows

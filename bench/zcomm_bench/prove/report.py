@@ -58,6 +58,10 @@ def title(report: Mapping[str, Any]) -> str:
     return f"{REHEARSAL} ({report['rehearsal']}): {shape}" if report["rehearsal"] else shape
 
 
+def verdict_text(report: Mapping[str, Any], row: Mapping[str, str]) -> str:
+    return f"{row['verdict']}, {REHEARSAL}" if report["rehearsal"] else row["verdict"]
+
+
 def show(report: Mapping[str, Any]) -> None:
     """The verdicts as a table."""
     from rich import box
@@ -68,8 +72,7 @@ def show(report: Mapping[str, Any]) -> None:
     for name in ("claim", "verdict", "why"):
         table.add_column(name)
     for row in report["verdicts"]:
-        verdict = f"{row['verdict']}, {REHEARSAL}" if report["rehearsal"] else row["verdict"]
-        table.add_row(row["claim"], verdict, row["why"])
+        table.add_row(row["claim"], verdict_text(report, row), row["why"])
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=WIDTH)
@@ -99,7 +102,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     """report.md."""
     found, facts = report["figures"], report["environment"]["ranks"][0]
     lines = [f"# {title(report)}", ""]
-    lines += _table(("claim", "verdict", "why"), [list(row.values()) for row in report["verdicts"]])
+    lines += _table(
+        ("claim", "verdict", "why"),
+        [(row["claim"], verdict_text(report, row), row["why"]) for row in report["verdicts"]],
+    )
     lines += [_link(report), ""]
     lines += [
         f"The model may be off by {claims.CALL_ERROR:.0%} in a call from 1 MiB on, by {claims.MEAN_ERROR:.0%} over "

@@ -239,7 +239,7 @@ def test_pictures_and_pages_are_drawn(sound: Raw, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"speed_up.png", "model.png"}
     text = report.markdown(sound)
     assert text.startswith("# REHEARSAL (on CPUs): 2x2 ranks on ")
-    assert "The link should carry: 0.1 Gbit/s (given by --link). The predictions rest on 0.1 Gbit/s" in text
+    assert "The link should carry: 0.1 Gbit/s (given by --link). The predictions rest on 0.1" in text
     assert all(claim in text for claim in (*SPEED, MODEL, "bits"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +77,19 @@ def test_a_dead_rank_is_named_and_leaves_no_report(tmp_path: Path) -> None:
     with pytest.raises(network.RankFailed, match="rank 1 was killed by SIGKILL"):
         prove(tmp_path, "dead rank")
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_rehearsal_of_full_size(tmp_path: Path) -> None:
+    """The command itself: its exit status says whether all claims pass, and its report holds."""
+    folder = tmp_path / "report"
+    command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "--drill", "-o", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
+    assert {path.name for path in folder.iterdir()} == FILES, done.stderr
+    made = verify.read(folder / "report.json")
+    verify.check(made)
+    assert done.returncode == (0 if report.passes(made) else 1)
+    verdicts = proof.verdicts(made)
+    assert (verdicts["bits"], verdicts["drill"]) == (PASS, PASS)
+    assert (made["environment"]["nodes"], made["environment"]["ranks_per_node"]) == (2, 2)

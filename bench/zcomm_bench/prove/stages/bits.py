@@ -13,6 +13,7 @@ from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm.reference import Values
 from zcomm_bench.prove import bits
 from zcomm_bench.prove.scale import FORMATS
+from zcomm_bench.prove.stages import weights
 from zcomm_bench.prove.stages.ranks import EXCHANGES, Ranks
 from zcomm_bench.tensors import tensor_of, values_of
 
@@ -40,6 +41,10 @@ def run(ranks: Ranks) -> dict[str, Any]:
         rows.append({**vars(case), "crc": crcs, "expected": expected, "first_wrong": wrong})
     stats = zcomm.stats(group)
     counted = {name: getattr(stats, name).calls for name in DEFAULTS}
+    if ranks.world.nodes > 1:  # weights go whole inside a node
+        trained = weights.run(ranks)
+        counted["weights"] = trained["differences"]
+        rows += trained["rows"]
     return {"rows": rows, "compressed_calls": counted}
 
 

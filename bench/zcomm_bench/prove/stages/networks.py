@@ -15,8 +15,8 @@ from zcomm_bench.prove.stages import calls, children, sanity
 from zcomm_bench.prove.stages.ranks import Ranks, start
 from zcomm_bench.report_file import network_cards
 
-LARGEST = 3  # sizes
-LIMIT_SECONDS = 240.0
+LARGEST = 2  # sizes
+LIMIT_SECONDS = 300.0
 
 
 def variants(cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -49,17 +49,20 @@ class Copy:
 
     def __init__(self, model: Model, group: Any, device: torch.device) -> None:
         torch.manual_seed(0)
-        self._device, self._model = device, Decoder(model).to(device)
-        self.units = units_of(self._model)
+        self.module = Decoder(model).to(device)
+        self.units = units_of(self.module)
         mesh = DeviceMesh.from_group(group, device.type)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for layer in self._model.layers:
+        for layer in self.module.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(self._model, mesh=mesh, mp_policy=policy)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE)
+        fully_shard(self.module, mesh=mesh, mp_policy=policy)
+        self._optimizer = torch.optim.AdamW(self.module.parameters(), lr=LEARNING_RATE)
+
+    def layer_parameters(self) -> list[nn.Parameter]:
+        return list(self.module.layers.parameters())
 
     def compute(self, text: Tensor) -> Tensor:
-        loss: Tensor = self._model(text)
+        loss: Tensor = self.module(text)
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         return loss.detach()
 

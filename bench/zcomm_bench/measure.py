@@ -37,6 +37,7 @@ SMALL_BYTES = 1 << 10
 LEAST_SECONDS = 0.5  # a large message takes at least this long, so that bursts of a limited link do not count
 MAX_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 REPEATS = 5
+SMALL_REPEATS = 40  # of calls that bytes do not bound, and other programs may double
 CODEC_FORMAT = "int8:256"
 CODEC_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}  # on a GPU its pass is far longer than its launch
 LEARNING_RATE = 3e-4  # of the weights whose differences are encoded
@@ -82,10 +83,10 @@ def _group_of(groups: list[list[int]]) -> Group:
     return dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """The slowest rank's median over `REPEATS` calls that all ranks start at once."""
+def seconds(call: Callable[[], Any], device: torch.device, repeats: int = REPEATS) -> float:
+    """The slowest rank's median over `repeats` calls that all ranks start at once."""
     samples = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         dist.barrier()
         start = time.perf_counter()
         call()
@@ -108,7 +109,7 @@ def _exchange(group: Group, num_bytes: int, device: torch.device) -> Callable[[]
 def _link(group: Group, senders: int, everyone: Group, device: torch.device) -> dict[str, float]:
     """Rates of an all-to-all in `group`, of which `senders` share the link that is measured, and of a ring's hop."""
     peers = dist.get_world_size(group) - 1
-    small = seconds(_exchange(group, SMALL_BYTES, device), device)
+    small = seconds(_exchange(group, SMALL_BYTES, device), device, SMALL_REPEATS)
     num_bytes = 1 << 20
     while True:
         large = seconds(_exchange(group, num_bytes, device), device)
@@ -117,7 +118,7 @@ def _link(group: Group, senders: int, everyone: Group, device: torch.device) -> 
         num_bytes *= 2
     shard = torch.zeros(SMALL_BYTES, dtype=torch.uint8, device=device)
     whole = torch.empty(SMALL_BYTES * dist.get_world_size(everyone), dtype=torch.uint8, device=device)
-    ring = seconds(lambda: all_gather_single(whole, shard, group=everyone), device)
+    ring = seconds(lambda: all_gather_single(whole, shard, group=everyone), device, SMALL_REPEATS)
     return {
         "bytes_per_second": senders * peers * num_bytes / (large - small if large > small else large),
         "exchange_seconds": small,

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,12 @@ from support import proof
 from zcomm_bench.lab import network
 from zcomm_bench.prove import report, verify
 from zcomm_bench.prove.claims import FAIL, INVALID, PASS
+from zcomm_bench.prove.stages import networks, run
 
 TESTS = Path(__file__).parents[2]
 NODES, RATE = "2x1", "100mbit"
+SECONDS = 280  # some start many processes one after the other; alone they take half a minute
+pytestmark = pytest.mark.timeout(SECONDS + 20)
 FILES = {"report.json", "predictions.json", "report.md", "speed_up.png", "model.png"}
 
 
@@ -33,12 +37,12 @@ def prove(folder: Path, *faults: str) -> list[str]:
     lines: list[str] = []
     command = [sys.executable, str(TESTS / "support" / "prove_rank.py"), str(folder), *faults]
     env = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "CUDA_VISIBLE_DEVICES": ""}
-    network.launch(command, nodes=NODES, rate=RATE, env=env, on_line=lines.append, timeout=115)
+    network.launch(command, nodes=NODES, rate=RATE, env=env, on_line=lines.append, timeout=SECONDS)
     return lines
 
 
 def test_a_whole_report_is_written_and_holds(tmp_path: Path) -> None:
-    lines = prove(tmp_path, "drill")
+    lines = prove(tmp_path, "drill", "networks")
     assert {path.name for path in tmp_path.iterdir()} == FILES
     made = verify.read(tmp_path / "report.json")
     assert verify.check(made) == ["made by the sources that are here"]
@@ -53,10 +57,31 @@ def test_a_whole_report_is_written_and_holds(tmp_path: Path) -> None:
     (line,) = [line for line in lines if written["sha256"] in line]
     first_measured = next(line for line in lines if "noise:" in line)
     assert lines.index(line) < lines.index(first_measured)
-    assert made["networks"]["not_run"] == "on CPUs Gloo has one card"
+    (other,) = made["networks"]["measured"]
+    assert other["name"] == "the same" and len(other["sweep"]["cells"]) == 6
+    assert [each["name"] for each in made["figures"]["networks"]] == ["as it is", "the same"]
     (trained,) = made["steps"]["runs"]
     assert all(count > 0 for count in trained["compressed_calls"].values())
     assert len(made["sweep"]["cells"]) == 6 and len(made["beside"]["cells"]) == 2
+
+
+def test_networks_and_links_follow_from_the_cards() -> None:
+    def card(name: str, gbit: int | None) -> dict[str, Any]:
+        return {"name": name, "bits_per_second": None if gbit is None else gbit * 10**9}
+
+    two, ethernet = [card("mlx5_0:1", 400), card("mlx5_1:1", 400)], [card("eth0", 10), card("eth1", 25)]
+    found = networks.variants([*ethernet, *two])
+    assert [(each["name"], each["variables"], each["bytes_per_second"]) for each in found] == [
+        ("one InfiniBand card", {"NCCL_IB_HCA": "=mlx5_0:1"}, 50e9),
+        ("sockets", {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "=eth1"}, 3.125e9),
+    ]
+    assert [each["variables"] for each in networks.variants(ethernet)] == [{"NCCL_SOCKET_IFNAME": "=eth1"}]
+    assert networks.variants(two[:1]) == networks.variants(ethernet[:1]) == []
+    assert run.link_of(1.5, two, 2) == {"bytes_per_second": 1.5, "source": "given by --link"}
+    assert run.link_of(None, [*ethernet, *two], 2)["bytes_per_second"] == 100e9
+    assert run.link_of(None, ethernet, 2) == {"bytes_per_second": 3.125e9, "source": "cards eth1"}
+    for cards, nodes in ((two, 1), ([card("eth0", None)], 2), ([], 2)):
+        assert run.link_of(None, cards, nodes)["bytes_per_second"] is None
 
 
 def test_planted_faults_get_their_verdicts(tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 from typing import Any
-
-import torch
 
 import zcomm
 from zcomm_bench.contenders import Contender
 from zcomm_bench.lab.network import parse_limit
 from zcomm_bench.prove.scale import BENCH_DTYPES, CALLS
 from zcomm_bench.prove.stages.ranks import Ranks
-from zcomm_bench.spec import Spec
+from zcomm_bench.spec import NO_LAB, Spec
 from zcomm_bench.worker import Bench
 
 WARMUP = 2
@@ -54,13 +54,15 @@ def cell(ranks: Ranks, collective: str, num_bytes: int, ways: list[Contender]) -
 
 
 def limit_of(rate: float | None) -> str:
-    """A link as the benchmark reads it: behind one with a limit a sample has many calls, so bursts count little."""
+    """A link as the benchmark reads it: behind one with a limit a sample has many calls, so bursts count little. Only
+    where its interface can be counted."""
+    interface, counted = os.environ.get("GLOO_SOCKET_IFNAME"), Path("/proc/self/net/dev").read_text()
     text = f"{(rate or 0) * 8:.0f}bit"
     try:
         parse_limit(text)
     except ValueError:
-        return "unlimited"
-    return text
+        return NO_LAB
+    return text if f" {interface}:" in counted else NO_LAB
 
 
 def noise(ranks: Ranks) -> dict[str, Any]:
@@ -84,6 +86,5 @@ def of_sweep(ranks: Ranks, collective: str, num_bytes: int) -> dict[str, Any]:
     made = cell(ranks, collective, num_bytes, [ranks.exact, ranks.compressed, ranks.auto])
     decided = zcomm.stats(ranks.auto.group).decisions
     made["auto_compresses"] = decided[-1].compressed if decided else None
-    if ranks.device.type == "cuda":
-        torch.cuda.empty_cache()  # the largest sizes are as large as some GPUs
+    ranks.release()
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import time
 from typing import Any
@@ -109,6 +110,12 @@ class Ranks:
         """Wait for what this rank's GPU has to do."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Give back what large tensors and models took: models have circles of references."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def timed(self, call: Any) -> float:
         """Seconds of a call that all ranks start at once, on this rank."""

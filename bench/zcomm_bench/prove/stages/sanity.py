@@ -37,7 +37,9 @@ def run(ranks: Ranks) -> dict[str, Any]:
     for model in ranks.scale.models:
         ranks.say("sanity: a training step without a network, and over the exact backend")
         row = steps.alone(ranks, model)
+        ranks.release()
         trained.append({**row, "exact_steps": steps.exact_steps(ranks, model, EXACT_STEPS)})
+        ranks.release()
     return {"rates": rates, "local": local, "cells": cells, "steps": trained}
 
 

@@ -156,4 +156,8 @@ def mean_over_ranks(values: list[float]) -> list[float]:
 
 def run(ranks: Ranks) -> dict[str, Any]:
     """Every model of the scale."""
-    return {"runs": [blocks(ranks, model) for model in ranks.scale.models]}
+    runs = []
+    for model in ranks.scale.models:
+        runs.append(blocks(ranks, model))
+        ranks.release()
+    return {"runs": runs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from zcomm_bench.prove import facts, keep, report, verify
 
 REHEARSED_NODES, REHEARSED_RATE = "2x2", "100mbit"
 NOT_ALL_PASS, REFUSED = 1, 2
+LATER_SECONDS = 2.0  # after rank 0: a launcher shows the rank that ends first, and rank 0 has the reason
 
 Link = Annotated[
     str | None,
@@ -84,6 +86,8 @@ def as_rank(output: Path, link: str | None, rehearse: bool, drill: bool) -> None
             raise
         if os.environ["RANK"] == "0":
             print(f"refused: {error}", file=sys.stderr)
+        else:
+            time.sleep(LATER_SECONDS)
         status = REFUSED
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,15 @@ def test_a_dead_rank_is_named_and_leaves_no_report(tmp_path: Path) -> None:
     with pytest.raises(network.RankFailed, match="rank 1 was killed by SIGKILL"):
         prove(tmp_path, "dead rank")
     assert not (tmp_path / "report.json").exists()
+
+
+def test_a_refusal_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "-o", str(tmp_path)]
+    env = {**os.environ, "ZCOMM_MIN_BYTES": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert "refused: ZCOMM_MIN_BYTES: expected it unset, got it on rank 0" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

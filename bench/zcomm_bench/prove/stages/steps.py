@@ -22,7 +22,7 @@ ALONE_STEPS = 6  # the first of which warm up
 WARMUP_STEPS = 2
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc, unused-ignore]
     """From tokens to the loss of predicting the next one."""
 
     def __init__(self, model: Model) -> None:

@@ -34,7 +34,7 @@ FREE: dict[str, Any] = {"nodes": "4x1", "link": "unlimited", "sizes": SIZES}
 ONE: dict[str, Any] = {
     "nodes": "1x4",
     "link": NO_LAB,
-    "sizes": SIZES,
+    "sizes": [parse_size(size) for size in ("1K", "64K", "1M", "16M", "64M")],
     "backends": ["gloo", "zcomm", "zcomm=exact"],
     "dtype": "float",
 }

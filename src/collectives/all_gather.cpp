@@ -164,8 +164,7 @@ class AllGatherOperation : public Operation {
 class DirectAllGatherOperation final : public AllGatherOperation {
  public:
   explicit DirectAllGatherOperation(std::shared_ptr<const GatherPlan> plan) : AllGatherOperation(std::move(plan), {}) {
-    const bool is_exact =
-        plan_->segments().size() == 1 && plan_->segments().front().format.kind == ElementKind::exact;
+    const bool is_exact = plan_->segments().size() == 1 && plan_->segments().front().format.kind == ElementKind::exact;
     check_argument(is_exact && plan_->num_hops() == 1,
                    [&] { return "plan: expected an exact gather in one hop, got " + plan_->description(); });
   }

@@ -75,7 +75,7 @@ std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
   return sizeof(Outbox) + static_cast<std::size_t>(num_ranks) * sizeof(Lane) + kArenaBytes;
 }
 
-MemoryChannels::MemoryChannels(std::vector<std::byte*> outboxes, int own, std::shared_ptr<const void> keeper)
+MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own, std::shared_ptr<const void> keeper)
     : keeper_(std::move(keeper)), own_(own), incoming_(outboxes.size()) {
   // All fields of an outbox are 0 at first, as its memory is.
   for (std::byte* const outbox : outboxes) outboxes_.push_back(std::launder(reinterpret_cast<Outbox*>(outbox)));

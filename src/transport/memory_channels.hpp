@@ -34,7 +34,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
 
   // Takes the outboxes of all ranks by local rank, in memory that was zero before the first of them began, and who
   // keeps that memory.
-  MemoryChannels(std::vector<std::byte*> outboxes, int own, std::shared_ptr<const void> keeper);
+  MemoryChannels(const std::vector<std::byte*>& outboxes, int own, std::shared_ptr<const void> keeper);
   ~MemoryChannels();
 
   // Queues messages. Those between two ranks match in order, if their `tag` is equal; others wait forever. The memory

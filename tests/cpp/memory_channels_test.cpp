@@ -34,7 +34,7 @@ struct Memory {
   std::unique_ptr<MemoryChannels> channels(int rank) const {
     std::vector<std::byte*> places;
     for (const auto& outbox : outboxes) places.push_back(outbox[0].bytes);
-    return std::make_unique<MemoryChannels>(std::move(places), rank, nullptr);
+    return std::make_unique<MemoryChannels>(places, rank, nullptr);
   }
   std::vector<std::unique_ptr<Line[]>> outboxes;
 };

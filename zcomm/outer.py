@@ -62,10 +62,10 @@ class _Fragment:
         self.mean: torch.Tensor | None = None  # once it is there
         self.gather_at = self.apply_at = 0  # inner steps
 
-    @torch.no_grad()
     def read(self) -> torch.Tensor:
         """Return this rank's part of the parameters, as one tensor."""
-        return torch.cat([_local(parameter).flatten() for parameter in self.parameters])
+        with torch.no_grad():
+            return torch.cat([_local(parameter).flatten() for parameter in self.parameters])
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of ``flat``, as read() returns it, in the shapes of the parameters on this rank."""
@@ -73,11 +73,11 @@ class _Fragment:
         parts = flat.split_with_sizes([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    @torch.no_grad()
     def write(self, flat: torch.Tensor) -> None:
         """Copy ``flat`` to the parameters."""
-        for parameter, part in zip(self.parameters, self.split(flat), strict=True):
-            _local(parameter).copy_(part)
+        with torch.no_grad():
+            for parameter, part in zip(self.parameters, self.split(flat), strict=True):
+                _local(parameter).copy_(part)
 
 
 class OuterStep:

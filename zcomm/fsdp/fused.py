@@ -101,7 +101,7 @@ def _padded(gradient: torch.Tensor, num_ranks: int) -> torch.Tensor:
     return gradient.reshape(-1)
 
 
-class Deferred(torch.Tensor):
+class Deferred(torch.Tensor):  # type: ignore[misc,unused-ignore]
     """Stand-in for a buffer of FSDP2's, or a view of it."""
 
     buffer: Buffer
@@ -113,7 +113,7 @@ class Deferred(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override,unused-ignore]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = _HANDLERS.get(func)

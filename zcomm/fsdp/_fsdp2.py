@@ -28,8 +28,10 @@ _PLAIN_GATHERS = tuple(
 )
 
 # Copies of a shard into the gathered buffer, from there into the parameters, and of gradients into the reduced buffer.
-COPIES = tuple(
-    getattr(torch.ops.fsdp, name).default for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
+# None: this torch copies in another way, which then happens as ever.
+COPIES: tuple[Any, ...] = tuple(
+    getattr(getattr(torch.ops.fsdp, name, None), "default", None)
+    for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 )
 
 

@@ -64,9 +64,9 @@ def compress(
             a warning. None: no limit.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
-        fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
-            reductions read the gradients themselves. Compressed gathers on CPUs write into the parameters, except
-            lossless ones. :meth:`Compression.stats` counts both.
+        fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. On CPUs,
+            compressed reductions read the gradients themselves, and compressed gathers write into the parameters,
+            except lossless ones. :meth:`Compression.stats` counts both. On GPUs it does nothing yet.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;

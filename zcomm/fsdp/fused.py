@@ -40,7 +40,7 @@ class Buffer:
                 torch.cat(self.parts, out=self._memory)
             elif self._gradients:
                 _fsdp2.copy_gradients(self._gradients, by_rank)
-                self._free_gradients()
+                self._gradients = []
             elif self._gathered:
                 torch.cat([part.view(self._ranks, -1) for part in self._gathered], dim=1, out=by_rank)
             elif self._own is not None:
@@ -83,15 +83,8 @@ class Buffer:
         return [_padded(each, self._ranks) for each in self._gradients]
 
     def spend_gradients(self) -> None:
-        """Note that a reduction reads the gradients, or has read them."""
-        self._spent = True
-        self._free_gradients()
-
-    def _free_gradients(self) -> None:
-        """Let go of gradients that nobody reads any more. FSDP2 holds its buffer until it reduces the next layer; on a
-        GPU that is what protects the gradients, which another stream than theirs may read until then."""
-        if all(gradient.is_cpu for gradient in self._gradients):
-            self._gradients = []
+        """Let go of the gradients, which were reduced. FSDP2 holds its buffer until it reduces the next layer."""
+        self._gradients, self._spent = [], True
 
 
 def _padded(gradient: torch.Tensor, num_ranks: int) -> torch.Tensor:
@@ -150,4 +143,5 @@ def _copy_gradients(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, 
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {torch.ops.aten.view.default: _view}
-_HANDLERS.update(zip(_fsdp2.COPIES, (_copy_in, _copy_out, _copy_gradients), strict=False))
+_HANDLERS.update(zip(_fsdp2.COPIES, (_copy_in, _copy_out, _copy_gradients), strict=True))
+_HANDLERS.pop(None, None)

@@ -66,7 +66,7 @@ def compress(
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
         fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. On CPUs,
             compressed reductions read the gradients themselves, and compressed gathers write into the parameters,
-            except lossless ones. :meth:`Compression.stats` counts both. On GPUs it does nothing yet.
+            except lossless ones. :meth:`Compression.stats` counts both. Tensors on GPUs are copied as before.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from zcomm.distributed.overrides import of_copies, override
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Buffer, Deferred
+from zcomm.fsdp.gathers import GatherCall, GatherStrategy, finished
 
 _log = logging.getLogger("zcomm")
 
@@ -29,45 +30,6 @@ _COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
 
 #: Pairs (number of elements of a shard, whether they are sent exactly), from its first element on.
 Parts = list[tuple[int, bool]]
-
-
-@dataclass(frozen=True)
-class GatherCall:
-    """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
-    shards, if they are gathered there: then ``output`` and ``shard`` have no memory."""
-
-    output: torch.Tensor
-    shard: torch.Tensor
-    group: dist.ProcessGroup
-    plan: _c10d.Operation | None
-    async_op: bool
-    parts: Sequence[torch.Tensor] = ()
-
-    @property
-    def target(self) -> torch.Tensor | Sequence[torch.Tensor]:
-        """Where values are gathered."""
-        return self.parts or self.output
-
-    @property
-    def source(self) -> torch.Tensor | Sequence[torch.Tensor]:
-        """This rank's values."""
-        return self.shard.buffer.parts if isinstance(self.shard, Deferred) else self.shard
-
-
-class GatherStrategy(Protocol):
-    """Strategy of a parameter group's gathers. The first two methods are those of FSDP2's AllGather."""
-
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
-
-    def gather(self, call: GatherCall) -> Any: ...
-
-    def keeps_wires(self) -> bool:
-        """Tell whether later gathers of the same weights use the wires that this one keeps."""
-        ...
-
-    def forget(self) -> None:
-        """Frees what was kept for later gathers."""
-        ...
 
 
 # Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
@@ -398,14 +360,6 @@ def gradients_of(reduced: torch.Tensor) -> list[torch.Tensor]:
     given = {gradient.dtype for gradient in gradients}
     is_exact = given == {reduced.dtype} or (reduced.dtype == torch.float32 and given < _COMPRESSIBLE)
     return gradients if is_exact else []
-
-
-def finished(work: Any, async_op: bool) -> Any:
-    """Return what FSDP2 expects: the work of an asynchronous call, or None once a synchronous one is done."""
-    if async_op:
-        return work
-    work.wait()
-    return None
 
 
 def full_name_of(name: str, module: FSDPModule, param_group: Any) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm.distributed.groups import backend_of
-from zcomm.fsdp.collectives import GatherCall, finished
+from zcomm.fsdp.gathers import GatherCall, finished
 
 if TYPE_CHECKING:
     from zcomm.distributed.binding import _c10d

@@ -18,8 +18,9 @@ from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, GatherCall, finished
+from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
+from zcomm.fsdp.gathers import GatherCall, finished
 from zcomm.fsdp.lossless import LosslessGather, plan_lossless
 
 # Tensors and marks that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.

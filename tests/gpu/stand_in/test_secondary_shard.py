@@ -10,7 +10,7 @@ from support.stand_in import dist, host, run, torch
 
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
-from zcomm.fsdp.collectives import GatherCall
+from zcomm.fsdp.gathers import GatherCall
 from zcomm.fsdp.secondary_shard import KeptWires
 
 NODES = [0, 0, 1, 1]

@@ -1,0 +1,60 @@
+"""One all-gather of FSDP2, and who carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from zcomm.distributed.binding import _c10d
+from zcomm.fsdp.fused import Deferred
+
+
+@dataclass(frozen=True)
+class GatherCall:
+    """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
+    shards, if they are gathered there: then ``output`` and ``shard`` have no memory."""
+
+    output: torch.Tensor
+    shard: torch.Tensor
+    group: dist.ProcessGroup
+    plan: _c10d.Operation | None
+    async_op: bool
+    parts: Sequence[torch.Tensor] = ()
+
+    @property
+    def target(self) -> torch.Tensor | Sequence[torch.Tensor]:
+        """Where values are gathered."""
+        return self.parts or self.output
+
+    @property
+    def source(self) -> torch.Tensor | Sequence[torch.Tensor]:
+        """This rank's values."""
+        return self.shard.buffer.parts if isinstance(self.shard, Deferred) else self.shard
+
+
+class GatherStrategy(Protocol):
+    """Strategy of a parameter group's gathers. The first two methods are those of FSDP2's AllGather."""
+
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+
+    def gather(self, call: GatherCall) -> Any: ...
+
+    def keeps_wires(self) -> bool:
+        """Tell whether later gathers of the same weights use the wires that this one keeps."""
+        ...
+
+    def forget(self) -> None:
+        """Frees what was kept for later gathers."""
+        ...
+
+
+def finished(work: Any, async_op: bool) -> Any:
+    """Return what FSDP2 expects: the work of an asynchronous call, or None once a synchronous one is done."""
+    if async_op:
+        return work
+    work.wait()
+    return None

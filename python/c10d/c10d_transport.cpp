@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kFailureKey = "failure";
 constexpr int kTags = 0x20000000;
 constexpr std::chrono::milliseconds kLook{100};  // between looks at what else may have happened
-constexpr std::chrono::seconds kMismatchPatience{
-    3};                                 // with a message that does not match: the watch knows more, and is slower
+// How long to wait with a message that does not match: the watch may know more.
+constexpr std::chrono::seconds kMismatchPatience{3};
 constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
 
 class C10dTransfer final : public Transfer {

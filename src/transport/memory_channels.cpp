@@ -194,13 +194,12 @@ void MemoryChannels::ring(int peer) {
 }
 
 // Sleeps until a peer rings, unless one has since the doorbell was `seen`.
-bool MemoryChannels::sleep(std::uint32_t seen, std::chrono::milliseconds limit) {
+void MemoryChannels::sleep(std::uint32_t seen, std::chrono::milliseconds limit) {
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
   const timespec time{limit.count() / 1000, limit.count() % 1000 * 1'000'000};
   outbox.is_asleep.store(1);
   syscall(SYS_futex, &outbox.doorbell, FUTEX_WAIT, seen, &time, nullptr, 0);
   outbox.is_asleep.store(0);
-  return outbox.doorbell.load() != seen;
 }
 
 bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {

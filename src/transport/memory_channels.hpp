@@ -47,8 +47,8 @@ class [[gnu::visibility("default")]] MemoryChannels {
   // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is
   // longer than its limit.
   bool progress();
-  // Calls progress() until `batch` is done or `limit` is over; sleeps while there is nothing to move. Returns whether
-  // it is done.
+  // Calls progress() until `batch` is done, `limit` is over or one of its peers has failed; sleeps while there is
+  // nothing to move. Returns whether it is done.
   bool wait(const Batch& batch, std::chrono::milliseconds limit);
   // Returns the peers without whom the batch is not done: those that it receives from and, while something is queued,
   // all that have not taken what fills the outbox.
@@ -80,7 +80,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   bool take_pieces(int peer);
   bool has_room(std::size_t num_bytes, const Outgoing& message);
   void ring(int peer);
-  bool sleep(std::uint32_t seen, std::chrono::milliseconds limit);
+  void sleep(std::uint32_t seen, std::chrono::milliseconds limit);
 
   std::shared_ptr<const void> keeper_;
   std::vector<Outbox*> outboxes_;

@@ -37,6 +37,7 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
     watch_fsdp2()
     groups.count_steps()
+    environment.check_node_memory()
     options = _resolve(pg_options)
     if any(form.startswith("traced:") for form in options.forms):
         tell_apart_what_is_traced()

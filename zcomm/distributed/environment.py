@@ -47,6 +47,13 @@ def log_level() -> str:
     return level
 
 
+def check_node_memory() -> None:
+    """Raise ValueError unless ``ZCOMM_NODE_MEMORY``, which the binding reads, is ``off`` or nothing."""
+    value = os.environ.get("ZCOMM_NODE_MEMORY", "")
+    if value not in ("", "off"):
+        raise ValueError(f"ZCOMM_NODE_MEMORY: expected 'off' or nothing, got {value!r}")
+
+
 def node_identity() -> str:
     """Return a name of this process's node: the same text on all ranks that share a fast link.
 

@@ -16,6 +16,7 @@ from support.expected import assert_same_bits
 from support.worlds import collect, options, run
 
 import zcomm
+from zcomm.distributed import environment
 
 ALL = options(all_reduce="int8:64/int4:64", direct="always")
 
@@ -64,6 +65,13 @@ def test_if_one_rank_cannot_all_of_its_node_stay_with_gloo_and_say_why() -> None
 
     told = run(body, 4, nodes=[0, 0, 1, 1], options=options())
     assert told == ["rank 1: ZCOMM_NODE_MEMORY=off"] * 2 + ["shared"] * 2
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes "0" wants it off, and would not get it."""
+    monkeypatch.setenv("ZCOMM_NODE_MEMORY", "0")
+    with pytest.raises(ValueError, match="ZCOMM_NODE_MEMORY: expected 'off' or nothing, got '0'"):
+        environment.check_node_memory()
 
 
 def test_a_killed_rank_leaves_nothing_and_is_named() -> None:

@@ -14,13 +14,15 @@ std::string_view to_string(DType dtype) {
       return "bfloat16";
     case DType::float16:
       return "float16";
+    case DType::byte_pairs:
+      return "byte_pairs";
   }
   throw ArgumentError("dtype: expected float32, bfloat16 or float16, got the number " +
                       std::to_string(static_cast<int>(dtype)));
 }
 
 DType parse_dtype(std::string_view name) {
-  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16, DType::byte_pairs}) {
     if (name == to_string(dtype)) return dtype;
   }
   throw ArgumentError("dtype: expected float32, bfloat16 or float16, got '" + std::string(name) + "'");

@@ -108,9 +108,10 @@ def decode_sum_encode(
 
 
 def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wire, int]:
-    """Encode the lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU. Return it as a new
-    NumPy array of uint8, and the hash of ``values``. Copies ``values`` to ``base``, for the next difference."""
-    new, old = view_of(values, "values"), view_of(base, "base", writable=True)
+    """Encode the lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU, or an even number of
+    elements of 8 bits. Return it as a new NumPy array of uint8, and the hash of ``values``. Copies ``values`` to
+    ``base``, for the next difference."""
+    new, old = _halves_of(values, "values"), _halves_of(base, "base", writable=True)
     call = Call(None, device=HOST)
     body, address = _target(call, None, _core.max_lossless_bytes(new[1]), None)
     num_bytes, hash_of_values = _core.encode_difference(new, old, address, isa)
@@ -123,8 +124,20 @@ def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[Array
     wire = Call(None, device=HOST).any(body, "body")
     if wire.dtype != "uint8":
         raise TypeError(f"body: expected dtype uint8, got {wire.dtype}")
-    hash_of_values = _core.decode_difference(wire.address, wire.num_elements, view_of(base, "base", writable=True), isa)
+    hash_of_values = _core.decode_difference(
+        wire.address, wire.num_elements, _halves_of(base, "base", writable=True), isa
+    )
     return base, hash_of_values
+
+
+def _halves_of(array: Array, name: str, *, writable: bool = False) -> tuple[int, int, str]:
+    """Return the view of an array whose lossless differences are made."""
+    view = Call(None, device=HOST).any(array, name, writable=writable)
+    if view.dtype not in ("uint8", "int8") and not view.dtype.startswith("float8"):
+        return view_of(array, name, writable=writable)
+    if view.num_elements % 2:
+        raise ValueError(f"{name}: expected an even number of {view.dtype}, got {view.num_elements}")
+    return view.address, view.num_elements // 2, "byte_pairs"
 
 
 def cpu_isas() -> list[str]:

@@ -1,7 +1,7 @@
-"""Executable specification of lossless differences of 16-bit floats: plain NumPy, for reading and for tests.
+"""Executable specification of lossless differences of 16-bit values: plain NumPy, for reading and for tests.
 
 Every codec gives these bytes; ``docs/wire_format.md`` specifies the same in words. Values are bit patterns:
-one-dimensional arrays of uint16, of dtype "bfloat16" or "float16".
+one-dimensional arrays of uint16, of dtype "bfloat16", "float16" or "byte_pairs".
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ PADDING = 0x7F80  # fills up a short tile
 LANES = 4  # per hash
 GOLDEN = 0x9E3779B97F4A7C15
 EXPONENTS = {"bfloat16": (7, 0xFF), "float16": (10, 0x1F)}  # lowest bit of the exponent, its mask
+PAIR_EXPONENT = 8  # of all byte pairs
+MOST_WEIGHED = {"bfloat16": 255, "float16": 255, "byte_pairs": 7}  # z that c depends on
 
 
 def encode(values: Patterns, base: Patterns, dtype: str) -> Bytes:
@@ -66,9 +68,8 @@ def _encode_tile(values: Patterns, base: Patterns, dtype: str) -> Bytes:
     plain = _padded(values.astype("<u2").view(np.uint8), 4)
     values, base = _filled(values), _filled(base)
     exponents = _exponents(base, dtype)
-    d = (values - base).view(np.int16).astype(np.int64)
-    z = np.where(d >= 0, 2 * d, -2 * d - 1)
-    c = _choose_c(z[:n], exponents[:n])
+    z = _differences(values, base, dtype)
+    c = _choose_c(np.minimum(z, MOST_WEIGHED[dtype])[:n], exponents[:n])
     k, unlikely = _expected(exponents, c)
     r = np.where(z >= 255, PLANES, np.minimum(z >> k, PLANES))
     planes = [r > j for j in range(PLANES)]
@@ -107,12 +108,42 @@ def _decode_tile(wire: Bytes, base: Patterns, dtype: str) -> Patterns:
     low = np.zeros((TILE, 8), np.int64)
     low[travels] = reader.section(int(travels.sum()))
     z = (r << k) + (low << np.arange(8)).sum(axis=1)
-    values: Patterns = (base + np.where(z % 2 == 0, z // 2, -(z // 2) - 1)).astype(np.uint16)
+    values = _successors(base, z, dtype)
     escapes = reader.section(16 * int((r == PLANES).sum()))
     values[r == PLANES] = np.packbits(escapes, bitorder="little").view("<u2")
     if _align(reader.begin, 4) != wire.size - 4:
         _fail("a tile is longer than its sections")
     return values[:n]
+
+
+def _differences(values: Patterns, base: Patterns, dtype: str) -> NDArray[Any]:
+    """Return z of each value: of a byte pair twice that of the byte that has changed, less 1 for the low one."""
+    if dtype != "byte_pairs":
+        return _zigzag((values - base).view(np.int16))
+    low, high = _zigzag((values.view(np.uint8) - base.view(np.uint8)).view(np.int8)).reshape(-1, 2).T
+    z: NDArray[Any] = np.where((low > 0) & (high > 0), 255, np.where(low > 0, 2 * low - 1, 2 * high))
+    return z
+
+
+def _successors(base: Patterns, z: NDArray[Any], dtype: str) -> Patterns:
+    """Invert _differences, except for escapes."""
+    values: Patterns
+    if dtype == "byte_pairs":
+        d = _undo_zigzag((z + 1) // 2)
+        of_bytes = np.stack([np.where(z % 2 == 1, d, 0), np.where(z % 2 == 1, 0, d)], axis=1).ravel()
+        values = (base.view(np.uint8) + of_bytes).astype(np.uint8).view(np.uint16)
+    else:
+        values = (base + _undo_zigzag(z)).astype(np.uint16)
+    return values
+
+
+def _zigzag(differences: NDArray[Any]) -> NDArray[Any]:
+    d = differences.astype(np.int64)
+    return np.where(d >= 0, 2 * d, -2 * d - 1)
+
+
+def _undo_zigzag(z: NDArray[Any]) -> NDArray[Any]:
+    return np.where(z % 2 == 0, z // 2, -(z // 2) - 1)
 
 
 def _choose_c(z: NDArray[Any], exponents: NDArray[Any]) -> int:
@@ -186,6 +217,8 @@ def _filled(tile: Patterns) -> Patterns:
 
 
 def _exponents(patterns: Patterns, dtype: str) -> NDArray[Any]:
+    if dtype == "byte_pairs":
+        return np.full(patterns.size, PAIR_EXPONENT)
     shift, mask = EXPONENTS[dtype]
     return (patterns.astype(np.int64) >> shift) & mask
 

@@ -7,12 +7,16 @@
 
 namespace zcomm {
 
-enum class DType : std::uint8_t { float32, bfloat16, float16 };
+// byte_pairs: codes of 8 bits, two to an element, or anything else in bytes. Only lossless gathers take them.
+enum class DType : std::uint8_t { float32, bfloat16, float16, byte_pairs };
+
+// Tells whether elements are floats, which every codec takes.
+constexpr bool is_float(DType dtype) { return dtype <= DType::float16; }
 
 // Returns the bytes of one element.
 constexpr std::size_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
-// Returns "float32", "bfloat16" or "float16".
+// Returns the name of the enumerator.
 std::string_view to_string(DType dtype);
 
 // Parses a name that to_string returns. Throws ArgumentError on any other.

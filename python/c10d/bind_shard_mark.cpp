@@ -19,7 +19,7 @@ StreamView current_stream(at::Device device) {
 
 void check_shard(const at::Tensor& shard, at::Device device) {
   TORCH_CHECK_VALUE(shard.device() == device && shard.is_contiguous() && dtype_of(shard),
-                    "zcomm: shard: expected contiguous float32, bfloat16 or float16 on ", device, ", got ",
+                    "zcomm: shard: expected contiguous float32, bfloat16, float16 or uint16 on ", device, ", got ",
                     shard.is_contiguous() ? "contiguous " : "", shard.scalar_type(), " on ", shard.device());
 }
 

@@ -119,29 +119,33 @@ PlannedPtr Operations::planned(Collective collective, HopFormats format, const W
 }
 
 PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats,
-                                   const Parts& parts, bool again, const PlannedPtr& like) {
+                                   const Parts& parts, bool again, bool keeps_exact, const PlannedPtr& like) {
   Policy policy = policy_of(formats);
-  policy.forms.in_place = true;  // FSDP2 gathers copies of its shards
+  policy.forms.in_place = true;                     // FSDP2 gathers copies of its shards
+  if (keeps_exact) policy.choice = Choice::always;  // which costs nothing
   const int size = group_.getSize();
   check_whole(output, parts, size, "output");
   check_whole(input, parts, 1, "input");
   Call call = describe(Collective::all_gather, Form::single, input[0], output);
   call.in_place = true;  // or into the parameters
   call.again = again;
-  if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
+  if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
   const BlockFormat format = policy.all_gather;
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
+  World world = compressed_.world(input[0].device().type());
+  if (is_all_exact(parts) && !(keeps_exact && world.topology.num_nodes() > 1)) return nullptr;
   check_shapes(output, input, size, "output", "input");
   return planned(Collective::all_gather, {format, format}, output, parts, {},
-                 make_all_gather(std::make_shared<const GatherPlan>(
-                     compressed_.world(input[0].device().type()), shape_of(output, size),
-                     segments_of(parts, elements_of(input), format), compressed_.is_one_hop(policy, call))));
+                 make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),
+                                                                    segments_of(parts, elements_of(input), format),
+                                                                    compressed_.is_one_hop(policy, call))));
 }
 
 PlannedPtr Operations::plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
   if (is_planned(like, Collective::all_gather, {}, {output}, {}, {})) return like;
-  TORCH_CHECK_VALUE(output.scalar_type() == at::kBFloat16 || output.scalar_type() == at::kHalf,
-                    "zcomm: output: expected BFloat16 or Half, of which differences are made, got ",
+  const std::optional<DType> dtype = dtype_of(output);
+  TORCH_CHECK_VALUE(dtype && element_size(*dtype) == 2,
+                    "zcomm: output: expected BFloat16, Half or values of 8 bits, of which differences are made, got ",
                     output.scalar_type());
   check_shapes({output}, {input}, group_.getSize(), "output", "input");
   return planned(Collective::all_gather, {}, {output}, {}, {},

@@ -52,10 +52,12 @@ class Operations {
 
   // Returns null if the call stays exact: the policy says so, or all parts are exempt. `formats` replaces the group's
   // formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
-  // announces a gather from kept values, which Choice::automatic takes into account.
+  // announces a gather from kept values, which Choice::automatic takes into account. With `keeps_exact`, exact parts
+  // alone are planned, too, in groups of several nodes: nodes can keep them.
   PlannedPtr plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats, const Parts& parts,
-                         bool again, const PlannedPtr& like);
-  // Plans a gather of bfloat16 or float16; throws ValueError for other types. The policy does not apply.
+                         bool again, bool keeps_exact, const PlannedPtr& like);
+  // Plans a gather of bfloat16, float16, or bytes as uint16; throws ValueError for other types. The policy does not
+  // apply.
   PlannedPtr plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
   // Plans a reduction; `feedback` is the format of the residual, if any. The input may be narrower than a float32
   // output.

@@ -11,8 +11,10 @@ namespace zcomm::c10d_binding {
 
 namespace {
 
-constexpr std::pair<at::ScalarType, DType> kTypes[] = {
-    {at::kFloat, DType::float32}, {at::kBFloat16, DType::bfloat16}, {at::kHalf, DType::float16}};
+constexpr std::pair<at::ScalarType, DType> kTypes[] = {{at::kFloat, DType::float32},
+                                                       {at::kBFloat16, DType::bfloat16},
+                                                       {at::kHalf, DType::float16},
+                                                       {at::kUInt16, DType::byte_pairs}};
 
 }  // namespace
 
@@ -21,6 +23,11 @@ std::optional<DType> dtype_of(const at::Tensor& tensor) {
     if (scalar_type == tensor.scalar_type()) return dtype;
   }
   return std::nullopt;
+}
+
+std::optional<DType> float_of(const at::Tensor& tensor) {
+  const std::optional<DType> dtype = dtype_of(tensor);
+  return dtype && is_float(*dtype) ? dtype : std::nullopt;
 }
 
 at::ScalarType scalar_type_of(DType dtype) {
@@ -64,7 +71,7 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   Call call;
   call.collective = collective;
   call.form = form;
-  call.dtype = dtype_of(shard);
+  call.dtype = float_of(shard);
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
   if (may_be_complex(shard)) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());

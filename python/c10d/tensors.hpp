@@ -13,8 +13,10 @@
 
 namespace zcomm::c10d_binding {
 
-// Returns the codec's value type, or nothing for other types.
+// Returns the core's value type, or nothing for other types. uint16 are byte pairs.
 std::optional<DType> dtype_of(const at::Tensor& tensor);
+// Returns the codec's value type, or nothing for other types.
+std::optional<DType> float_of(const at::Tensor& tensor);
 at::ScalarType scalar_type_of(DType dtype);
 
 // Borrows the values of a contiguous tensor of such a type.

@@ -37,15 +37,25 @@ inline void check_format(BlockFormat format) {
   });
 }
 
-inline void check_values(ConstTensorView values) {
-  to_string(values.dtype);
+inline void check_float(DType dtype) {
+  check_argument(is_float(dtype),
+                 [&] { return "dtype: expected float32, bfloat16 or float16, got " + std::string(to_string(dtype)); });
+}
+
+// Any dtype.
+inline void check_memory(ConstTensorView values) {
   check_argument(values.num_elements >= 0,
                  [&] { return "values: expected 0 or more elements, got " + std::to_string(values.num_elements); });
   check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
 }
 
+inline void check_values(ConstTensorView values) {
+  check_float(values.dtype);
+  check_memory(values);
+}
+
 inline void check_wire(const Wire& wire, std::int64_t num_elements) {
-  to_string(wire.dtype);
+  check_float(wire.dtype);
   check_format(wire.format);
   const bool exact = wire.format.kind == ElementKind::exact;
   check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);

@@ -25,8 +25,9 @@ class NodeGather : public Stages {
     copies_.clear();
     for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
       if (plan_.place(slot) < 0 || (slot == plan_.rank() && is_there(slot))) continue;
-      const ConstTensorView values = kept(slot, chunk).values;
-      copies_.push_back({{values.data, {}, values.dtype}, slot_values(slot, chunk)});
+      TensorView copy = slot_values(slot, chunk);
+      copy.dtype = DType::bfloat16;  // of any 16 bits
+      copies_.push_back({{kept(slot, chunk).values.data, {}, copy.dtype}, copy});
     }
     run_codec(r_, copies_);
     finish_transfer(r_, own_[chunk], 1);

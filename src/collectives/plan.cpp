@@ -217,7 +217,8 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots)
       places_(places_of(topology(), rank(), in_rank_order(topology()))),
       num_held_(zcomm::num_held(topology(), rank())) {
   check_argument(slots_.dtype != DType::float32, [] {
-    return std::string("slots: expected bfloat16 or float16, of which differences are made, got float32");
+    return std::string(
+        "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
   });
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
 }

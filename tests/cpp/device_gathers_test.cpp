@@ -56,7 +56,7 @@ TEST_CASE("device gathers: every value on every rank, again and again, for every
         std::vector<std::size_t> uneven = even(ids, length);
         for (std::size_t rank = 1; rank < ids.size(); ++rank) uneven[rank] = length / (rank + 1);
         Module first(communicator, even(ids, length), 0);
-        Module second(communicator, uneven, 1);
+        Module second(communicator, uneven, 1, DType::byte_pairs);
         for (int step = 0; step < 4; ++step) {
           for (Module* module : {&first, &second}) module->set(step, stream);
           if (step != 2) prepare(communicator, {&first, &second}, stream.view());

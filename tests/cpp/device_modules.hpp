@@ -16,15 +16,17 @@ inline const std::vector<int> kTwoNodes{0, 0, 1, 1};
 
 // One tensor that a rank gathers. Modules of other numbers have other weights.
 struct Module {
-  Module(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths, int number_of_module = 0)
+  Module(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths, int number_of_module = 0,
+         DType dtype_of_slots = DType::bfloat16)
       : communicator(communicator_of_rank),
         number(number_of_module),
+        dtype(dtype_of_slots),
         slots(lengths),
         shard(slots[static_cast<std::size_t>(communicator.rank())]) {
     std::size_t total = 0;
     for (const std::size_t length : lengths) total += length;
     output.emplace(total + 1);
-    TensorView rest{output->bytes(), static_cast<std::int64_t>(total), DType::bfloat16};
+    TensorView rest{output->bytes(), static_cast<std::int64_t>(total), dtype};
     std::int64_t begin = 0;
     for (const std::size_t length : lengths) {
       views.push_back(rest.slice(begin, static_cast<std::int64_t>(length)));
@@ -41,7 +43,7 @@ struct Module {
   }
   ConstTensorView shard_view() const {
     return TensorView{shard.bytes(), static_cast<std::int64_t>(slots[static_cast<std::size_t>(communicator.rank())]),
-                      DType::bfloat16};
+                      dtype};
   }
   // Sets, on `stream`, the shard of `step`, and clears the output.
   void set(int step, cudaStream_t stream) const {
@@ -65,6 +67,7 @@ struct Module {
 
   Communicator& communicator;
   int number;
+  DType dtype;
   std::vector<std::size_t> slots;
   DeviceArray<std::uint16_t> shard;
   std::optional<DeviceArray<std::uint16_t>> output;

@@ -7,7 +7,8 @@
 namespace zcomm {
 
 TEST_CASE("dtypes print and parse") {
-  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16}) CHECK(parse_dtype(to_string(dtype)) == dtype);
+  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16, DType::byte_pairs})
+    CHECK(parse_dtype(to_string(dtype)) == dtype);
   CHECK(element_size(DType::float32) == 4);
   CHECK(element_size(DType::bfloat16) == 2);
   CHECK(element_size(DType::float16) == 2);

@@ -42,6 +42,13 @@ inline const std::vector<std::pair<const char*, Change>> kChanges{
        constexpr std::uint16_t kSpecial[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffff, 0x7f81, 0x7c00, 0xfc01, 1};
        return r() % 5 == 0 ? kSpecial[r() % std::size(kSpecial)] : a;
      }},
+    {"one byte of a pair",
+     [](std::uint16_t a, std::mt19937& r) {
+       const int shift = static_cast<int>(r() % 2 * 8), width = 1 << r() % 8;
+       return r() % 6 == 0 ? static_cast<std::uint16_t>((a & (0xff00 >> shift)) |
+                                                        (near(a >> shift & 0xff, r, width) & 0xff) << shift)
+                           : a;
+     }},
     {"anything", [](std::uint16_t, std::mt19937& r) { return static_cast<std::uint16_t>(r()); }},
 };
 

@@ -27,14 +27,15 @@ using test::Halves;
 using test::Unchecked;
 using test::weights_of;
 
-TensorView view(Halves& values) {
-  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), DType::bfloat16};
+TensorView view(Halves& values, DType dtype = DType::bfloat16) {
+  return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), dtype};
 }
 
 // One rank of a gather: slots of these lengths, and its kept values.
 struct Rank {
-  Rank(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths)
-      : communicator(communicator_of_rank), rank(communicator.rank()) {
+  Rank(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths,
+       DType dtype_of_slots = DType::bfloat16)
+      : communicator(communicator_of_rank), rank(communicator.rank()), dtype(dtype_of_slots) {
     for (const std::size_t length : lengths) slots.emplace_back(length);
     plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views()));
     memory.resize(plan->kept_bytes() / kWireAlignment + 1);
@@ -45,7 +46,7 @@ struct Rank {
 
   std::vector<TensorView> views() {
     std::vector<TensorView> views;
-    for (Halves& slot : slots) views.push_back(view(slot));
+    for (Halves& slot : slots) views.push_back(view(slot, dtype));
     return views;
   }
   void clear() {
@@ -54,7 +55,7 @@ struct Rank {
   CallStats gather(int step) {
     clear();
     Halves shard = weights_of(rank, slots[static_cast<std::size_t>(rank)].size(), step);
-    const ConstTensorView own = view(shard);
+    const ConstTensorView own = view(shard, dtype);
     const std::vector<TensorView> outputs = views();
     return communicator.run(*operation, {{&own, 1}, outputs}, 20s);
   }
@@ -79,6 +80,7 @@ struct Rank {
   };
   Communicator& communicator;
   int rank;
+  DType dtype;
   std::vector<Halves> slots;
   std::shared_ptr<const LosslessPlan> plan;
   std::vector<Unit> memory;
@@ -88,9 +90,10 @@ struct Rank {
 
 // Calls body(Rank&) on every rank. Rethrows the first failure, or stores each rank's in `failures`.
 void run(const std::vector<std::unique_ptr<Communicator>>& communicators, const std::vector<std::size_t>& lengths,
-         const std::function<void(Rank&)>& body, std::vector<std::string>* failures = nullptr) {
+         const std::function<void(Rank&)>& body, std::vector<std::string>* failures = nullptr,
+         DType dtype = DType::bfloat16) {
   test::run_ranks(static_cast<int>(communicators.size()), [&](int rank) {
-    Rank state(*communicators[static_cast<std::size_t>(rank)], lengths);
+    Rank state(*communicators[static_cast<std::size_t>(rank)], lengths, dtype);
     if (failures == nullptr) {
       body(state);
       return;
@@ -153,7 +156,7 @@ TEST_CASE("lossless gathers: every value on every rank, again and again, for eve
           for (std::size_t rank = 1; uneven && rank < ids.size(); ++rank) lengths[rank] = length / (rank + 1);
           CAPTURE(ids.size());
           CAPTURE(length);
-          run(test::make_communicators(ids, 8192), lengths, [&](Rank& rank) {
+          const auto body = [&](Rank& rank) {
             for (int step = 0; step < 3; ++step) {
               check_bytes(rank, rank.gather(step));
               rank.check(step);
@@ -161,7 +164,9 @@ TEST_CASE("lossless gathers: every value on every rank, again and again, for eve
               check_bytes(rank.gather_again(), rank.plan->bytes_from_secondary());
               rank.check(step);
             }
-          });
+          };
+          run(test::make_communicators(ids, 8192), lengths, body);
+          run(test::make_communicators(ids, 8192), lengths, body, nullptr, DType::byte_pairs);
         }
       }
     }
@@ -358,9 +363,10 @@ TEST_CASE("lossless gathers: damaged messages are errors") {
 TEST_CASE("lossless gathers: wrong arguments are refused before a byte moves") {
   const auto communicators = test::make_communicators({0});
   Communicator& communicator = *communicators[0];
-  CHECK_THROWS_WITH_AS(LosslessPlan(communicator.world(), {{5}, DType::float32}),
-                       doctest::Contains("expected bfloat16 or float16, of which differences are made, got float32"),
-                       ArgumentError);
+  CHECK_THROWS_WITH_AS(
+      LosslessPlan(communicator.world(), {{5}, DType::float32}),
+      doctest::Contains("expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32"),
+      ArgumentError);
   Rank rank(communicator, {5});
   CHECK_THROWS_WITH_AS(rank.gather_again(),
                        doctest::Contains("kept: expected shards that an all_gather by differences has filled, got"),

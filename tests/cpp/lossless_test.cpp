@@ -77,6 +77,21 @@ TEST_CASE("lossless: a known tile") {
   }
 }
 
+TEST_CASE("lossless: a known tile of byte pairs") {
+  const Patterns base(2048, 0x1010);
+  Patterns values = base;
+  values[3] = 0x1011, values[100] = 0x0f10, values[101] = 0x1210, values[2047] = 0x1111;
+  const std::vector<int> expected{6,    0,    0,    0,    0x02, 0x00, 0x00, 0x00, 0x03, 0x00, 0x00, 0x80, 0x01, 0x10,
+                                  0x80, 0x08, 0x30, 0x80, 0x0f, 0x0d, 0x06, 0x03, 0x03, 0x10, 0x12, 0x11, 0x11, 0x00};
+  for (const std::string& isa : cpu_isas()) {
+    const Difference difference = encoded(HostLosslessCodec(isa), values, base, DType::byte_pairs);
+    std::vector<int> bytes;
+    for (const std::byte byte : difference.body) bytes.push_back(static_cast<int>(byte));
+    bytes.resize(expected.size());
+    CHECK(bytes == expected);
+  }
+}
+
 TEST_CASE("lossless: every value arrives, with the same bytes from every instruction set, for every size") {
   std::mt19937 random(1);
   std::vector<std::int64_t> sizes;
@@ -90,7 +105,7 @@ TEST_CASE("lossless: every value arrives, with the same bytes from every instruc
       CAPTURE(name);
       const Patterns base = weights(n, random);
       const Patterns values = changed(base, change, random);
-      for (const DType dtype : {DType::bfloat16, DType::float16}) {
+      for (const DType dtype : {DType::bfloat16, DType::float16, DType::byte_pairs}) {
         const Difference first = encoded(codecs[0], values, base, dtype);
         for (const HostLosslessCodec& codec : codecs) {
           const Difference difference = encoded(codec, values, base, dtype);
@@ -112,7 +127,7 @@ TEST_CASE("lossless: every pattern as a base, with every distance by strata, arr
     for (int stratum = 0; stratum <= 16; ++stratum) {
       for (const bool is_mixed : {false, true}) {
         const auto [base, values] = all_patterns(stratum, is_mixed, random);
-        for (const DType dtype : {DType::bfloat16, DType::float16}) {
+        for (const DType dtype : {DType::bfloat16, DType::float16, DType::byte_pairs}) {
           CAPTURE(isa);
           CAPTURE(stratum);
           CHECK(decoded(codec, encoded(codec, values, base, dtype), base, dtype) == values);
@@ -223,7 +238,7 @@ TEST_CASE("lossless: wrong arguments are refused") {
   CHECK_THROWS_WITH_AS(codec.encode(view(values, DType::bfloat16), view(base, DType::bfloat16), body),
                        doctest::Contains("base: expected 8 elements of bfloat16 as in values, got 9"), ArgumentError);
   CHECK_THROWS_WITH_AS(codec.hash({reinterpret_cast<std::byte*>(values.data()), 4, DType::float32}),
-                       doctest::Contains("values: expected bfloat16 or float16"), ArgumentError);
+                       doctest::Contains("values: expected bfloat16, float16 or values of 8 bits"), ArgumentError);
   CHECK_THROWS_WITH_AS(HostLosslessCodec("mmx"), doctest::Contains(", got 'mmx'"), ArgumentError);
 }
 

@@ -186,20 +186,37 @@ class Collectives:
         is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
         return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
 
+    def keeps_bytes(self, shard: torch.Tensor, backend: Backend) -> bool:
+        """Tell whether ``shard``, as FSDP2 gathers it, is of bytes that nodes may keep."""
+        if self.strategy is self.plain or shard.itemsize != 1:
+            return False
+        if shard.numel() % 2 != 0:
+            self._warn(f"gathers {shard.numel()} bytes, which are not pairs", backend)
+        return shard.numel() % 2 == 0
+
     def plan_gather(
-        self, output: torch.Tensor | Sequence[torch.Tensor], shard: torch.Tensor, backend: Backend, *, is_mixed: bool
+        self,
+        output: torch.Tensor | Sequence[torch.Tensor],
+        shard: torch.Tensor,
+        backend: Backend,
+        *,
+        is_mixed: bool,
+        is_bytes: bool,
     ) -> _c10d.Operation | None:
-        """Plan a gather; None if it stays exact. ``is_mixed``: parameters have several dtypes."""
+        """Plan a gather; None if torch carries it out. ``is_mixed``: parameters have several dtypes. ``is_bytes``: see
+        GatherCall."""
         rule = self.rule
         formats = rule.formats if rule else None
-        parts = self._parts_of(shard, is_mixed)
+        parts = [(shard.numel(), True)] if is_bytes else self._parts_of(shard, is_mixed)
         if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
             if backend.plan_gather(output, shard, formats=formats) is not None:
                 what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
                 self._warn(what, backend)
             return None
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
-        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=self._gather_plan)
+        plan = backend.plan_gather(
+            output, shard, formats=formats, parts=parts, again=again, keeps_exact=is_bytes, like=self._gather_plan
+        )
         self._gather_plan = plan or self._gather_plan
         return plan
 
@@ -300,15 +317,18 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor, backend)
         parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) else ()
-        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=shard is not input_tensor)
+        is_mixed = shard is not input_tensor
+        if is_bytes := owner.keeps_bytes(shard, backend):
+            output, shard = output.view(torch.bfloat16), shard.view(torch.bfloat16)
+        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed, is_bytes=is_bytes)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
-            output, shard, parts = output_tensor, input_tensor, ()
+            output, shard, parts, is_bytes = output_tensor, input_tensor, (), False
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
             owner.gathers_fused += 1
         else:
             output, shard = in_memory(output), in_memory(shard)
-        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
+        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts, is_bytes))
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]

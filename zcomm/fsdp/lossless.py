@@ -1,4 +1,4 @@
-"""Exact 16-bit weights for fewer bytes than 8-bit ones: lossless differences between nodes.
+"""Exact weights, of 16 bits or as bytes of narrower ones, by lossless differences between nodes.
 
 In each node the holder of a rank's shard is the rank of the same local rank, modulo the ranks of the node. Holders keep
 the values of the last gather. The owner of a shard sends what has changed since; inside a node the values are sent
@@ -41,24 +41,26 @@ def prepare(
 
 
 class LosslessGather:
-    """Gathers of one parameter group's shards, and the values that this rank keeps of them."""
+    """Gathers of one parameter group's shards, and the values that this rank keeps of them: bfloat16, float16, or pairs
+    of bytes as uint16."""
 
-    def __init__(self, plan: _c10d.Operation, device: torch.device) -> None:
+    def __init__(self, plan: _c10d.Operation, device: torch.device, bits: int) -> None:
         self.plan = plan
+        self.bits = bits  #: of a weight
         self.kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device)
         self.held = plan.keeping(self.kept)
         #: NCCL needs the size of a difference on the host before it is sent: see prepare().
         self.needs_sizes = device.type != "cpu"
-        self._num_elements = 0  # of a shard
+        self._shard_bytes = 0
 
     @property
     def bits_per_weight(self) -> float:
         """Bits per weight that the last gather sent to a holder, with headers."""
-        return 8 * self.held.sent_bytes / self._num_elements if self._num_elements else 0.0
+        return self.bits * self.held.sent_bytes / self._shard_bytes if self._shard_bytes else 0.0
 
     def gather(self, call: GatherCall, site: _c10d.Site) -> Any:
         """Fill the output with every rank's shard. Raises RuntimeError if a received shard differs from its owner's."""
-        self._num_elements = call.shard.numel()
+        self._shard_bytes = call.shard.nbytes
         work = self.held.run(call.output, call.shard, site=site, async_op=call.async_op)
         return finished(work, call.async_op)
 

@@ -7,6 +7,7 @@ over the wire, or, of weights that are sent as lossless differences, values.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ import torch
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.overrides import override
 from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives
@@ -301,7 +301,7 @@ class KeptValues(SecondaryShard):
         exact, other = self._lossless, self._alternative
         if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
             return None
-        compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
+        compressed_bits = exact.bits * other.largest_kept_bytes / exact.plan.largest_kept_bytes
         return LosslessCosts(exact.bits_per_weight, other.format, compressed_bits)
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
@@ -314,7 +314,9 @@ class KeptValues(SecondaryShard):
         if version is None or version in (self._kept_version, self._prepared_version):
             return None
         shard = self._group.shard()
-        return None if shard is None else (shard, version)
+        if shard is None:
+            return None
+        return (shard.view(torch.uint16) if shard.itemsize == 1 else shard), version
 
     def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[LosslessGather, torch.Tensor, Any]:
         assert self._lossless is not None
@@ -326,6 +328,9 @@ class KeptValues(SecondaryShard):
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
         if call.shard.dtype == torch.float64 and is_large:
             plan_lossless(self._group.name, call, None)  # raises, as for float32
+        if call.is_bytes:
+            output, shard = call.output.view(torch.uint16), call.shard.view(torch.uint16)
+            call = dataclasses.replace(call, output=output, shard=shard)
         return super().gather(call)
 
     def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
@@ -336,7 +341,7 @@ class KeptValues(SecondaryShard):
         assert self._plan is not None
         if self._lossless is None or self._lossless.plan is not self._plan:
             self.outdate()
-            self._lossless = LosslessGather(self._plan, call.output.device)
+            self._lossless = LosslessGather(self._plan, call.output.device, bits=8 if call.is_bytes else 16)
             self._group_name = call.group.group_name
         self._alternative = plan
         return self._lossless.kept
@@ -355,6 +360,6 @@ class KeptValues(SecondaryShard):
         return self._lossless.gather_again(call, self.intra_node)
 
     def _gather_without(self, call: GatherCall) -> Any:
-        with override(all_gather="exact"):
-            work = all_gather_single(call.output, call.shard, group=call.group, async_op=True)
+        output, shard = call.output.view(torch.uint8), call.shard.view(torch.uint8)  # bytes are never compressed
+        work = all_gather_single(output, shard, group=call.group, async_op=True)
         return finished(work, call.async_op)

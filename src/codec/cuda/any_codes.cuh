@@ -222,6 +222,8 @@ __global__ void __launch_bounds__(kThreads) encode_any_kernel(const __grid_const
       case DType::float16:
         load_floats<Float16>(piece.values, place.begin, piece.out.num_elements, values[0]);
         break;
+      case DType::byte_pairs:
+        break;  // no job of this codec has them
     }
   }
   encode_any_codes<1>(values, place, piece.out, piece.any, maxima);
@@ -252,6 +254,8 @@ __global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_const
       return store_floats<Bfloat16>(terms[0], begin, piece.num_elements, piece.values);
     case DType::float16:
       return store_floats<Float16>(terms[0], begin, piece.num_elements, piece.values);
+    case DType::byte_pairs:
+      return;
   }
 }
 

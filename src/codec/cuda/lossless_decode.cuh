@@ -154,8 +154,16 @@ ZCOMM_DEVICE std::uint32_t add_pair(std::uint32_t values, std::uint32_t z) {
   return ((values & 0x7fff7fffu) + (differences & 0x7fff7fffu)) ^ ((values ^ differences) & 0x80008000u);
 }
 
+// Adds differences to one byte of each of two byte pairs: the low one if z is odd.
+ZCOMM_DEVICE std::uint32_t add_to_bytes(std::uint32_t values, std::uint32_t z) {
+  const std::uint32_t size = (z + 0x00010001u) >> 1 & 0x00ff00ffu, low = (z & 0x00010001u) * 0xffffu;
+  const std::uint32_t numbers = (size & low) | (size << 8 & ~low);
+  const std::uint32_t differences = (numbers >> 1 & 0x7f7f7f7fu) ^ (numbers & 0x01010101u) * 0xffu;
+  return ((values & 0x7f7f7f7fu) + (differences & 0x7f7f7f7fu)) ^ ((values ^ differences) & 0x80808080u);
+}
+
 // Reads section L of half a block; all its values but the escapes are then those of the message.
-ZCOMM_DEVICE void add_differences(const HalfScales& scales, Sections& sections, std::uint32_t* row) {
+ZCOMM_DEVICE void add_differences(const HalfScales& scales, bool is_pair, Sections& sections, std::uint32_t* row) {
 #pragma unroll
   for (std::uint32_t i = 0; i < 8; i += 2) {
     const std::uint32_t widths[2] = {scales.others[i] & 0x07070707u, scales.others[i + 1] & 0x07070707u};
@@ -167,8 +175,9 @@ ZCOMM_DEVICE void add_differences(const HalfScales& scales, Sections& sections, 
       const std::uint32_t z = scales.shifted_words[i + k] | split_fields(bits[k], widths[k]);
       const std::uint32_t above = scales.others[i + k] >> 6 & 0x03030303u;
       std::uint32_t* const words = row + 2 * (i + k);
-      words[0] = add_pair(words[0], __byte_perm(z, above, 0x5140));
-      words[1] = add_pair(words[1], __byte_perm(z, above, 0x7362));
+      const std::uint32_t first = __byte_perm(z, above, 0x5140), second = __byte_perm(z, above, 0x7362);
+      words[0] = is_pair ? add_to_bytes(words[0], first) : add_pair(words[0], first);
+      words[1] = is_pair ? add_to_bytes(words[1], second) : add_pair(words[1], second);
     }
   }
 }
@@ -202,9 +211,10 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   Sections escapes = sections;
   const std::uint32_t num_escapes = popcount(block.escapes());
   if (!sections.next(low.sum() + high.sum(), 16 * num_escapes, escapes) || !escapes.is_at_end()) return false;
-  add_differences({low_half(block.ones), low_half(block.twos), low_half(block.fours), low}, sections, row);
-  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, sections,
-                  row + kHalfWords);
+  add_differences({low_half(block.ones), low_half(block.twos), low_half(block.fours), low}, type.is_pair(), sections,
+                  row);
+  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, type.is_pair(),
+                  sections, row + kHalfWords);
   take_escapes(block.escapes(), escapes, row);
   return true;
 }

@@ -8,6 +8,9 @@ namespace zcomm::gpu {
 
 inline constexpr std::uint32_t kHalfWords = kBlockWords / 2;
 
+// Repeats bit `bit` of `number` in all places.
+ZCOMM_DEVICE std::uint32_t plane_of(std::uint32_t number, std::uint32_t bit) { return 0 - (number >> bit & 1u); }
+
 // --- From values to planes and back
 
 // Moves byte i of the four words to word i.
@@ -74,7 +77,10 @@ struct HalfPlanes {
     const bool is_wide = type.exponent_mask == 0xff;  // bfloat16
     Bytes exponents;
 #pragma unroll
-    for (std::uint32_t i = 0; i < 8; ++i) exponents.planes[i] = is_wide ? plane(7 + i) : i < 5 ? plane(10 + i) : 0;
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      const std::uint32_t of_float = is_wide ? plane(7 + i) : i < 5 ? plane(10 + i) : 0;
+      exponents.planes[i] = type.is_pair() ? plane_of(kPairExponent, i) : of_float;
+    }
     return exponents;
   }
 
@@ -82,9 +88,6 @@ struct HalfPlanes {
 };
 
 // --- Arithmetic
-
-// Repeats bit `bit` of `number` in all places.
-ZCOMM_DEVICE std::uint32_t plane_of(std::uint32_t number, std::uint32_t bit) { return 0 - (number >> bit & 1u); }
 
 // Returns the borrow that a - b - borrow takes from the next bits.
 ZCOMM_DEVICE std::uint32_t next_borrow(std::uint32_t a, std::uint32_t b, std::uint32_t borrow) {

@@ -13,11 +13,14 @@ inline constexpr std::uint32_t kTileThreads = 32 * kTileWarps;
 // Tiles between two places noted in `starts`: two for each lane.
 inline constexpr std::uint32_t kStartTiles = 64;
 
-// Bit layout of a 16-bit type.
+// Bit layout of a 16-bit type. Byte pairs have kPairExponent for all.
 struct HalfType {
   std::uint16_t nan;
   std::uint8_t exponent_shift, exponent_mask;
+
+  ZCOMM_DEVICE bool is_pair() const { return exponent_mask == 0; }
 };
+inline constexpr std::uint32_t kPairExponent = 8;
 
 // State of a job, in scratch; zeroed before its first kernel.
 struct LosslessState {

@@ -41,7 +41,7 @@ ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
 }
 
 ZCOMM_DEVICE std::uint32_t exponent_of(std::uint32_t value, HalfType type) {
-  return value >> type.exponent_shift & type.exponent_mask;
+  return type.is_pair() ? kPairExponent : value >> type.exponent_shift & type.exponent_mask;
 }
 
 // Pads a group from value `count` of the tile on.

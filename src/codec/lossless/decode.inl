@@ -6,7 +6,7 @@ struct Coded {
   std::uint8_t padded[kTileBytes + kReadBeyond];  // the tile, and room for BitReader to read past it
 };
 
-template <class Float>
+template <class Values>
 inline void look(const std::uint16_t* base, int c, Shape& shape) {
   const int first = first_unlikely(c);
   for (int block = 0; block < kBlocks; ++block) {
@@ -14,7 +14,7 @@ inline void look(const std::uint16_t* base, int c, Shape& shape) {
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
-      const Bytes exponents = fields<Float::kShift>(load_words(base + i), Float::kMask);
+      const Bytes exponents = Values::exponents(load_words(base + i));
       const Bytes bits = look_up(kTables.fields, widths(exponents, c));
       unlikely |= unlikely_of(exponents, first) << part;
       store_bytes(shape.fields + i, bits);
@@ -115,6 +115,7 @@ inline bool take_fields(BitReader& in, Coded& tile) {
 }
 
 // Adds z to the values of the blocks that have any. Escapes get undefined values.
+template <class Values>
 inline void add_differences(const Coded& tile, std::uint16_t* values) {
   const Shape& shape = tile.shape;
   // Counts the planes of each value, in binary. Bits spread faster from memory.
@@ -138,7 +139,7 @@ inline void add_differences(const Coded& tile, std::uint16_t* values) {
         z = add(z, both(two_steps, spread(&twos[block], part)));
         z = add(z, both(add(two_steps, two_steps), spread(&fours[block], part)));
       }
-      store_words(values + i, undo_zigzag(load_words(values + i), z));
+      store_words(values + i, Values::successors(load_words(values + i), z));
     }
   }
 }
@@ -155,7 +156,7 @@ inline void take_escapes(const BitReader& in, const Shape& shape, std::uint16_t*
   }
 }
 
-template <class Float>
+template <class Values>
 inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values) {
   if (size < 2) return false;
   Coded tile;
@@ -165,7 +166,7 @@ inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values)
   std::uint32_t z;
   __builtin_memcpy(&z, tile.padded + 4, 4);
   if ((tile.padded[1] | tile.padded[2] | tile.padded[3]) != 0) return false;
-  look<Float>(values, tile.padded[0], tile.shape);
+  look<Values>(values, tile.padded[0], tile.shape);
   BitReader in{tile.padded, 32 * static_cast<std::int64_t>(size), 64};
   if (!take_first_plane(in, z, tile.shape) || !take_other_planes(in, tile.shape)) return false;
   drop_fields_of_escapes(tile.shape);
@@ -173,12 +174,12 @@ inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values)
   int num_escapes = 0;
   for (const std::uint64_t escapes : tile.shape.planes[kPlanes - 1]) num_escapes += popcount(escapes);
   if ((in.position + 16 * num_escapes + 31) / 32 != size) return false;
-  add_differences(tile, values);
+  add_differences<Values>(tile, values);
   take_escapes(in, tile.shape, values);
   return true;
 }
 
-template <class Float>
+template <class Values>
 bool decode(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes) {
   const std::size_t num_bytes = 2 * static_cast<std::size_t>(count);
   const int plain = (count + 1) / 2;
@@ -190,13 +191,13 @@ bool decode(const std::byte* wire, int size, std::byte* base, int count, std::ui
   }
   if (count == kTileValues) {
     auto* values = reinterpret_cast<std::uint16_t*>(base);
-    if (!decode_coded<Float>(wire, size, values)) return false;
+    if (!decode_coded<Values>(wire, size, values)) return false;
     hash_tile(values, lanes);
     return true;
   }
   std::uint16_t filled[kTileValues];
   fill_up(base, count, filled);
-  if (!decode_coded<Float>(wire, size, filled)) return false;
+  if (!decode_coded<Values>(wire, size, filled)) return false;
   __builtin_memcpy(base, filled, num_bytes);
   for (int i = count; i < kTileValues; ++i) filled[i] = kPadding;
   hash_tile(filled, lanes);

@@ -14,7 +14,7 @@ inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) 
 }
 
 // Copies the values to the base and hashes them in the same pass.
-template <class Float>
+template <class Values>
 inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, std::uint64_t* lanes) {
   Sums exponent_sums = no_sums();
   Lanes hashes = no_lanes();
@@ -22,8 +22,8 @@ inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, s
   for (int i = 0; i < kTileValues; i += kWidth) {
     const Words a = load_words(base + i);
     const Words b = load_words(values + i);
-    const Bytes exponents = fields<Float::kShift>(a, Float::kMask);
-    store_bytes(seen.z + i, zigzag(a, b));
+    const Bytes exponents = Values::exponents(a);
+    store_bytes(seen.z + i, Values::differences(a, b));
     store_bytes(seen.exponents + i, exponents);
     store_words(base + i, b);
     exponent_sums = add_bytes(exponent_sums, exponents);
@@ -34,18 +34,18 @@ inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, s
 }
 
 // Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^E.
-template <class Float>
+template <class Values>
 inline int choose_c(const Look& seen, int count) {
-  constexpr int kExponentOfPadding = kPadding >> Float::kShift & Float::kMask;
   const auto n = static_cast<std::uint32_t>(count);
-  const std::uint32_t padding = (kTileValues - n) * static_cast<std::uint32_t>(kExponentOfPadding);
+  const std::uint32_t padding = (kTileValues - n) * static_cast<std::uint32_t>(Values::kExponentOfPadding);
   const int e = static_cast<int>((seen.sum_of_exponents - padding) / n) + 2;
   const int beyond = e > 255 ? e - 255 : 0;  // excess over a byte
   const Bytes top = splat(e - beyond);
   Sums sums = no_sums();
   for (int i = 0; i < kTileValues; i += kWidth) {
     const Bytes below = smaller(subtract_saturated(top, load_bytes(seen.exponents + i)), splat(13));
-    sums = add_weighted_halves(sums, load_bytes(seen.z + i), look_up(kTables.weights, add(below, splat(beyond))));
+    const Bytes z = smaller(load_bytes(seen.z + i), splat(Values::kMostWeighed));
+    sums = add_weighted_halves(sums, z, look_up(kTables.weights, add(below, splat(beyond))));
   }
   const std::uint64_t total = 1 + total_of(sums);
   const int c = e + 63 - __builtin_clzll(kTileValues * total / n) - 15;
@@ -170,7 +170,7 @@ inline int put_sections(const Look& seen, const Shape& shape, int c, const std::
   return static_cast<int>((out.next - coded + 3) / 4);
 }
 
-template <class Float>
+template <class Values>
 int encode(const std::byte* new_values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes) {
   std::uint16_t filled[kTileValues], filled_base[kTileValues];
   const auto* values = reinterpret_cast<const std::uint16_t*>(new_values);
@@ -187,8 +187,8 @@ int encode(const std::byte* new_values, std::byte* base, int count, std::byte* w
     return 0;
   }
   Look seen;
-  look<Float>(old, values, seen, lanes);
-  const int c = choose_c<Float>(seen, count);
+  look<Values>(old, values, seen, lanes);
+  const int c = choose_c<Values>(seen, count);
   Shape shape;
   shape_of(seen, c, shape);
   std::uint8_t coded[kMostCodedBytes];

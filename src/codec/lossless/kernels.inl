@@ -21,11 +21,25 @@ constexpr std::uint16_t kPadding = 0x7f80;  // fills up a short tile
 // bytes that BitWriter writes past them.
 constexpr int kMostCodedBytes = 8192;
 
-struct Bfloat16 {
-  static constexpr int kShift = 7, kMask = 0xff;  // of the exponent
+// Kinds of values: the exponent that predicts an update, and updates as natural numbers z up to 255, for an escape.
+template <int kShift, int kMask>
+struct FloatOf16Bits {
+  static constexpr int kExponentOfPadding = kPadding >> kShift& kMask;
+  static constexpr int kMostWeighed = 255;  // z that c depends on
+  static Bytes exponents(Words a) { return fields<kShift>(a, kMask); }
+  static Bytes differences(Words a, Words b) { return zigzag(a, b); }
+  static Words successors(Words a, Bytes z) { return undo_zigzag(a, z); }
 };
-struct Float16 {
-  static constexpr int kShift = 10, kMask = 0x1f;
+using Bfloat16 = FloatOf16Bits<7, 0xff>;
+using Float16 = FloatOf16Bits<10, 0x1f>;
+
+struct BytePair {
+  static constexpr int kExponent = 8;  // of all: c tells groups of likely changes from unlikely ones, and k
+  static constexpr int kExponentOfPadding = kExponent;
+  static constexpr int kMostWeighed = 7;
+  static Bytes exponents(Words) { return splat(kExponent); }
+  static Bytes differences(Words a, Words b) { return zigzag_of_pairs(a, b); }
+  static Words successors(Words a, Bytes z) { return undo_zigzag_of_pairs(a, z); }
 };
 
 struct Tables {
@@ -97,6 +111,7 @@ struct Shape {
 
 }  // namespace
 
-const Kernels ZCOMM_LOSSLESS_KERNELS = {encode<Bfloat16>, encode<Float16>, decode<Bfloat16>, decode<Float16>, hash};
+const Kernels ZCOMM_LOSSLESS_KERNELS = {
+    encode<Bfloat16>, encode<Float16>, encode<BytePair>, decode<Bfloat16>, decode<Float16>, decode<BytePair>, hash};
 
 }  // namespace zcomm::lossless

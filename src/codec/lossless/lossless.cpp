@@ -51,6 +51,17 @@ const Kernels& kernels_of(std::string_view isa) {
   return kBaselineKernels;
 }
 
+Kernels::Encode encode_of(const Kernels& kernels, DType dtype) {
+  return dtype == DType::bfloat16  ? kernels.encode_bfloat16
+         : dtype == DType::float16 ? kernels.encode_float16
+                                   : kernels.encode_byte_pairs;
+}
+Kernels::Decode decode_of(const Kernels& kernels, DType dtype) {
+  return dtype == DType::bfloat16  ? kernels.decode_bfloat16
+         : dtype == DType::float16 ? kernels.decode_float16
+                                   : kernels.decode_byte_pairs;
+}
+
 std::int64_t num_tiles(std::int64_t num_elements) { return (num_elements + kTileValues - 1) / kTileValues; }
 
 int count_of(std::int64_t tile, std::int64_t num_elements) {
@@ -161,7 +172,7 @@ HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_o
 HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, TensorView base, std::byte* body) const {
   check_values_and_base(values, base);
   check_aligned("body", body, kWireAlignment, values.num_elements);
-  const auto encode_tile = base.dtype == DType::bfloat16 ? kernels_->encode_bfloat16 : kernels_->encode_float16;
+  const auto encode_tile = encode_of(*kernels_, base.dtype);
   const std::int64_t tiles = num_tiles(values.num_elements);
   std::byte* const first_tile = body + table_bytes(tiles);
   std::memset(body, 0, table_bytes(tiles));
@@ -189,7 +200,7 @@ HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, Ten
 
 std::uint64_t HostLosslessCodec::decode(std::span<const std::byte> body, TensorView base) const {
   check_16_bits("base", base);
-  const auto decode_tile = base.dtype == DType::bfloat16 ? kernels_->decode_bfloat16 : kernels_->decode_float16;
+  const auto decode_tile = decode_of(*kernels_, base.dtype);
   const std::int64_t tiles = num_tiles(base.num_elements);
   const auto fail = [&](const std::string& what) {
     throw Error("difference: expected what an encoder wrote for " + std::to_string(base.num_elements) +
@@ -246,8 +257,7 @@ std::uint64_t HostLosslessCodec::copy(ConstTensorView values, std::byte* first, 
 namespace {
 
 void fill_with_nan(TensorView values) {
-  const auto nan = static_cast<std::uint16_t>(values.dtype == DType::bfloat16 ? 0x7fc0 : 0x7e00);
-  std::fill_n(reinterpret_cast<std::uint16_t*>(values.data), values.num_elements, nan);
+  std::fill_n(reinterpret_cast<std::uint16_t*>(values.data), values.num_elements, nan_of(values.dtype));
 }
 
 }  // namespace

@@ -79,6 +79,32 @@ inline __m512i undo_zigzag(__m512i a, __m256i z8) {
 inline Words undo_zigzag(Words a, Bytes z) {
   return {undo_zigzag(a.low, _mm512_castsi512_si256(z)), undo_zigzag(a.high, _mm512_extracti64x4_epi64(z, 1))};
 }
+inline __m512i zigzag_of_pairs(__m512i a, __m512i b) {
+  const __m512i d = _mm512_sub_epi8(b, a);
+  const __m512i z = _mm512_xor_si512(_mm512_add_epi8(d, d), _mm512_movm_epi8(_mm512_movepi8_mask(d)));
+  const __m512i low = _mm512_and_si512(z, _mm512_set1_epi16(255)), high = _mm512_srli_epi16(z, 8);
+  const __mmask32 in_low = _mm512_test_epi16_mask(low, low), in_both = _mm512_mask_test_epi16_mask(in_low, high, high);
+  const __m512i one = _mm512_slli_epi16(_mm512_or_si512(low, high), 1), escape = _mm512_set1_epi16(255);
+  const __m512i odd = _mm512_mask_sub_epi16(one, in_low, one, _mm512_set1_epi16(1));
+  return _mm512_min_epu16(_mm512_mask_mov_epi16(odd, in_both, escape), escape);
+}
+// Maps a change of one byte of a pair to a natural number, odd for the low byte; 255: both changed, or one by far.
+inline Bytes zigzag_of_pairs(Words a, Words b) {
+  return narrow(zigzag_of_pairs(a.low, b.low), zigzag_of_pairs(a.high, b.high));
+}
+inline __m512i undo_zigzag_of_pairs(__m512i a, __m256i z8) {
+  const __m512i pair = _mm512_cvtepu8_epi16(z8), ones = _mm512_set1_epi8(1);
+  const __m512i size = _mm512_srli_epi16(_mm512_add_epi16(pair, _mm512_set1_epi16(1)), 1);
+  const __mmask32 in_high = _mm512_testn_epi16_mask(pair, _mm512_set1_epi16(1));
+  const __m512i z = _mm512_mask_slli_epi16(size, in_high, size, 8);
+  const __m512i sign = _mm512_sub_epi8(_mm512_setzero_si512(), _mm512_and_si512(z, ones));
+  const __m512i half = _mm512_and_si512(_mm512_srli_epi16(z, 1), _mm512_set1_epi8(0x7f));
+  return _mm512_add_epi8(a, _mm512_xor_si512(half, sign));
+}
+inline Words undo_zigzag_of_pairs(Words a, Bytes z) {
+  return {undo_zigzag_of_pairs(a.low, _mm512_castsi512_si256(z)),
+          undo_zigzag_of_pairs(a.high, _mm512_extracti64x4_epi64(z, 1))};
+}
 inline bool differ(Words a, Words b) {
   return (_mm512_cmpneq_epi64_mask(a.low, b.low) | _mm512_cmpneq_epi64_mask(a.high, b.high)) != 0;
 }
@@ -191,6 +217,33 @@ inline __m256i undo_zigzag(__m256i a, __m128i z8) {
 }
 inline Words undo_zigzag(Words a, Bytes z) {
   return {undo_zigzag(a.low, _mm256_castsi256_si128(z)), undo_zigzag(a.high, _mm256_extracti128_si256(z, 1))};
+}
+inline __m256i zigzag_of_pairs(__m256i a, __m256i b) {
+  const __m256i zero = _mm256_setzero_si256(), escape = _mm256_set1_epi16(255);
+  const __m256i d = _mm256_sub_epi8(b, a);
+  const __m256i z = _mm256_xor_si256(_mm256_add_epi8(d, d), _mm256_cmpgt_epi8(zero, d));
+  const __m256i low = _mm256_and_si256(z, escape), high = _mm256_srli_epi16(z, 8);
+  const __m256i in_low = _mm256_cmpgt_epi16(low, zero);  // -1
+  const __m256i in_both = _mm256_and_si256(in_low, _mm256_cmpgt_epi16(high, zero));
+  const __m256i odd = _mm256_add_epi16(_mm256_slli_epi16(_mm256_or_si256(low, high), 1), in_low);
+  return _mm256_min_epu16(_mm256_or_si256(odd, in_both), escape);
+}
+// Maps a change of one byte of a pair to a natural number, odd for the low byte; 255: both changed, or one by far.
+inline Bytes zigzag_of_pairs(Words a, Words b) {
+  return narrow(zigzag_of_pairs(a.low, b.low), zigzag_of_pairs(a.high, b.high));
+}
+inline __m256i undo_zigzag_of_pairs(__m256i a, __m128i z8) {
+  const __m256i pair = _mm256_cvtepu8_epi16(z8), one = _mm256_set1_epi16(1);
+  const __m256i size = _mm256_srli_epi16(_mm256_add_epi16(pair, one), 1);
+  const __m256i in_low = _mm256_cmpeq_epi16(_mm256_and_si256(pair, one), one);
+  const __m256i z = _mm256_blendv_epi8(_mm256_slli_epi16(size, 8), size, in_low);
+  const __m256i sign = _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_and_si256(z, _mm256_set1_epi8(1)));
+  const __m256i half = _mm256_and_si256(_mm256_srli_epi16(z, 1), _mm256_set1_epi8(0x7f));
+  return _mm256_add_epi8(a, _mm256_xor_si256(half, sign));
+}
+inline Words undo_zigzag_of_pairs(Words a, Bytes z) {
+  return {undo_zigzag_of_pairs(a.low, _mm256_castsi256_si128(z)),
+          undo_zigzag_of_pairs(a.high, _mm256_extracti128_si256(z, 1))};
 }
 inline bool differ(Words a, Words b) {
   return !is_zero(_mm256_or_si256(_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)));
@@ -315,6 +368,26 @@ inline Words undo_zigzag(Words a, Bytes z) {
   for (int i = 0; i < kWidth; ++i) {
     const int d = z.at[i] >> 1 ^ -(z.at[i] & 1);
     a.at[i] = static_cast<std::uint16_t>(a.at[i] + d);
+  }
+  return a;
+}
+// Maps a change of one byte of a pair to a natural number, odd for the low byte; 255: both changed, or one by far.
+inline Bytes zigzag_of_pairs(Words a, Words b) {
+  const auto zigzag_of = [](int from, int to) {
+    const auto d = static_cast<std::int8_t>(to - from);
+    return static_cast<std::uint8_t>(2 * d ^ (d >> 7));
+  };
+  return for_each_byte([&](int i) {
+    const int low = zigzag_of(a.at[i] & 0xff, b.at[i] & 0xff), high = zigzag_of(a.at[i] >> 8, b.at[i] >> 8);
+    const int z = low != 0 ? 2 * low - 1 : 2 * high;
+    return z < 255 && (low == 0 || high == 0) ? z : 255;
+  });
+}
+inline Words undo_zigzag_of_pairs(Words a, Bytes z) {
+  for (int i = 0; i < kWidth; ++i) {
+    const int of_byte = (z.at[i] + 1) / 2, d = of_byte >> 1 ^ -(of_byte & 1);
+    const int low = (a.at[i] + (z.at[i] % 2 != 0 ? d : 0)) & 0xff, high = (a.at[i] >> 8) + (z.at[i] % 2 != 0 ? 0 : d);
+    a.at[i] = static_cast<std::uint16_t>(high << 8 | low);
   }
   return a;
 }

@@ -10,8 +10,8 @@ from zcomm import codec
 from zcomm import lossless_reference as ref
 
 ISAS = codec.cpu_isas()
-DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-CHANGES = ["nothing", "few", "units", "by exponent", "signs", "special values", "everything"]
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "byte_pairs": np.uint8}
+CHANGES = ["nothing", "few", "units", "by exponent", "signs", "special values", "bytes", "few bytes", "everything"]
 SPECIAL = np.array([0, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7C00, 0xFE01, 1], np.uint16)
 
 
@@ -25,6 +25,10 @@ def weights_and_change(rng, n, change):
         return base, base ^ np.where(rng.random(n) < 0.1, 0x8000, 0).astype(np.uint16)
     if change == "special values":
         return base, np.where(rng.random(n) < 0.3, rng.choice(SPECIAL, n), base)
+    if "bytes" in change:
+        steps = np.rint(rng.standard_normal(2 * n) * rng.choice([0.3, 1, 40])).astype(np.int64)
+        steps *= rng.random(2 * n) < (0.02 if change == "few bytes" else 1)
+        return base, (base.view(np.uint8) + steps).astype(np.uint8).view(np.uint16)
     width = {"few": 1, "units": 12}.get(change) or 1 << np.clip(126 - ref._exponents(base, "bfloat16"), 0, 9)
     step = rng.integers(-width, np.add(width, 1), n)
     if change == "few":
@@ -39,6 +43,7 @@ def weights_and_change(rng, n, change):
     seed=st.integers(0, 2**32 - 1),
 )
 @example(n=2048 * 34 + 5, change="by exponent", dtype="bfloat16", seed=0)
+@example(n=2048 * 34 + 5, change="bytes", dtype="byte_pairs", seed=0)
 def test_every_instruction_set_writes_and_reads_the_bytes_of_the_reference(n, change, dtype, seed):
     base, values = weights_and_change(np.random.default_rng(seed), n, change)
     body = ref.encode(values, base, dtype)
@@ -62,6 +67,14 @@ def test_a_known_tile():
     assert ref.encode(values, base, "bfloat16").tobytes().hex() == "06000000" + tile.replace(" ", "") + "00000000"
 
 
+def test_a_known_tile_of_byte_pairs():
+    base = np.full(2048, 0x1010, np.uint16)
+    values = base.copy()
+    values[[3, 100, 101, 2047]] = 0x1011, 0x0F10, 0x1210, 0x1111  # z: 3, 2, 8, an escape
+    tile = "02000000 03000080 011080 083080 0f 0d 06 03 03 1012 1111 0000000000"
+    assert ref.encode(values, base, "byte_pairs").tobytes().hex() == "06000000" + tile.replace(" ", "")
+
+
 def test_what_no_encoder_wrote_is_refused():
     base, values = weights_and_change(np.random.default_rng(0), 5000, "units")
     body = ref.encode(values, base, "bfloat16")
@@ -74,7 +87,7 @@ def test_what_no_encoder_wrote_is_refused():
 
 def test_wrong_arguments_are_refused_by_name():
     values = np.zeros(8, np.float32)
-    with pytest.raises(ValueError, match=r"values: expected bfloat16 or float16, .* got float32"):
+    with pytest.raises(ValueError, match=r"values: expected bfloat16, float16 or values of 8 bits, .* got float32"):
         codec.encode_difference(values, values.copy())
     halves = values.astype(np.float16)
     with pytest.raises(ValueError, match="base: expected 8 elements of float16 as in values, got 9"):

@@ -251,8 +251,8 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     prepared: list[dict[Any, torch.Tensor]] = []
     make, gather = LosslessGather.__init__, LosslessGather.gather
 
-    def make_needing_sizes(self: LosslessGather, *args: Any) -> None:
-        make(self, *args)
+    def make_needing_sizes(self: LosslessGather, *args: Any, **named: Any) -> None:
+        make(self, *args, **named)
         self.needs_sizes = True
 
     def prepare(group: Any, gathers: Any, async_op: bool) -> None:
@@ -354,7 +354,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
             compress(model, weights="lossless")
             with pytest.raises(
                 ValueError,
-                match=rf"weights: 0 cannot .*expected BFloat16 or Half, .* got {name}.*MixedPrecisionPolicy",
+                match=rf"weights: 0 cannot .*expected BFloat16, Half or .* got {name}.*MixedPrecisionPolicy",
             ):
                 model(make_batch(0)[0].to(dtype))
 

@@ -5,9 +5,11 @@
 A Llama of transformers learns the sources of the Python standard library with AdamW; a ResNet of transformers learns to
 tell rendered characters apart, with SGD and with AdamW. Both begin at random weights: warm-up, cosine, then fine-tuning
 at constant rates. Weights are kept in float32, and each step multiplies what bfloat16 has of them, as FSDP2 with mixed
-precision does. After each step the difference of all bfloat16 weights to those of the step before is encoded.
+precision does. After each step the difference of all bfloat16 weights to those of the step before is encoded. So are
+those of their payloads in 8 and 4 bits (narrow_weights.py), with the order-0 entropy of the bytes' differences.
 
-Keeps the curves in --out; bench/pictures.py draws them. Needs transformers and matplotlib.
+Keeps the curves in --out, and of the payloads some steps; bench/pictures.py draws the curves. Needs transformers and
+matplotlib.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import results_file
+from narrow_weights import PAYLOADS
 from zcomm import codec
 
 WARMUP = 20
@@ -59,6 +62,37 @@ class Curve:
     parameters: int
     rates: list[float] = field(default_factory=list)
     bits: list[float] = field(default_factory=list)
+    payloads: list[Payload] = field(default_factory=list)
+
+
+@dataclass
+class Payload:
+    """The weights in one format of fewer bits, and what their differences took: of some steps, by learning rate."""
+
+    name: str
+    kept: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+    def keep(self, weights: list[torch.Tensor]) -> None:
+        """Keep all weights as FSDP2 would send them."""
+        cast, _ = PAYLOADS[self.name]
+        sent = torch.cat([cast(weight) for weight in weights]).numpy()
+        self.kept = sent[: sent.size // 2 * 2].copy()
+
+    def measure(self, rate: float, weights: list[torch.Tensor]) -> None:
+        """Measure the difference to the kept weights."""
+        base = self.kept
+        self.keep(weights)
+        changes = np.bincount(self.kept - base, minlength=256) / base.size
+        entropy = -float(np.sum(changes[changes > 0] * np.log2(changes[changes > 0])))
+        body, _ = codec.encode_difference(self.kept, base)
+        numel = sum(weight.numel() for weight in weights)
+        bits = {"bits": 8 * (body.size + HEADER_BYTES) / numel, "entropy": entropy * base.size / numel}
+        self.steps.append({"rate": rate, **bits})
+
+    def __str__(self) -> str:
+        steps = (f"{step['bits']:.3g} ({step['entropy']:.3g}) at {step['rate']:.2g}" for step in self.steps)
+        return f"{self.name}: {', '.join(steps)}"
 
 
 def words(size: int) -> torch.Tensor:
@@ -176,8 +210,11 @@ def measure(case: Case, steps: int) -> Curve:
     curve = Curve(case.name, sum(master.numel() for master in masters))
     optimizer = case.optimizer(masters)
     kept = rounded(masters).copy()
+    matrices = [master for master in masters if master.dim() > 1]
+    curve.payloads = [Payload(name) for name in PAYLOADS]
     previous_rate = 0.0
     rates = schedule(optimizer.param_groups[0]["lr"], steps, case.tuning_rates)
+    told = {WARMUP, steps - 1, *range(steps + TUNING_STEPS - 1, len(rates), TUNING_STEPS)}
     for step, rate in enumerate(rates):
         if step >= steps and rate != previous_rate:
             optimizer = case.optimizer(masters)  # as who fine-tunes begins
@@ -193,6 +230,11 @@ def measure(case: Case, steps: int) -> Curve:
         torch.nn.utils.clip_grad_norm_(masters, 1.0)
         optimizer.step()
         body, _ = codec.encode_difference(rounded(masters), kept)
+        for each in curve.payloads:
+            if step in told:
+                each.measure(rate, matrices)
+            elif step + 1 in told:
+                each.keep(matrices)
         curve.rates.append(float(f"{rate:.4g}"))
         curve.bits.append(round(8 * (body.size + HEADER_BYTES) / curve.parameters, 4))
     return curve
@@ -215,6 +257,11 @@ def main(
         machine, facts = results_file.cpu_machine(isa), {"parameters": curve.parameters}
         one = results_file.measured(curve.name, machine, ("rate", "bits"), steps_of_curve, **facts)
         results_file.keep(out / f"lossless_models-{isa}.jsonl", [one])
+        for each in curve.payloads:
+            name, columns = f"{curve.name}, {each.name}", ("rate", "bits", "entropy")
+            found = results_file.measured(name, machine, columns, each.steps)
+            results_file.keep(out / f"narrow_weights-{isa}.jsonl", [found])
+            console.print(f"{curve.name}, bits per weight (order-0 entropy), {each}")
     console.print(table)
 
 

@@ -24,8 +24,8 @@ def float8(weight: torch.Tensor) -> torch.Tensor:
 def mxfp8(weight: torch.Tensor) -> torch.Tensor:
     """Cast to E4M3 with a power of two per 32 values (OCP Microscaling Formats 1.0, scales rounded down)."""
     blocks = _blocks(weight, MX_BLOCK)
-    exponents = blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118).log2().floor() - 8
-    codes = (blocks * torch.exp2(-exponents)).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+    exponents = torch.frexp(blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118)).exponent - 9
+    codes = torch.ldexp(blocks, -exponents).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
     return torch.cat([codes.flatten().view(torch.uint8), (exponents + 127).to(torch.uint8).flatten()])
 
 

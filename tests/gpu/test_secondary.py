@@ -5,22 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 from support.gpu_world import DEVICE, dist, run, synchronize
+from support.narrow_weights import narrow
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from zcomm.fsdp import Compression, compress
 
 TWO_NODES = {"ZCOMM_NODE_SIZE": "1", "ZCOMM_MIN_BYTES": "1"}
-WEIGHTS = pytest.mark.parametrize("weights", ["int8:256", "lossless"])
+BYTES = "bytes, "  # of codes and scales
+WEIGHTS = pytest.mark.parametrize("weights", ["int8:256", "lossless", BYTES + "int8:256", BYTES + "lossless"])
 
 
 def sharded(weights: str) -> tuple[nn.Module, Compression]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)).bfloat16().to(DEVICE)
+    if weights.startswith(BYTES):
+        narrow(model)
     mesh = dist.init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     for layer in [*model, model]:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    return model, compress(model, weights=weights)
+    return model, compress(model, weights=weights.removeprefix(BYTES))
 
 
 def write(model: nn.Module) -> None:

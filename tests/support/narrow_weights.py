@@ -47,9 +47,9 @@ class MxWeight(torch.Tensor):
         return f"MxWeight({self.data_})"
 
     def fsdp_pre_all_gather(self, mesh: Any) -> Any:
-        blocks = self.data_.reshape(-1, BLOCK)
-        exponents = blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118).log2().floor() - 8
-        codes = (blocks * torch.exp2(-exponents)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        blocks = self.data_.float().reshape(-1, BLOCK)
+        exponents = torch.frexp(blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118)).exponent - 9
+        codes = torch.ldexp(blocks, -exponents).clamp(-448, 448).to(torch.float8_e4m3fn)
         return (codes.view(torch.uint8).flatten(), (exponents + 127).to(torch.uint8).flatten()), None
 
     def fsdp_post_all_gather(

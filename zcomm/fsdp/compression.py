@@ -55,6 +55,8 @@ def compress(
         weights: a format such as ``"int8:256"``; None: that of the process group. ``"exact"``: as torch sends them.
             ``"lossless"``: exact, bit for bit, as lossless differences to what the nodes still have, of bfloat16 or
             float16. On a GPU the host waits for the GPU once per optimizer step, and CUDA graphs cannot capture that.
+            Bytes, which tensor subclasses make of weights in 8 or 4 bits, are exact with every format. ``"lossless"``
+            sends their differences; on a GPU the host waits once for each such module.
         gradients: formats intra-node, then inter-node, such as ``"int8:128/int4:128"``, or one for both; None: those of
             the process group.
         keep_in_node: keep secondary shards, so that weights cross nodes once per optimizer step: :class:`Compression`.
@@ -135,14 +137,15 @@ class ModuleStats:
     reduced_inter_node_bytes: int = 0
     memory_bytes: int = 0  #: of this rank's secondary shard
     generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
-    bits_per_weight: float = 0.0  #: that the last lossless difference took on its way to another node; 0 without one
+    bits_per_weight: float = 0.0  #: of the last lossless difference to another node, or bits per byte; 0 without one
 
 
 class Compression:
     """What :func:`compress` returns: it counts, and takes the settings back.
 
     *Secondary shards.* The ranks of a node keep the weights that they have gathered among them: L ranks an L-th of the
-    model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. A gather of weights that have
+    model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. What is gathered as bytes is
+    kept as it is, in groups of several nodes. A gather of weights that have
     not changed since the last one moves no byte between nodes: in the backward pass, in further micro-batches, in
     generation and evaluation.
 

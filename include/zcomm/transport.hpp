@@ -26,6 +26,9 @@ struct Recv {
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
   bool is_limit = false;  // accepts fewer bytes, if Transport::takes_limits()
+  // If not null, the bytes may stay in memory of the transport until the transfer is destroyed. Each wait() of the rank
+  // may point this at another place where they are. It must point at `data` first, and some transports leave it there.
+  const std::byte** place = nullptr;
 };
 
 // Transfer in progress. Its memory must stay valid until wait() has returned (on a GPU: until the stream has passed

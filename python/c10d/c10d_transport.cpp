@@ -121,7 +121,7 @@ void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> rec
   for (const Recv& recv : recvs) {
     if (recv.num_bytes == 0 || !is_shared(recv.peer)) continue;
     channels.recv(memory_->local_rank(recv.peer), recv.data, recv.num_bytes, recv.is_limit,
-                  static_cast<std::uint32_t>(tag_of_recv(recv)), batch);
+                  static_cast<std::uint32_t>(tag_of_recv(recv)), batch, recv.place);
   }
   std::vector<int> peers;
   std::vector<std::uint32_t> tags;
@@ -153,7 +153,7 @@ std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std:
 }
 
 void C10dTransport::drop(const Batch& batch) noexcept {
-  if (batch->num_left > 0) memory_->channels().drop(*batch);
+  if (memory_) memory_->channels().drop(*batch);
 }
 
 void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {

@@ -102,10 +102,14 @@ inline void end_group(const Resources& r) {
   r.transport.end_group(r.stream);
 }
 
-inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer, std::size_t hop = 0) {
+inline void wait_for_transfer(const Resources& r, Transfer& transfer, std::size_t hop = 0) {
   const Timed timed(r.stats.transfer_time, begin_range(r, "zcomm::wait_for_transfer"));
   const Timed of_hop(stats_of_hop(r, hop).wait_time);
-  transfer->wait(r.stream);
+  transfer.wait(r.stream);
+}
+
+inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& transfer, std::size_t hop = 0) {
+  wait_for_transfer(r, *transfer, hop);
   transfer.reset();
 }
 

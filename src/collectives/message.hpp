@@ -74,6 +74,34 @@ class MessageBuffers {
   Scratch scratch_;
 };
 
+// As MessageBuffers, for messages that are received: in the buffers, or where the transport leaves them.
+class ReceivedMessages {
+ public:
+  ReceivedMessages(const Resources& r, int num_peers, std::size_t message_bytes, int depth)
+      : buffers_(r, num_peers, message_bytes, depth),
+        num_peers_(num_peers),
+        depth_(depth),
+        places_(static_cast<std::size_t>(num_peers * depth)) {}
+
+  // Returns the receive of a message from `rank`. Where data() has it may change in any wait of this rank.
+  Recv recv(int rank, int peer, std::int64_t chunk, std::size_t num_bytes) {
+    std::byte* const data = buffers_.data(peer, chunk);
+    place(peer, chunk) = data;
+    return {rank, data, num_bytes, false, &place(peer, chunk)};
+  }
+  const std::byte* data(int peer, std::int64_t chunk) { return place(peer, chunk); }
+
+ private:
+  const std::byte*& place(int peer, std::int64_t chunk) {
+    return places_[static_cast<std::size_t>((chunk % depth_) * num_peers_ + peer)];
+  }
+
+  MessageBuffers buffers_;
+  int num_peers_;
+  int depth_;
+  std::vector<const std::byte*> places_;
+};
+
 // Terms of sums, one sum after another. Spans from sum() stay valid until clear(), so that jobs can hold them while
 // terms are added. Chunks reuse the memory.
 class TermList {

@@ -252,6 +252,19 @@ std::size_t LosslessPlan::largest_kept_bytes() const {
 
 // --- ReducePlan
 
+namespace {
+
+// Chunks of exact sums in one node: what is sent is in a cache still when it is summed.
+constexpr std::size_t kNodeChunkBytes = std::size_t{256} << 10;
+
+std::size_t chunk_bytes_of(const World& world, ReduceSegments segments) {
+  const bool is_direct = !segments.empty() && segments.front().format.direct;
+  return is_direct && world.topology.num_nodes() == 1 ? std::min(world.chunk_bytes, kNodeChunkBytes)
+                                                      : world.chunk_bytes;
+}
+
+}  // namespace
+
 ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback)
     : world_(std::move(world)),
       slots_(checked(std::move(slots), world_, segments)),
@@ -259,7 +272,8 @@ ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, st
       feedback_(feedback),
       description_(slots_.to_string() + " " + describe(segments)),
       // Aligns chunks so that no block of a residual straddles two pieces.
-      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
+      chunks_(chunk_bytes_of(world_, segments), topology().size(), segments, slots_.dtype,
+              feedback ? granule_of(*feedback) : 1),
       hops_(is_direct() ? std::array{topology().direct_hop(rank()), Hop{}} : topology().reduce_hops(rank())) {
   check_argument(std::all_of(segments_.begin(), segments_.end(),
                              [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),

@@ -34,13 +34,13 @@ class DirectReduceScatter final : public Stages {
       sends_.push_back({move.peer, sent.data, sent.num_bytes()});
     }
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
-      recvs_.push_back({peer, incoming_.data(peer, chunk), values(slot, chunk).num_bytes()});
+      recvs_.push_back(incoming_.recv(peer, peer, chunk, values(slot, chunk).num_bytes()));
     }
     transfers_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
   void finish(std::int64_t chunk) override {
-    finish_transfer(r_, transfers_[chunk]);
+    wait_for_transfer(r_, *transfers_[chunk]);
     terms_.clear();
     const ConstTensorView own = values(plan_.rank(), chunk);
     for (int peer = 0; peer < size_; ++peer) {
@@ -48,15 +48,16 @@ class DirectReduceScatter final : public Stages {
           peer == plan_.rank() ? own : ConstTensorView{incoming_.data(peer, chunk), own.num_elements, own.dtype}));
     }
     const std::int64_t begin = plan_.pieces(chunk).front().begin;
-    const DecodeSum sum{terms_, call_.factor, call_.output.slice(begin, own.num_elements)};
+    const DecodeSum sum{terms_, call_.factor, call_.output.slice(begin, own.num_elements), call_.read_late};
     run_codec(r_, std::span(&sum, 1));
+    transfers_[chunk].reset();
   }
 
   const Resources& r_;
   const Reduction call_;
   const ReducePlan& plan_;
   const int size_;
-  const MessageBuffers incoming_;  // one message per rank
+  ReceivedMessages incoming_;  // one message per rank
   Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
   // Buffers reused by all chunks.
   std::vector<Send> sends_;

@@ -34,7 +34,7 @@ class FlatReduceScatter final : public Stages {
     terms_.clear();
     residuals_.begin_chunk();
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
-      recvs_.push_back({peer, incoming_.data(peer, chunk), plan_.num_bytes(slot, chunk, link(peer), dtype_)});
+      recvs_.push_back(incoming_.recv(peer, peer, chunk, plan_.num_bytes(slot, chunk, link(peer), dtype_)));
     }
     const bool one_by_one = r_.transport.starts_at_once();
     if (one_by_one) {
@@ -83,8 +83,7 @@ class FlatReduceScatter final : public Stages {
   }
 
   void finish(std::int64_t chunk) override {
-    for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) finish_transfer(r_, transfer);
-    transfers_[chunk].clear();
+    for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) wait_for_transfer(r_, *transfer);
     terms_.clear();
     sums_.clear();
     messages_.clear();
@@ -101,6 +100,7 @@ class FlatReduceScatter final : public Stages {
       sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count), call_.read_late});
     }
     run_codec(r_, sums_);
+    transfers_[chunk].clear();
   }
 
   const Resources& r_;
@@ -108,7 +108,7 @@ class FlatReduceScatter final : public Stages {
   const ReducePlan& plan_;
   const DType dtype_;
   const MessageBuffers outgoing_;  // one message per rank
-  const MessageBuffers incoming_;
+  ReceivedMessages incoming_;
   Residuals residuals_;
   Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
   // Buffers reused by all chunks.

@@ -16,26 +16,31 @@ namespace zcomm {
 namespace {
 
 constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
+constexpr std::size_t kPlaceBytes = 64;                      // places in the arena are multiples
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;  // so that a receiver copies while the sender does
-constexpr std::uint64_t kPlaces = 64;                        // pieces under way to one receiver
-constexpr int kYields = 50;                                  // before a rank sleeps
+// A shorter message is one piece, which may stay: a chunk of 16-bit values in int8 is one.
+constexpr std::size_t kWholeBytes = std::size_t{640} << 10;
+constexpr std::uint64_t kPlaces = 64;  // pieces under way to one receiver
+constexpr int kYields = 50;            // before a rank sleeps
 constexpr std::size_t kReasonChars = 492;
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 }  // namespace
 
+struct MemoryChannels::Piece {
+  std::uint64_t offset;  // in the arena
+  std::uint64_t left;    // of the message, this piece included
+  std::uint32_t num_bytes;
+  std::uint32_t tag;
+  std::atomic<std::uint32_t> is_used;  // until the receiver has taken it
+};
+
 // Pieces for one receiver.
 struct MemoryChannels::Lane {
-  struct Piece {
-    std::uint64_t offset;  // in the arena
-    std::uint32_t num_bytes;
-    std::uint32_t tag;
-    std::uint64_t left;  // of the message, this piece included
-  };
   alignas(64) std::atomic<std::uint64_t> num_posted;
-  alignas(64) std::atomic<std::uint64_t> num_taken;  // written by the receiver
   alignas(64) Piece pieces[kPlaces];
+  Piece& next() { return pieces[num_posted.load(std::memory_order_relaxed) % kPlaces]; }
 };
 
 struct alignas(64) MemoryChannels::Outbox {
@@ -64,11 +69,21 @@ struct MemoryChannels::Incoming {
   bool is_limit;
   std::uint32_t tag;
   std::shared_ptr<Batch> batch;
+  const std::byte** place;  // null if the message is to be copied
+};
+
+struct MemoryChannels::Kept {
+  int peer;
+  Piece* piece;
+  std::byte* data;
+  const std::byte** place;
+  std::shared_ptr<const Batch> batch;
 };
 
 struct MemoryChannels::Block {
-  std::uint64_t end;                                   // position behind it
-  std::vector<std::pair<int, std::uint64_t>> readers;  // peers, and their number of taken pieces once it is free
+  std::size_t begin;
+  std::size_t end;
+  std::vector<std::pair<int, const Piece*>> readers;  // peers that have not taken it
 };
 
 std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
@@ -76,7 +91,7 @@ std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
 }
 
 MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own, std::shared_ptr<const void> keeper)
-    : keeper_(std::move(keeper)), own_(own), incoming_(outboxes.size()) {
+    : keeper_(std::move(keeper)), own_(own), incoming_(outboxes.size()), num_seen_(outboxes.size()) {
   // All fields of an outbox are 0 at first, as its memory is.
   for (std::byte* const outbox : outboxes) outboxes_.push_back(std::launder(reinterpret_cast<Outbox*>(outbox)));
 }
@@ -90,8 +105,8 @@ void MemoryChannels::send(std::span<const int> peers, const std::byte* data, std
 }
 
 void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
-                          const std::shared_ptr<Batch>& batch) {
-  incoming_[static_cast<std::size_t>(peer)].push_back({data, num_bytes, is_limit, tag, batch});
+                          const std::shared_ptr<Batch>& batch, const std::byte** place) {
+  incoming_[static_cast<std::size_t>(peer)].push_back({data, num_bytes, is_limit, tag, batch, place});
   ++batch->num_left;
 }
 
@@ -104,24 +119,23 @@ bool MemoryChannels::progress() {
   return moved;
 }
 
-// Frees blocks that all receivers have taken, then tells whether a piece fits behind the others: in the arena, where it
-// does not wrap around, and in the receivers' lanes.
-bool MemoryChannels::has_room(std::size_t num_bytes, const Outgoing& message) {
-  Lane* const lanes = outboxes_[static_cast<std::size_t>(own_)]->lanes();
-  const auto taken = [&](int peer) { return lanes[peer].num_taken.load(); };
-  while (!blocks_.empty() && std::ranges::all_of(blocks_.front().readers, [&](const auto& reader) {
-    return taken(reader.first) >= reader.second;
-  })) {
-    begin_ = blocks_.front().end;
-    blocks_.pop_front();
+// Returns the lowest place for a piece in the arena, if the receivers' lanes have places, too: so the pages in use are
+// few, and stay in a cache. Forgets blocks that all receivers have taken.
+std::optional<std::size_t> MemoryChannels::find_room(std::size_t num_bytes, const Outgoing& message) {
+  for (Block& block : blocks_) {
+    std::erase_if(block.readers, [](const auto& reader) { return reader.second->is_used.load() == 0; });
   }
-  if (blocks_.empty()) begin_ = end_ = 0;  // the same pages again, which caches have
-  const std::uint64_t place = end_ % kArenaBytes;
-  if (place + num_bytes > kArenaBytes) end_ += kArenaBytes - place;
-  if (end_ + num_bytes - begin_ > kArenaBytes) return false;
-  return std::ranges::all_of(message.peers, [&](int peer) {
-    return lanes[peer].num_posted.load(std::memory_order_relaxed) - taken(peer) < kPlaces;
-  });
+  std::erase_if(blocks_, [](const Block& block) { return block.readers.empty(); });
+  Lane* const lanes = outboxes_[static_cast<std::size_t>(own_)]->lanes();
+  for (const int peer : message.peers) {
+    if (lanes[peer].next().is_used.load() != 0) return std::nullopt;
+  }
+  std::size_t place = 0;
+  for (const Block& block : blocks_) {
+    if (place + num_bytes <= block.begin) return place;
+    place = block.end;
+  }
+  return place + num_bytes <= kArenaBytes ? std::optional(place) : std::nullopt;
 }
 
 // Copies the next piece into the arena, if there is room.
@@ -129,24 +143,30 @@ bool MemoryChannels::send_piece() {
   while (!outgoing_.empty() && outgoing_.front().batch == nullptr) outgoing_.pop_front();
   if (outgoing_.empty()) return false;
   Outgoing& message = outgoing_.front();
-  const std::size_t num_bytes = std::min(message.left, kPieceBytes);
+  const std::size_t num_bytes = message.left <= kWholeBytes ? message.left : kPieceBytes;
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
-  if (!has_room(num_bytes, message)) {
-    outbox.wants_room.store(1);  // before a second look: who takes something after it rings
-    if (!has_room(num_bytes, message)) return false;
+  std::optional<std::size_t> place = find_room(num_bytes, message);
+  if (!place) {
+    const bool is_new = outbox.wants_room.exchange(1) == 0;  // before a second look: who takes something after it rings
+    place = find_room(num_bytes, message);
+    if (!place && is_new) ring_readers();
+    if (!place) return false;
   }
-  const std::uint64_t offset = end_ % kArenaBytes;
-  std::memcpy(outbox.arena(outboxes_.size()) + offset, message.data, num_bytes);
-  end_ += num_bytes;
-  Block& block = blocks_.emplace_back(Block{end_, {}});
+  std::memcpy(outbox.arena(outboxes_.size()) + *place, message.data, num_bytes);
+  Block block{*place, (*place + num_bytes + kPlaceBytes - 1) / kPlaceBytes * kPlaceBytes, {}};
   for (std::size_t i = 0; i < message.peers.size(); ++i) {
     Lane& lane = outbox.lanes()[message.peers[i]];
-    const std::uint64_t number = lane.num_posted.load(std::memory_order_relaxed);
-    lane.pieces[number % kPlaces] = {offset, static_cast<std::uint32_t>(num_bytes), message.tags[i], message.left};
-    lane.num_posted.store(number + 1, std::memory_order_release);
-    block.readers.emplace_back(message.peers[i], number + 1);
+    Piece& piece = lane.next();
+    piece.offset = *place;
+    piece.left = message.left;
+    piece.num_bytes = static_cast<std::uint32_t>(num_bytes);
+    piece.tag = message.tags[i];
+    piece.is_used.store(1, std::memory_order_relaxed);
+    lane.num_posted.store(lane.num_posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    block.readers.emplace_back(message.peers[i], &piece);
     ring(message.peers[i]);
   }
+  blocks_.insert(std::ranges::upper_bound(blocks_, block.begin, {}, &Block::begin), std::move(block));
   message.data += num_bytes;
   message.left -= num_bytes;
   if (message.left == 0) {
@@ -161,29 +181,67 @@ bool MemoryChannels::take_pieces(int peer) {
   if (messages.empty()) return false;
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
   Lane& lane = outbox.lanes()[own_];
-  std::uint64_t number = lane.num_taken.load(std::memory_order_relaxed);
+  std::uint64_t& number = num_seen_[static_cast<std::size_t>(peer)];
   const std::uint64_t first = number;
   const std::uint64_t end = lane.num_posted.load(std::memory_order_acquire);
   while (number < end && !messages.empty()) {
     Incoming& message = messages.front();
-    const Lane::Piece piece = lane.pieces[number % kPlaces];
+    Piece& piece = lane.pieces[number % kPlaces];
     if (piece.tag != message.tag || message.batch == nullptr) break;
     if (piece.left > message.room || (!message.is_limit && piece.left != message.room)) {
       throw TransportError("a message of " + std::to_string(piece.left) + " bytes came where this rank expects " +
                            (message.is_limit ? "at most " : "") + std::to_string(message.room));
     }
-    std::memcpy(message.data, outbox.arena(outboxes_.size()) + piece.offset, piece.num_bytes);
-    message.data += piece.num_bytes;
-    message.room = piece.left - piece.num_bytes;
-    message.is_limit = false;
-    lane.num_taken.store(++number);
+    ++number;
+    take(peer, piece, message);
     if (message.room > 0) continue;
     --message.batch->num_left;
     messages.pop_front();
   }
-  if (number == first) return false;
+  return number != first;
+}
+
+// Leaves a whole message where it is if its receiver can read it there and all ranks can have as much in an arena.
+// Copies any other piece.
+void MemoryChannels::take(int peer, Piece& piece, Incoming& message) {
+  const std::byte* const bytes = outboxes_[static_cast<std::size_t>(peer)]->arena(outboxes_.size()) + piece.offset;
+  const std::size_t num_bytes = piece.num_bytes;
+  message.room = piece.left - num_bytes;
+  if (message.place != nullptr && message.room == 0 && num_bytes * outboxes_.size() <= kArenaBytes) {
+    *message.place = bytes;
+    kept_.push_back({peer, &piece, message.data, message.place, message.batch});
+    return;
+  }
+  std::memcpy(message.data, bytes, num_bytes);
+  message.data += num_bytes;
+  message.is_limit = false;
+  message.place = nullptr;
+  free(peer, piece);
+}
+
+void MemoryChannels::free(int peer, Piece& piece) {
+  piece.is_used.store(0);
+  Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
   if (outbox.wants_room.load() != 0 && outbox.wants_room.exchange(0) != 0) ring(peer);
-  return true;
+}
+
+// Copies messages that stay where a peer wants room: else ranks could wait for one another.
+bool MemoryChannels::give_room() {
+  return std::erase_if(kept_, [this](const Kept& kept) {
+           const Outbox& outbox = *outboxes_[static_cast<std::size_t>(kept.peer)];
+           if (outbox.wants_room.load() == 0) return false;
+           std::memcpy(kept.data, *kept.place, kept.piece->num_bytes);
+           *kept.place = kept.data;
+           free(kept.peer, *kept.piece);
+           return true;
+         }) > 0;
+}
+
+// Wakes the peers that may keep what they could copy.
+void MemoryChannels::ring_readers() {
+  for (const Block& block : blocks_) {
+    for (const auto& [peer, piece] : block.readers) ring(peer);
+  }
 }
 
 void MemoryChannels::ring(int peer) {
@@ -212,7 +270,7 @@ bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
       yields = 0;
     } else if (++yields < kYields) {
       sched_yield();
-    } else {
+    } else if (!give_room()) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       if (left.count() <= 0) return false;
       sleep(seen, left);
@@ -231,7 +289,7 @@ std::vector<int> MemoryChannels::peers_of(const Batch& batch) const {
   const auto is_queued = [&](const Outgoing& message) { return message.batch.get() == &batch; };
   if (std::ranges::none_of(outgoing_, is_queued)) return peers;
   for (const Block& block : blocks_) {
-    for (const auto& [peer, number] : block.readers) peers.push_back(peer);
+    for (const auto& [peer, piece] : block.readers) peers.push_back(peer);
   }
   for (const Outgoing& message : outgoing_) peers.insert(peers.end(), message.peers.begin(), message.peers.end());
   return peers;
@@ -240,12 +298,18 @@ std::vector<int> MemoryChannels::peers_of(const Batch& batch) const {
 bool MemoryChannels::differs(int peer) const {
   const std::deque<Incoming>& messages = incoming_[static_cast<std::size_t>(peer)];
   const Lane& lane = outboxes_[static_cast<std::size_t>(peer)]->lanes()[own_];
-  const std::uint64_t number = lane.num_taken.load(std::memory_order_relaxed);
+  const std::uint64_t number = num_seen_[static_cast<std::size_t>(peer)];
   return !messages.empty() && number < lane.num_posted.load(std::memory_order_acquire) &&
          lane.pieces[number % kPlaces].tag != messages.front().tag;
 }
 
 void MemoryChannels::drop(const Batch& batch) noexcept {
+  std::erase_if(kept_, [&](const Kept& kept) {
+    if (kept.batch.get() != &batch) return false;
+    free(kept.peer, *kept.piece);
+    return true;
+  });
+  if (batch.num_left == 0) return;
   for (Outgoing& message : outgoing_) {
     if (message.batch.get() == &batch) message.batch.reset();
   }

@@ -1,5 +1,5 @@
 // Messages between ranks of one host through memory that they share. A sender copies a message into its outbox once,
-// for all its receivers; each receiver copies it out.
+// for all its receivers; each receiver copies it out, or reads it where it is.
 #pragma once
 
 #include <atomic>
@@ -19,9 +19,9 @@ namespace zcomm {
 
 // Channels between the ranks of a node. Used by one thread at a time, but for fail(). Peers are local ranks.
 //
-// An outbox is written by its rank alone, but for the counters of what its peers have taken. Counters only grow; each
-// is stored after the bytes that it tells of, and loaded before them. A rank sleeps on its doorbell, a futex that peers
-// change after they have moved something for it.
+// An outbox is written by its rank alone, but for the marks of what its peers have taken. Counters and marks are stored
+// after the bytes that they tell of are written or read, and loaded before. A rank sleeps on its doorbell, a futex that
+// peers change after they have moved something for it.
 class [[gnu::visibility("default")]] MemoryChannels {
  public:
   // Messages of one transfer.
@@ -38,11 +38,12 @@ class [[gnu::visibility("default")]] MemoryChannels {
   ~MemoryChannels();
 
   // Queues messages. Those between two ranks match in order, if their `tag` is equal; others wait forever. The memory
-  // of a message is in use until it has been moved or its batch is dropped.
+  // of a message is in use until it has been moved or its batch is dropped. A message with a `place` may stay in the
+  // outbox, where that then points, until its batch is dropped: but wait() may copy it to `data` after all.
   void send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
             std::span<const std::uint32_t> tags, const std::shared_ptr<Batch>& batch);
   void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
-            const std::shared_ptr<Batch>& batch);
+            const std::shared_ptr<Batch>& batch, const std::byte** place = nullptr);
 
   // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is
   // longer than its limit.
@@ -55,7 +56,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   std::vector<int> peers_of(const Batch& batch) const;
   // Tells whether the next message of a peer has another tag than the one that is expected: it will never match.
   bool differs(int peer) const;
-  // Forgets the messages of a batch. Their peers wait until fail().
+  // Forgets the messages of a batch. Peers of those that have not been moved wait until fail().
   void drop(const Batch& batch) noexcept;
 
   // Tells the peers why this rank will move nothing more. Thread-safe.
@@ -74,11 +75,17 @@ class [[gnu::visibility("default")]] MemoryChannels {
   struct Outgoing;
   struct Incoming;
   struct Block;
+  struct Piece;
+  struct Kept;
 
   std::optional<Failure> failure_of(int peer) const;
   bool send_piece();
   bool take_pieces(int peer);
-  bool has_room(std::size_t num_bytes, const Outgoing& message);
+  std::optional<std::size_t> find_room(std::size_t num_bytes, const Outgoing& message);
+  void take(int peer, Piece& piece, Incoming& message);
+  void free(int peer, Piece& piece);
+  bool give_room();
+  void ring_readers();
   void ring(int peer);
   void sleep(std::uint32_t seen, std::chrono::milliseconds limit);
 
@@ -87,9 +94,9 @@ class [[gnu::visibility("default")]] MemoryChannels {
   const int own_;
   std::deque<Outgoing> outgoing_;
   std::vector<std::deque<Incoming>> incoming_;  // by peer
-  std::deque<Block> blocks_;                    // of the own arena, oldest first
-  std::uint64_t begin_ = 0;                     // of the arena's used part; positions only grow
-  std::uint64_t end_ = 0;
+  std::vector<std::uint64_t> num_seen_;         // pieces, by peer
+  std::vector<Kept> kept_;                      // messages that have stayed where they were
+  std::vector<Block> blocks_;                   // used parts of the own arena, by offset
 };
 
 }  // namespace zcomm

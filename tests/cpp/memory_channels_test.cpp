@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <set>
@@ -56,7 +57,8 @@ class MemoryTransport final : public Transport {
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
     auto batch = std::make_shared<Batch>();
     for (const Recv& recv : recvs) {
-      if (recv.num_bytes > 0) channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, batch);
+      if (recv.num_bytes > 0)
+        channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, batch, recv.place);
     }
     for (const Send& send : sends) {
       if (send.num_bytes > 0) channels_->send({&send.peer, 1}, send.data, send.num_bytes, {&tag_, 1}, batch);
@@ -87,14 +89,13 @@ class MemoryTransport final : public Transport {
   std::chrono::steady_clock::time_point deadline_;
 };
 
-constexpr std::size_t kChunkBytes = 4096;
-
-std::vector<std::unique_ptr<Communicator>> communicators_in_memory(const std::vector<int>& ids) {
+std::vector<std::unique_ptr<Communicator>> communicators_in_memory(const std::vector<int>& ids,
+                                                                   std::size_t chunk_bytes) {
   const auto memory = std::make_shared<const Memory>(static_cast<int>(ids.size()));
   std::vector<std::unique_ptr<Communicator>> all;
   for (int rank = 0; rank < static_cast<int>(ids.size()); ++rank) {
     all.push_back(std::make_unique<Communicator>(std::make_unique<MemoryTransport>(memory, rank), Topology(ids),
-                                                 make_cpu_codec(), make_host_workspace(), kChunkBytes));
+                                                 make_cpu_codec(), make_host_workspace(), chunk_bytes));
   }
   return all;
 }
@@ -115,11 +116,12 @@ std::vector<Values> run_steps(Communicator& communicator, const std::vector<Step
     Values part(static_cast<std::size_t>(n));
     const auto slots = split(test::view(whole), size, n);
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-    const auto formats = HopFormats::parse(action % 2 == 0 ? "int8:32/int4:32" : "exact");
+    auto formats = HopFormats::parse(action % 2 == 0 && action < 8 ? "int8:32/int4:32" : "exact");
+    formats.direct = action == 8;
     if (action < 2) {
       test::all_gather(communicator, slots[static_cast<std::size_t>(communicator.rank())], slots, formats.intra_node,
                        60s);
-    } else if (action < 4) {
+    } else if (action < 4 || action == 8) {
       test::reduce_scatter(communicator, inputs, test::view(part), formats, 0.5f, 60s);
     } else if (action < 6) {
       test::all_reduce(communicator, test::view(whole), formats, 0.5f, 60s);
@@ -150,10 +152,11 @@ TEST_CASE("memory channels: random schedules have the bits of another transport"
     std::vector<Step> steps(1 + random() % 6);
     for (Step& step : steps) {
       const std::int64_t longest = random() % 8 == 0 ? 300'000 : 3000;
-      step = {static_cast<int>(random() % 8), static_cast<std::int64_t>(random()) % longest};
+      step = {static_cast<int>(random() % 9), static_cast<std::int64_t>(random()) % longest};
     }
-    const auto in_memory = communicators_in_memory(ids);
-    const auto others = test::make_communicators(ids, kChunkBytes);
+    const std::size_t chunk_bytes = random() % 2 == 0 ? 4096 : kDefaultChunkBytes;
+    const auto in_memory = communicators_in_memory(ids, chunk_bytes);
+    const auto others = test::make_communicators(ids, chunk_bytes);
     test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
       const auto r = static_cast<std::size_t>(rank);
       if (run_steps(*in_memory[r], steps) != run_steps(*others[r], steps))
@@ -183,6 +186,57 @@ TEST_CASE("memory channels: messages beyond the arena are moved in pieces, to se
     received.resize(num_bytes);
     if (rank != 0 && received != sent) throw Error("other bytes");
   });
+}
+
+TEST_CASE("memory channels: a message may stay where its sender put it, until that wants room") {
+  const Memory memory(3);
+  const auto sender = memory.channels(0), reader = memory.channels(1), other = memory.channels(2);
+  const int one = 1, two = 2;
+  const std::uint32_t tag = 0;
+  std::vector<std::byte> bytes(std::size_t{512} << 10, std::byte{7});
+  std::vector<std::byte> room(bytes.size());
+  const auto read = std::make_shared<Batch>(), sent = std::make_shared<Batch>(), waited = std::make_shared<Batch>();
+  const std::byte* place = room.data();
+  sender->send({&one, 1}, bytes.data(), bytes.size(), {&tag, 1}, sent);
+  reader->recv(0, room.data(), room.size(), false, tag, read, &place);
+  CHECK(sender->progress());
+  CHECK(reader->wait(*read, 1s));
+  CHECK(place != room.data());
+  CHECK(std::equal(bytes.begin(), bytes.end(), place));
+  CHECK(room[0] == std::byte{0});
+
+  // The arena has room for seven more, and none is taken.
+  for (int i = 0; i < 8; ++i) sender->send({&two, 1}, bytes.data(), bytes.size(), {&tag, 1}, sent);
+  CHECK(sender->progress());
+  CHECK_FALSE(sender->wait(*sent, 20ms));
+  CHECK(sender->peers_of(*sent) == std::vector<int>{1, 2, 2, 2, 2, 2, 2, 2, 2});
+  reader->recv(2, room.data(), 1, false, tag, waited);
+  CHECK_FALSE(reader->wait(*waited, 20ms));  // waits for another rank meanwhile
+  CHECK(place == room.data());
+  CHECK(room == bytes);
+  CHECK(sender->wait(*sent, 1s));
+}
+
+TEST_CASE("memory channels: what a dropped batch has left in an outbox is free") {
+  const Memory memory(2);
+  const auto sender = memory.channels(0), reader = memory.channels(1);
+  const int one = 1;
+  const std::uint32_t tag = 0;
+  const std::vector<std::byte> bytes(std::size_t{1} << 20);
+  std::vector<std::byte> room(bytes.size());
+  for (int i = 0; i < 20; ++i) {
+    const auto batch = std::make_shared<Batch>();
+    std::vector<const std::byte*> places(4, room.data());
+    for (int k = 0; k < 4; ++k) {
+      sender->send({&one, 1}, bytes.data(), 300'000, {&tag, 1}, batch);
+      reader->recv(0, room.data(), 300'000, false, tag, batch, &places[static_cast<std::size_t>(k)]);
+    }
+    CHECK(sender->progress());
+    CHECK(reader->wait(*batch, 1s));
+    CHECK(std::set<const std::byte*>(places.begin(), places.end()).size() == 4);
+    CHECK(std::ranges::count(places, room.data()) == 0);
+    reader->drop(*batch);
+  }
 }
 
 TEST_CASE("memory channels: a message that does not fit is an error, one with another tag waits") {

@@ -67,7 +67,7 @@ class Options(_c10d.Options):
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
-            ranks of the group, 512 KiB among more than 256.
+            ranks of the group, 512 KiB among more than 256. Sums by ``direct`` in one node have 256 KiB at most.
         sample_errors_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.convergence.cases import MUON, OUTER, Configuration
+from bench.table_text import markdown
 
 Record = Mapping[str, Any]
 
@@ -200,16 +201,22 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def write_markdown(rows: Sequence[Row], page: Path) -> None:
-    """Replaces what stands between the two marks in ``page``."""
+    """Replaces what stands between the two marks in ``page``. A column that says nothing of any row is left out."""
     text = page.read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{page}: expected the lines '{BEGIN}' and '{END}'")
     lines = []
-    kept = [header not in ONLY_PRINTED for header in HEADERS]
     for case, of_case in _cases(rows).items():
-        lines += [f'Case "{case}":', ""]
-        lines += [f"| {' | '.join(compress(HEADERS, kept))} |", "|" + "---|" * sum(kept)]
-        lines += [f"| {' | '.join(compress(cells(row), kept))} |" for row in of_case]
+        filled = [cells(row) for row in of_case]
+        kept = [
+            header not in ONLY_PRINTED and bool({*column} - {"", "exact"})
+            for header, *column in zip(HEADERS, *filled, strict=True)
+        ]
+        lines += [
+            f'Case "{case}":',
+            "",
+            *markdown(list(compress(HEADERS, kept)), [[*compress(row, kept)] for row in filled]),
+        ]
         origins = dict.fromkeys(origin for row in of_case for origin in row.origins)
         lines += ["", " ".join((*origins, noise(of_case))).strip(), ""]
     before, after = text.split(BEGIN)[0], text.split(END)[1]

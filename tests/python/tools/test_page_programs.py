@@ -104,7 +104,6 @@ def of_a_site() -> dict[str, Any]:
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md, block 0": training,
     "options.md, block 0": training,
-    "numerics.md, block 0": dict,
     "fine-tuning.md, block 0": grouped(sharded=False),
     "traces.md, block 0": grouped(sharded=True),
     "outer.md, block 0": of_a_site,
@@ -125,8 +124,7 @@ def test_a_block_runs(name: str, tmp_path: Path) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    size = 1 if name.startswith("numerics") else 2
-    run(body, size, backend=None, launched=True, env={"ZCOMM_SAMPLE_ERRORS_EVERY": "1", "ZCOMM_MIN_BYTES": "1"})
+    run(body, 2, backend=None, launched=True, env={"ZCOMM_SAMPLE_ERRORS_EVERY": "1", "ZCOMM_MIN_BYTES": "1"})
 
 
 def test_every_block_that_is_prepared_is_there() -> None:

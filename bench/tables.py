@@ -33,23 +33,19 @@ def busy(measurement: Measurement | None, row: dict[str, Any] | None) -> str:
 
 
 def links(name: str, baselines: Sequence[str]) -> Callable[[], list[str]]:
-    """The collective `name` over sizes, with a pair of columns for each instruction set."""
+    """The collective `name` over sizes."""
 
     def make() -> list[str]:
-        source = Source("collectives")
-        kinds = source.kinds([name])
-        header = ["size", "gloo, ms"]
-        for kind in kinds:
-            header += [f"zcomm, {label(kind)}", "link busy"]
+        source, kind = Source("collectives"), "avx512"
         rows = []
         for size in SIZES:
-            cells = [size_text(size), milliseconds(source.row(kinds[0], name, size=size, backend="gloo"), False)]
-            for kind in kinds:
-                own = source.row(kind, name, size=size, backend="zcomm")
-                cells += [milliseconds(own), busy(source.get(kind, name), own)]
-            cells += [milliseconds(source.row(kinds[0], name, size=size, backend=other)) for other in baselines]
+            own = source.row(kind, name, size=size, backend="zcomm")
+            cells = [size_text(size), milliseconds(source.row(kind, name, size=size, backend="gloo"), False)]
+            cells += [milliseconds(own), busy(source.get(kind, name), own)]
+            cells += [milliseconds(source.row(kind, name, size=size, backend=other)) for other in baselines]
             rows.append(cells)
-        return lines_of([*header, *(other.replace("_", "-") for other in baselines)], rows, source)
+        header = ["size", "gloo, ms", "zcomm", "link busy", *(other.replace("_", "-") for other in baselines)]
+        return lines_of(header, rows, source)
 
     return make
 

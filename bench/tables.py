@@ -54,22 +54,21 @@ FLOAT = {"float": "float32"}
 
 
 def layouts(names: Callable[[str], bool]) -> Callable[[], list[str]]:
-    """Two sizes of each collective, dtype, link and layout with such a name."""
+    """The largest size of each collective, dtype, link and layout with such a name."""
 
     def make() -> list[str]:
         source, kind, rows = Source("collectives"), "avx512", []
         for name in filter(names, source.names(kind)):
             found = source.get(kind, name)
             assert found is not None
-            facts, largest = found.facts, max(row["size"] for row in found.records)
-            for size in (1 << 20, largest):
-                gloo = source.row(kind, name, size=size, backend="gloo")
-                what = f"{facts['collective'].replace('_', '-')} {FLOAT.get(facts['dtype'], facts['dtype'])}"
-                where = f"{facts['nodes']}, {facts['link']}"
-                for own in (row for row in found.records if row["size"] == size and row["backend"].startswith("zcomm")):
-                    label = ", ".join(filter(None, (what, own["backend"].partition("=")[2])))
-                    times = [milliseconds(gloo, False), milliseconds(own)]
-                    rows.append([label, where, f"{size >> 20}", *times, busy(found, own)])
+            facts, size = found.facts, max(row["size"] for row in found.records)
+            gloo = source.row(kind, name, size=size, backend="gloo")
+            what = f"{facts['collective'].replace('_', '-')} {FLOAT.get(facts['dtype'], facts['dtype'])}"
+            where = f"{facts['nodes']}, {facts['link']}"
+            for own in (row for row in found.records if row["size"] == size and row["backend"].startswith("zcomm")):
+                label = ", ".join(filter(None, (what, own["backend"].partition("=")[2])))
+                times = [milliseconds(gloo, False), milliseconds(own)]
+                rows.append([label, where, f"{size >> 20}", *times, busy(found, own)])
         header = ["collective", "ranks, link", "MiB", "gloo, ms", "zcomm", "link busy"]
         return lines_of(header, rows, source)
 

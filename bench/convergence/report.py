@@ -66,13 +66,11 @@ class Row:
         return f"{name}, {self.words}" if self.words else name
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the gap; None of fewer than two seeds."""
+    def half_interval(self) -> float | None:
+        """The 95 % confidence interval of the gap is this on either side; None of fewer than two seeds."""
         if len(self.gaps) < 2:
             return None
-        half = T95[len(self.gaps) - 1] * statistics.stdev(self.gaps) / len(self.gaps) ** 0.5
-        mean = statistics.fmean(self.gaps)
-        return mean - half, mean + half
+        return T95[len(self.gaps) - 1] * statistics.stdev(self.gaps) / len(self.gaps) ** 0.5
 
     @property
     def passes(self) -> bool:
@@ -134,20 +132,19 @@ def noise(rows: Sequence[Row]) -> str:
     fewer than two seeds."""
     drifting = [row for row in rows if row.name != "exact" and len(row.gaps) > 1]
     harmless = next((row for row in drifting if row.name == "gradients bf16"), None)
-    if harmless is None or harmless.interval is None:
+    if harmless is None:
         return ""
     seeds = ", ".join(f"{gap:+.2f}" for gap in harmless.gaps)
-    half = (harmless.interval[1] - harmless.interval[0]) / 2
     pooled = statistics.fmean(statistics.variance(row.gaps) for row in drifting) ** 0.5
     return (
         f"Noise floor: gradients in bf16 have gaps of {seeds} %, a standard deviation of "
-        f"{statistics.stdev(harmless.gaps):.2f} % and a mean known to ±{half:.2f} % (95 %). Within the {len(drifting)} "
-        f"compressed rows the standard deviation over seeds is {pooled:.2f} % (root mean square)."
+        f"{statistics.stdev(harmless.gaps):.2f} %. Within the {len(drifting)} compressed rows the standard deviation "
+        f"over seeds is {pooled:.2f} % (root mean square)."
     )
 
 
 HEADERS = (
-    *("weights", "gradients", "", "KB between", "KB inside", "seeds", "loss", "spread", "gap %", "95 % interval"),
+    *("weights", "gradients", "", "KB between", "KB inside", "seeds", "loss", "spread", "gap %"),
     *("as gathered %", "gradient SNR dB", "weight SNR dB", "verdict"),
 )
 ONLY_PRINTED = {"KB inside", "seeds", "loss", "spread", "as gathered %"}  # not in the page
@@ -164,8 +161,9 @@ def cells(row: Row) -> list[str]:
 
     exact = row.name == "exact"
     spread = f"{statistics.stdev(row.losses):.4f}" if len(row.losses) > 1 else ""
-    interval = "" if exact or row.interval is None else "{:+.2f} .. {:+.2f}".format(*row.interval)
-    verdict = "" if exact or row.interval is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
+    half = row.half_interval
+    gap = f"{statistics.fmean(row.gaps):+.2f}" + (f" ± {half:.2f}" if half is not None else "")
+    verdict = "" if exact or half is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
     if row.same_bits:
         verdict = "same bits" if all(row.same_bits) else "other bits"
     return [
@@ -177,8 +175,7 @@ def cells(row: Row) -> list[str]:
             kilobytes(row.intra_node_bytes),
         ),
         *(str(len(row.gaps)), f"{statistics.fmean(row.losses):.4f}", spread),
-        "" if exact else f"{statistics.fmean(row.gaps):+.2f}",
-        interval,
+        "" if exact else gap,
         "" if row.weights == "exact" else f"{statistics.fmean(row.gathered_gaps):+.2f}",
         *(snr(row.gradients, row.gradient_snr), snr(row.weights, row.weight_snr)),
         verdict,
@@ -241,13 +238,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     for (case, of_case), (gaps, snrs) in zip(cases.items(), lines, strict=True):
         compressed = [row for row in of_case if row.name != "exact"]
         for place, row in enumerate(compressed):
-            color = "C7" if row.interval is None else "C2" if row.passes else "C3"
+            half = row.half_interval
+            color = "C7" if half is None else "C2" if row.passes else "C3"
             gaps.plot(row.gaps, [place] * len(row.gaps), ".", color=color, alpha=0.4)
-            if row.interval is not None:
-                mean = statistics.fmean(row.gaps)
-                low, high = row.interval
+            if half is not None:
                 style: dict[str, Any] = {"fmt": "D" if row.is_choice else "o", "color": color, "capsize": 3}
-                gaps.errorbar(mean, place, xerr=[[mean - low], [high - mean]], **style)
+                gaps.errorbar(statistics.fmean(row.gaps), place, xerr=half, **style)
         gaps.axvline(0, color="gray", linewidth=1)
         gaps.axvline(LIMIT, color="gray", linewidth=1, linestyle=":", label=f"{LIMIT} %")
         gaps.set_yticks(range(len(compressed)), [row.name for row in compressed], fontsize=8)

@@ -306,7 +306,7 @@ def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:
     row = rows["gradients int4:128"]
     assert row.gaps == pytest.approx([0.01, 0.02, 0.03])
     # mean 0.02, standard deviation 0.01: 4.303 * 0.01 / sqrt(3) on either side
-    assert row.interval == pytest.approx((0.02 - 0.0248434, 0.02 + 0.0248434), rel=1e-5)
+    assert row.half_interval == pytest.approx(0.0248434, rel=1e-5)
     assert report.median_and_worst(row.gradient_snr) == (25.5, 21.0)
     assert report.median_and_worst(row.weight_snr) is None
     assert [name for name, row in rows.items() if row.is_choice] == ["gradients int4:128"]
@@ -354,12 +354,12 @@ def test_the_noise_floor_is_that_of_bf16() -> None:
         for seed, percent in enumerate(percents):
             records.append(record_of("exact", formats, seed, 2 * (1 + percent / 100), 100))
     text = report.noise(report.summarize(records))
-    # Standard deviations of 0.1 and 0.3, 4.303 * 0.1 / sqrt(3), and the root of (0.01 + 0.09) / 2.
-    assert "-0.10, +0.00, +0.10 %, a standard deviation of 0.10 % and a mean known to ±0.25 %" in text
+    # Standard deviations of 0.1 and 0.3, and the root of (0.01 + 0.09) / 2.
+    assert "-0.10, +0.00, +0.10 %, a standard deviation of 0.10 %." in text
     assert "Within the 2 compressed rows the standard deviation over seeds is 0.22 %" in text
     assert report.noise(report.summarize(records[:3])) == ""
 
 
 def test_a_row_of_one_seed_has_no_verdict() -> None:
     row = Row("usual", "exact", "int8:128", "", 1, 1, losses=[1.0], gaps=[-1.0], gathered_gaps=[-1.0])
-    assert row.interval is None and not row.passes
+    assert row.half_interval is None and not row.passes

@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 OF_OTHERS = {
     "Your assigned backend zcomm is not available, please use gloo",  # Accelerate's
-    "got an unexpected keyword argument '*name*'",  # Python's
 }
 
 

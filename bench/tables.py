@@ -209,19 +209,21 @@ def codec_cpu() -> list[str]:
 
 
 def of_words() -> list[str]:
-    """What a word of a format costs: GB/s, and times as long as without it."""
+    """What a word of a format costs: times as long as without it."""
     source, rows = Source("codec"), []
     kinds = [kind for kind in source.kinds(["codec"]) if kind in results_file.CPUS]
-    for dtype in ("float32", "bfloat16"):
-        for word, operation in (("hadamard", "encode"), ("hadamard", "decode"), ("stochastic", "encode")):
-            cells = [dtype, f"`:{word}`", operation]
-            for kind in kinds:
+    for word, operation in (("hadamard", "encode"), ("hadamard", "decode"), ("stochastic", "encode")):
+        cells = [f"`:{word}`", operation]
+        for kind in kinds:
+            times = []
+            for dtype in ("float32", "bfloat16"):
                 wanted = {"codec": "zcomm", "operation": operation, "dtype": dtype, "threads": 1}
-                plain = source.row(kind, "codec", format="int4:128", **wanted)
-                own = source.row(kind, "codec", format=f"int4:128:{word}", **wanted)
-                cells.append(f"{own['gbps']:.1f} ({plain['gbps'] / own['gbps']:.2f}x)" if plain and own else "")
-            rows.append(cells)
-    return lines_of(["values", "int4:128 with", "operation", *map(label, kinds)], rows, source)
+                forms = ("int4:128", f"int4:128:{word}")
+                plain, own = (source.row(kind, "codec", format=form, **wanted) for form in forms)
+                times += [f"{plain['gbps'] / own['gbps']:.2f}x"] if plain and own else []
+            cells.append(" / ".join(times))
+        rows.append(cells)
+    return lines_of(["int4:128 with", "operation", *map(label, kinds)], rows, source)
 
 
 GPU_PASSES = (

@@ -297,6 +297,10 @@ def calls_gpu() -> list[str]:
     return lines_of(header, rows, source)
 
 
+def verdict(row: dict[str, Any]) -> str:
+    return "PASS" if row["verdict"] == "PASS" else f"{row['verdict']}: {row['why']}"
+
+
 def claims() -> list[str]:
     """What `python -m zcomm_bench prove` said of each claim, of clusters first; a report has a commit of its own."""
     kinds = results_file.load("prove").values()
@@ -308,7 +312,7 @@ def claims() -> list[str]:
         what = "REHEARSAL" if one.facts["rehearsal"] else "cluster"
         header.append(f"{what}: {one.machine}, {one.facts['ranks']}, {one.facts['link_gbit']} Gbit/s")
         origins.append(f"{header[-1]}: by {one.facts['by']}, {one.facts['date']}, commit `{one.commit}`")
-        verdicts.append({row["claim"]: f"{row['verdict']}: {row['why']}" for row in one.records})
+        verdicts.append({row["claim"]: verdict(row) for row in one.records})
     rows = [
         [name, *("not known" for _ in clusters), *(each.get(name, "not run") for each in verdicts)]
         for name in dict.fromkeys(name for each in verdicts for name in each)

@@ -144,7 +144,7 @@ def noise(rows: Sequence[Row]) -> str:
 
 
 HEADERS = (
-    *("weights", "gradients", "", "KB between", "KB inside", "seeds", "loss", "spread", "gap %"),
+    *("weights", "gradients", "KB between", "KB inside", "seeds", "loss", "spread", "gap %"),
     *("as gathered %", "gradient SNR dB", "weight SNR dB", "verdict"),
 )
 ONLY_PRINTED = {"KB inside", "seeds", "loss", "spread", "as gathered %"}  # not in the page
@@ -169,8 +169,7 @@ def cells(row: Row) -> list[str]:
     return [
         *(
             row.weights,
-            row.gradients,
-            row.words,
+            f"{row.gradients}, {row.words}" if row.words else row.gradients,
             kilobytes(row.inter_node_bytes),
             kilobytes(row.intra_node_bytes),
         ),
@@ -190,7 +189,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for case, of_case in _cases(rows).items():
         table = Table(title=case, caption=noise(of_case), title_justify="left", caption_justify="left")
         for header in HEADERS:
-            left = header in ("weights", "gradients", "", "verdict")
+            left = header in ("weights", "gradients", "verdict")
             table.add_column(header, justify="left" if left else "right", no_wrap=True)
         for row in of_case:
             table.add_row(*cells(row), style="bold" if row.is_choice else None)

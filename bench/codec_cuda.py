@@ -104,12 +104,19 @@ def machine_facts(repeats: int, facts: Callable[[], dict[str, Any]]) -> dict[str
 
 
 def make_report(
-    subject: str, machine: dict[str, Any], rows: Sequence[Row], columns: Sequence[str], out: Path | None, **more: Any
+    subject: str,
+    machine: dict[str, Any],
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    out: Path | None,
+    least_bytes: int = 0,
+    **more: Any,
 ) -> dict[str, Any]:
-    """The report of a run, whose columns a folder keeps, if one is given."""
+    """The report of a run. A folder, if one is given, keeps its columns of rows with as many bytes of values."""
     records = [asdict(row) for row in rows]
     if out is not None:
-        one = results_file.measured(subject, results_file.gpu_machine(machine["gpu"]), columns, records, **more)
+        kept = [record for record in records if record["values_bytes"] >= least_bytes]
+        one = results_file.measured(subject, results_file.gpu_machine(machine["gpu"]), columns, kept, **more)
         results_file.keep(out / f"{subject}-{gpus.chip(machine['gpu'])}.jsonl", [one])
     return {"machine": machine, **more, "results": records}
 
@@ -265,4 +272,5 @@ def run(
         rows += others
         for name, why in absent.items():
             console.print(f"{name}: absent ({why})")
-    return make_report("codec", machine, rows, KEPT, out, absent=absent)
+    largest = max(sizes) - GRANULE * 4  # less what is cut off for whole granules
+    return make_report("codec", machine, rows, KEPT, out, largest, absent=absent)

@@ -21,7 +21,7 @@ from zcomm_bench.lab import gpus
 from zcomm_bench.run import measure_overhead
 from zcomm_bench.spec import DEVICES, NO_LAB, Spec, sweep
 
-KEPT = ("size", "backend", "format", "median_us", "p90_us", "speedup", "link_bytes", "codec_us", "max_error")
+KEPT = ("size", "backend", "format", "median_us", "speedup", "link_bytes", "codec_us")
 GATHER = ["gloo", "zcomm", "naive"]
 REDUCE = ["gloo", "zcomm", "exact_all_to_all", "naive"]
 SIZES = sweep(parse_size("1K"), parse_size("64M"), 4)

@@ -149,7 +149,7 @@ def show(report: dict[str, Any]) -> None:
     Console().print(table)
 
 
-KEPT = ("way", "seconds", "over_int8", "low", "high", "not_slower", "inter_node_bytes", "bits_per_weight")
+KEPT = ("way", "seconds", "over_int8", "low", "high", "inter_node_bytes", "bits_per_weight")
 
 
 def keep(report: dict[str, Any], folder: Path) -> None:

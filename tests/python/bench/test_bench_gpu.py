@@ -159,7 +159,8 @@ def test_the_codecs_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
         facts=lambda: MACHINE,
     )
     (kept,) = results_file.read(tmp_path / "codec-h200.jsonl")
-    assert len(kept.rows) == len(report["results"]) and kept.facts == {"absent": report["absent"]}
+    largest = [row for row in report["results"] if row["values_bytes"] > 200_000]
+    assert 0 < len(kept.rows) == len(largest) < len(report["results"]) and kept.facts == {"absent": report["absent"]}
     assert kept.machine.startswith("H200 (") and kept.records[0]["operation"] == "encode"
     rows = [row for row in report["results"] if row["codec"] == "zcomm"]
     assert len(rows) == 2 * 2 * 2 * 4

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -47,8 +46,6 @@ class Row:
     values_bytes: int
     moved_bytes: int  # read and written
     median_us: float = 0.0
-    min_us: float = 0.0
-    p90_us: float = 0.0
     gbps: float = 0.0  # of moved bytes, median
     copy_gbps: float = 0.0  # of a copy that moves as many, turn by turn in the same run
     of_copy: float = 0.0
@@ -61,10 +58,8 @@ Clock = Callable[[Sequence[Callable[[], Any]], int], list[Times]]
 
 def fill(row: Row, times: Times, copies: Times) -> Row:
     """The figures of a row, from its seconds and those of its copy."""
-    ordered = sorted(times)
-    median, copy = statistics.median(ordered), statistics.median(copies)
-    row.median_us, row.min_us = median * 1e6, ordered[0] * 1e6
-    row.p90_us = ordered[math.ceil(0.9 * len(ordered)) - 1] * 1e6
+    median, copy = statistics.median(times), statistics.median(copies)
+    row.median_us = median * 1e6
     row.gbps, row.copy_gbps = row.moved_bytes / median / 1e9, row.moved_bytes / copy / 1e9
     row.of_copy = copy / median
     return row

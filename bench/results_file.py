@@ -105,17 +105,6 @@ def load(subject: str, folder: Path = RESULTS) -> dict[str, dict[str, Measuremen
     return {kind: {each.name: each for each in read(kinds[kind])} for kind in order}
 
 
-def collective_reports(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """The measurements of collectives, by name and kind of machine, in the form of a report of the benchmark."""
-    found = {}
-    for kind, measurements in load("collectives", folder).items():
-        for name, one in measurements.items():
-            config = {**one.facts, "options": {}}
-            results = [{**row, "type": one.facts["dtype"]} for row in one.records]
-            found[f"{name}-{kind}"] = {"schema": "zcomm-bench/1", "config": config, "results": results}
-    return found
-
-
 def commit() -> str:
     """The commit of the code that runs: with "-changed" if tracked files differ from it. Where there is no git, the
     variable COMMIT names it; "unknown" without that."""

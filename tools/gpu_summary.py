@@ -43,10 +43,8 @@ def collective_lines(measurement: Any) -> list[str]:
     sizes = sorted({row["size"] for row in measurement.records})[-3:]
     for row in measurement.records:
         if row["size"] in sizes:
-            error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
             lines.append(
-                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['speedup']:>6.2f}x  "
-                f"max error {error}"
+                f"  {row['size']:>12} B {row['backend']:17} {row['median_us']:>12.0f} us {row['speedup']:>6.2f}x"
             )
     return lines
 

@@ -7,8 +7,6 @@ import torch
 
 from zcomm.reference import Values
 
-DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
 
 def values_of(tensor: torch.Tensor) -> Values:
     """The elements of a tensor; bfloat16 as bit patterns."""

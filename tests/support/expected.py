@@ -9,8 +9,9 @@ import torch
 
 from zcomm_bench import expected
 from zcomm_bench.expected import Nodes
-from zcomm_bench.tensors import DTYPE_NAMES, tensor_of, values_of
+from zcomm_bench.tensors import tensor_of, values_of
 
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 HALF_STEP = 0.5 * (1 + 2**-7)  # of absmax / qmax: the scale is rounded up to 8 significant bits
 
 

@@ -126,11 +126,6 @@ def set_collectives(group: Any, all_gather: AllGather, reduce_scatter: ReduceSca
     group._all_gather_comm, group._reduce_scatter_comm = all_gather, reduce_scatter
 
 
-def gathers_from_two_meshes(group: Any) -> bool:
-    """Tell whether forward and backward pass gather from different shards: reshard_after_forward is a number."""
-    return group.post_forward_mesh_info not in (None, group.mesh_info)
-
-
 def gathers_again(group: Any) -> bool:
     """Tell whether the backward pass gathers the same shards as the forward pass."""
     return bool(group.post_forward_mesh_info == group.mesh_info)

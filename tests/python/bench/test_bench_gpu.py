@@ -166,7 +166,7 @@ def test_the_codecs_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     assert len(rows) == 2 * 2 * 2 * 4
     for row in report["results"]:
         assert row["of_copy"] == pytest.approx(row["gbps"] / row["copy_gbps"])
-        assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"]
+        assert row["median_us"] > 0
     first = rows[0]
     # A byte and a sixty-fourth of two bytes for each value of four bytes that is read.
     assert (first["operation"], first["format"], first["values_bytes"]) == ("encode", "int8:64", 12288 * 4)

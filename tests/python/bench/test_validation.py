@@ -40,7 +40,7 @@ def test_errors_of_a_fit_to_another_model(model: str) -> None:
 
 
 def test_errors_against_measured_collectives() -> None:
-    measured = results_file.collective_reports()  # the model knows links, not the memory inside a host
+    measured = lab_calls.collective_reports()  # the model knows links, not the memory inside a host
     reports = {name: one for name, one in measured.items() if name.endswith("-avx512") and "1x4" not in name}
     calls = lab_calls.predict(reports)
     assert len(calls) >= 20

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import results_file
 from zcomm._units import parse_nodes
 from zcomm_bench.planner import collectives
 from zcomm_bench.planner.cluster import ON_HOST, Cluster, Compute, Figure, Link, inter_link, intra_link
@@ -92,6 +94,17 @@ def hops_error(report: Mapping[str, Any], row: Mapping[str, Any]) -> float | Non
             pair = (getattr(hop, link), counted.get(f"{link}_bytes", 0.0))
             worst = max(worst, (max(pair) - min(pair)) / max(*pair, 1))
     return worst
+
+
+def collective_reports(folder: Path = results_file.RESULTS) -> dict[str, dict[str, Any]]:
+    """The measurements of collectives, by name and kind of machine, in the form of a report of the benchmark."""
+    found = {}
+    for kind, measurements in results_file.load("collectives", folder).items():
+        for name, one in measurements.items():
+            config = {**one.facts, "options": {}}
+            results = [{**row, "type": one.facts["dtype"]} for row in one.records]
+            found[f"{name}-{kind}"] = {"schema": "zcomm-bench/1", "config": config, "results": results}
+    return found
 
 
 def _rows(report: Mapping[str, Any], backend: str, least: int) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Speed of the host codec, beside what the memory allows and beside codecs that can be installed with pip.
+"""Speed of the host codec, beside what the memory allows.
 
 python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
 python bench/codec.py --dtype all --isa all --threads 1,2  everything
@@ -13,14 +13,12 @@ all rows of a table take their turn, so that what else the machine does meets al
 values' bit patterns as integers (NumPy), `copy` is numpy.copyto; both use one thread.
 """
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import ml_dtypes
 import numpy as np
@@ -35,14 +33,14 @@ from zcomm_bench.spec import sweep
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4
-KEPT = ("codec", "operation", "format", "dtype", "threads", "gbps", "of_read", "of_copy")
+KEPT = ("operation", "format", "dtype", "threads", "gbps", "of_read", "of_copy")
 
 app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
 
 
 @dataclass
 class Row:
-    """One measured pass. `codec` is zcomm, a peer, or "memory" for the passes that bound the others."""
+    """One measured pass. `codec` is zcomm, or "memory" for the passes that bound the others."""
 
     codec: str
     operation: str
@@ -118,40 +116,6 @@ def zcomm_passes(values: np.ndarray, dtype: str, format: str, isa: str, threads:
         yield operation, lambda: _core.decode_sum_encode(raw, out_view[1], format, target.ctypes.data, isa)
 
 
-def peer_passes(values: np.ndarray, block_size: int, threads: int) -> Iterator[Pass]:
-    """Row-wise codecs of torch and FBGEMM, a block per row. They take float32, and scale and offset are float32 or
-    float16 beside each row. They allocate what they return, here as in use."""
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError:
-        return
-    torch.set_num_threads(threads)
-    tensor = torch.from_numpy(values).view(-1, block_size)
-    peers = {}
-    for bits in ("byte", "4bit"):
-        peers[f"torch {bits}"] = [
-            getattr(torch.ops.quantized, f"embedding_bag_{bits}_{what}") for what in ("prepack", "unpack")
-        ]
-    try:
-        importlib.import_module("fbgemm_gpu")
-        ops = torch.ops.fbgemm
-        peers["fbgemm byte"] = [ops.FloatToFused8BitRowwiseQuantized, ops.Fused8BitRowwiseQuantizedToFloat]
-        peers["fbgemm 4bit"] = [
-            lambda x: ops.FloatToFusedNBitRowwiseQuantizedSBHalf(x, 4),
-            lambda x: ops.FusedNBitRowwiseQuantizedSBHalfToFloat(x, 4),
-        ]
-    except (ImportError, OSError, AttributeError):
-        pass
-    for name, (encode, decode) in peers.items():
-        wire = encode(tensor)
-
-        def row(operation: str, name: str = name) -> Row:
-            return Row(name, operation, f"rows of {block_size}", "float32", "", threads, values.nbytes)
-
-        yield row("encode"), partial(encode, tensor)
-        yield row("decode"), partial(decode, wire)
-
-
 def show(console: Console, title: str, rows: list[Row]) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("codec", "operation", "format", "isa", "threads"):
@@ -165,11 +129,9 @@ def show(console: Console, title: str, rows: list[Row]) -> None:
 
 
 def keep(folder: Path, rows: list[Row], isas: list[str]) -> None:
-    """A file for each instruction set; rows of none go to all of them."""
+    """A file for each instruction set."""
     for isa in isas:
-        # Passes over memory are repeated with each number of threads; the first ones are kept.
-        chosen = {astuple(row)[:6]: asdict(row) for row in reversed(rows) if row.isa in ("", isa)}
-        records = list(chosen.values())[::-1]
+        records = [asdict(row) for row in rows if row.isa == isa]
         one = results_file.measured("codec", results_file.cpu_machine(isa), KEPT, records)
         results_file.keep(folder / f"codec-{isa}.jsonl", [one])
 
@@ -196,7 +158,6 @@ def main(
         int, typer.Option(min=0, max=60, help="Where values begin: bytes past a multiple of 64; a multiple of 4.")
     ] = 0,
     repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
-    peers: Annotated[bool, typer.Option(help="Measure other packages, too.")] = True,
     out: Annotated[Path | None, typer.Option(help="A folder that keeps the rows, such as bench/results.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="cuda: smallest size of the values.")] = "1M",
@@ -219,7 +180,7 @@ def main(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         of_blocks = [f"{kind}:{block}" for kind in ("int8", "int4") for block in blocks.split(",") if block]
-        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, peers, out)
+        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, out)
         return
     repeats = repeats or 15
     every_isa = codec.cpu_isas()
@@ -236,8 +197,6 @@ def main(
             for format in formats.split(","):
                 for chosen in isas:
                     passes += zcomm_passes(values, name, format, chosen, num_threads, offset)
-            if peers and name == "float32":
-                passes += peer_passes(values, 128, num_threads)
             rows = measure(passes, repeats, CLOCKS[clock])
             show(console, f"{name}, {values.nbytes / 1e6:.0f} MB, {num_threads} thread(s)", rows)
             every += rows

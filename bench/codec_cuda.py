@@ -7,8 +7,6 @@ pass.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,20 +24,17 @@ from zcomm import _core, codec
 from zcomm_bench import gpu_clock, report_file
 from zcomm_bench.lab import gpus
 
-KEPT = ("codec", "operation", "format", "dtype", "values_bytes", "gbps", "of_copy")
+KEPT = ("operation", "format", "dtype", "values_bytes", "gbps", "of_copy")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUM_WIRES = 4
 LEAST_REPEATS = 20
 GRANULE = 4096 * 3  # elements; the sizes are whole blocks of most sizes
-PEER_BYTES = 1 << 28  # peers are measured at one size: some compile themselves for each
-PEER_BLOCK = 256
 
 
 @dataclass
 class Row:
     """One measured pass."""
 
-    codec: str
     operation: str
     format: str
     dtype: str
@@ -105,15 +100,14 @@ def make_report(
     columns: Sequence[str],
     out: Path | None,
     least_bytes: int = 0,
-    **more: Any,
 ) -> dict[str, Any]:
     """The report of a run. A folder, if one is given, keeps its columns of rows with as many bytes of values."""
     records = [asdict(row) for row in rows]
     if out is not None:
         kept = [record for record in records if record["values_bytes"] >= least_bytes]
-        one = results_file.measured(subject, results_file.gpu_machine(machine["gpu"]), columns, kept, **more)
+        one = results_file.measured(subject, results_file.gpu_machine(machine["gpu"]), columns, kept)
         results_file.keep(out / f"{subject}-{gpus.chip(machine['gpu'])}.jsonl", [one])
-    return {"machine": machine, **more, "results": records}
+    return {"machine": machine, "results": records}
 
 
 def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass]:
@@ -130,7 +124,7 @@ def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass
     raw = [(wire.data_ptr(), format, dtype, 1.0) for wire in wires]
 
     def row(operation: str, moved: int) -> Row:
-        return Row("zcomm", operation, format, dtype, num_bytes, moved)
+        return Row(operation, format, dtype, num_bytes, moved)
 
     keep = (wires, out, target)  # until the last pass is measured
     yield row("encode", num_bytes + wire_bytes), lambda: _core.encode(view, format, target.data_ptr(), *place)
@@ -145,91 +139,15 @@ def zcomm_passes(values: torch.Tensor, dtype: str, format: str) -> Iterator[Pass
     del keep
 
 
-def eager_encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 blocks as one writes them in torch."""
-    blocks = values.view(-1, PEER_BLOCK).float()
-    scales = blocks.abs().amax(1, keepdim=True) / 127
-    return (blocks / scales).round().to(torch.int8), scales.bfloat16()
-
-
-def eager_decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (codes.float() * scales.float()).bfloat16()
-
-
-def torch_peer(values: torch.Tensor, wrap: Callable[[Any], Any]) -> Iterator[tuple[str, Callable[[], object]]]:
-    encode, decode = wrap(eager_encode), wrap(eager_decode)
-    wire = encode(values)
-    yield "encode", lambda: encode(values)
-    yield "decode", lambda: decode(*wire)
-
-
-def deepspeed_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
-    builder: Any = importlib.import_module("deepspeed.ops.op_builder")
-    kernels = builder.QuantizerBuilder().load()
-    half, groups = values.half(), values.numel() // PEER_BLOCK
-    codes, scales = kernels.quantize(half, groups, 8, kernels.Symmetric)
-    yield "encode", lambda: kernels.quantize(half, groups, 8, kernels.Symmetric)
-    yield "encode, swizzled for 4 x 2", lambda: kernels.swizzle_quant(half, groups, 8, kernels.Symmetric, 1, 2, 4)
-    yield "decode", lambda: kernels.dequantize(codes, scales, groups, 8, kernels.Symmetric)
-
-
-def torchao_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
-    ao: Any = importlib.import_module("torchao.quantization.quant_primitives")
-    rows, block = values.view(-1, PEER_BLOCK), (1, PEER_BLOCK)
-
-    def encode() -> tuple[Any, Any, Any]:
-        scale, zero = ao.choose_qparams_affine(rows, ao.MappingType.SYMMETRIC, block, torch.int8)
-        return ao.quantize_affine(rows, block, scale, zero, torch.int8), scale, zero
-
-    codes, scale, zero = encode()
-    yield "encode", encode
-    yield "decode", lambda: ao.dequantize_affine(codes, block, scale, zero, torch.int8, output_dtype=values.dtype)
-
-
-def bitsandbytes_peer(values: torch.Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
-    functional: Any = importlib.import_module("bitsandbytes.functional")
-    codes, state = functional.quantize_blockwise(values, blocksize=PEER_BLOCK)
-    yield "encode", lambda: functional.quantize_blockwise(values, blocksize=PEER_BLOCK)
-    yield "decode", lambda: functional.dequantize_blockwise(codes, state)
-
-
-PEERS: dict[str, tuple[str, Callable[[torch.Tensor], Iterator[tuple[str, Callable[[], object]]]]]] = {
-    "torch eager": ("torch", lambda values: torch_peer(values, lambda function: function)),
-    "torch.compile": ("triton", lambda values: torch_peer(values, lambda function: torch.compile(function))),
-    "DeepSpeed": ("deepspeed", deepspeed_peer),
-    "torchao": ("torchao", torchao_peer),
-    "bitsandbytes": ("bitsandbytes", bitsandbytes_peer),
-}
-
-
-def measure_peers(device: str, copier: Copier, repeats: int, clock: Clock) -> tuple[list[Row], dict[str, str]]:
-    """Rows of what is installed, all as int8 in blocks of 256; and why the others have none."""
-    rows: list[Row] = []
-    absent: dict[str, str] = {}
-    values = torch.randn(PEER_BYTES // 2, device=device).bfloat16()
-    moved = values.nbytes + codec.wire_bytes(f"int8:{PEER_BLOCK}", "bfloat16", values.numel())
-    for name, (module, make) in PEERS.items():
-        if importlib.util.find_spec(module) is None:
-            absent[name] = "not installed"
-            continue
-        try:
-            for operation, call in make(values):
-                row = Row(name, operation, f"int8, blocks of {PEER_BLOCK}", "bfloat16", values.nbytes, moved)
-                rows += measure(iter([(row, call)]), copier, repeats, clock)
-        except Exception as error:  # whatever another package does
-            absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return rows, absent
-
-
 def show(console: Console, title: str, rows: Sequence[Row]) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("codec", "operation", "format", "dtype"):
+    for column in ("operation", "format", "dtype"):
         table.add_column(column)
     for column in ("MiB", "us", "GB/s", "copy GB/s", "of copy"):
         table.add_column(column, justify="right")
     for row in rows:
         numbers = [f"{row.values_bytes / 2**20:.1f}", f"{row.median_us:.1f}", f"{row.gbps:.0f}", f"{row.copy_gbps:.0f}"]
-        table.add_row(row.codec, row.operation, row.format, row.dtype, *numbers, f"{row.of_copy:.2f}")
+        table.add_row(row.operation, row.format, row.dtype, *numbers, f"{row.of_copy:.2f}")
     console.print(table)
 
 
@@ -238,7 +156,6 @@ def run(
     dtypes: Sequence[str],
     sizes: Sequence[int],
     repeats: int,
-    peers: bool,
     out: Path | None,
     *,
     device: str = "cuda",
@@ -259,13 +176,5 @@ def run(
             of_this = [row for row in rows if row.dtype == dtype and row.values_bytes == values.nbytes]
             show(console, f"{dtype}, {values.nbytes / 2**20:.0f} MiB, {machine['gpu']}", of_this)
             del values
-    absent: dict[str, str] = {}
-    if peers:
-        others, absent = measure_peers(device, copier, repeats, clock)
-        if others:
-            show(console, "other codecs; bytes counted as those of int8:256", others)
-        rows += others
-        for name, why in absent.items():
-            console.print(f"{name}: absent ({why})")
     largest = max(sizes) - GRANULE * 4  # less what is cut off for whole granules
-    return make_report("codec", machine, rows, KEPT, out, largest, absent=absent)
+    return make_report("codec", machine, rows, KEPT, out, largest)

@@ -92,7 +92,7 @@ def measure(piece: Piece, rate: float, copier: Copier, repeats: int, clock: Cloc
     bits = 8 * (piece.message_bytes - HEADER_BYTES) / num_elements
 
     def row(operation: str, moved: int) -> DifferenceRow:
-        what = ("zcomm", operation, "lossless", "bfloat16", num_bytes, moved)
+        what = (operation, "lossless", "bfloat16", num_bytes, moved)
         return DifferenceRow(*what, learning_rate=rate, bits_per_weight=bits)
 
     encode = row("encode", 3 * num_bytes + piece.message_bytes)

@@ -201,7 +201,7 @@ def codec_cpu() -> list[str]:
         for operation, part in OPERATIONS.items():
             cells = [dtype, operation, part.removeprefix("of_")]
             for kind in kinds:
-                wanted: dict[str, Any] = {"codec": "zcomm", "operation": operation, "dtype": dtype, "threads": 1}
+                wanted: dict[str, Any] = {"operation": operation, "dtype": dtype, "threads": 1}
                 pair = [source.row(kind, "codec", format=f, **wanted) for f in ("int8:128", "int4:128")]
                 cells.append(" / ".join(f"{row[part]:.2f}" for row in pair if row))
             rows.append(cells)
@@ -217,7 +217,7 @@ def of_words() -> list[str]:
         for kind in kinds:
             times = []
             for dtype in ("float32", "bfloat16"):
-                wanted = {"codec": "zcomm", "operation": operation, "dtype": dtype, "threads": 1}
+                wanted = {"operation": operation, "dtype": dtype, "threads": 1}
                 forms = ("int4:128", f"int4:128:{word}")
                 plain, own = (source.row(kind, "codec", format=form, **wanted) for form in forms)
                 times += [f"{plain['gbps'] / own['gbps']:.2f}x"] if plain and own else []
@@ -245,7 +245,7 @@ def codec_gpu() -> list[str]:
         cells = [title]
         for kind in kinds:
             for form in ("int8:256", "int4:128"):
-                found = source.rows(kind, "codec", codec="zcomm", operation=operation, dtype=dtype, format=form)
+                found = source.rows(kind, "codec", operation=operation, dtype=dtype, format=form)
                 largest = max(found, key=lambda row: row["values_bytes"])
                 cells.append(f"{largest['gbps']:.0f} ({largest['of_copy']:.2f})")
         rows.append(cells)

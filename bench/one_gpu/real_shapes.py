@@ -45,7 +45,7 @@ class Pieces:
         self.wires = [self.room.data_ptr() + i * self.wire_bytes for i in range(num)]
 
     def row(self, operation: str, moved: int, format: str = "") -> ShapeRow:
-        named = ("zcomm", operation, format or self.format, self.dtype, self.values.nbytes, moved)
+        named = (operation, format or self.format, self.dtype, self.values.nbytes, moved)
         return ShapeRow(*named, pieces=self.num)
 
     def encode(self, stream: int = 0) -> Pass:

@@ -195,7 +195,7 @@ def test_a_part_brings_its_build_where_there_is_none(tmp_path: Path, monkeypatch
 
 
 def reports(folder: Path) -> list[Path]:
-    row = {"codec": "zcomm", "operation": "encode", "format": "int8:128", "dtype": "bfloat16", "gbps": 4000.0}
+    row = {"operation": "encode", "format": "int8:128", "dtype": "bfloat16", "gbps": 4000.0}
     row |= {"values_bytes": 1 << 30, "of_copy": 0.93}
     codec = [row, {**row, "format": "int8:64", "of_copy": 0.9}]
     row = {"learning_rate": 3e-4, "bits_per_weight": 3.4321, "operation": "encode", "values_bytes": 1 << 24}
@@ -205,7 +205,6 @@ def reports(folder: Path) -> list[Path]:
     row = {"size": 1 << 20, "backend": "nccl", "median_us": 1e4, "speedup": 1.0}
     collective = [row, {**row, "backend": "zcomm", "speedup": 2.0}]
     facts = {
-        "codec": {"absent": {"DeepSpeed": "not installed"}},
         "training_step": {"nodes": "2x1", "rate": "1gbit", "parameters": 25502208},
     }
     rows = {"codec": codec, "lossless": difference, "training_step": training, "collectives": collective}
@@ -224,7 +223,7 @@ def test_the_summary_and_what_is_handed_over(tmp_path: Path) -> None:
     endings = [run_gpu.Ending("build", run_gpu.Outcome.passed, "", 61.0, logs / "build.log", 130.0)]
     text = run_gpu.summary(endings, {"gpu": "NVIDIA H200", "torch": "2.11.0"}, paths)
     assert "    61      130  passed" in text
-    for part in ("NVIDIA H200", "0.90 to 0.93", "DeepSpeed: absent", "2.00x", "lossless-broken.jsonl: not readable"):
+    for part in ("NVIDIA H200", "0.90 to 0.93", "2.00x", "lossless-broken.jsonl: not readable"):
         assert part in text, text
     (line,) = (line.split() for line in text.splitlines() if line.startswith("0.0003"))
     assert line == ["0.0003", "3.432", "encode", "256", "333", "0.55"], text

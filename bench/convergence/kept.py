@@ -15,7 +15,7 @@ from bench.results_file import Measurement
 PATH = results_file.RESULTS / "study.jsonl"
 COLUMNS = [
     *("case", "weights", "gradients", "words", "setting", "seed", "intra_node_bytes", "inter_node_bytes"),
-    *("validation_loss", "gathered_validation_loss", "bits", "gradient_snr_db", "weight_snr_db"),
+    *("validation_loss", "bits", "gradient_snr_db", "weight_snr_db"),
     "gradient_snr_along_db",
 ]
 # Of two runs that are the same, on CPUs that compute alike.
@@ -42,7 +42,7 @@ def measurement(record: Mapping[str, Any], commit: str) -> Measurement:
         *(configuration.case, configuration.weights, configuration.gradients, configuration.words),
         {name: value for name, value in setting.items() if value != default[name]},
         *(record["seed"], record["intra_node_bytes"], record["inter_node_bytes"]),
-        *(round(record[name], 6) for name in ("validation_loss", "gathered_validation_loss")),
+        round(record["validation_loss"], 6),
         hashlib.sha256(bits).hexdigest()[:12],
         [_median(values) for values in zip(*gradients, strict=True)],
         [_median(values) for values in zip(*weights, strict=True)],

@@ -7,15 +7,11 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.convergence.cases import MUON, OUTER, Configuration
 from bench.table_text import markdown
 
 Record = Mapping[str, Any]
 
-WIDTH = 210  # columns of the table
 LIMIT = 0.2  # percent: what a mean gap of a default stays below
 # In large models, by others: ZeRO++ (arXiv 2306.10209), SDP4Bit (arXiv 2410.15526).
 TRIED_ELSEWHERE = {"exact", "bf16", "int8", "int4"}
@@ -29,7 +25,7 @@ SNR = Sequence[float | None]
 
 @dataclass
 class Row:
-    """One configuration over its seeds. Losses are of held-out text, gaps in percent of the exact run's loss."""
+    """One configuration over its seeds. Gaps of the loss of held-out text are in percent of the exact run's loss."""
 
     case: str
     weights: str
@@ -37,9 +33,7 @@ class Row:
     words: str  # what is in neither: "flat", "feedback", "lossless"
     intra_node_bytes: int  # per rank and step
     inter_node_bytes: int
-    losses: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # to the exact run of the same seed
-    gathered_gaps: list[float] = field(default_factory=list)  # the same for the weights that the ranks see
     gradient_snr: list[SNR] = field(default_factory=list)  # per seed, of every parameter
     weight_snr: list[SNR] = field(default_factory=list)
     gradient_snr_along: list[SNR] = field(default_factory=list)  # per seed, step by step
@@ -98,9 +92,7 @@ def summarize(records: Sequence[Record]) -> list[Row]:
         if words == "lossless" and twin is not None and twin["cpu"] == record["cpu"]:
             row.same_bits.append(record["bits"] == twin["bits"])
         row.origins.append(f"Commit `{record['commit']}`, {record['cpu']}.")
-        row.losses.append(record["validation_loss"])
         row.gaps.append(100 * (record["validation_loss"] / reference - 1))
-        row.gathered_gaps.append(100 * (record["gathered_validation_loss"] / reference - 1))
         row.gradient_snr.append(record["gradient_snr_db"])
         row.weight_snr.append(record["weight_snr_db"])
         row.gradient_snr_along.append(record["gradient_snr_along_db"])
@@ -143,11 +135,7 @@ def noise(rows: Sequence[Row]) -> str:
     )
 
 
-HEADERS = (
-    *("weights", "gradients", "KB between", "KB inside", "seeds", "loss", "spread", "gap %"),
-    *("as gathered %", "gradient SNR dB", "weight SNR dB", "verdict"),
-)
-ONLY_PRINTED = {"KB inside", "seeds", "loss", "spread", "as gathered %"}  # not in the page
+HEADERS = ("weights", "gradients", "KB between", "gap %", "gradient SNR dB", "weight SNR dB", "verdict")
 
 
 def kilobytes(num_bytes: int) -> str:
@@ -160,22 +148,16 @@ def cells(row: Row) -> list[str]:
         return "{:.0f}, {:.0f}".format(*found) if found else ""
 
     exact = row.name == "exact"
-    spread = f"{statistics.stdev(row.losses):.4f}" if len(row.losses) > 1 else ""
     half = row.half_interval
     gap = f"{statistics.fmean(row.gaps):+.2f}" + (f" ± {half:.2f}" if half is not None else "")
     verdict = "" if exact or half is None else "chosen" if row.is_choice else "passes" if row.passes else "no"
     if row.same_bits:
         verdict = "same bits" if all(row.same_bits) else "other bits"
     return [
-        *(
-            row.weights,
-            f"{row.gradients}, {row.words}" if row.words else row.gradients,
-            kilobytes(row.inter_node_bytes),
-            kilobytes(row.intra_node_bytes),
-        ),
-        *(str(len(row.gaps)), f"{statistics.fmean(row.losses):.4f}", spread),
+        row.weights,
+        f"{row.gradients}, {row.words}" if row.words else row.gradients,
+        kilobytes(row.inter_node_bytes),
         "" if exact else gap,
-        "" if row.weights == "exact" else f"{statistics.fmean(row.gathered_gaps):+.2f}",
         *(snr(row.gradients, row.gradient_snr), snr(row.weights, row.weight_snr)),
         verdict,
     ]
@@ -185,38 +167,26 @@ def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {case: [row for row in rows if row.case == case] for case in dict.fromkeys(row.case for row in rows)}
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    for case, of_case in _cases(rows).items():
-        table = Table(title=case, caption=noise(of_case), title_justify="left", caption_justify="left")
-        for header in HEADERS:
-            left = header in ("weights", "gradients", "verdict")
-            table.add_column(header, justify="left" if left else "right", no_wrap=True)
-        for row in of_case:
-            table.add_row(*cells(row), style="bold" if row.is_choice else None)
-        console.print(table)
-
-
-def write_markdown(rows: Sequence[Row], page: Path) -> None:
-    """Replaces what stands between the two marks in ``page``. A column that says nothing of any row is left out."""
-    text = page.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{page}: expected the lines '{BEGIN}' and '{END}'")
+def markdown_of(rows: Sequence[Row]) -> str:
+    """A table for each case. A column that says nothing of any row is left out."""
     lines = []
     for case, of_case in _cases(rows).items():
         filled = [cells(row) for row in of_case]
-        kept = [
-            header not in ONLY_PRINTED and bool({*column} - {"", "exact"})
-            for header, *column in zip(HEADERS, *filled, strict=True)
-        ]
-        lines += [
-            f'Case "{case}":',
-            "",
-            *markdown(list(compress(HEADERS, kept)), [[*compress(row, kept)] for row in filled]),
-        ]
+        kept = [bool({*column} - {"", "exact"}) for column in zip(*filled, strict=True)]
+        table = [list(compress(line, kept)) for line in (HEADERS, *filled)]
         origins = dict.fromkeys(origin for row in of_case for origin in row.origins)
+        lines += [f'Case "{case}":', "", *markdown(table[0], table[1:])]
         lines += ["", " ".join((*origins, noise(of_case))).strip(), ""]
+    return "\n".join(lines)
+
+
+def write_markdown(rows: Sequence[Row], page: Path) -> None:
+    """Replaces what stands between the two marks in ``page``."""
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page}: expected the lines '{BEGIN}' and '{END}'")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    page.write_text("\n".join([before + BEGIN, *lines, END + after]))
+    page.write_text("\n".join([before + BEGIN, markdown_of(rows), END + after]))
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

@@ -3,7 +3,6 @@
 python -m bench.convergence.run         every run that is not in the results yet, then the table
 python -m bench.convergence.run --only hadamard   the configurations whose names contain "hadamard", and the exact ones
 python -m bench.convergence.run --report              no runs: the table of the results that are there
-python -m bench.convergence.run --picture out/study.png     draws them as well
 python -m bench.convergence.run --docs docs/numerics.md     writes the table into that page as well
 python -m bench.convergence.run --steps 21 --seeds 1 --results out/noise.jsonl   the signal-to-noise ratios at the start
 python -m bench.convergence.run --quick --results out/quick.jsonl      two steps per run, for a look
@@ -43,7 +42,7 @@ from bench.convergence import kept, outer
 from bench.convergence.cases import CASES, CONFIGURATIONS, Configuration, Setting
 from bench.convergence.model import corpus, learning_rate, new_model, validate
 from bench.convergence.muon import Muon
-from bench.convergence.report import WIDTH, plot, show, summarize, write_markdown
+from bench.convergence.report import markdown_of, summarize, write_markdown
 from zcomm import _core
 from zcomm.codec import ErrorFeedback
 from zcomm.testing import HeldShards, LocalRank, LocalWorld
@@ -285,11 +284,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Two steps per run.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing.")] = False,
     results: Annotated[Path, typer.Option(help="A line per run.")] = kept.PATH,
-    picture: Annotated[Path | None, typer.Option(help="A file for the plots.")] = None,
     docs: Annotated[Path | None, typer.Option(help="A page whose table of the study is replaced.")] = None,
 ) -> None:
     console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)
     chosen = [one for one in CONFIGURATIONS if any(part in str(one) for part in only.split(","))]
     exact = [Configuration(case=case) for case in dict.fromkeys(one.case for one in chosen)]  # what they compare with
     chosen = [one for one in CONFIGURATIONS if one in chosen or one in exact]
@@ -303,10 +300,7 @@ def main(
         run_missing(keys, results, processes, console)
     done = kept.read(results, platform.python_version())  # all that are there, asked for or not
     rows = summarize(kept.in_order(done, chosen, settings))
-    show(rows, console)
-    if picture is not None:
-        plot(rows, picture)
-        console.print(f"wrote {picture}")
+    print(markdown_of(rows))
     if docs is not None:
         write_markdown(rows, docs)
         console.print(f"wrote {docs}")

@@ -236,7 +236,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         like: Operation | None = None,
     ) -> Operation | None: ...
     def plan_lossless(
-        self, output: torch.Tensor, input: torch.Tensor, *, like: Operation | None = None
+        self, output: TensorOrParts, input: TensorOrParts, *, parts: Parts = [], like: Operation | None = None
     ) -> Operation: ...
     def prepare(
         self, gathers: Sequence[tuple[Operation, torch.Tensor, Site | None]], *, async_op: bool = False

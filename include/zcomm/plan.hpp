@@ -149,13 +149,15 @@ class GatherPlan {
 // from the values that holders keep (Topology::holder()).
 class LosslessPlan {
  public:
-  // Makes a plan. Throws ArgumentError.
-  LosslessPlan(World world, const SlotShape& slots);
+  // Makes a plan. `segments`, all exact, cut the slots into views of their own; none: a slot is one view. They change
+  // no message. Throws ArgumentError.
+  LosslessPlan(World world, const SlotShape& slots, GatherSegments segments = {});
 
   const World& world() const { return world_; }
   const Topology& topology() const { return world_.topology; }
   int rank() const { return world_.rank; }
   const SlotShape& slots() const { return slots_; }
+  GatherSegments segments() const { return segments_; }
   const std::string& description() const { return description_; }
 
   // Returns the bytes of a gather whose differences of this rank's shard take `body_bytes`, without headers.
@@ -176,6 +178,11 @@ class LosslessPlan {
   // their bytes.
   const Piece<BlockFormat>& chunk(std::int64_t number) const { return chunks_[number].front(); }
   std::int64_t longest_chunk() const { return longest_chunk_; }  // in elements
+  // Returns the parts of a chunk, each in one segment.
+  std::span<const Piece<BlockFormat>> pieces(std::int64_t chunk) const {
+    const auto i = static_cast<std::size_t>(chunk);
+    return std::span(pieces_).subspan(first_pieces_[i], first_pieces_[i + 1] - first_pieces_[i]);
+  }
   const Hop& inter_node_hop() const { return inter_node_hop_; }
   const Hop& intra_node_hop() const { return intra_node_hop_; }
   // Returns the number of a slot among those that this rank holds, -1 if it does not hold it. Kept values lie slot
@@ -185,11 +192,16 @@ class LosslessPlan {
   int num_held() const { return num_held_; }
 
  private:
+  void cut_at_segments();
+
   World world_;
   SlotShape slots_;
+  std::vector<Segment<BlockFormat>> segments_;
   std::string description_;
   Chunks<BlockFormat> chunks_;
   std::int64_t longest_chunk_ = 0;
+  std::vector<Piece<BlockFormat>> pieces_;
+  std::vector<std::size_t> first_pieces_;  // by chunk, and the end
   Hop inter_node_hop_;
   Hop intra_node_hop_;
   std::size_t slot_bytes_;   // of the longest slot, aligned

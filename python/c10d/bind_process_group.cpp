@@ -26,10 +26,13 @@ void bind_plans(GroupClass& group_class) {
           py::arg("like") = py::none(), NoGil())
       .def(
           "plan_lossless",
-          [](ProcessGroup& group, const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
-            return group.operations().plan_lossless(output, input, like);
+          [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const Parts& parts,
+             const PlannedPtr& like) {
+            return group.operations().plan_lossless(whole_of(std::move(output)), whole_of(std::move(input)), parts,
+                                                    like);
           },
-          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("like") = py::none(), NoGil())
+          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("parts") = Parts{}, py::arg("like") = py::none(),
+          NoGil())
       .def(
           "plan_reduce",
           [](ProcessGroup& group, const at::Tensor& output, TensorOrParts input, const ::c10d::ReduceOp& op,

@@ -129,6 +129,7 @@ PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, cons
   Call call = describe(Collective::all_gather, Form::single, input[0], output);
   call.in_place = true;  // or into the parameters
   call.again = again;
+  if (keeps_exact) call.dtype = DType::float32;  // of which no format but "exact" is exact
   if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
   const BlockFormat format = policy.all_gather;
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
@@ -141,16 +142,21 @@ PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, cons
                                                                     compressed_.is_one_hop(policy, call))));
 }
 
-PlannedPtr Operations::plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like) {
-  if (is_planned(like, Collective::all_gather, {}, {output}, {}, {})) return like;
-  const std::optional<DType> dtype = dtype_of(output);
+PlannedPtr Operations::plan_lossless(const Whole& output, const Whole& input, const Parts& parts,
+                                     const PlannedPtr& like) {
+  const int size = group_.getSize();
+  check_whole(output, parts, size, "output");
+  check_whole(input, parts, 1, "input");
+  if (is_planned(like, Collective::all_gather, {}, output, parts, {})) return like;
+  const std::optional<DType> dtype = dtype_of(output[0]);
   TORCH_CHECK_VALUE(dtype && element_size(*dtype) == 2,
-                    "zcomm: output: expected BFloat16, Half or values of 8 bits, of which differences are made, got ",
-                    output.scalar_type());
-  check_shapes({output}, {input}, group_.getSize(), "output", "input");
-  return planned(Collective::all_gather, {}, {output}, {}, {},
+                    "zcomm: output: expected BFloat16, Half or bytes in pairs, of which differences are made, got ",
+                    output[0].scalar_type());
+  check_shapes(output, input, size, "output", "input");
+  return planned(Collective::all_gather, {}, output, parts, {},
                  make_lossless_gather(std::make_shared<const LosslessPlan>(
-                     compressed_.world(output.device().type()), shape_of(slots_of(output, group_.getSize())))));
+                     compressed_.world(input[0].device().type()), shape_of(output, size),
+                     segments_of(parts, elements_of(input), BlockFormat{}))));
 }
 
 PlannedPtr Operations::plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,

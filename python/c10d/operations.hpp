@@ -58,7 +58,7 @@ class Operations {
                          bool again, bool keeps_exact, const PlannedPtr& like);
   // Plans a gather of bfloat16, float16, or bytes as uint16; throws ValueError for other types. The policy does not
   // apply.
-  PlannedPtr plan_lossless(const at::Tensor& output, const at::Tensor& input, const PlannedPtr& like);
+  PlannedPtr plan_lossless(const Whole& output, const Whole& input, const Parts& parts, const PlannedPtr& like);
   // Plans a reduction; `feedback` is the format of the residual, if any. The input may be narrower than a float32
   // output.
   PlannedPtr plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,

@@ -4,19 +4,29 @@
 
 #include "all_gather.hpp"
 #include "counted.hpp"
+#include "message.hpp"
 #include "preparation.hpp"
+#include "slot_views.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
 namespace {
 
-// Gathers within a node: sends the kept values of holders straight into the slots of their peers.
+// Gathers within a node: sends the kept values of holders straight into the slots of their peers, or, if these have
+// several views, by way of buffers.
 class NodeGather : public Stages {
  public:
   // Takes this rank's shard if the kept values are the same. If it lies in its slot, that is not written to.
-  NodeGather(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
+  NodeGather(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views,
              const std::byte* shard)
-      : r_(r), plan_(plan), kept_(kept), slots_(slots), shard_(shard) {
+      : r_(r),
+        plan_(plan),
+        kept_(kept),
+        slots_(views, plan.slots().lengths.size()),
+        is_scattered_(views.size() > plan.slots().lengths.size()),
+        has_own_(views[static_cast<std::size_t>(plan.rank())].data == shard && !is_scattered_),
+        received_(r, is_scattered_ ? r.world.topology.size() : 0, element_size(DType::bfloat16) * longest(plan),
+                  static_cast<int>(std::min<std::int64_t>(plan.num_chunks(), kDepth))) {
     kept_.hashes->make_wait(r.stream);
   }
 
@@ -24,14 +34,15 @@ class NodeGather : public Stages {
   void finish(std::int64_t chunk) override {
     copies_.clear();
     for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
-      if (plan_.place(slot) < 0 || (slot == plan_.rank() && is_there(slot))) continue;
-      TensorView copy = slot_values(slot, chunk);
-      copy.dtype = DType::bfloat16;  // of any 16 bits
-      copies_.push_back({{kept(slot, chunk).values.data, {}, copy.dtype}, copy});
+      if (plan_.place(slot) < 0 || (slot == plan_.rank() && has_own_)) continue;
+      copy(kept(slot, chunk).values.data, slot, chunk);
     }
     run_codec(r_, copies_);
-    finish_transfer(r_, own_[chunk], 1);
-    finish_transfer(r_, others_[chunk], 1);
+    wait_for_transfer(r_, *own_[chunk], 1);
+    wait_for_transfer(r_, *others_[chunk], 1);
+    if (is_scattered_) scatter(chunk);
+    own_[chunk].reset();
+    others_[chunk].reset();
   }
   void end() override {
     kept_.hashes->mark_use(r_.stream);
@@ -69,19 +80,38 @@ class NodeGather : public Stages {
     }
     for (const Move& move : plan_.intra_node_hop().recvs) {
       if ((move.slot == move.peer) != own) continue;
-      const TensorView values = slot_values(move.slot, chunk);
-      recvs_.push_back({move.peer, values.data, values.num_bytes()});
+      const TensorView values = slots_(move.slot, plan_.chunk(chunk));
+      recvs_.push_back(is_scattered_ ? received_.recv(move.peer, move.slot, chunk, chunk_bytes(chunk))
+                                     : Recv{move.peer, values.data, values.num_bytes()});
     }
     return start_transfer(r_, sends_, recvs_, 1);
   }
-  bool is_there(int slot) const { return slots_[static_cast<std::size_t>(slot)].data == shard_; }
-  TensorView slot_values(int slot, std::int64_t chunk) const {
-    return slots_[static_cast<std::size_t>(slot)].slice(plan_.chunk(chunk).begin, plan_.chunk(chunk).count);
+  // Copies what was received into its views.
+  void scatter(std::int64_t chunk) {
+    copies_.clear();
+    for (const Move& move : plan_.intra_node_hop().recvs) copy(received_.data(move.slot, chunk), move.slot, chunk);
+    run_codec(r_, copies_);
   }
+  void copy(const std::byte* values, int slot, std::int64_t chunk) {
+    for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+      TensorView to = slots_(slot, piece);
+      to.dtype = DType::bfloat16;  // of any 16 bits
+      copies_.push_back({{values, {}, to.dtype}, to});
+      values += to.num_bytes();
+    }
+  }
+  std::size_t chunk_bytes(std::int64_t chunk) const {
+    return element_size(plan_.slots().dtype) * static_cast<std::size_t>(plan_.chunk(chunk).count);
+  }
+  static std::size_t longest(const LosslessPlan& plan) { return static_cast<std::size_t>(plan.longest_chunk()); }
 
-  const std::span<const TensorView> slots_;
-  const std::byte* shard_;
-  Ring<std::unique_ptr<Transfer>, 3> own_;
+  static constexpr int kDepth = 3;  // chunks in progress
+
+  const SlotViews<TensorView> slots_;
+  const bool is_scattered_;
+  const bool has_own_;
+  ReceivedMessages received_;
+  Ring<std::unique_ptr<Transfer>, kDepth> own_;
   Ring<std::unique_ptr<Transfer>, 2> others_;
   std::vector<Decode> copies_;
 };
@@ -89,9 +119,9 @@ class NodeGather : public Stages {
 // Gathers from the owners of slots to their holders in other nodes, then within the nodes.
 class GatherStages final : public NodeGather {
  public:
-  GatherStages(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots,
+  GatherStages(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views,
                std::unique_ptr<LosslessMessages> messages)
-      : NodeGather(r, plan, kept, slots, messages->kept_from),
+      : NodeGather(r, plan, kept, views, messages->kept_from),
         messages_(std::move(messages)),
         received_(r, static_cast<int>(owners().size()), messages_->longest(), kDepth) {
     kept_.generation = 0;
@@ -146,8 +176,8 @@ class GatherStages final : public NodeGather {
 // Gathers kept values again, within the node.
 class NodeGatherAgain final : public NodeGather {
  public:
-  NodeGatherAgain(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> slots)
-      : NodeGather(r, plan, kept, slots, nullptr) {}
+  NodeGatherAgain(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views)
+      : NodeGather(r, plan, kept, views, nullptr) {}
 
  private:
   // Checks values and passes them on.
@@ -182,9 +212,12 @@ class LosslessGather final : public Operation {
     return make_lossless_gather(plan_, std::move(kept));
   }
 
-  void check(const Resources& r, const Arguments& arguments) const override {
+  void check(const Resources& r, const Arguments& given) const override {
+    const std::vector<TensorView> slots = joined_slots(given.outputs, plan_->segments(), plan_->slots().lengths.size());
+    Arguments arguments = given;
+    arguments.outputs = slots;
     check_gathered(r, arguments);
-    check_plan(r, *plan_, shape_of(arguments.outputs));
+    check_plan(r, *plan_, shape_of(slots));
     check_memory(r);
     if (!is_again(arguments)) return;
     check_argument(kept_->generation > 0, [] {
@@ -204,10 +237,10 @@ class LosslessGather final : public Operation {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
   }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    const std::span<const TensorView> slots = arguments.outputs;
-    if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, slots)};
+    const std::span<const TensorView> views = arguments.outputs;
+    if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, views)};
     auto messages = r.preparations.messages(r, difference(arguments.inputs.front()));
-    return {{}, std::make_unique<GatherStages>(r, *plan_, *kept_, slots, std::move(messages))};
+    return {{}, std::make_unique<GatherStages>(r, *plan_, *kept_, views, std::move(messages))};
   }
 
   LosslessShard difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }

@@ -206,9 +206,10 @@ std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
 
 }  // namespace
 
-LosslessPlan::LosslessPlan(World world, const SlotShape& slots)
+LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments segments)
     : world_(std::move(world)),
-      slots_(checked<BlockFormat>(slots, world_, whole_slot(slots))),
+      slots_(checked<BlockFormat>(slots, world_, segments.empty() ? GatherSegments(whole_slot(slots)) : segments)),
+      segments_(segments.empty() ? whole_slot(slots) : std::vector(segments.begin(), segments.end())),
       description_(slots_.to_string() + " by differences"),
       chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kLosslessTile),
       inter_node_hop_(topology().holder_hop(rank())),
@@ -221,6 +222,22 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots)
         "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
   });
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
+  cut_at_segments();
+}
+
+void LosslessPlan::cut_at_segments() {
+  for (std::int64_t i = 0; i < num_chunks(); ++i) {
+    first_pieces_.push_back(pieces_.size());
+    const std::int64_t chunk_end = chunk(i).begin + chunk(i).count;
+    std::int64_t first = 0;
+    for (std::size_t segment = 0; segment < segments_.size(); ++segment) {
+      const std::int64_t begin = std::max(first, chunk(i).begin);
+      const std::int64_t count = std::min(first + segments_[segment].num_elements, chunk_end) - begin;
+      if (count > 0) pieces_.push_back({begin, count, {}, segment, begin - first});
+      first += segments_[segment].num_elements;
+    }
+  }
+  first_pieces_.push_back(pieces_.size());
 }
 
 LinkBytes LosslessPlan::bytes(std::size_t body_bytes) const {

@@ -34,10 +34,10 @@ TensorView view(Halves& values, DType dtype = DType::bfloat16) {
 // One rank of a gather: slots of these lengths, and its kept values.
 struct Rank {
   Rank(Communicator& communicator_of_rank, const std::vector<std::size_t>& lengths,
-       DType dtype_of_slots = DType::bfloat16)
+       DType dtype_of_slots = DType::bfloat16, const std::vector<Segment<BlockFormat>>& segments = {})
       : communicator(communicator_of_rank), rank(communicator.rank()), dtype(dtype_of_slots) {
     for (const std::size_t length : lengths) slots.emplace_back(length);
-    plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views()));
+    plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views()), segments);
     memory.resize(plan->kept_bytes() / kWireAlignment + 1);
     memory.back().bytes[0] = kBeyond;
     kept->memory = {memory.data()->bytes, plan->kept_bytes()};
@@ -49,6 +49,18 @@ struct Rank {
     for (Halves& slot : slots) views.push_back(view(slot, dtype));
     return views;
   }
+  // Returns a view for each segment of each slot.
+  std::vector<TensorView> segment_views() {
+    std::vector<TensorView> pieces;
+    for (const TensorView& slot : views()) {
+      std::int64_t begin = 0;
+      for (const Segment<BlockFormat>& segment : plan->segments()) {
+        pieces.push_back(slot.slice(begin, segment.num_elements));
+        begin += segment.num_elements;
+      }
+    }
+    return pieces;
+  }
   void clear() {
     for (Halves& slot : slots) std::fill(slot.begin(), slot.end(), kCleared);
   }
@@ -56,12 +68,12 @@ struct Rank {
     clear();
     Halves shard = weights_of(rank, slots[static_cast<std::size_t>(rank)].size(), step);
     const ConstTensorView own = view(shard, dtype);
-    const std::vector<TensorView> outputs = views();
+    const std::vector<TensorView> outputs = segment_views();
     return communicator.run(*operation, {{&own, 1}, outputs}, 20s);
   }
   CallStats gather_again() {
     clear();
-    const std::vector<TensorView> outputs = views();
+    const std::vector<TensorView> outputs = segment_views();
     return communicator.run(*operation, {{}, outputs}, 20s);
   }
   void check(int step) const {
@@ -91,9 +103,9 @@ struct Rank {
 // Calls body(Rank&) on every rank. Rethrows the first failure, or stores each rank's in `failures`.
 void run(const std::vector<std::unique_ptr<Communicator>>& communicators, const std::vector<std::size_t>& lengths,
          const std::function<void(Rank&)>& body, std::vector<std::string>* failures = nullptr,
-         DType dtype = DType::bfloat16) {
+         DType dtype = DType::bfloat16, const std::vector<Segment<BlockFormat>>& segments = {}) {
   test::run_ranks(static_cast<int>(communicators.size()), [&](int rank) {
-    Rank state(*communicators[static_cast<std::size_t>(rank)], lengths, dtype);
+    Rank state(*communicators[static_cast<std::size_t>(rank)], lengths, dtype, segments);
     if (failures == nullptr) {
       body(state);
       return;
@@ -167,6 +179,10 @@ TEST_CASE("lossless gathers: every value on every rank, again and again, for eve
           };
           run(test::make_communicators(ids, 8192), lengths, body);
           run(test::make_communicators(ids, 8192), lengths, body, nullptr, DType::byte_pairs);
+          if (uneven || length < 2) continue;
+          const auto rest = static_cast<std::int64_t>(length) - 8;
+          run(test::make_communicators(ids, 8192), lengths, body, nullptr, DType::bfloat16,
+              {{7, {}}, {rest, {}}, {1, {}}});
         }
       }
     }

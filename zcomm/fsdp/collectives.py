@@ -143,7 +143,7 @@ class Collectives:
         for dtype in floats:
             if all(size % dtype.itemsize == 0 for sizes in num_bytes.values() for size in sizes):
                 return output.view(dtype), shard.view(dtype)
-        if floats:
+        if floats and self.strategy is self.plain:
             self._warn("gathers parameters of several dtypes, whose parts are not whole elements of one", backend)
         return output, shard
 
@@ -164,8 +164,8 @@ class Collectives:
         """Tell whether the next gather may decode into the parameters. Not on a GPU, where streams would have to hold
         parameters and gradients for one another."""
         rule = self.rule
-        is_lossy = rule is not None and rule.fused and rule.weights not in ("lossless", "exact")
-        return is_lossy and device.type == "cpu" and dtype in _COMPRESSIBLE
+        is_fused = rule is not None and rule.fused and rule.weights != "exact" and self.strategy.takes_parts()
+        return is_fused and device.type == "cpu" and dtype in _COMPRESSIBLE
 
     def defers_reduce(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> bool:
         """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves. Not on
@@ -186,13 +186,30 @@ class Collectives:
         is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
         return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
 
-    def keeps_bytes(self, shard: torch.Tensor, backend: Backend) -> bool:
-        """Tell whether ``shard``, as FSDP2 gathers it, is of bytes that nodes may keep."""
+    def pairs_of(
+        self, output: torch.Tensor, shard: torch.Tensor, backend: Backend
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """View what FSDP2 gathers as bytes as pairs, in bfloat16; None if it is no bytes, or nodes do not keep it."""
         if self.strategy is self.plain or shard.itemsize != 1:
-            return False
-        if shard.numel() % 2 != 0:
-            self._warn(f"gathers {shard.numel()} bytes, which are not pairs", backend)
-        return shard.numel() % 2 == 0
+            return None
+        if shard.numel() % 2 == 0:
+            return output.view(torch.bfloat16), shard.view(torch.bfloat16)
+        if not self._warned:
+            numel, ranks = shard.numel() - 1, output.numel() // shard.numel()
+            whole, even = (shard.new_empty(size).view(torch.bfloat16) for size in (ranks * numel, numel))
+            if self.plan_gather(whole, even, backend, is_mixed=False, is_bytes=True) is not None:
+                self._warned = True
+                _log.warning("%s gathers an odd number of bytes: nodes do not keep them", self.name)
+        return None
+
+    def _warn_of_floats(self, backend: Backend) -> None:
+        """Warn if parameters that could be compressed are gathered among bytes."""
+        rule = self.rule
+        if rule is None or rule.is_lossless:
+            return
+        dtypes = [_fsdp2.gathered_part(param)[1] for param in self.params]
+        if any(dtype in _COMPRESSIBLE and not exempt for dtype, exempt in zip(dtypes, rule.exempt, strict=True)):
+            self._warn("gathers floats among the bytes of others, and would compress them in a module apart", backend)
 
     def plan_gather(
         self,
@@ -208,6 +225,8 @@ class Collectives:
         rule = self.rule
         formats = rule.formats if rule else None
         parts = [(shard.numel(), True)] if is_bytes else self._parts_of(shard, is_mixed)
+        if not parts and not isinstance(output, torch.Tensor):
+            parts = [(part.numel() // backend.size(), False) for part in output]
         if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
             if backend.plan_gather(output, shard, formats=formats) is not None:
                 what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
@@ -217,6 +236,8 @@ class Collectives:
         plan = backend.plan_gather(
             output, shard, formats=formats, parts=parts, again=again, keeps_exact=is_bytes, like=self._gather_plan
         )
+        if is_bytes and plan is not None and plan is not self._gather_plan:
+            self._warn_of_floats(backend)
         self._gather_plan = plan or self._gather_plan
         return plan
 
@@ -289,6 +310,9 @@ class Plain:
         work = call.plan.run(call.target, call.source, site=self._owner.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
+    def takes_parts(self) -> bool:
+        return True
+
     def keeps_wires(self) -> bool:
         return False
 
@@ -318,8 +342,9 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         output, shard = owner.as_values(output_tensor, input_tensor, backend)
         parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) else ()
         is_mixed = shard is not input_tensor
-        if is_bytes := owner.keeps_bytes(shard, backend):
-            output, shard = output.view(torch.bfloat16), shard.view(torch.bfloat16)
+        pairs = owner.pairs_of(output, shard, backend)
+        is_bytes = pairs is not None
+        output, shard = pairs or (output, shard)
         plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed, is_bytes=is_bytes)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
             output, shard, parts, is_bytes = output_tensor, input_tensor, (), False

@@ -68,8 +68,8 @@ def compress(
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
         fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. On CPUs,
-            compressed reductions read the gradients themselves, and compressed gathers write into the parameters,
-            except lossless ones. :meth:`Compression.stats` counts both. Tensors on GPUs are copied as before.
+            compressed reductions read the gradients themselves, and compressed and lossless gathers write into the
+            parameters. :meth:`Compression.stats` counts both. Tensors on GPUs are copied as before.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
@@ -144,10 +144,10 @@ class Compression:
     """What :func:`compress` returns: it counts, and takes the settings back.
 
     *Secondary shards.* The ranks of a node keep the weights that they have gathered among them: L ranks an L-th of the
-    model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. What is gathered as bytes is
-    kept as it is, in groups of several nodes. A gather of weights that have
+    model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. A gather of weights that have
     not changed since the last one moves no byte between nodes: in the backward pass, in further micro-batches, in
-    generation and evaluation.
+    generation and evaluation. What is gathered as bytes is kept as it is, in groups of several nodes. It must repeat
+    while the weights do, so a cast that rounds at random needs ``keep_in_node=False``.
 
     *Changes of weights.* Steps of torch's optimizers, in-place operations and exchanged parameters are noticed as
     PyTorch counts them. All others are noticed by a hash of this rank's own shard, which each gather reads anew: writes

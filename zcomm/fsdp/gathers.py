@@ -37,6 +37,11 @@ class GatherCall:
         """This rank's values."""
         return self.shard.buffer.parts if isinstance(self.shard, Deferred) else self.shard
 
+    @property
+    def whole_shard(self) -> torch.Tensor:
+        """This rank's values, end to end."""
+        return self.shard.buffer.memory() if isinstance(self.shard, Deferred) else self.shard
+
 
 class GatherStrategy(Protocol):
     """Strategy of a parameter group's gathers. The first two methods are those of FSDP2's AllGather."""
@@ -44,6 +49,10 @@ class GatherStrategy(Protocol):
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
 
     def gather(self, call: GatherCall) -> Any: ...
+
+    def takes_parts(self) -> bool:
+        """Tell whether the next gather may write into ``GatherCall.parts``."""
+        ...
 
     def keeps_wires(self) -> bool:
         """Tell whether later gathers of the same weights use the wires that this one keeps."""

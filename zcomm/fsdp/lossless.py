@@ -26,7 +26,8 @@ def plan_lossless(name: str, call: GatherCall, like: _c10d.Operation | None) -> 
     Raises ValueError where it cannot.
     """
     try:
-        return backend_of(call.group).plan_lossless(call.output, call.shard, like=like)
+        parts = [(part.numel() // call.group.size(), True) for part in call.parts]
+        return backend_of(call.group).plan_lossless(call.target, call.source, parts=parts, like=like)
     except ValueError as error:
         is_wide = call.shard.dtype in (torch.float32, torch.float64)
         hint = "; MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than they would" if is_wide else ""
@@ -61,11 +62,11 @@ class LosslessGather:
     def gather(self, call: GatherCall, site: _c10d.Site) -> Any:
         """Fill the output with every rank's shard. Raises RuntimeError if a received shard differs from its owner's."""
         self._shard_bytes = call.shard.nbytes
-        work = self.held.run(call.output, call.shard, site=site, async_op=call.async_op)
+        work = self.held.run(call.target, call.whole_shard, site=site, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def gather_again(self, call: GatherCall, site: _c10d.Site) -> Any:
         """Gather the values of the last gather again, within the node. Raises RuntimeError if a rank's kept values have
         been changed."""
-        work = self.held.run(call.output, site=site, async_op=call.async_op)
+        work = self.held.run(call.target, site=site, async_op=call.async_op)
         return finished(work, call.async_op)

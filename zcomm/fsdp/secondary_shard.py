@@ -77,6 +77,10 @@ class SecondaryShard(ABC):
         self.gathers_plain = 0
         self.gathers_beyond_limit = 0
 
+    def takes_parts(self) -> bool:
+        """See GatherStrategy."""
+        return True
+
     @abstractmethod
     def keeps_wires(self) -> bool:
         """See GatherStrategy."""
@@ -189,7 +193,8 @@ class SecondaryShard(ABC):
         if self._mark is not None and self._mark.has_changed:
             raise RuntimeError(
                 f"{self._group.name}: its weights have changed in a way that PyTorch does not count, and gathers since "
-                "then gave NaN: call invalidate() of what zcomm.fsdp.compress returned on all ranks after such a change"
+                "then gave NaN, or wrong values where bytes have none: call invalidate() of what zcomm.fsdp.compress "
+                "returned on all ranks after such a change. Bytes that a cast makes at random need keep_in_node=False"
             )
 
     def _version_of(self, plan: _c10d.Operation, shard: torch.Tensor | None = None) -> WeightsVersion | None:
@@ -285,6 +290,9 @@ class KeptValues(SecondaryShard):
         """That the last difference took on its way to another node; 0 without one."""
         return self._lossless.bits_per_weight if self._lossless else 0.0
 
+    def takes_parts(self) -> bool:
+        return self._reserved != 0  # without room torch gathers, into one tensor
+
     def keeps_wires(self) -> bool:
         return False
 
@@ -301,7 +309,9 @@ class KeptValues(SecondaryShard):
         exact, other = self._lossless, self._alternative
         if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
             return None
-        compressed_bits = exact.bits * other.largest_kept_bytes / exact.plan.largest_kept_bytes
+        if exact.bits == 8:
+            return None  # no format would send less
+        compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
         return LosslessCosts(exact.bits_per_weight, other.format, compressed_bits)
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
@@ -360,6 +370,13 @@ class KeptValues(SecondaryShard):
         return self._lossless.gather_again(call, self.intra_node)
 
     def _gather_without(self, call: GatherCall) -> Any:
-        output, shard = call.output.view(torch.uint8), call.shard.view(torch.uint8)  # bytes are never compressed
-        work = all_gather_single(output, shard, group=call.group, async_op=True)
+        output = torch.empty(call.output.shape, dtype=call.output.dtype) if call.parts else call.output
+        shard = call.whole_shard
+        # Bytes are never compressed.
+        work = all_gather_single(output.view(torch.uint8), shard.view(torch.uint8), group=call.group, async_op=True)
+        if call.parts:
+            work.wait()
+            self._group.gathers_fused -= 1
+            rows = [part.data.view(call.group.size(), -1) for part in call.parts]  # of which autograd counts no change
+            _fsdp2.copy_parameters(output.view(call.group.size(), -1), [row.shape[1] for row in rows], rows)
         return finished(work, call.async_op)

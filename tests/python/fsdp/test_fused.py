@@ -142,12 +142,26 @@ def test_fused_steps_have_the_bits_of_others(case: str, keep_in_node: bool) -> N
     run(body, 4, nodes=NODES, options=options(min_bytes=1))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("bfloat16")])
+@pytest.mark.parametrize("nodes", [NODES, [0, 1, 1, 1], [0, 0, 0, 0]], ids=str)
+@pytest.mark.parametrize("max_bytes", [None, 0])
+def test_lossless_gathers_write_into_the_parameters(case: str, nodes: list[int], max_bytes: int | None) -> None:
+    def body() -> None:
+        settings: dict[str, Any] = {"weights": "lossless", "gradients": "int8:64", "max_bytes": max_bytes}
+        fused, gathers, _ = trained(case, True, **settings)
+        assert (gathers > 0) == (max_bytes is None)
+        copied, gathers, _ = trained(case, False, **settings)
+        assert gathers == 0
+        assert_same(fused, copied)
+
+    run(body, 4, nodes=nodes, options=options(min_bytes=1))
+
+
 @pytest.mark.parametrize(
     ("parameters", "reduced", "weights", "gathers", "reduces"),
     [
         (torch.float32, torch.bfloat16, "int8:64", True, False),  # rounded before they are reduced
         (torch.float16, torch.float16, "int8:64", True, False),  # divided before they are reduced
-        (torch.bfloat16, torch.bfloat16, "lossless", False, True),
         (torch.bfloat16, torch.bfloat16, "exact", False, True),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,9 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
-from zcomm.distributed.groups import backend_of
 from zcomm.fsdp import Compression, compress
-from zcomm.fsdp.collectives import collectives_of
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 WIDTH, STEPS = 96, 6  # rows that 2, 3 and 4 ranks divide, as extensions of FSDP2 need
@@ -140,19 +139,63 @@ def test_max_bytes_and_changed_weights(weights: Any) -> None:
     run(body, 2, nodes=[0, 1], options=options())
 
 
-def test_an_odd_number_of_bytes_is_left_to_torch_with_a_line() -> None:
-    def body(strict: bool) -> None:
-        model = nn.Linear(33, 6, bias=False)
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        compress(model, weights="lossless", exempt=())
-        owner = next(iter(collectives_of(model)))
-        shard = torch.zeros(33, dtype=torch.uint8)
-        if strict:
-            with pytest.raises(RuntimeError, match=r"strict=True forbids .* gathers 33 bytes, which are not pairs"):
-                owner.keeps_bytes(shard, backend_of(dist.group.WORLD))
-            return
-        assert not owner.keeps_bytes(shard, backend_of(dist.group.WORLD))
-        assert owner.keeps_bytes(shard[:32], backend_of(dist.group.WORLD))
+def linear(rows: int, columns: int, weights: Any, dtype: torch.dtype = torch.uint8) -> tuple[nn.Module, Compression]:
+    """A frozen module that FSDP2 gathers as bytes without an extension."""
+    model = nn.Module()
+    model.register_parameter("codes", nn.Parameter(torch.arange(rows * columns).view(rows, -1).to(dtype), False))
+    fully_shard(model)
+    return model, compress(model, weights=weights, exempt=())
 
-    run(lambda: body(False), 2, nodes=[0, 1], options=options())
-    run(lambda: body(True), 2, nodes=[0, 1], options=options(strict=True))
+
+def gathered(model: Any) -> torch.Tensor:
+    model.unshard()
+    values: torch.Tensor = model.codes.clone()
+    model.reshard()
+    return values
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_odd_number_of_bytes_is_left_to_torch_with_a_line(strict: bool) -> None:
+    def body() -> None:
+        lines = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("zcomm").addHandler(handler)
+        model, compression = linear(2, 33, "lossless")
+        for _ in range(2):
+            assert torch.equal(gathered(model), torch.arange(66).view(2, 33).to(torch.uint8))
+        assert [line for line in lines if "odd number of bytes" in line] == [
+            f"{next(iter(compression.stats()))} gathers an odd number of bytes: nodes do not keep them"
+        ]
+        with zcomm.exact():
+            even, _ = linear(2, 32, "lossless")
+            gathered(even)
+        assert len(lines) == 1
+
+    run(body, 2, nodes=[0, 1], options=options(strict=strict))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8:256", "lossless"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_every_format_keeps_bytes(weights: Any, dtype: torch.dtype) -> None:
+    def body() -> None:
+        model, compression = linear(4, 512, weights, dtype)
+        expected = torch.arange(2048).view(4, 512).to(dtype).view(torch.uint8)
+        for _ in range(3):
+            assert torch.equal(gathered(model).view(torch.uint8), expected)
+        (stats,) = compression.stats().values()
+        assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (1, 2, 0)
+
+    run(body, 2, nodes=[0, 1], options=options())
+
+
+def test_floats_among_bytes_are_told() -> None:
+    def body() -> None:
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 512, bias=False)).bfloat16()
+        narrow(model[0])
+        fully_shard(model)
+        compress(model, weights="int8:256")
+        with pytest.raises(RuntimeError, match=r"strict=True forbids .* gathers floats among the bytes of others"):
+            model(torch.ones(1, 64, dtype=torch.bfloat16))
+
+    run(body, 2, nodes=[0, 1], options=options(strict=True))

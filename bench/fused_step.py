@@ -2,11 +2,12 @@
 
 python -m zcomm_bench lab ranks --nodes 2x2 --rate 1gbit -- python bench/fused_step.py
 
-The same ranks train a copy of the model in each way, a step of each in turn, in bfloat16 with reductions in float32.
-torch's profiler then looks at further steps.
+The same ranks train a copy of the model in each way, a step of each in turn, with reductions in float32. torch's
+profiler then looks at further steps. `lossless` behind the command: weights by lossless differences, in bfloat16.
 """
 
 import statistics
+import sys
 import time
 
 import torch
@@ -26,7 +27,7 @@ COPIES = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chun
 class Copy:
     """A model and its optimizer. All copies begin with the same weights."""
 
-    def __init__(self, fused: bool) -> None:
+    def __init__(self, fused: bool, is_lossless: bool) -> None:
         torch.manual_seed(0)
         layers = [
             nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)
@@ -34,8 +35,9 @@ class Copy:
         self._model = nn.Sequential(*layers)
         # Matrices are multiplied in float32, which CPUs without AVX-512 do fifty times as fast as in bfloat16.
         for layer in [*layers, self._model]:
-            fully_shard(layer, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-        zcomm.fsdp.compress(self._model, fused=fused)
+            dtype = torch.bfloat16 if is_lossless else None
+            fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+        zcomm.fsdp.compress(self._model, weights="lossless" if is_lossless else None, fused=fused)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4)
 
     def step(self, inputs: Tensor) -> None:
@@ -74,7 +76,7 @@ def copying_and_memory(copy: Copy, inputs: Tensor) -> tuple[float, int]:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("zcomm")
-    copies = {way: Copy(fused) for way, fused in WAYS.items()}
+    copies = {way: Copy(fused, sys.argv[1:] == ["lossless"]) for way, fused in WAYS.items()}
     inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
     measured: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(-WARMUP_TURNS, TURNS):

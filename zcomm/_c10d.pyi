@@ -213,6 +213,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         look_up: Callable[[int, str, str, str, str, bool], tuple[float, ...] | None] | None,
         now: Callable[[], int],
         decided: Callable[[], None],
+        no_node_memory: Callable[[str], None],
         at_shutdown: Callable[[], None],
     ) -> None: ...
     @property

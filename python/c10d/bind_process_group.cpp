@@ -71,16 +71,16 @@ void bind_process_group(py::module_& module) {
                        decltype(PythonHooks::meet_for_nccl) meet_for_nccl, StorePtr message_store,
                        decltype(PythonHooks::split) split, decltype(PythonHooks::look_up) look_up,
                        std::function<std::int64_t()> now, std::function<void()> decided,
-                       std::function<void()> at_shutdown) {
+                       std::function<void(const std::string&)> no_node_memory, std::function<void()> at_shutdown) {
              return c10::make_intrusive<ProcessGroup>(
                  std::move(exact_cpu), std::move(options),
                  PythonHooks{std::move(agree), std::move(make_exact_cuda), std::move(make_transport_group),
                              std::move(meet_for_nccl), std::move(message_store), std::move(split), std::move(look_up),
-                             std::move(now), std::move(decided), std::move(at_shutdown)});
+                             std::move(now), std::move(decided), std::move(no_node_memory), std::move(at_shutdown)});
            }),
            py::arg("exact_cpu"), py::arg("options"), py::arg("agree"), py::arg("make_exact_cuda"),
            py::arg("make_transport_group"), py::arg("meet_for_nccl"), py::arg("message_store"), py::arg("split"),
-           py::arg("look_up"), py::arg("now"), py::arg("decided"), py::arg("at_shutdown"))
+           py::arg("look_up"), py::arg("now"), py::arg("decided"), py::arg("no_node_memory"), py::arg("at_shutdown"))
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())

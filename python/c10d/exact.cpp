@@ -22,19 +22,24 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
       nccl_(*this, hooks_.meet_for_nccl, options_, errors_),
       compressed_(
           *this, options_,
-          {[this] {
-             auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
-             std::string why_not;
-             auto memory = NodeMemory::meet(*store, handshake_.topology(), getRank(), why_not);
-             compressed_.stats().set_node_memory(memory ? "shared" : why_not);
-             return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store),
-                                                    std::move(memory));
-           },
+          {[this] { return make_host_transport(); },
            [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(handshake_.topology(), failure); }},
           inner_, recorder_, handshake_, hooks_, errors_),
       operations_(*this, options_, inner_, compressed_),
       messages_(*this, options_, inner_, compressed_, handshake_, hooks_.message_store, errors_) {
   init();
+}
+
+std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
+  auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
+  NodeMemory::WhyNot why_not;
+  const Topology& topology = handshake_.topology();
+  auto memory =
+      NodeMemory::meet(store, topology, getRank(), options_->timeout, [this] { return is_aborted(); }, why_not);
+  const bool is_first = compressed_.stats().node_memory().empty();
+  compressed_.stats().set_node_memory(memory ? "shared" : why_not.reason);
+  if (why_not.is_surprising && is_first && topology.local_rank(getRank()) == 0) hooks_.no_node_memory(why_not.reason);
+  return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
 }
 
 bool ProcessGroup::is_strict() const { return effective_policy(options_->policy).strict; }

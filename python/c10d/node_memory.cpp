@@ -7,6 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -16,14 +18,21 @@
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
 #include <utility>
+
+#include "call_watch.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
 
 constexpr const char* kRefused = "refused: ";
 constexpr const char* kWorks = "works";
-constexpr std::size_t kTokenBytes = 64;  // at the end of an outbox: tells that it is the one
+constexpr const char* kOff = "ZCOMM_NODE_MEMORY=off";
+constexpr const char* kOtherHost = "another host";
+constexpr std::chrono::seconds kPatienceOfNode{30};  // with ranks that have met a moment ago
+constexpr std::size_t kTokenBytes = 64;              // at the end of an outbox: tells that it is the one
 
 [[noreturn]] void fail_of_system(const std::string& what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -46,14 +55,14 @@ class Descriptor {
   int fd_;
 };
 
-// Returns the host and the name space of processes, in which ranks find each other's processes by number.
-std::string home() {
+// Returns the host, and the name space of processes, in which ranks find each other's processes by number.
+std::pair<std::string, std::string> home() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot_id;
   std::getline(file, boot_id);
   struct stat space{};
   if (boot_id.empty() || stat("/proc/self/ns/pid", &space) != 0) fail_of_system("/proc");
-  return boot_id + "/" + std::to_string(space.st_ino);
+  return {boot_id, std::to_string(space.st_ino)};
 }
 
 std::string random_token() {
@@ -62,6 +71,50 @@ std::string random_token() {
   for (int i = 0; i < 4; ++i) text << std::hex << device() << '-';
   return text.str().substr(0, kTokenBytes - 1);
 }
+
+std::string ended(int rank) { return "lost rank " + std::to_string(rank) + ": its process has ended"; }
+
+// Texts that the ranks of a node leave for one another in a store.
+class Texts {
+ public:
+  Texts(StorePtr store, std::chrono::milliseconds limit, const std::function<bool()>& is_over)
+      : store_(std::move(store)),
+        limit_(std::min<std::chrono::milliseconds>(limit, kPatienceOfNode)),
+        deadline_(std::chrono::steady_clock::now() + limit_),
+        is_over_(is_over) {}
+
+  void put(const char* name, int rank, const std::string& text) {
+    store_->set(name + std::to_string(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
+  }
+
+  // Waits for the text of a rank. Throws if `has_ended()`, or it takes too long.
+  template <class HasEnded>
+  std::string wait_for(const char* name, int rank, const HasEnded& has_ended) const {
+    for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+      const bool is_last = has_ended();  // before the look: the rank may have written since the one before
+      const auto text = ask([store = store_, key = name + std::to_string(rank)]() -> std::optional<std::string> {
+        if (!store->check({key})) return std::nullopt;
+        const std::vector<std::uint8_t> bytes = store->get(key);
+        return std::string(bytes.begin(), bytes.end());
+      });
+      if (text && *text) return **text;
+      if (is_last) throw TransportError(ended(rank));
+      const std::string who = "rank " + std::to_string(rank);
+      if (is_over_()) throw TransportError("aborted while " + who + " was to tell how it shares memory");
+      if (std::chrono::steady_clock::now() > deadline_) {
+        throw TimeoutError(who + " did not tell within " + std::to_string(limit_.count()) +
+                           " ms how it shares memory: it has ended or is stuck");
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+ private:
+  const StorePtr store_;
+  const std::chrono::milliseconds limit_;
+  const std::chrono::steady_clock::time_point deadline_;
+  const std::function<bool()>& is_over_;
+};
 
 }  // namespace
 
@@ -80,6 +133,20 @@ class NodeMemory::Mappings {
     if (data == MAP_FAILED) fail_of_system("mmap");
     outboxes_.push_back(static_cast<std::byte*>(data));
   }
+  // Makes an outbox. Returns the text by which peers open it, as long as `file` is open.
+  std::string make(std::optional<Descriptor>& file) {
+    const char* const wanted = std::getenv("ZCOMM_NODE_MEMORY");
+    if (wanted != nullptr && std::string(wanted) == "off") throw std::runtime_error(kOff);
+    file.emplace(memfd_create("zcomm", MFD_CLOEXEC), "memfd_create");
+    if (ftruncate(file->get(), static_cast<off_t>(num_bytes_)) != 0) fail_of_system("ftruncate");
+    add(file->get());
+    const std::string mark = random_token();
+    std::memcpy(token(), mark.c_str(), mark.size() + 1);
+    const auto [host, space] = home();
+    std::ostringstream text;
+    text << host << ' ' << space << ' ' << getpid() << ' ' << file->get() << ' ' << mark;
+    return text.str();
+  }
   char* token() const { return reinterpret_cast<char*>(outboxes_.back() + num_bytes_ - kTokenBytes); }
   std::size_t num_bytes() const { return num_bytes_; }
   const std::vector<std::byte*>& outboxes() const { return outboxes_; }
@@ -89,8 +156,13 @@ class NodeMemory::Mappings {
   std::vector<std::byte*> outboxes_;
 };
 
+NodeMemory::NodeMemory(Topology topology, int rank)
+    : topology_(std::move(topology)), rank_(rank), processes_(topology_.ranks(topology_.node(rank)).size(), -1) {}
+
 NodeMemory::~NodeMemory() {
-  for (const int process : processes_) close(process);
+  for (const int process : processes_) {
+    if (process >= 0) close(process);
+  }
 }
 
 int NodeMemory::find_ended(std::span<const int> local_ranks) const {
@@ -101,13 +173,17 @@ int NodeMemory::find_ended(std::span<const int> local_ranks) const {
   return -1;
 }
 
-void NodeMemory::open(Mappings& mappings, const std::string& text) {
+void NodeMemory::open(Mappings& mappings, int peer, const std::string& text) {
   std::istringstream words(text);
-  std::string place, token;
+  std::string host, space, token;
   int process = 0, number = 0;
-  words >> place >> process >> number >> token;
-  if (place != home()) throw std::runtime_error("another host, or another container");
-  processes_.push_back(Descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)), "pidfd_open").release());
+  words >> host >> space >> process >> number >> token;
+  const auto [own_host, own_space] = home();
+  if (host != own_host) throw std::runtime_error(kOtherHost);
+  if (space != own_space) throw std::runtime_error("another container of this host");
+  const auto opened = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+  if (opened < 0 && errno == ESRCH) throw TransportError(ended(peer));
+  processes_[static_cast<std::size_t>(topology_.local_rank(peer))] = Descriptor(opened, "pidfd_open").release();
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
   const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC), path);
   struct stat found{};
@@ -117,54 +193,49 @@ void NodeMemory::open(Mappings& mappings, const std::string& text) {
   if (token != mappings.token()) throw std::runtime_error(path + " is another file");
 }
 
-std::unique_ptr<NodeMemory> NodeMemory::meet(::c10d::Store& store, const Topology& topology, int rank,
-                                             std::string& why_not) {
+std::unique_ptr<NodeMemory> NodeMemory::meet(const StorePtr& store, const Topology& topology, int rank,
+                                             std::chrono::milliseconds limit, const std::function<bool()>& is_over,
+                                             WhyNot& why_not) {
   const std::span<const int> ranks = topology.ranks(topology.node(rank));
   if (ranks.size() == 1) {
-    why_not = "one rank in this node";
+    why_not.reason = "one rank in this node";
     return nullptr;
   }
-  const auto put = [&](const char* name, const std::string& text) {
-    store.set(name + std::to_string(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
-  };
-  const auto get = [&](const char* name, int of) {
-    const std::vector<std::uint8_t> text = store.get(name + std::to_string(of));
-    return std::string(text.begin(), text.end());
-  };
+  Texts texts(store, limit, is_over);
   std::unique_ptr<NodeMemory> memory(new NodeMemory(topology, rank));
   const std::size_t num_bytes = MemoryChannels::outbox_bytes(static_cast<int>(ranks.size())) + kTokenBytes;
-  const auto own = std::make_unique<Mappings>(num_bytes);
+  Mappings own(num_bytes);
   const auto all = std::make_shared<Mappings>(num_bytes);
   std::optional<Descriptor> file;
+  std::string own_text;
   try {
-    const char* const wanted = std::getenv("ZCOMM_NODE_MEMORY");
-    if (wanted != nullptr && std::string(wanted) == "off") throw std::runtime_error("ZCOMM_NODE_MEMORY=off");
-    file.emplace(memfd_create("zcomm", MFD_CLOEXEC), "memfd_create");
-    if (ftruncate(file->get(), static_cast<off_t>(num_bytes)) != 0) fail_of_system("ftruncate");
-    own->add(file->get());
-    const std::string token = random_token();
-    std::memcpy(own->token(), token.c_str(), token.size() + 1);
-    std::ostringstream text;
-    text << home() << ' ' << getpid() << ' ' << file->get() << ' ' << token;
-    put("memory/", text.str());
+    own_text = own.make(file);
   } catch (const std::exception& error) {
-    put("memory/", kRefused + std::string(error.what()));
+    own_text = kRefused + std::string(error.what());
   }
+  texts.put("memory/", rank, own_text);
   std::string verdict = kWorks;
   for (const int peer : ranks) {
-    const std::string text = get("memory/", peer);
+    const std::string text = texts.wait_for("memory/", peer, [] { return false; });
     try {
       if (text.starts_with(kRefused)) throw std::runtime_error(text.substr(std::strlen(kRefused)));
-      memory->open(*all, text);
+      memory->open(*all, peer, text);
+    } catch (const TransportError&) {
+      throw;
     } catch (const std::exception& error) {
       if (verdict == kWorks) verdict = "rank " + std::to_string(peer) + ": " + error.what();
     }
   }
-  put("memory works/", verdict);
+  texts.put("memory works/", rank, verdict);
   for (const int peer : ranks) {
-    if (const std::string text = get("memory works/", peer); text != kWorks && why_not.empty()) why_not = text;
+    const std::array local{topology.local_rank(peer)};
+    const std::string text = texts.wait_for("memory works/", peer, [&] { return memory->find_ended(local) >= 0; });
+    if (text != kWorks && why_not.reason.empty()) why_not.reason = text;
   }
-  if (!why_not.empty()) return nullptr;
+  if (!why_not.reason.empty()) {
+    why_not.is_surprising = !why_not.reason.ends_with(kOff) && !why_not.reason.ends_with(kOtherHost);
+    return nullptr;
+  }
   memory->channels_ = std::make_unique<MemoryChannels>(all->outboxes(), topology.local_rank(rank), all);
   return memory;
 }

@@ -1,12 +1,14 @@
 // Memory that the ranks of a node share: anonymous files (memfd), which are gone when their processes are.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "pointers.hpp"
 #include "transport/memory_channels.hpp"
 #include "zcomm/topology.hpp"
 
@@ -14,10 +16,16 @@ namespace zcomm::c10d_binding {
 
 class NodeMemory {
  public:
+  struct WhyNot {
+    std::string reason;
+    bool is_surprising = false;  // on this host they could, and nobody has turned it off
+  };
   // Meets the other ranks of the node in `store`, which all ranks call. Returns null on all ranks of the node if one of
-  // them does not share its memory, and then sets `why_not`: also if the rank is alone.
-  static std::unique_ptr<NodeMemory> meet(::c10d::Store& store, const Topology& topology, int rank,
-                                          std::string& why_not);
+  // them does not share its memory, and then sets `why_not`: also if the rank is alone. Throws TransportError that
+  // names a rank that has ended or does not come within `limit`, or half a minute; and soon after `is_over()`.
+  static std::unique_ptr<NodeMemory> meet(const StorePtr& store, const Topology& topology, int rank,
+                                          std::chrono::milliseconds limit, const std::function<bool()>& is_over,
+                                          WhyNot& why_not);
   ~NodeMemory();
   NodeMemory(const NodeMemory&) = delete;
   NodeMemory& operator=(const NodeMemory&) = delete;
@@ -31,14 +39,15 @@ class NodeMemory {
 
  private:
   class Mappings;
-  NodeMemory(Topology topology, int rank) : topology_(std::move(topology)), rank_(rank) {}
+  NodeMemory(Topology topology, int rank);
 
-  // Maps the outbox of a peer, as its text says. Throws std::exception if that is not its memory.
-  void open(Mappings& mappings, const std::string& text);
+  // Maps the outbox of a peer, as its text says. Throws TransportError if its process has ended, another exception if
+  // that is not its memory.
+  void open(Mappings& mappings, int peer, const std::string& text);
 
   const Topology topology_;
   const int rank_;
-  std::vector<int> processes_;  // pidfd by local rank
+  std::vector<int> processes_;  // pidfd by local rank, or -1
   std::unique_ptr<MemoryChannels> channels_;
 };
 

@@ -96,6 +96,7 @@ class ProcessGroup final : public ::c10d::Backend {
   // Counts an exact collective outside of the policy, before it begins.
   void begin_exact(std::span<const at::Tensor> tensors);
   void abort_compressed();
+  std::unique_ptr<Transport> make_host_transport();
 
   c10::intrusive_ptr<ZcommOptions> options_;
   PythonHooks hooks_;

@@ -42,6 +42,8 @@ struct PythonHooks {
   std::function<std::int64_t()> now;
   // Called after each decision by the times of steps: see StepChoice.
   std::function<void()> decided;
+  // Called by one rank of a node whose ranks could share memory but do not, with the reason.
+  std::function<void(const std::string&)> no_node_memory;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;
 };

@@ -152,6 +152,7 @@ class _Group:
             look_up=self._reader_of_decisions(),
             now=perf_counter_ns,
             decided=self._tell_decision,
+            no_node_memory=self._warn_of_memory,
             at_shutdown=self._end,
         )
         groups.register(self, backend)
@@ -171,6 +172,12 @@ class _Group:
         backend = groups.backend_as(self)
         if self._rank == 0 and backend is not None:
             _log.info("group '%s': policy='auto': %s", self._options.group_name, stats_of(backend).by_steps)
+
+    def _warn_of_memory(self, reason: str) -> None:
+        _log.warning(
+            "group '%s': ranks of the node of rank %d send over Gloo, as they share no memory: %s; "
+            "ZCOMM_NODE_MEMORY=off accepts that", self._options.group_name, self._rank, reason,
+        )  # fmt: skip
 
     def _prefixed(self, name: str) -> PrefixStore:
         return PrefixStore(name, self._keys)

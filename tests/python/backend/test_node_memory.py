@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import select
 import signal
+import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import NUM, data, gather, mine, scatter
+from support.calls import NUM, data, gather, gather_in_place, logged, mine, scatter
 from support.expected import assert_same_bits
 from support.worlds import collect, options, run
 
 import zcomm
-from zcomm.distributed import environment
+from zcomm.distributed import backend, environment
 
 ALL = options(all_reduce="int8:64/int4:64", direct="always")
 
@@ -24,7 +30,7 @@ ALL = options(all_reduce="int8:64/int4:64", direct="always")
 def results() -> list[torch.Tensor]:
     """Of calls of many sizes, on this rank."""
     size, all_of_them = dist.get_world_size(), []
-    for num in (1, 100, NUM, 40 * NUM):
+    for num in (1, 100, NUM, 40 * NUM + 7):
         whole = mine(num)
         all_of_them.append(gather(whole))
         all_of_them.append(scatter(mine(num * size)))
@@ -32,7 +38,8 @@ def results() -> list[torch.Tensor]:
         dist.all_reduce(reduced)
         all_of_them.append(reduced)
         with zcomm.override(reduce_scatter="exact"):
-            all_of_them.append(scatter(mine(num * size)))
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                all_of_them.append(scatter(mine(num * size, dtype)))
     return all_of_them
 
 
@@ -74,22 +81,148 @@ def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatc
         environment.check_node_memory()
 
 
-def test_a_killed_rank_leaves_nothing_and_is_named() -> None:
-    """The memory has no name, so there is nothing to clean up."""
-    names = sorted(os.listdir("/dev/shm"))
-
-    def body() -> None:
-        gather(mine())
+def test_ranks_that_could_share_but_do_not_warn_once_in_a_node() -> None:
+    def body() -> list[str]:
         if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        while True:
-            gather(torch.ones(8 * NUM))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        lines = logged()
+        gather(mine())
+        gather(mine())
+        return lines
 
-    outcomes = collect(body, 3, nodes=[0, 0, 0], options=options(), grace=20)
+    told = run(body, 4, nodes=[0, 0, 1, 1], options=options())
+    assert told[1:] == [[], [], []]
+    assert told[0] == [
+        "group '0': ranks of the node of rank 0 send over Gloo, as they share no memory: rank 1: ftruncate: File too "
+        "large; ZCOMM_NODE_MEMORY=off accepts that"
+    ]
+    assert run(body, 2, nodes=[0, 0], options=options(), env={"ZCOMM_NODE_MEMORY": "off"}) == [[], []]
+
+
+class Killing(dist.Store):
+    """A store whose process is killed when it writes a key: before it is written, or after."""
+
+    def __init__(self, store: Any, key: str, after: bool) -> None:
+        super().__init__()
+        self._store, self._key, self._after = store, key, after
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        if key != self._key or self._after:
+            self._store.set(key, value)
+        if key == self._key:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+
+def meet(change: Callable[[Any], Any] = lambda store: store, **fields: Any) -> Any:
+    """A gather of a new group: ``change`` gives the store of its ranks when they have connected, to share memory."""
+    make = backend._Group._make_transport_group
+    kept = []  # the Python half of the store
+
+    def changed(group: Any) -> tuple[Any, int, Any]:
+        made, num_connections, store = make(group)
+        all_ranks = dist.distributed_c10d._get_default_store()
+        all_ranks.set(f"made {dist.get_rank()}", "")
+        all_ranks.wait([f"made {rank}" for rank in range(dist.get_world_size())])  # Gloo fails on a rank that connects
+        kept.append(change(store))
+        return made, num_connections, kept[0]
+
+    backend._Group._make_transport_group = changed  # type: ignore[method-assign, assignment]
+    group = dist.new_group(timeout=timedelta(seconds=6), pg_options=options())
+    return gather_in_place(torch.empty(dist.get_world_size() * NUM), group=group, **fields)
+
+
+def survive(call: Callable[[], Any]) -> str:
+    """The error of a call, after which nothing is left of the group's memory."""
+    told = ""
+    try:
+        call()
+    except RuntimeError as error:
+        told = str(error)
+    dist.destroy_process_group()
+    gc.collect()
+    assert "memfd:zcomm" not in Path("/proc/self/maps").read_text()
+    assert not [name for name in os.listdir("/proc/self/fd") if "memfd" in link(name)]
+    return told
+
+
+def check_survivors(body: Callable[[], str], expected: str) -> None:
+    """Rank 1 of three is killed; the others must end with an error that names it, and leave nothing in the system."""
+    names = sorted(os.listdir("/dev/shm"))
+    outcomes = collect(body, 3, nodes=[0, 0, 0], options=ALL, grace=30)
+    assert outcomes[1].exit_code == -signal.SIGKILL
     for rank in (0, 2):
-        assert not outcomes[rank].stuck
-        assert "rank 1" in str(outcomes[rank].error) and "lost" in str(outcomes[rank].error)
+        assert outcomes[rank].finished and outcomes[rank].error is None, outcomes[rank]
+        assert expected in outcomes[rank].value
     assert sorted(os.listdir("/dev/shm")) == names
+
+
+@pytest.mark.parametrize(
+    ("key", "after", "expected"),
+    [
+        ("memory/1", False, "rank 1 did not tell within 6000 ms how it shares memory"),
+        ("memory works/1", False, "lost rank 1: its process has ended"),
+        ("memory works/1", True, "lost rank 1"),
+    ],
+    ids=["before it tells", "before it agrees", "before its first message"],
+)
+def test_a_rank_that_is_killed_while_ranks_meet_is_named(key: str, after: bool, expected: str) -> None:
+    def body() -> str:
+        kills = dist.get_rank() == 1
+        return survive(lambda: meet((lambda store: Killing(store, key, after)) if kills else (lambda store: store)))
+
+    check_survivors(body, expected)
+
+
+def sends(num: int) -> None:
+    """Of more than an outbox holds."""
+    own = torch.ones(num)
+    dist.all_gather_single(torch.empty(num * dist.get_world_size()), own)
+
+
+def reduces(num: int) -> None:
+    """Of many chunks, which a rank reads where their senders put them."""
+    with zcomm.override(reduce_scatter="exact"):
+        scatter(torch.ones(num * dist.get_world_size()))
+
+
+@pytest.mark.parametrize("call", [sends, reduces])
+def test_a_rank_that_is_killed_in_a_call_is_named(call: Callable[[int], None]) -> None:
+    """It waits for rank 0, with an outbox that is full, or while it holds what rank 2 has sent."""
+
+    def body() -> str:
+        gather(mine())
+        processes: list[Any] = [None] * 3
+        dist.all_gather_object(processes, os.getpid())
+        if dist.get_rank() == 1:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        elif dist.get_rank() == 0:
+            select.select([os.pidfd_open(processes[1])], [], [])
+        return survive(lambda: call(64 * NUM))
+
+    check_survivors(body, "lost rank 1")
+
+
+def test_an_abort_ends_the_wait_for_a_rank_that_does_not_tell() -> None:
+    def body() -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 1:
+            meet(lambda _: (store.set("here", ""), store.wait(["over"]), os._exit(0)))
+        work = meet(async_op=True)
+        store.wait(["here"])
+        group = list(dist.distributed_c10d._world.pg_map)[-1]
+        group._get_backend(torch.device("cpu")).abort()
+        with pytest.raises(RuntimeError, match="aborted while rank 1 was to tell"):
+            work.wait()
+        store.set("over", "")
+
+    outcomes = collect(body, 2, nodes=[0, 0], options=options())
+    assert outcomes[0].finished and outcomes[0].error is None, outcomes[0]
 
 
 def test_a_rank_that_has_sent_all_and_ends_does_not_fail_the_others() -> None:

@@ -6,11 +6,12 @@ make gpu-model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from zcomm import _core
 from zcomm_bench.planner import collectives, measured, report, step
 from zcomm_bench.planner.cluster import Cluster, Figure, inter_link, intra_link, processor
-from zcomm_bench.planner.workload import Workload, from_config
+from zcomm_bench.planner.workload import DTYPE_BYTES, Workload, from_config
 
 GATHER, REDUCE = "int8:256", "int8:128/int4:128"
 MEBIBYTES = (1, 4, 16, 64, 256, 1024)
@@ -88,6 +89,51 @@ def layers() -> Iterator[str]:
             )
 
 
+def pulled(trace: Sequence[_core.TraceStep], machine: Cluster) -> collectives.Cost:
+    """The time of a compressed call on GPUs whose memory peers of a node can read: of something that is not built.
+
+    A kernel reads what it decodes or sums over NVLink: it takes the longer of that and of its time at its own memory.
+    One kernel runs at a time. NCCL moves only what leaves the node. Flags tell that wires are there, a hop later.
+    """
+    launch, kind = machine.launch, _core.TraceStep.Kind
+    thread = processor = network = unread = 0.0
+    ends: list[tuple[float, float]] = []  # of the network, and bytes to be read
+    for work in trace:
+        if work.kind == kind.CODEC:
+            thread += launch.kernel
+            seconds = max(work.num_bytes / machine.compute.codec_rate, unread / machine.intra.rate)
+            processor = max(processor, thread) + launch.start + seconds
+            unread = 0.0
+        elif work.kind == kind.WAIT:
+            thread += launch.event
+            end, num_bytes = ends[work.number]
+            processor = max(processor, end) + (machine.intra.hop.value if num_bytes else 0.0)
+            unread += num_bytes
+        else:
+            if outside := work.sent.inter_node * machine.ranks_per_node:
+                num_messages = 2 * (machine.nodes - 1)
+                thread += 2 * launch.event + launch.group + num_messages * launch.message
+                network = max(thread, processor, network) + machine.inter.start_seconds(num_messages)
+                network += outside / machine.inter.rate
+            ends.append((network if outside else processor, work.sent.intra_node))
+    return collectives.Cost(max(thread, processor))
+
+
+def pulls() -> Iterator[str]:
+    """A row per machine, call and size: over NCCL, and with pull kernels inside a node."""
+    yield "| GPUs | call | MiB | exact NCCL, µs | over NCCL, µs | pulled in nodes, µs | times as fast as exact |"
+    yield "|---|---|---|---|---|---|---|"
+    made = (collectives.gather, "bfloat16", GATHER), (collectives.reduce, "float32", REDUCE)
+    for name in ("1x8", "2x8", "8x8"):
+        for call, dtype, format in made:
+            for mebibytes in MEBIBYTES:
+                machine, size = SCALE[name], (mebibytes << 20) // DTYPE_BYTES[dtype]
+                exact = collectives.exact(size, dtype, machine).seconds
+                now, then = (call(size, dtype, format, machine, time).seconds for time in (collectives.timed, pulled))
+                times = " | ".join(microseconds(seconds) for seconds in (exact, now, then))
+                yield f"| {name} | {call.__name__} of {dtype} | {mebibytes} | {times} | {exact / then:.2f} |"
+
+
 def steps() -> Iterator[str]:
     """A row per size of cluster and tokens: steps of a 70B model, exact over compressed."""
     yield "| GPUs | tokens per GPU | exact step, s | times as fast, half hidden | all hidden |"
@@ -112,5 +158,5 @@ def figures() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for table in (figures, calls, layers, steps):
+    for table in (figures, calls, layers, pulls, steps):
         print(*table(), sep="\n", end="\n\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -100,6 +100,9 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster) -> Cost:
     return Cost(max(thread, processor), wire, codec, intra_bytes, inter_bytes)
 
 
+Timing = Callable[[Sequence[_core.TraceStep], Cluster], Cost]
+
+
 @lru_cache
 def _topology(nodes: int, ranks_per_node: int) -> _core.Topology:
     return _core.Topology([node for node in range(nodes) for _ in range(ranks_per_node)])
@@ -159,10 +162,10 @@ def bytes_by_hop(
     return make(_shape(num_elements, dtype, cluster), formats).bytes_by_hop
 
 
-def gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
+def gather(num_elements: int, dtype: str, format: str, cluster: Cluster, time: Timing = timed) -> Cost:
     """zcomm's all-gather."""
     shape = _shape(num_elements, dtype, cluster)
-    return timed(_gather_trace(shape, format, cluster.launch.is_queued, again=False), cluster)
+    return time(_gather_trace(shape, format, cluster.launch.is_queued, again=False), cluster)
 
 
 def secondary_gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
@@ -171,10 +174,10 @@ def secondary_gather(num_elements: int, dtype: str, format: str, cluster: Cluste
     return timed(_gather_trace(shape, format, cluster.launch.is_queued, again=True), cluster)
 
 
-def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
+def reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster, time: Timing = timed) -> Cost:
     """zcomm's reduce-scatter."""
     shape = _shape(num_elements, dtype, cluster)
-    return timed(_reduce_trace(shape, formats, cluster.launch.is_queued), cluster)
+    return time(_reduce_trace(shape, formats, cluster.launch.is_queued), cluster)
 
 
 def all_to_all(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
@@ -185,11 +188,11 @@ def all_to_all(num_elements: int, dtype: str, formats: str, cluster: Cluster) ->
     return timed(plan.trace(cluster.launch.is_queued), cluster)
 
 
-def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster) -> Cost:
+def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster, time: Timing = timed) -> Cost:
     """zcomm's all-reduce."""
     topology, chunk_bytes = _topology(cluster.nodes, cluster.ranks_per_node), cluster.bytes_of_chunk
     plan = _core.AllReducePlan(topology, 0, num_elements, dtype, formats, chunk_bytes=chunk_bytes)
-    return timed(plan.trace(cluster.launch.is_queued), cluster)
+    return time(plan.trace(cluster.launch.is_queued), cluster)
 
 
 def lossless_bytes(encoded: float, decoded: float, bits: float) -> float:

@@ -145,3 +145,27 @@ def test_compressing_costs_a_step_that_hides_its_calls() -> None:
     hidden = [step.predict(each, work, NVLINK_400, Figure(1.0)) for each in (Option("exact"), option)]
     codec = sum(cost.codec for cost in hidden[1].costs.values())
     assert hidden[1].step_seconds - hidden[0].step_seconds == pytest.approx(codec)
+
+
+def test_a_pulled_call_without_bytes_takes_two_kernels_and_a_flag() -> None:
+    fast = gpu_model.cluster(1, 8, "1000000GB/s", 400)
+    launch = fast.launch
+    seconds = launch.kernel + launch.start + fast.intra.hop.value + launch.start
+    assert collectives.reduce(1 << 10, "float32", gpu_model.REDUCE, fast, gpu_model.pulled).seconds == pytest.approx(
+        seconds, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["1x8", "2x8", "8x8"])
+def test_pull_kernels_gain_on_small_calls_and_not_on_large_ones(name: str) -> None:
+    machine = gpu_model.SCALE[name]
+
+    def gain(mebibytes: int) -> float:
+        size = mebibytes << 18
+        over_nccl, pulled = (
+            collectives.reduce(size, "float32", gpu_model.REDUCE, machine, time).seconds
+            for time in (collectives.timed, gpu_model.pulled)
+        )
+        return over_nccl / pulled
+
+    assert gain(4) > 1.5 and gain(64) > 1.25 and gain(1024) < 0.75

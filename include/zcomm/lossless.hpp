@@ -1,4 +1,4 @@
-// Lossless differences of 16-bit floats, for weights that the receiver holds from the last step.
+// Lossless differences of 16-bit floats, or of bytes in pairs, for weights that the receiver holds from the last step.
 //
 // In one optimizer step a weight changes by few units in the last place. The decoder can estimate how many, because it
 // knows the exponent of the old value. docs/wire_format.md specifies the code; zcomm/lossless_reference.py executes
@@ -56,7 +56,12 @@ enum LosslessError : std::uint32_t {
   kKeptError = 32,       // values have changed since their hash was taken
 };
 
-// Encoding job for bfloat16 or float16 values. Pointers are to the codec's memory; on a GPU, `num_bytes` and `status`
+// Returns what such values become. Two bytes of ones: a NaN in the formats of 8 bits that have one.
+constexpr std::uint16_t nan_of(DType dtype) {
+  return dtype == DType::bfloat16 ? 0x7fc0 : dtype == DType::float16 ? 0x7e00 : 0xffff;
+}
+
+// Encoding job for any dtype but float32. Pointers are to the codec's memory; on a GPU, `num_bytes` and `status`
 // may be host memory that the device can access. All of it is read and written in stream order.
 struct EncodeLossless {
   ConstTensorView values;

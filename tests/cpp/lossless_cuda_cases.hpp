@@ -2,7 +2,6 @@
 // Tests in tests/python compare its bytes with zcomm/lossless_reference.py.
 #pragma once
 
-#include "codec/lossless/checks.hpp"
 #include "codec_cuda_cases.hpp"
 #include "lossless_cases.hpp"
 #include "zcomm/lossless.hpp"
@@ -110,7 +109,7 @@ struct Receiver {
   // After the job: values and their hash, or NaNs, and the hash of before.
   void check(const Update& update, std::uint32_t errors = 0) const {
     CHECK(number_in<std::uint32_t>(status) == errors);
-    const Patterns nans(update.values.size(), lossless::nan_of(update.dtype));
+    const Patterns nans(update.values.size(), nan_of(update.dtype));
     CHECK(base.bytes() == bytes_of(errors == 0 ? update.values : nans));
     CHECK(number_in<std::uint64_t>(hash) == (errors == 0 ? update.hash_of(update.values) : base_hash));
   }

@@ -179,7 +179,7 @@ TEST_SUITE("jobs of lossless codecs") {
           memory.set(bytes_of(values));
           differences(codecs).check({&job, 1}, {});
           CHECK(number_in<std::uint32_t>(status) == kKeptError);
-          CHECK(memory.bytes() == bytes_of(Patterns(values.size(), lossless::nan_of(dtype))));
+          CHECK(memory.bytes() == bytes_of(Patterns(values.size(), nan_of(dtype))));
         }
       }
     }

@@ -24,7 +24,7 @@ constexpr Kernel<HashTable> kHash = {"hash values", hash_kernel<>, kTileThreads}
 constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
 
 constexpr HalfType half_type(DType dtype) {
-  const std::uint16_t nan = lossless::nan_of(dtype);
+  const std::uint16_t nan = nan_of(dtype);
   return dtype == DType::bfloat16  ? HalfType{nan, 7, 0xff}
          : dtype == DType::float16 ? HalfType{nan, 10, 0x1f}
                                    : HalfType{nan, 0, 0};

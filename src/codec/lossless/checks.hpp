@@ -8,11 +8,6 @@
 
 namespace zcomm::lossless {
 
-// Returns what wrong values become. Two bytes of ones: a NaN in the 8-bit formats that have one.
-constexpr std::uint16_t nan_of(DType dtype) {
-  return dtype == DType::bfloat16 ? 0x7fc0 : dtype == DType::float16 ? 0x7e00 : 0xffff;
-}
-
 inline void check_16_bits(const char* argument, ConstTensorView values) {
   check_argument(values.dtype != DType::float32, [&] {
     return std::string(argument) +

@@ -15,13 +15,17 @@ class AllGather final : public Stages {
         shard_(shard, 1),
         slots_(slots),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
-        wires_(r, plan, secondary, secondary, plan.num_hops() == 2 ? kDepth : 2) {}
+        window_(plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
+        wires_(r, plan, secondary, secondary, depth()),
+        first_hop_(depth()),
+        second_hop_(depth()) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return plan_.num_hops(); }
+  int window() const override { return window_; }
 
  private:
-  static constexpr int kDepth = 3;  // chunks in progress at most
+  int depth() const { return window_ + num_hops(); }  // chunks in progress
 
   void first_hop(std::int64_t chunk) override {
     encode(chunk);
@@ -64,9 +68,10 @@ class AllGather final : public Stages {
   const SlotViews<ConstTensorView> shard_;
   const std::span<const TensorView> slots_;
   const bool uses_own_all_gather_;
+  const int window_;
   const GatheredWires wires_;
-  Ring<std::unique_ptr<Transfer>, kDepth> first_hop_;
-  Ring<std::unique_ptr<Transfer>, kDepth> second_hop_;
+  Ring<std::unique_ptr<Transfer>> first_hop_;
+  Ring<std::unique_ptr<Transfer>> second_hop_;
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

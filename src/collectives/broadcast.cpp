@@ -119,8 +119,8 @@ class Broadcast final : public Stages {
   const BroadcastPlan& plan_;
   const TensorView values_;
   const MessageBuffers wires_;
-  Ring<std::unique_ptr<Transfer>, kDepth> received_;
-  Ring<std::unique_ptr<Transfer>, kDepth> sent_;
+  Ring<std::unique_ptr<Transfer>> received_{kDepth};
+  Ring<std::unique_ptr<Transfer>> sent_{kDepth};
   std::vector<Send> sends_;  // reused by all chunks
 };
 

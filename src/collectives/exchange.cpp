@@ -261,7 +261,7 @@ class Exchange final : public Stages {
   const Arguments arguments_;
   const MessageBuffers outgoing_;  // one wire for each message
   const MessageBuffers incoming_;
-  Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
+  Ring<std::vector<std::unique_ptr<Transfer>>> transfers_{kDepth};
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -25,6 +25,15 @@ class GatheredWires {
         slots_bytes_(largest(plan)),
         scratch_(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream) {}
 
+  // Returns the bytes of the largest chunk's wires, of all slots.
+  static std::size_t largest(const GatherPlan& plan) {
+    std::size_t num_bytes = 0;
+    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
+      num_bytes = std::max(num_bytes, plan.slot_bytes(chunk));
+    }
+    return num_bytes * plan.slots().lengths.size();
+  }
+
   // Returns the address of the wires of a chunk of `slot`; the second function, for writing by this rank or a receive.
   const std::byte* data(int slot, std::int64_t chunk) const {
     return held_ != nullptr && plan_.holds(slot) ? held_ + plan_.secondary_offset(slot, chunk) : room(slot, chunk);
@@ -71,14 +80,6 @@ class GatheredWires {
   }
 
  private:
-  static std::size_t largest(const GatherPlan& plan) {
-    std::size_t num_bytes = 0;
-    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
-      num_bytes = std::max(num_bytes, plan.slot_bytes(chunk));
-    }
-    return num_bytes * plan.slots().lengths.size();
-  }
-
   const GatherPlan& plan_;
   const std::byte* held_;
   std::byte* filled_;

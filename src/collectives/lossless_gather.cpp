@@ -111,8 +111,8 @@ class NodeGather : public Stages {
   const bool is_scattered_;
   const bool has_own_;
   ReceivedMessages received_;
-  Ring<std::unique_ptr<Transfer>, kDepth> own_;
-  Ring<std::unique_ptr<Transfer>, 2> others_;
+  Ring<std::unique_ptr<Transfer>> own_{kDepth};
+  Ring<std::unique_ptr<Transfer>> others_{2};
   std::vector<Decode> copies_;
 };
 
@@ -169,7 +169,7 @@ class GatherStages final : public NodeGather {
 
   const std::unique_ptr<LosslessMessages> messages_;
   const MessageBuffers received_;
-  Ring<std::unique_ptr<Transfer>, kDepth> exchanged_;
+  Ring<std::unique_ptr<Transfer>> exchanged_{kDepth};
   std::vector<DecodeLossless> jobs_;
 };
 

@@ -1,5 +1,7 @@
 #include "pipeline.hpp"
 
+#include <algorithm>
+
 #include "counted.hpp"
 
 namespace zcomm {
@@ -11,8 +13,9 @@ void run(Stages& stages, Stage stage, std::int64_t chunk) {
   if (chunk >= 0 && chunk < stages.num_chunks()) (stages.*stage)(chunk);
 }
 
-// Returns the steps that the transfers of a chunk take.
-int steps_per_chunk(const Stages& stages) { return stages.num_hops() == 1 ? 1 : stages.second_hop_delay() + 1; }
+// Returns the steps from a chunk's first transfers to its last ones; to the end of these.
+int steps_to_last(const Stages& stages) { return stages.num_hops() == 1 ? 0 : stages.second_hop_delay(); }
+int steps_per_chunk(const Stages& stages) { return steps_to_last(stages) + stages.window(); }
 
 // Calls before and after the group of a step is launched.
 void start(Stages& stages, std::int64_t step) {
@@ -21,13 +24,24 @@ void start(Stages& stages, std::int64_t step) {
 }
 
 void finish(Stages& stages, std::int64_t step) {
-  run(stages, &Stages::meanwhile, step + 1 - steps_per_chunk(stages));
+  run(stages, &Stages::meanwhile, step - steps_to_last(stages));
   run(stages, &Stages::finish, step - steps_per_chunk(stages));
 }
 
 std::int64_t num_steps(const Stages& stages) { return stages.num_chunks() + steps_per_chunk(stages); }
 
+// Bounds of what is in flight in one hop: bytes of all ranks' wires, and chunks. 4 MiB each way between two sites are a
+// round trip of 50 ms at 670 Mbit/s.
+constexpr std::size_t kBytesInFlight = std::size_t{8} << 20;
+constexpr std::int64_t kChunksInFlight = 64;
+
 }  // namespace
+
+int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunks) {
+  if (!r.transport.starts_at_once() || r.world.topology.num_nodes() == 1) return 1;
+  const auto wanted = static_cast<std::int64_t>(kBytesInFlight / std::max<std::size_t>(wire_bytes, 1));
+  return static_cast<int>(std::max<std::int64_t>(std::min({wanted, kChunksInFlight, num_chunks}) - 1, 1));
+}
 
 void run_pipeline(const Resources& r, const Pipeline& pipeline) {
   if (pipeline.first == nullptr) return;

@@ -1,10 +1,10 @@
 // Pipeline of a collective's stages, over its chunks.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "zcomm/collectives.hpp"
 
@@ -21,6 +21,7 @@ class Stages {
   virtual std::int64_t num_chunks() const = 0;
   virtual int num_hops() const { return 1; }          // or 2
   virtual int second_hop_delay() const { return 1; }  // steps after the first hop
+  virtual int window() const { return 1; }            // steps from the start of a chunk's last transfers to finish()
   virtual void first_hop(std::int64_t chunk) = 0;     // starts transfers
   virtual void second_hop(std::int64_t) {}            // waits for the first hop and starts other transfers
   virtual void meanwhile(std::int64_t) {}             // work that can wait until the last transfers start
@@ -46,15 +47,21 @@ struct Pipeline {
 // first is delayed by two steps.
 void run_pipeline(const Resources& r, const Pipeline& pipeline);
 
-// Value per chunk in progress; chunks that are `Depth` apart share a place. Of one hop, two chunks are in progress at a
-// time. Of two hops, second_hop_delay() + 1 are between the hops, two behind the second, second_hop_delay() + 2 in all.
-template <class T, int Depth>
+// Returns the window of one hop whose chunks have `wire_bytes`, of all ranks. Between nodes, on transports that start
+// transfers at once, several chunks are in flight: a far link is busy while bytes and their announcements travel.
+int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunks);
+
+// Value per chunk in progress; chunks that are `depth` apart share a place. Of one hop, window() + 1 chunks are in
+// progress at a time. Of two hops, second_hop_delay() + 1 are between the hops, two behind the second,
+// second_hop_delay() + 2 in all.
+template <class T>
 class Ring {
  public:
-  T& operator[](std::int64_t chunk) { return items_[static_cast<std::size_t>(chunk % Depth)]; }
+  explicit Ring(int depth) : items_(static_cast<std::size_t>(depth)) {}
+  T& operator[](std::int64_t chunk) { return items_[static_cast<std::size_t>(chunk) % items_.size()]; }
 
  private:
-  std::array<T, Depth> items_{};
+  std::vector<T> items_;
 };
 
 }  // namespace zcomm

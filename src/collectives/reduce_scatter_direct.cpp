@@ -58,7 +58,7 @@ class DirectReduceScatter final : public Stages {
   const ReducePlan& plan_;
   const int size_;
   ReceivedMessages incoming_;  // one message per rank
-  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  Ring<std::unique_ptr<Transfer>> transfers_{kDepth};
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -14,15 +14,15 @@ class FlatReduceScatter final : public Stages {
         call_(call),
         plan_(call.plan),
         dtype_(plan_.slots().dtype),
-        outgoing_(r, plan_.topology().size(), message_bytes(), kDepth),
-        incoming_(r, plan_.topology().size(), message_bytes(), kDepth),
+        window_(window_of(r, message_bytes() * plan_.slots().lengths.size(), plan_.num_chunks())),
+        outgoing_(r, plan_.topology().size(), message_bytes(), window_ + 1),
+        incoming_(r, plan_.topology().size(), message_bytes(), window_ + 1),
         residuals_(plan_, call.feedback) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int window() const override { return window_; }
 
  private:
-  static constexpr int kDepth = 2;  // chunks in progress
-
   std::size_t message_bytes() const {
     return std::max(plan_.largest_bytes(Link::intra_node, dtype_), plan_.largest_bytes(Link::inter_node, dtype_));
   }
@@ -107,10 +107,11 @@ class FlatReduceScatter final : public Stages {
   const Reduction call_;
   const ReducePlan& plan_;
   const DType dtype_;
+  const int window_;
   const MessageBuffers outgoing_;  // one message per rank
   ReceivedMessages incoming_;
   Residuals residuals_;
-  Ring<std::vector<std::unique_ptr<Transfer>>, kDepth> transfers_;
+  Ring<std::vector<std::unique_ptr<Transfer>>> transfers_{window_ + 1};
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -189,8 +189,8 @@ class HierarchicalReduceScatter final : public Stages {
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of the own slot over the own node
   Residuals residuals_;
-  Ring<std::unique_ptr<Transfer>, kFirstDepth> first_hop_;
-  Ring<std::unique_ptr<Transfer>, kSecondDepth> second_hop_;
+  Ring<std::unique_ptr<Transfer>> first_hop_{kFirstDepth};
+  Ring<std::unique_ptr<Transfer>> second_hop_{kSecondDepth};
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

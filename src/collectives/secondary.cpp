@@ -29,7 +29,7 @@ class SecondaryGather final : public Stages {
   const GatherPlan& plan_;
   const std::span<const TensorView> slots_;
   const GatheredWires wires_;
-  Ring<std::unique_ptr<Transfer>, kDepth> transfers_;
+  Ring<std::unique_ptr<Transfer>> transfers_{kDepth};
   // Buffers reused by all chunks.
   std::vector<Send> sends_;
   std::vector<Recv> recvs_;

@@ -4,8 +4,9 @@ python bench/outer_step.py                                               100 Mbi
 python bench/outer_step.py --chunk 32M --congestion reno                 another chunk size, another TCP
 
 Two sites are hosts of the network lab, of one rank and one thread each. Their inner step multiplies matrices; it has as
-many parameters as --elements. "busy" is the share of the link's bytes that whole outer steps have sent while they were
-waited for. Inner steps are medians, in turns: alone, and with a fragment under way.
+many parameters as --elements. Whole outer steps are waited for; "busy" is what their all-reduces send, by what the link
+could send meanwhile. Inner steps are medians, in turns: alone, and beside a fragment under way. "CPU" is the share of a
+processor that a fragment takes from these steps; "wait" is what it leaves to be waited for.
 """
 
 import json
@@ -28,8 +29,10 @@ from zcomm_bench.lab import network
 
 FORMATS = ("exact", "int8:64", "int4:64", "int2:64")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 3, 4, 8
+FIRST_STEPS = 16  # by which the number of connections is chosen
+WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 5, 4, 8
 TENSORS = 8
+HEADERS = ("format", "MB", "TCPs", "step s", "reduce s", "busy %", "inner ms", "beside ms", "CPU %", "wait s")
 
 
 def inner_step(matrix: torch.Tensor) -> float:
@@ -46,30 +49,41 @@ def new_outer_step(elements: int, format: str, fragments: int, delay: int) -> zc
     return zcomm.outer.OuterStep(sgd, every=2 * STEPS_OF_A_TURN, fragments=fragments, delay=delay, format=format)
 
 
-def whole_steps(elements: int, format: str) -> tuple[float, int]:
-    """Return the median seconds of outer steps that nothing hides, and the bytes of one."""
+def whole_steps(elements: int, format: str) -> dict[str, float]:
+    """Return medians of outer steps that nothing hides, the bytes of one, and the connections each way."""
     outer = new_outer_step(elements, format, 1, 0)
-    outer.synchronize()  # connects
-    seconds = []
+    for _ in range(1 if format == "exact" else FIRST_STEPS):
+        outer.synchronize()
+    seconds, reducing = [], []
     for _ in range(WHOLE_STEPS):
         dist.barrier()
-        start = time.monotonic()
+        start, waited = time.monotonic(), outer.stats().wait_seconds
         outer.synchronize()
         seconds.append(time.monotonic() - start)
+        reducing.append(outer.stats().wait_seconds - waited)
     stats = outer.stats()
-    return statistics.median(seconds), stats.sent_bytes // stats.reductions
+    return {
+        "seconds": statistics.median(seconds), "reducing": statistics.median(reducing),
+        "bytes": stats.sent_bytes // stats.reductions, "connections": stats.connections,
+    }  # fmt: skip
 
 
-def inner_steps(elements: int, format: str) -> tuple[float, float, float]:
-    """Return the median seconds of inner steps alone and beside a fragment, and what was waited for per fragment."""
+def inner_steps(elements: int, format: str) -> dict[str, float]:
+    """Return the median seconds of inner steps alone and beside a fragment, what was waited for per fragment, and the
+    processor's seconds per fragment."""
     outer, matrix = new_outer_step(elements, format, 1, STEPS_OF_A_TURN), torch.randn(700, 700)
     alone, beside = [], []
+    before = time.process_time() - time.thread_time()  # of all threads but this one
     for _ in range(2 * STEPS_OF_A_TURN * TURNS):
         seconds = inner_step(matrix)
         (beside if outer.stats().in_flight else alone).append(seconds)
         outer.step()
     stats = outer.stats()
-    return statistics.median(alone), statistics.median(beside), stats.wait_seconds / stats.reductions
+    return {
+        "alone": statistics.median(alone), "beside": statistics.median(beside),
+        "waited": stats.wait_seconds / stats.reductions,
+        "processor": (time.process_time() - time.thread_time() - before) / stats.reductions,
+    }  # fmt: skip
 
 
 def worker(elements: int, congestion: str) -> None:
@@ -78,11 +92,9 @@ def worker(elements: int, congestion: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("zcomm")
     for format in FORMATS:
-        seconds, num_bytes = whole_steps(elements, format)
-        alone, beside, waited = inner_steps(elements, format)
+        row = {"format": format, **whole_steps(elements, format), **inner_steps(elements, format)}
         if dist.get_rank() == 0:
-            row = {"format": format, "bytes": num_bytes, "seconds": seconds, "alone": alone, "beside": beside}
-            print(json.dumps({**row, "waited": waited, "congestion": CONGESTION.read_text().strip()}), flush=True)
+            print(json.dumps({**row, "congestion": CONGESTION.read_text().strip()}), flush=True)
     dist.destroy_process_group()
 
 
@@ -105,14 +117,15 @@ def main(
     limit = network.parse_limit(rate)
     link = f"{rate}, {round_trip_ms:g} ms, {loss_percent:g} % lost, {rows[0]['congestion']}"
     table = Table(title=f"{elements} parameters in chunks of {chunk}: {link}", caption=result.note)
-    for header in ("format", "MB", "outer step s", "busy %", "inner step ms", "beside a fragment", "waited s"):
+    for header in HEADERS:
         table.add_column(header, justify="right")
     for row in rows:
-        busy = f"{100 * row['bytes'] / row['seconds'] / limit:.0f}" if limit and result.isolated else ""
-        steps = (f"{1e3 * row[name]:.0f}" for name in ("alone", "beside"))
+        busy = f"{100 * row['bytes'] / row['reducing'] / limit:.0f}" if limit and result.isolated else ""
         table.add_row(
-            row["format"], f"{row['bytes'] / 1e6:.2f}", f"{row['seconds']:.2f}", busy, *steps, f"{row['waited']:.2f}"
-        )
+            row["format"], f"{row['bytes'] / 1e6:.2f}", str(row["connections"]), f"{row['seconds']:.2f}",
+            f"{row['reducing']:.2f}", busy, f"{1e3 * row['alone']:.0f}", f"{1e3 * row['beside']:.0f}",
+            f"{100 * row['processor'] / row['beside'] / STEPS_OF_A_TURN:.1f}", f"{row['waited']:.2f}",
+        )  # fmt: skip
     Console().print(table)
 
 

@@ -43,6 +43,10 @@ class Averaging:
         self.count = 0
         self.wait_seconds = 0.0
 
+    @property
+    def is_compressed(self) -> bool:
+        return self._plans is not None
+
     def new_buffer(self) -> torch.Tensor:
         """Return a tensor for the values: ``num_elements``, then zeros up to equal parts."""
         length = -(-self._num_elements // self._size) * self._size

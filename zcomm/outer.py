@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from zcomm import _core
 from zcomm._averaging import Averaging
+from zcomm._connections import Connections
 from zcomm._units import parse_rate
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
@@ -39,7 +40,8 @@ class OuterStats:
 
     ``reductions`` of fragments have sent ``sent_bytes`` from this rank; all-reduces in float32 would have sent
     ``exact_bytes``. ``in_flight``: fragments under way. step() has waited ``limit_seconds`` for ``max_rate``, and
-    ``wait_seconds`` for transfers. On a GPU the host does not wait for these.
+    ``wait_seconds`` for transfers. On a GPU the host does not wait for these. ``connections``: TCP connections each way
+    between two sites, of CPU tensors: more than one where that was faster.
     """
 
     inner_steps: int
@@ -49,6 +51,7 @@ class OuterStats:
     in_flight: int
     limit_seconds: float
     wait_seconds: float
+    connections: int
 
 
 class _Fragment:
@@ -148,6 +151,7 @@ class OuterStep:
             fragment.averaging = Averaging(len(fragment.values), device, format, self._feedback, key, group)
             self._fragments.append(fragment)
         self._in_flight: list[_Fragment] = []  # in the order in which they began
+        self._connections = Connections(group)
         # What must be the same in a run that goes on, and at all sites.
         self._settings: dict[str, Any] = {
             "every": every, "fragments": fragments, "delay": delay, "keep": keep, "format": format,
@@ -224,6 +228,7 @@ class OuterStep:
             in_flight=len(self._in_flight),
             limit_seconds=self._limit_seconds,
             wait_seconds=sum(each.wait_seconds for each in averagings),
+            connections=self._connections.number,
         )
 
     def _advance(self) -> None:
@@ -237,6 +242,8 @@ class OuterStep:
         buffer = fragment.averaging.new_buffer()
         torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
         self._keep_rate(fragment.averaging.bytes)
+        if fragment.averaging.is_compressed and buffer.is_cpu:
+            self._connections.begin_reduction()
         fragment.averaging.reduce(buffer)
         fragment.gather_at = self._inner_steps + (delay + 1) // 2
         fragment.apply_at = self._inner_steps + delay

@@ -85,6 +85,10 @@ void bind_process_group(py::module_& module) {
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
+      .def("set_connections", &ProcessGroup::set_connections, py::arg("each_way"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("drain_host", [](ProcessGroup& group) { group.compressed().drain_host(); })
+      .def_property_readonly("connections", &ProcessGroup::connections)
       .def_property_readonly("is_strict", &ProcessGroup::is_strict)
       // torch calls this on ranks outside of a new group. They have nothing to do, because children connect by
       // themselves.

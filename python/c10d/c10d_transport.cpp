@@ -39,12 +39,14 @@ at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
 
 C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
                              c10::intrusive_ptr<::c10d::Store> store, std::unique_ptr<NodeMemory> memory)
-    : group_(std::move(group)),
+    : rank_(group->getRank()),
+      size_(group->getSize()),
+      group_(std::move(group)),
+      num_connections_(num_connections),
       store_(std::move(store)),
       memory_(std::move(memory)),
-      num_connections_(num_connections),
-      num_sent_(static_cast<std::size_t>(group_->getSize())),
-      num_received_(static_cast<std::size_t>(group_->getSize())),
+      num_sent_(static_cast<std::size_t>(size_)),
+      num_received_(static_cast<std::size_t>(size_)),
       watch_(store_, rank(), size()) {}
 
 void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) {
@@ -256,15 +258,29 @@ void C10dTransport::give_up(const std::string& reason) {
   close_connections();
 }
 
+void C10dTransport::reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num_connections) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) throw TransportError("this group failed before: " + *aborted_);
+    group_.swap(group);
+    num_connections_ = num_connections;
+  }
+  group.reset();  // joins the threads of the former connections
+}
+
 void C10dTransport::close_connections() noexcept {
+  std::unique_lock lock(mutex_);
+  const c10::intrusive_ptr<::c10d::Backend> group = group_;
+  const int num_connections = num_connections_;
+  lock.unlock();
   // Times out a wait for each tag, which is the only way to close Gloo's connections. It also closes those to other
   // ranks with equal tags. A peer that has gone ends the wait earlier and leaves the others open.
-  for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections_; --tag) {
+  for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections; --tag) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       try {
         std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
-        group_->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
+        group->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
         // Expected.
       }

@@ -23,11 +23,13 @@ class C10dTransport final : public Transport {
   C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections, c10::intrusive_ptr<::c10d::Store> store,
                 std::unique_ptr<NodeMemory> memory);
 
-  int rank() const override { return group_->getRank(); }
-  int size() const override { return group_->getSize(); }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override;
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   void abort(const std::string& reason) noexcept override;
+  // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.
+  void reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num_connections);
 
   struct Pending {
     c10::intrusive_ptr<::c10d::Work> work;
@@ -48,10 +50,12 @@ class C10dTransport final : public Transport {
   void close_connections() noexcept;
   std::string failure_of_peers();
 
+  const int rank_;
+  const int size_;
   c10::intrusive_ptr<::c10d::Backend> group_;
+  int num_connections_;
   c10::intrusive_ptr<::c10d::Store> store_;
   const std::unique_ptr<NodeMemory> memory_;
-  const int num_connections_;
   // Computes a tag from the number of the message between two ranks, which both count, from the call and from the
   // size, 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one and
   // leaves the other incomplete, so they must not match. Ranks that call different things wait until the watch finds
@@ -72,7 +76,7 @@ class C10dTransport final : public Transport {
   std::chrono::milliseconds timeout_{0};
 
   std::deque<CallWatch::Id> watched_;
-  std::mutex mutex_;  // guards the next two
+  std::mutex mutex_;  // guards the next two, and the group from other threads than that of the calls
   std::optional<std::string> aborted_;
   std::string difference_;  // found by the watch
   CallWatch watch_;         // last: its thread uses all fields above

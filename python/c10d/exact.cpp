@@ -3,11 +3,16 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
+
+auto make_transport_group(const PythonHooks& hooks, int each_way) {
+  return call_python<std::tuple<BackendPtr, int, StorePtr>>([&] { return hooks.make_transport_group(each_way); });
+}
 
 }  // namespace
 
@@ -31,7 +36,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
 }
 
 std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
-  auto [group, num_connections, store] = call_python(hooks_.make_transport_group);
+  auto [group, num_connections, store] = make_transport_group(hooks_, 1);
   NodeMemory::WhyNot why_not;
   const Topology& topology = handshake_.topology();
   auto memory =
@@ -39,7 +44,22 @@ std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   const bool is_first = compressed_.stats().node_memory().empty();
   compressed_.stats().set_node_memory(memory ? "shared" : why_not.reason);
   if (why_not.is_surprising && is_first && topology.local_rank(getRank()) == 0) hooks_.no_node_memory(why_not.reason);
-  return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
+  auto transport =
+      std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
+  host_transport_ = transport.get();
+  return transport;
+}
+
+void ProcessGroup::set_connections(int each_way) {
+  compressed_.drain_host();
+  TORCH_CHECK(host_transport_ != nullptr, "zcomm: set_connections was called before a compressed call of CPU tensors");
+  try {
+    auto [group, num_connections, store] = make_transport_group(hooks_, each_way);
+    host_transport_->reconnect(std::move(group), num_connections);
+  } catch (const Error& error) {
+    std::rethrow_exception(errors_.record(error));
+  }
+  connections_ = each_way;
 }
 
 bool ProcessGroup::is_strict() const { return effective_policy(options_->policy).strict; }

@@ -9,6 +9,8 @@
 
 namespace zcomm::c10d_binding {
 
+class C10dTransport;
+
 // Compresses the calls that its policy names, in order. Forwards all others to an inner process group: `exact_cpu`,
 // which is Gloo, or NCCL for GPU tensors.
 class ProcessGroup final : public ::c10d::Backend {
@@ -24,6 +26,10 @@ class ProcessGroup final : public ::c10d::Backend {
   Operations& operations() { return operations_; }
   const SendRecv& messages() const { return messages_; }
   bool is_aborted() const { return aborted_; }
+  // Sends the compressed bytes of later calls of CPU tensors over `each_way` Gloo connections from a rank to another.
+  // Waits for all earlier calls, and for all ranks, which call this after the same calls. There has been one.
+  void set_connections(int each_way);
+  int connections() const { return connections_; }
   // Returns the options' value, or the override's in force.
   bool is_strict() const;
 
@@ -110,7 +116,9 @@ class ProcessGroup final : public ::c10d::Backend {
   std::once_flag shutdown_once_;
   BackendPtr last_split_;
   StorePtr last_split_store_;
-  CompressedCalls compressed_;  // its threads use all fields above
+  int connections_ = 1;
+  C10dTransport* host_transport_ = nullptr;  // once there has been a call; lives in compressed_
+  CompressedCalls compressed_;               // its threads use all fields above
   Operations operations_;
   SendRecv messages_;
 };

@@ -194,11 +194,11 @@ class _Group:
         self._nodes = rendezvous.nodes_of(self._compared)
         return self._nodes
 
-    def _make_transport_group(self) -> tuple[Any, int, PrefixStore]:
+    def _make_transport_group(self, each_way: int) -> tuple[Any, int, PrefixStore]:
         """Return a Gloo group, the number of its connections between two ranks, and a store."""
         # Precedes Gloo's connections, because Gloo does not name a missing rank and cannot be aborted.
         keys, _ = self._meet("transport", f"first compressed call {_SAME}")
-        connections = [device for device in _devices() for _direction in range(2)]
+        connections = [device for device in _devices() for _ in range(2 * each_way)]
         group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections)
         return group, len(connections), keys
 

@@ -1,0 +1,90 @@
+"""How many TCP connections two sites need: as many as make the transfers of outer steps faster. For zcomm.outer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zcomm.distributed.groups import backend_of
+
+_NUMBERS = (1, 4, 16)
+_FAR_SECONDS = 0.005  # of a tiny all-reduce
+_REDUCTIONS = 4  # that are measured with each number, after one that is not
+_GAIN = 1.25
+_COLLECTIVES = ("reduce_scatter", "all_gather")
+
+
+class Connections:
+    """Chooses ``number``, the TCP connections each way between two ranks of a group, by its first reductions.
+
+    Where frames are lost, one connection may be much slower than a far link. So reductions over 1, then 4, then 16
+    connections are compared, as long as more of them are at least 1.25 times as fast. Nothing is tried where a tiny
+    all-reduce takes less than 5 ms, or where another outer step of the group has chosen. All ranks decide alike, by the
+    slowest one's times.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.number = self._tried = _NUMBERS[0]
+        self._group = group
+        self._is_settled = False
+        self._best = float("inf")  # seconds per byte, over fewer connections
+        self._reductions = 0  # since the last change of the number
+        self._start = (0.0, 0)
+
+    def begin_reduction(self) -> None:
+        """Call before each reduction of compressed CPU tensors, on all ranks. May wait for those before it."""
+        backend = backend_of(self._group)
+        if backend.connections != self._tried:
+            self._is_settled = True
+        if not self._is_settled:
+            self._go_on(backend)
+        self.number = backend.connections
+
+    def _go_on(self, backend: Any) -> None:
+        if self._reductions == 0 and self._tried == _NUMBERS[0]:
+            self._is_settled = self._round_trip() < _FAR_SECONDS
+        elif self._reductions == 1:
+            self._start = self._waited(backend)
+        elif self._reductions == 1 + _REDUCTIONS:
+            self._decide(backend)
+        self._reductions += 1
+
+    def _decide(self, backend: Any) -> None:
+        """Try more connections, or settle for the best number so far."""
+        seconds, num_bytes = (now - then for now, then in zip(self._waited(backend), self._start, strict=True))
+        cost = self._slowest(seconds / max(num_bytes, 1))
+        place = _NUMBERS.index(self._tried)
+        is_better = cost * _GAIN <= self._best
+        self._is_settled = not is_better or place + 1 == len(_NUMBERS)
+        if is_better and self._is_settled:
+            return
+        self._tried = _NUMBERS[place + 1 if is_better else place - 1]
+        backend.set_connections(self._tried)
+        self._best, self._reductions = cost, 0
+
+    def _waited(self, backend: Any) -> tuple[float, int]:
+        """Return the seconds for which this rank has waited for transfers, and the bytes that it has sent in them."""
+        backend.drain_host()
+        stats = backend.stats()
+        calls = [stats[name] for name in _COLLECTIVES]
+        return sum(each["transfer_seconds"] for each in calls), sum(each["inter_node_bytes"] for each in calls)
+
+    def _round_trip(self) -> float:
+        seconds = []
+        for _ in range(5):
+            start = time.monotonic()
+            self._slowest(0.0)
+            seconds.append(time.monotonic() - start)
+        return self._slowest(min(seconds))
+
+    def _slowest(self, number: float) -> float:
+        """Return the largest of all ranks' numbers."""
+        largest = torch.tensor([number], dtype=torch.float64)
+        try:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
+        except RuntimeError as error:  # of Gloo
+            raise dist.DistBackendError(f"lost a rank while the ranks compared their times: {error}") from error
+        return largest.item()

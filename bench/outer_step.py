@@ -27,7 +27,7 @@ import zcomm
 from zcomm._units import parse_size
 from zcomm_bench.lab import network
 
-FORMATS = ("exact", "int8:64", "int4:64", "int2:64")
+FORMATS = "exact,int8:64,int4:64,int2:64"
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 FIRST_STEPS = 16  # by which the number of connections is chosen
 WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 5, 4, 8
@@ -86,12 +86,12 @@ def inner_steps(elements: int, format: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def worker(elements: int, congestion: str) -> None:
+def worker(elements: int, formats: str, congestion: str) -> None:
     if congestion:
         CONGESTION.write_text(congestion)  # of this host alone
     torch.set_num_threads(1)
     dist.init_process_group("zcomm")
-    for format in FORMATS:
+    for format in formats.split(","):
         row = {"format": format, **whole_steps(elements, format), **inner_steps(elements, format)}
         if dist.get_rank() == 0:
             print(json.dumps({**row, "congestion": CONGESTION.read_text().strip()}), flush=True)
@@ -100,6 +100,7 @@ def worker(elements: int, congestion: str) -> None:
 
 def main(
     elements: int = 8_000_000,
+    formats: Annotated[str, typer.Option(help="Formats, joined by commas.")] = FORMATS,
     rate: str = "100mbit",
     round_trip_ms: float = 50.0,
     loss_percent: float = 0.1,
@@ -107,11 +108,12 @@ def main(
     congestion: Annotated[str, typer.Option(help="TCP's congestion control, by default the kernel's choice.")] = "",
 ) -> None:
     if "RANK" in os.environ:
-        return worker(elements, congestion)
+        return worker(elements, formats, congestion)
     rows = []
-    command = [sys.executable, __file__, "--elements", str(elements), "--congestion", congestion]
+    ours = ["--elements", str(elements), "--formats", formats, "--congestion", congestion]
     result = network.launch(
-        command, nodes="2x1", rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent,
+        [sys.executable, __file__, *ours],
+        nodes="2x1", rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent,
         env={"ZCOMM_CHUNK_BYTES": str(parse_size(chunk))}, on_line=lambda line: rows.append(json.loads(line)),
     )  # fmt: skip
     limit = network.parse_limit(rate)

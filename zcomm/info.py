@@ -8,6 +8,8 @@ import platform
 from collections.abc import Sequence
 
 from zcomm import _nccl
+from zcomm._network import network_rate
+from zcomm._units import rate_text
 from zcomm._version import __version__
 
 
@@ -19,6 +21,7 @@ def text() -> str:
         ("torch", _torch_version()),
         ("CPU codecs", _codecs()),
         ("node memory", _node_memory()),
+        ("network", _network()),
         *_gpu_facts(),
     ]
     variables = _columns([("variable", "set to", "option in force"), *_variables()])
@@ -93,6 +96,12 @@ def _node_memory() -> str:
     except OSError as error:
         return f"ranks of a host cannot share memory: {error}"
     return "ranks of this host can share it"
+
+
+def _network() -> str:
+    rate = network_rate()
+    told = f"{rate_text(rate)} by its cards" if rate else "no card tells its speed"
+    return f"{told}; policy='auto' takes its min_bytes from the slowest between nodes"
 
 
 def _gpu_facts() -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm import _core, codec
+from zcomm._network import network_cards
 from zcomm._units import rate_text, time_text
 from zcomm.distributed import environment
 from zcomm.distributed.decisions import SCHEMA
@@ -31,7 +32,6 @@ from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm.distributed.stats import stats_of
 from zcomm_bench import gpu_clock
 from zcomm_bench.planner import collectives, lossless
-from zcomm_bench.report_file import network_cards
 
 SMALL_BYTES = 1 << 10
 LEAST_SECONDS = 0.5  # a large message takes at least this long, so that bursts of a limited link do not count

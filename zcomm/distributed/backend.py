@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
 from zcomm import _core, _nccl
 from zcomm._version import __version__
-from zcomm.distributed import decisions, environment, groups, rendezvous
+from zcomm.distributed import decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_FIELDS, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
@@ -125,15 +125,19 @@ class _Group:
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         self._rank = rank
         self._size = size
-        self._options = options
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
         compared = {field.name: getattr(options, field.name) for field in OPTION_FIELDS if field.compared}
-        mine = {"version": __version__, "options": compared, "node": environment.node_identity()}
+        mine = {"version": __version__, "options": compared, "node": environment.node_identity(), "host": None}
+        if options.follows_link:
+            compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
+            mine["host"] = threshold.this_host()
         self._keys, self._compared = rendezvous.meet(
             lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
             f"start of group '{options.group_name}'", text=json.dumps(mine),
             digest=lambda texts: rendezvous.compare(texts, options),
         )  # fmt: skip
+        chosen = rendezvous.threshold_of(self._compared)
+        self._options = options.with_threshold(*chosen) if chosen else options
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told_of_lack = False
         self._steps = 0  # since the group was made, of the optimizer that count_steps() watches

@@ -49,7 +49,9 @@ class Options(_c10d.Options):
             is half the bytes of gloo's, and other bits. All-gathers in groups of one node go through the memory that
             its ranks share. It serves CPU tensors of float32, bfloat16 and float16, summed or averaged, single or in
             lists; other exact calls are torch's.
-        min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536.
+        min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536. Groups with
+            ``policy="auto"`` and no ``decisions`` choose theirs by the slowest link between their nodes, if none is
+            given: ``zcomm.stats().threshold`` tells.
         forms: forms of calls to compress beside FSDP2's and plain reductions, a sequence of names or one text with
             commas; default: none.
 
@@ -100,15 +102,32 @@ class Options(_c10d.Options):
         sample_errors_every: int | None = None,
         decisions: str | None = None,
     ) -> None:
-        given = given_of(locals())
-        super().__init__(**{**_of_environment(), **given})
+        fields = {**_of_environment(), **given_of(locals())}
+        super().__init__(**fields)
+        self._gives_min_bytes = "min_bytes" in fields
+        self.threshold = ""  # of a group: how its min_bytes was chosen, if follows_link
 
-    def __copy__(self) -> Options:
+    @property
+    def follows_link(self) -> bool:
+        """Whether a group chooses ``min_bytes`` by its slowest link. A file of decisions begins at the default."""
+        return self.policy == "auto" and not self._gives_min_bytes and not self.decisions
+
+    def with_threshold(self, min_bytes: int, why: str) -> Options:
+        """Return the same options of the same group with the ``min_bytes`` that it has chosen."""
+        twin = self._twin(min_bytes=min_bytes)
+        twin.group_name, twin.global_ranks_in_group = self.group_name, self.global_ranks_in_group
+        twin.threshold = why
+        return twin
+
+    def _twin(self, **changed: Any) -> Options:
         twin = Options.__new__(Options)
         fields = {field.name: getattr(self, field.name) for field in OPTION_FIELDS}
-        _c10d.Options.__init__(twin, **fields)  # not the environment's
-        twin._timeout = self._timeout
+        _c10d.Options.__init__(twin, **{**fields, **changed})  # not the environment's
+        twin._timeout, twin._gives_min_bytes, twin.threshold = self._timeout, self._gives_min_bytes, ""
         return twin
+
+    def __copy__(self) -> Options:
+        return self._twin()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
         return self.__copy__()

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from torch._C._distributed_c10d import PrefixStore
 
+from zcomm.distributed import threshold
+
 #: What rank 0 makes of the texts of all ranks, in rank order. It must not raise: the others would wait.
 Digest: TypeAlias = Callable[[list[str]], str]
 
@@ -125,7 +127,7 @@ def meet(
 
 def compare(handshakes: list[str], options: Any) -> str:
     """Compare version and options of all ranks. Return the node of each rank, as numbers, or the first difference; both
-    are for :func:`nodes_of`."""
+    are for :func:`nodes_of`. Where the link decides, :func:`threshold_of` tells what it has decided."""
     everyone = [json.loads(text) for text in handshakes]
     first = everyone[0]
     for other, theirs in enumerate(everyone):
@@ -136,19 +138,27 @@ def compare(handshakes: list[str], options: Any) -> str:
             zero, there = (", ".join(f"{name}={of['options'][name]!r}" for name in names) for of in (first, theirs))
             return _difference("options", zero, other, there)
     world_ranks = options.global_ranks_in_group or range(len(everyone))
-    return json.dumps(number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size))
+    nodes = number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size)
+    hosts = [theirs["host"] for theirs in everyone]
+    return json.dumps({"nodes": nodes, "threshold": threshold.choose(hosts, len(set(nodes))) if all(hosts) else None})
 
 
 def nodes_of(compared: str) -> list[int]:
     """Return the node of each rank. Raises RuntimeError with the difference that :func:`compare` has found."""
     found = json.loads(compared)
-    if isinstance(found, str):
-        raise RuntimeError(found)
-    return list(found)
+    if "difference" in found:
+        raise RuntimeError(found["difference"])
+    return list(found["nodes"])
+
+
+def threshold_of(compared: str) -> tuple[int, str] | None:
+    """Return the result of :func:`threshold.choose`; None if the options decide, or the ranks differ."""
+    found = json.loads(compared).get("threshold")
+    return None if found is None else (found[0], found[1])
 
 
 def _difference(item: str, zero: str, other: int, there: str) -> str:
-    return json.dumps(f"ranks disagree on the {item}: rank 0 has {zero}, rank {other} has {there}")
+    return json.dumps({"difference": f"ranks disagree on the {item}: rank 0 has {zero}, rank {other} has {there}"})
 
 
 def number_nodes(identities: Sequence[str], world_ranks: Sequence[int], node_size: int | None) -> list[int]:

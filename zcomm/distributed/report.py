@@ -68,7 +68,7 @@ class Report:
 
     ``every``: of how many calls one is sampled; 0: none.
     ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes.
-    ``decisions``: what ``policy="auto"`` has decided, and by which times."""
+    ``decisions``: what ``policy="auto"`` has decided, by which times, and from which size on."""
 
     rank: int
     every: int
@@ -118,7 +118,7 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
-    decisions = stats_of(backend).all_decisions()
+    decisions = stats_of(backend).explain_auto()
     return Report(backend.rank(), backend.options.sample_errors_every, **sites, advice=advice, decisions=decisions)
 
 

@@ -165,6 +165,7 @@ class Stats:
     ``policy="auto"`` has made on scratch, exact and compressed ones; nothing else counts them. ``decisions``: what it
     has decided so far. ``by_steps``: its last decision by training steps; None while there is none, or another one
     is on its way.
+    ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
     """
@@ -184,6 +185,7 @@ class Stats:
     others: Calls
     by_steps: StepDecision | None = None
     node_memory: str = ""
+    threshold: str = ""
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -200,7 +202,7 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        del counters["decisions"], counters["by_steps"], counters["node_memory"]
+        del counters["decisions"], counters["by_steps"], counters["node_memory"], counters["threshold"]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
         return counters
@@ -227,7 +229,7 @@ class Stats:
         if messages.calls:
             sent = size_text(messages.wire_bytes)
             parts.append(f"send_recv {messages.calls} calls, {size_text(messages.bytes)}: sent {sent}")
-        parts += [f"auto: {decision}" for decision in self.all_decisions()]
+        parts += [f"auto: {line}" for line in self.explain_auto()]
         if any(getattr(self, name).exact for name in BYTES_MOVED):
             parts.append(self.explain_exact()[1])
         if self.others.calls:
@@ -236,9 +238,9 @@ class Stats:
             parts.append(f"ranks of this node share no memory: {self.node_memory}")
         return "; ".join(parts) or "no calls"
 
-    def all_decisions(self) -> list[str]:
-        """Return a line for each of ``decisions``, and one for that by steps."""
-        return [*map(str, self.decisions), *([str(self.by_steps)] if self.by_steps else [])]
+    def explain_auto(self) -> list[str]:
+        """Return a line for ``threshold``, for each of ``decisions``, and for that by steps."""
+        return [str(line) for line in (self.threshold, *self.decisions, self.by_steps) if line]
 
     def explain_exact(self) -> tuple[float, str]:
         """Two things about exact calls: the share of all bytes that a setting would compress, and a line that has them
@@ -274,6 +276,7 @@ def stats(group: dist.ProcessGroup | None = None) -> Stats:
 def stats_of(backend: _c10d.ProcessGroup) -> Stats:
     """Return the counters of one backend object; see :func:`stats`."""
     raw, by_steps = backend.stats(), backend.step_decision()
+    options: Any = backend.options  # zcomm.Options
 
     def collective(name: str) -> CollectiveStats:
         fields = dict(raw[name])
@@ -295,4 +298,5 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         others=Calls(**raw["others"]),
         by_steps=StepDecision(**by_steps) if by_steps else None,
         node_memory=raw["node_memory"],
+        threshold=options.threshold,
     )

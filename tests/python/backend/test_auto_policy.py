@@ -25,7 +25,7 @@ from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
 from zcomm.distributed.stats import Decision
 
-AUTO = zcomm.Options(policy="auto")
+AUTO = zcomm.Options(policy="auto", min_bytes=1 << 16)  # whatever link this machine has
 
 
 def decided() -> list[Decision]:
@@ -100,7 +100,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         assert 0 < sent.intra_node_bytes < sent.bytes and sent.inter_node_bytes == 0
 
     fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128", "sample_errors_every": 1}
-    run(body, options=zcomm.Options(policy="auto", **fields))
+    run(body, options=zcomm.Options(policy="auto", min_bytes=1 << 16, **fields))
 
 
 CALLS: dict[str, Callable[[], Any]] = {

@@ -202,7 +202,7 @@ def test_bytes_are_those_of_the_wires() -> None:
         assert stats.inter_node_bytes == (3 - NODES.count(NODES[dist.get_rank()])) * inter
         assert not zcomm.stats().decisions
 
-    run(body, size=3, options=zcomm.Options(all_to_all=FORMATS, policy="auto"), nodes=NODES)
+    run(body, size=3, options=zcomm.Options(all_to_all=FORMATS, policy="auto", min_bytes=1 << 16), nodes=NODES)
 
 
 BAD_CALLS: list[tuple[str, Any]] = [

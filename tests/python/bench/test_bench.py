@@ -118,33 +118,6 @@ def hop(intra_node: float, inter_node: float, wait_us: float | None) -> dict[str
     return {"intra_node_bytes": intra_node, "inter_node_bytes": inter_node, "wait_us": wait_us}
 
 
-def test_network_cards_are_those_that_are_up(tmp_path: Path) -> None:
-    """As Linux lists them in /sys/class."""
-
-    def write(path: str, **files: str) -> None:
-        (tmp_path / path).mkdir(parents=True)
-        for name, text in files.items():
-            (tmp_path / path / name).write_text(text + "\n")
-
-    write("net/eth0", type="1", operstate="up", speed="25000")
-    write("net/eth0/device")
-    write("net/eth1", type="1", operstate="up", speed="-1")  # of a virtual machine
-    write("net/eth1/device")
-    write("net/eth2", type="1", operstate="down", speed="25000")
-    write("net/eth2/device")
-    write("net/ib0", type="32", operstate="up", speed="400000")  # counted below
-    write("net/ib0/device")
-    write("net/veth0", type="1", operstate="up", speed="10000")
-    write("infiniband/mlx5_0/ports/1", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)")
-    write("infiniband/mlx5_1/ports/1", state="1: DOWN", rate="400 Gb/sec (4X NDR)")
-    assert report_file.network_cards(tmp_path) == [
-        {"name": "eth0", "bits_per_second": 25 * 10**9},
-        {"name": "eth1", "bits_per_second": None},
-        {"name": "mlx5_0:1", "bits_per_second": 400 * 10**9},
-    ]
-    assert report_file.network_cards(tmp_path / "none") == []
-
-
 def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     spec = Spec("all_gather", [1 << 10, 1 << 20], backends=["gloo", "zcomm"])

@@ -19,7 +19,7 @@ def told(*arguments: str, check: bool = True, **variables: str) -> subprocess.Co
 def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
     pytest.importorskip("torch")
     output = told("info", ZCOMM_MIN_BYTES="4096").stdout
-    for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
+    for name in ("CPU codecs", "CUDA", "network", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
         assert name in output
     assert ("not built (no nvcc)" in output) != bool(_core.cuda_build().toolkit)
     (line,) = (line for line in output.splitlines() if line.startswith("ZCOMM_MIN_BYTES"))

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from zcomm._network import network_cards
 from zcomm_bench.prove import prediction
 from zcomm_bench.prove.scale import Scale
 from zcomm_bench.prove.stages import calls, children, sanity
 from zcomm_bench.prove.stages.ranks import Ranks, start
-from zcomm_bench.report_file import network_cards
 
 LARGEST = 2  # sizes
 LIMIT_SECONDS = 300.0

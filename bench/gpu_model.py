@@ -114,7 +114,7 @@ def pulled(trace: Sequence[_core.TraceStep], machine: Cluster) -> collectives.Co
                 num_messages = 2 * (machine.nodes - 1)
                 thread += 2 * launch.event + launch.group + num_messages * launch.message
                 network = max(thread, processor, network) + machine.inter.start_seconds(num_messages)
-                network += outside / machine.inter.rate
+                network += outside / machine.rate_between(machine.nodes - 1)
             ends.append((network if outside else processor, work.sent.intra_node))
     return collectives.Cost(max(thread, processor))
 
@@ -152,7 +152,7 @@ def steps() -> Iterator[str]:
 
 def figures() -> Iterator[str]:
     """What the tables rest on, and whether it was measured on such a GPU."""
-    for gpu, machine in (("h100", SCALE["64x8"]), ("b200", SCALE["1x72"])):
+    for gpu, machine in (("h100", SCALE["2x8"]), ("b200", SCALE["1x72"])):
         for name, figure, text in report.gpu_figures(machine):
             yield f"{gpu}, {name}: {text} ({figure.source})"
 

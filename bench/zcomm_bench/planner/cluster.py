@@ -100,6 +100,12 @@ class Launch:
 ON_GPU = Launch(True, kernel=4e-6, event=0.5e-6, group=50e-6, message=0.3e-6, start=3e-6)
 ON_HOST = Launch(False)
 
+# Sends of NCCL 2.20 to 2.28 to another node: src/graph/paths.cc, ncclTopoGetNchannels. The rate is the figure by which
+# 2.29.2 takes as many channels as the link needs (NCCL_P2P_PER_CHANNEL_NET_BW).
+CHANNEL_RATE = 14e9  # bytes per second
+CHANNELS_PER_PEER = 2  # 1 where that times the ranks exceeds 4 times CHANNELS
+CHANNELS = 16  # that NCCL reports for several nodes of 8 H100
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -126,6 +132,17 @@ class Cluster:
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def channels_per_peer(self) -> int:
+        """Channels of NCCL that carry a message to a rank of another node."""
+        return CHANNELS_PER_PEER if CHANNELS_PER_PEER * self.ranks <= 4 * CHANNELS else 1
+
+    def rate_between(self, peers: int) -> float:
+        """Bytes per second that leave a node, each of whose ranks sends to so many ranks of other nodes."""
+        if not self.launch.is_queued or self.inter.bandwidth.source == "measured":  # by sends
+            return self.inter.rate
+        return min(self.inter.rate, self.ranks_per_node * peers * self.channels_per_peer * CHANNEL_RATE)
 
     @property
     def bytes_of_chunk(self) -> int:

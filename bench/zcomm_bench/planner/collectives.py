@@ -55,13 +55,15 @@ def exact(num_elements: int, dtype: str, cluster: Cluster, factor: float = 1.0) 
     return Cost(start + min(large, small), wire, 0.0, intra_bytes, inter_bytes)
 
 
-def timed(trace: Sequence[_core.TraceStep], cluster: Cluster) -> Cost:
-    """A compressed call, by the steps of a rank; all ranks do the same at the same time.
+def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None = None) -> Cost:
+    """A compressed call, by the steps of a rank; all ranks do the same at the same time. `peers`: ranks of other nodes
+    that a rank sends to; None: one of each node.
 
     There are clocks of the thread, of the processor, and of each link. On a GPU the thread queues work: a kernel starts
     when it is queued and the one before it has ended, and NCCL runs one group at a time.
     """
     launch, kind = cluster.launch, _core.TraceStep.Kind
+    rate_between = cluster.rate_between(peers or cluster.nodes - 1)
     thread = processor = intra_free = inter_free = wire = codec = 0.0
     intra_bytes = inter_bytes = 0
     ends: list[float] = []
@@ -83,7 +85,7 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster) -> Cost:
             intra, inter = step.sent.intra_node, step.sent.inter_node * cluster.ranks_per_node
             start = (cluster.inter if inter else cluster.intra).start_seconds(step.number)
             start += step.num_ring_steps * cluster.intra.hop.value
-            parts = intra / cluster.intra.rate, inter / cluster.inter.rate
+            parts = intra / cluster.intra.rate, (inter / rate_between if inter else 0.0)
             if launch.is_queued:
                 intra_free = inter_free = max(queued, intra_free) + start + max(parts)
             else:
@@ -185,7 +187,7 @@ def all_to_all(num_elements: int, dtype: str, formats: str, cluster: Cluster) ->
     topology, chunk_bytes = _topology(cluster.nodes, cluster.ranks_per_node), cluster.bytes_of_chunk
     parts = [shard(num_elements, cluster)] * cluster.ranks
     plan = _core.ExchangePlan(topology, 0, parts, parts, dtype, formats, chunk_bytes=chunk_bytes)
-    return timed(plan.trace(cluster.launch.is_queued), cluster)
+    return timed(plan.trace(cluster.launch.is_queued), cluster, cluster.ranks - cluster.ranks_per_node)
 
 
 def all_reduce(num_elements: int, dtype: str, formats: str, cluster: Cluster, time: Timing = timed) -> Cost:
@@ -204,7 +206,8 @@ def lossless_bytes(encoded: float, decoded: float, bits: float) -> float:
 def _in_chunks(plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, codec: float, cluster: Cluster) -> Cost:
     """Seconds of a lossless gather: groups of a chunk start one after the other, links and codec overlap."""
     intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
-    wire = max(intra_bytes / cluster.intra.rate, inter_bytes / cluster.inter.rate)
+    between = inter_bytes / cluster.rate_between(cluster.nodes - 1) if inter_bytes else 0.0
+    wire = max(intra_bytes / cluster.intra.rate, between)
     link = cluster.inter if inter_bytes else cluster.intra
     num_groups = plan.num_chunks + num_hops - 1 if intra_bytes + inter_bytes else 0
     start = cluster.launch.group + link.start_seconds(2 * (cluster.nodes + cluster.ranks_per_node - 2))

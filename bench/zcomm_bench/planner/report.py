@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm._units import rate_text, size_text, time_text
-from zcomm_bench.planner.cluster import Cluster, Figure
+from zcomm_bench.planner.cluster import CHANNEL_RATE, Cluster, Figure
 from zcomm_bench.planner.step import Option, Prediction, predict
 from zcomm_bench.planner.workload import Workload
 
@@ -116,6 +116,9 @@ def gpu_figures(cluster: Cluster) -> list[tuple[str, Figure, str]]:
             for name, time in zip(("group", "message", "kernel", "event"), times, strict=True)
         )
         figures.append(("the host's time", Figure(launch.group, launch.source), ", ".join(texts)))
+    if cluster.nodes > 1 and cluster.rate_between(cluster.nodes - 1) < cluster.inter.rate:
+        text = f"{cluster.channels_per_peer} x {CHANNEL_RATE / 1e9:g} GB/s"
+        figures.append(("NCCL's channels to a rank of another node", Figure(CHANNEL_RATE), text))
     return figures
 
 

@@ -44,6 +44,35 @@ def test_the_slower_link_decides_long_calls() -> None:
     assert cost.inter_bytes / slow.inter.rate < cost.seconds < 1.05 * cost.inter_bytes / slow.inter.rate
 
 
+def test_sends_to_one_other_node_have_two_channels() -> None:
+    """Of 14 GB/s each, so 28 of the 45 GB/s that a link of 400 Gbit/s has for large messages. Several peers share no
+    channel, and NCCL's own rings, which are exact calls, have others."""
+
+    def rate(machine: Cluster) -> float:
+        cost = collectives.reduce(1 << 28, "bfloat16", "int8:128", machine)
+        between = cost.inter_bytes / machine.ranks_per_node
+        return between / cost.wire / 1e9
+
+    def fast_inside(nodes: int, gbit: int = 400) -> Cluster:
+        return gpu_model.cluster(nodes, 8, "1000000GB/s", gbit)
+
+    assert rate(fast_inside(2)) == pytest.approx(28, rel=1e-3)
+    assert rate(fast_inside(2, gbit=100)) == pytest.approx(11.25, rel=1e-3)
+    for nodes in (3, 16):
+        assert rate(fast_inside(nodes)) == pytest.approx(45, rel=1e-3)
+    measured = replace(fast_inside(2).inter, bandwidth=Figure(8 * 50e9, "measured"))
+    assert rate(replace(fast_inside(2), inter=measured)) == pytest.approx(45, rel=1e-3)
+    exact = collectives.exact(1 << 28, "bfloat16", fast_inside(2))
+    assert exact.inter_bytes / 8 / exact.wire / 1e9 == pytest.approx(45, rel=1e-3)
+    exchange = collectives.all_to_all(1 << 28, "bfloat16", "int8:128", fast_inside(2))
+    assert exchange.inter_bytes / 8 / exchange.wire / 1e9 == pytest.approx(45, rel=1e-3)
+
+
+def test_beyond_32_ranks_a_peer_has_one_channel() -> None:
+    assert [gpu_model.cluster(nodes, 8, "nvlink4", 400).channels_per_peer for nodes in (2, 4, 5)] == [2, 2, 1]
+    assert gpu_model.cluster(2, 72, "nvlink5", 400).rate_between(1) == 72 * 14e9
+
+
 @pytest.mark.parametrize("collective", CALLS)
 @pytest.mark.parametrize("machine", gpu_model.MACHINES)
 def test_default_chunks_are_within_a_tenth_of_the_best(collective: str, machine: str) -> None:

@@ -124,8 +124,8 @@ def meet(change: Callable[[Any], Any] = lambda store: store, **fields: Any) -> A
     make = backend._Group._make_transport_group
     kept = []  # the Python half of the store
 
-    def changed(group: Any) -> tuple[Any, int, Any]:
-        made, num_connections, store = make(group)
+    def changed(group: Any, each_way: int) -> tuple[Any, int, Any]:
+        made, num_connections, store = make(group, each_way)
         all_ranks = dist.distributed_c10d._get_default_store()
         all_ranks.set(f"made {dist.get_rank()}", "")
         all_ranks.wait([f"made {rank}" for rank in range(dist.get_world_size())])  # Gloo fails on a rank that connects

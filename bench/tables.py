@@ -166,18 +166,16 @@ def ways_cpu(rate: str) -> Callable[[], list[str]]:
 def ways_gpu() -> list[str]:
     source, name = Source("training_step"), "2x1_1gbit_0.001"
     kinds = source.kinds([name])
-    header = ["weights / gradients"]
-    for kind in kinds:
-        header += [f"{label(kind)}, s", "MB between nodes"]
+    header = ["weights / gradients", *(f"{label(kind)}, s" for kind in kinds), "MB between nodes"]
     rows = []
     for way, text in WAYS.items():
-        cells = [text]
+        cells, sent = [text], []
         for kind in kinds:
             first, row = source.row(kind, name, way="uncompressed"), source.row(kind, name, way=way)
             assert first is not None and row is not None
             cells += [f"{row['seconds']:.3f} ({first['seconds'] / row['seconds']:.2f}x)"]
-            cells += [f"{row['inter_node_bytes'] / 1e6:.1f}"]
-        rows.append(cells)
+            sent += [f"{row['inter_node_bytes'] / 1e6:.1f}"]
+        rows.append([*cells, " / ".join(dict.fromkeys(sent))])  # GPUs mostly send the same
     return lines_of(header, rows, source)
 
 
@@ -233,7 +231,6 @@ def of_words() -> list[str]:
 
 GPU_PASSES = (
     ("encode float32", "encode", "float32"),
-    ("encode bfloat16", "encode", "bfloat16"),
     ("decode to float32", "decode", "float32"),
     ("decode to bfloat16", "decode", "bfloat16"),
     ("sum of 4 wires to float32", "decode_sum of 4", "float32"),

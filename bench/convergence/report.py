@@ -166,8 +166,8 @@ def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def markdown_of(rows: Sequence[Row]) -> str:
-    """A table for each case. A column that says nothing of any row is left out, and so are verdicts on outer steps, which
-    the rule does not count."""
+    """A table for each case. A column that says nothing of any row is left out, and so are verdicts on outer steps,
+    which the rule does not count."""
     lines = []
     for case, of_case in _cases(rows).items():
         filled = [cells(row) for row in of_case]

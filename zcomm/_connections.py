@@ -87,4 +87,4 @@ class Connections:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:  # of Gloo
             raise dist.DistBackendError(f"lost a rank while the ranks compared their times: {error}") from error
-        return largest.item()
+        return float(largest.item())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from typing import Any
 
@@ -14,6 +16,7 @@ _NUMBERS = (1, 4, 16)
 _FAR_SECONDS = 0.005  # of a tiny all-reduce
 _REDUCTIONS = 4  # that are measured with each number, after one that is not
 _GAIN = 1.25
+_SPARE_FILES = 64  # that a process may still open after a change
 _COLLECTIVES = ("reduce_scatter", "all_gather")
 
 
@@ -22,8 +25,8 @@ class Connections:
 
     Where frames are lost, one connection may be much slower than a far link. So reductions over 1, then 4, then 16
     connections are compared, as long as more of them are at least 1.25 times as fast. Nothing is tried where a tiny
-    all-reduce takes less than 5 ms, or where another outer step of the group has chosen. All ranks decide alike, by the
-    slowest one's times.
+    all-reduce takes less than 5 ms, where another outer step of the group has chosen, or where a process may not open
+    as many files. All ranks decide alike, by the slowest one's times of reductions that they begin together.
     """
 
     def __init__(self, group: Any) -> None:
@@ -51,6 +54,8 @@ class Connections:
         elif self._reductions == 1 + _REDUCTIONS:
             self._decide(backend)
         self._reductions += 1
+        if not self._is_settled:
+            self._begin_together()
 
     def _decide(self, backend: Any) -> None:
         """Try more connections, or settle for the best number so far."""
@@ -58,12 +63,24 @@ class Connections:
         cost = self._slowest(seconds / max(num_bytes, 1))
         place = _NUMBERS.index(self._tried)
         is_better = cost * _GAIN <= self._best
-        self._is_settled = not is_better or place + 1 == len(_NUMBERS)
+        more = _NUMBERS[place + 1 : place + 2] if is_better and self._slowest(num_bytes) > 0 else ()
+        self._is_settled = not (more and self._may_open(more[0], backend.size()))
         if is_better and self._is_settled:
             return
-        self._tried = _NUMBERS[place + 1 if is_better else place - 1]
-        backend.set_connections(self._tried)
-        self._best, self._reductions = cost, 0
+        number = more[0] if is_better else _NUMBERS[place - 1]
+        backend.set_connections(number)
+        self._tried, self._best, self._reductions = number, cost, 0
+
+    def _may_open(self, number: int, size: int) -> bool:
+        """Tell whether all ranks may open the sockets of so many connections beside what they have open."""
+        interfaces = max(len(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")), 1)
+        wanted = len(os.listdir("/proc/self/fd")) + 2 * number * interfaces * (size - 1) + _SPARE_FILES
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self._slowest(limit != resource.RLIM_INFINITY and wanted > limit) == 0
+
+    def _begin_together(self) -> None:
+        """Wait for all ranks, so that none of them takes the others' delay for a transfer."""
+        self._slowest(0.0)
 
     def _waited(self, backend: Any) -> tuple[float, int]:
         """Return the seconds for which this rank has waited for transfers, and the bytes that it has sent in them."""
@@ -82,7 +99,7 @@ class Connections:
 
     def _slowest(self, number: float) -> float:
         """Return the largest of all ranks' numbers."""
-        largest = torch.tensor([number], dtype=torch.float64)
+        largest = torch.tensor([number], dtype=torch.float64, device="cpu")
         try:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:  # of Gloo

@@ -262,6 +262,7 @@ void C10dTransport::reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
+    if (!difference_.empty()) throw TransportError(difference_);
     group_.swap(group);
     num_connections_ = num_connections;
   }

@@ -3,7 +3,6 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
-#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -56,7 +55,9 @@ void ProcessGroup::set_connections(int each_way) {
   try {
     auto [group, num_connections, store] = make_transport_group(hooks_, each_way);
     host_transport_->reconnect(std::move(group), num_connections);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
+    // Other ranks may have other connections by now, so that no later call can succeed.
+    host_transport_->abort(std::string("its connections: ") + error.what());
     std::rethrow_exception(errors_.record(error));
   }
   connections_ = each_way;

@@ -149,6 +149,7 @@ bool MemoryChannels::send_piece() {
   if (!place) {
     const bool is_new = outbox.wants_room.exchange(1) == 0;  // before a second look: who takes something after it rings
     place = find_room(num_bytes, message);
+    if (place && is_new) outbox.wants_room.store(0);  // else nobody would be rung the next time
     if (!place && is_new) ring_readers();
     if (!place) return false;
   }

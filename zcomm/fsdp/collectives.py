@@ -195,9 +195,10 @@ class Collectives:
         if shard.numel() % 2 == 0:
             return output.view(torch.bfloat16), shard.view(torch.bfloat16)
         if not self._warned:
-            numel, ranks = shard.numel() - 1, output.numel() // shard.numel()
-            whole, even = (shard.new_empty(size).view(torch.bfloat16) for size in (ranks * numel, numel))
-            if self.plan_gather(whole, even, backend, is_mixed=False, is_bytes=True) is not None:
+            numel, formats = shard.numel() - 1, self.rule.formats if self.rule else None
+            whole, own = (output[: size * numel].view(torch.bfloat16) for size in (backend.size(), 1))
+            parts = [(own.numel(), True)]
+            if backend.plan_gather(whole, own, formats=formats, parts=parts, keeps_exact=True) is not None:
                 self._warned = True
                 _log.warning("%s gathers an odd number of bytes: nodes do not keep them", self.name)
         return None

@@ -370,8 +370,8 @@ class KeptValues(SecondaryShard):
         return self._lossless.gather_again(call, self.intra_node)
 
     def _gather_without(self, call: GatherCall) -> Any:
-        output = torch.empty(call.output.shape, dtype=call.output.dtype) if call.parts else call.output
         shard = call.whole_shard
+        output = shard.new_empty(call.output.shape) if call.parts else call.output
         # Bytes are never compressed.
         work = all_gather_single(output.view(torch.uint8), shard.view(torch.uint8), group=call.group, async_op=True)
         if call.parts:

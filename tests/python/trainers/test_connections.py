@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import Any, ClassVar
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import outer as sites
+from support.calls import gather, mine
 from support.expected import assert_same_bits
 from support.training import make_model
 from support.worlds import collect, run
 
 from zcomm._connections import Connections
+from zcomm.distributed import backend
 from zcomm.distributed.groups import backend_of
 
 STEPS = 18  # outer steps: more than all trials take
@@ -29,12 +32,17 @@ class _Timed(Connections):
     round_trip = FAR
     total = 0.0
     measured: ClassVar[list[int]] = []
+    begun_together: ClassVar[int] = 0
 
     def _waited(self, backend: Any) -> tuple[float, int]:
         super()._waited(backend)
         _Timed.total += self.seconds[backend.connections]
         self.measured.append(backend.connections)
         return _Timed.total, len(self.measured)
+
+    def _begin_together(self) -> None:
+        _Timed.begun_together += 1
+        super()._begin_together()
 
     def _round_trip(self) -> float:
         return self._slowest(self.round_trip)
@@ -77,6 +85,7 @@ def test_more_connections_stay_where_they_are_faster(
         assert chosen == backend_of().connections == number
         assert opened == 2 * (number - 1)  # one of each direction
         assert list(dict.fromkeys(_Timed.measured)) == tried
+        assert _Timed.begun_together == 5 * len(tried)  # each reduction of the trial
         return values
 
     def with_one() -> torch.Tensor:
@@ -87,6 +96,35 @@ def test_more_connections_stay_where_they_are_faster(
     values = run(body, 2, nodes=[0, 1])
     assert_same_bits(values[0], values[1], "parameters of two sites")
     assert_same_bits(values[0], run(with_one, 2, nodes=[0, 1])[0], "parameters")
+
+
+def test_more_files_than_a_process_may_open_are_not_tried() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64 + 12, most))
+        assert _train(FAST)[:2] == (1, 0)
+
+    run(body, 2, nodes=[0, 1])
+
+
+def test_a_change_that_fails_on_one_rank_is_an_error_on_all() -> None:
+    def body() -> None:
+        make = backend._make_gloo
+
+        def failing(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> Any:
+            made = make(store, rank, size, options, devices)
+            if devices is not None and len(devices) > 2 and rank == 1:
+                raise RuntimeError("no such luck")
+            return made
+
+        backend._make_gloo = failing
+        with pytest.raises(RuntimeError, match="no such luck" if dist.get_rank() == 1 else "rank"):
+            _train(FAST)
+        with pytest.raises(RuntimeError, match="no such luck"):
+            gather(mine())
+
+    run(body, 2, nodes=[0, 1])
 
 
 def test_another_outer_step_of_the_group_takes_what_was_chosen() -> None:

@@ -130,7 +130,7 @@ def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
 def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
     rank, other = LocalWorld("1x2").ranks
     held = HeldShards()
-    with pytest.raises(ValueError, match="slots: expected bfloat16 or float16"):
+    with pytest.raises(ValueError, match="slots: expected bfloat16, float16 or values of 8 bits"):
         rank.all_gather_lossless(np.ones(2, np.float32), np.empty(4, np.float32), held)
     held._of(rank._core, [(0, 2, "bfloat16")] * 2)
     for one, size in ((rank, 3), (other, 2)):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zcomm.distributed.environment import gloo_interfaces
 from zcomm.distributed.groups import backend_of
 
 _NUMBERS = (1, 4, 16)
@@ -59,7 +60,8 @@ class Connections:
 
     def _decide(self, backend: Any) -> None:
         """Try more connections, or settle for the best number so far."""
-        seconds, num_bytes = (now - then for now, then in zip(self._waited(backend), self._start, strict=True))
+        waited, sent = self._waited(backend)
+        seconds, num_bytes = waited - self._start[0], sent - self._start[1]
         cost = self._slowest(seconds / max(num_bytes, 1))
         place = _NUMBERS.index(self._tried)
         is_better = cost * _GAIN <= self._best
@@ -73,7 +75,7 @@ class Connections:
 
     def _may_open(self, number: int, size: int) -> bool:
         """Tell whether all ranks may open the sockets of so many connections beside what they have open."""
-        interfaces = max(len(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")), 1)
+        interfaces = max(len(gloo_interfaces()), 1)
         wanted = len(os.listdir("/proc/self/fd")) + 2 * number * interfaces * (size - 1) + _SPARE_FILES
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return self._slowest(limit != resource.RLIM_INFINITY and wanted > limit) == 0

@@ -85,8 +85,7 @@ def _node_memory() -> str:
     """What this host offers for memory that ranks share; a group also needs processes that see each other."""
     from zcomm.distributed import environment
 
-    environment.check_node_memory()
-    if os.environ.get("ZCOMM_NODE_MEMORY") == "off":
+    if environment.turns_node_memory_off():
         return "off, by ZCOMM_NODE_MEMORY"
     try:
         file = os.memfd_create("zcomm")

@@ -6,7 +6,6 @@ import copy
 import functools
 import json
 import logging
-import os
 from time import perf_counter_ns
 from typing import Any
 
@@ -37,7 +36,7 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
     watch_fsdp2()
     groups.count_steps()
-    environment.check_node_memory()
+    environment.turns_node_memory_off()
     options = _resolve(pg_options)
     if any(form.startswith("traced:") for form in options.forms):
         tell_apart_what_is_traced()
@@ -71,7 +70,7 @@ def _devices() -> list[Any]:
     (``TORCH_GLOO_LAZY_INIT``), contexts that share a device mistake each other's connections for their own.
     """
     gloo: Any = dist.ProcessGroupGloo
-    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    interfaces = environment.gloo_interfaces()
     if not interfaces:
         return [gloo.create_default_device(lazy_init=False)]
     return [gloo.create_device(interface=name, lazy_init=False) for name in interfaces]

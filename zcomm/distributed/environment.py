@@ -47,11 +47,17 @@ def log_level() -> str:
     return level
 
 
-def check_node_memory() -> None:
-    """Raise ValueError unless ``ZCOMM_NODE_MEMORY``, which the binding reads, is ``off`` or nothing."""
+def turns_node_memory_off() -> bool:
+    """Tell whether ``ZCOMM_NODE_MEMORY``, which the binding reads, is ``off``. Raises ValueError for other values."""
     value = os.environ.get("ZCOMM_NODE_MEMORY", "")
     if value not in ("", "off"):
         raise ValueError(f"ZCOMM_NODE_MEMORY: expected 'off' or nothing, got {value!r}")
+    return value == "off"
+
+
+def gloo_interfaces() -> list[str]:
+    """Return the network interfaces that ``GLOO_SOCKET_IFNAME`` names; none: Gloo chooses one."""
+    return [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
 
 
 def node_identity() -> str:

@@ -1,7 +1,5 @@
 #include "zcomm/wire_layout.hpp"
 
-#include <string>
-
 #include "zcomm/error.hpp"
 
 namespace zcomm {
@@ -16,9 +14,6 @@ WireLayout::WireLayout(BlockFormat format, DType dtype, std::int64_t num_element
     num_blocks = num_elements / format.block_size + (num_elements % format.block_size != 0);
     codes_offset = align_wire(scales_bytes());
   }
-  check_argument(is_float(dtype) || format.kind == ElementKind::exact, [&] {
-    return "format: expected exact for " + std::string(to_string(dtype)) + ", got " + format.to_string();
-  });
   const int bits = traits(format.kind).code_bits;
   code_bits_ = bits == 0 ? element_size(dtype) * 8 : static_cast<std::size_t>(bits);
   // Counts whole bytes of codes: element i has the bits from i * code_bits_ on, from the lowest bit of byte 0.

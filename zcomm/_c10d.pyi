@@ -237,7 +237,6 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         formats: PolicyOverride | None = None,
         parts: Parts = [],
         again: bool = False,
-        keeps_exact: bool = False,
         like: Operation | None = None,
     ) -> Operation | None: ...
     def plan_lossless(

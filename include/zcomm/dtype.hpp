@@ -7,10 +7,10 @@
 
 namespace zcomm {
 
-// byte_pairs: codes of 8 bits, two to an element, or anything else in bytes. Only lossless gathers take them.
+// byte_pairs: codes of 8 bits, two to an element, or anything else in bytes. They are sent exactly or by differences.
 enum class DType : std::uint8_t { float32, bfloat16, float16, byte_pairs };
 
-// Tells whether elements are floats, which every codec takes.
+// Tells whether elements are floats, which can be encoded and summed.
 constexpr bool is_float(DType dtype) { return dtype <= DType::float16; }
 
 // Returns the bytes of one element.

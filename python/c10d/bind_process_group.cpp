@@ -17,13 +17,12 @@ void bind_plans(GroupClass& group_class) {
       .def(
           "plan_gather",
           [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const PolicyOverride* formats,
-             const Parts& parts, bool again, bool keeps_exact, const PlannedPtr& like) {
+             const Parts& parts, bool again, const PlannedPtr& like) {
             return group.operations().plan_gather(whole_of(std::move(output)), whole_of(std::move(input)), formats,
-                                                  parts, again, keeps_exact, like);
+                                                  parts, again, like);
           },
           py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("keeps_exact") = false,
-          py::arg("like") = py::none(), NoGil())
+          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("like") = py::none(), NoGil())
       .def(
           "plan_lossless",
           [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const Parts& parts,

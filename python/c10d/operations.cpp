@@ -119,22 +119,26 @@ PlannedPtr Operations::planned(Collective collective, HopFormats format, const W
 }
 
 PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats,
-                                   const Parts& parts, bool again, bool keeps_exact, const PlannedPtr& like) {
+                                   const Parts& parts, bool again, const PlannedPtr& like) {
   Policy policy = policy_of(formats);
-  policy.forms.in_place = true;                     // FSDP2 gathers copies of its shards
-  if (keeps_exact) policy.choice = Choice::always;  // which costs nothing
+  policy.forms.in_place = true;  // FSDP2 gathers copies of its shards
   const int size = group_.getSize();
   check_whole(output, parts, size, "output");
   check_whole(input, parts, 1, "input");
   Call call = describe(Collective::all_gather, Form::single, input[0], output);
   call.in_place = true;  // or into the parameters
   call.again = again;
-  if (keeps_exact) call.dtype = DType::float32;  // of which no format but "exact" is exact
+  const bool is_bytes = dtype_of(input[0]) == DType::byte_pairs;
+  if (is_bytes) {  // the policy decides as for floats, but nothing has to gain
+    call.floating_point = true;
+    call.dtype = DType::float32;
+    policy.choice = Choice::always;
+  }
   if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
-  const BlockFormat format = policy.all_gather;
+  const BlockFormat format = is_bytes ? BlockFormat{} : policy.all_gather;
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
   World world = compressed_.world(input[0].device().type());
-  if (is_all_exact(parts) && !(keeps_exact && world.topology.num_nodes() > 1)) return nullptr;
+  if (is_bytes ? world.topology.num_nodes() == 1 : is_all_exact(parts)) return nullptr;
   check_shapes(output, input, size, "output", "input");
   return planned(Collective::all_gather, {format, format}, output, parts, {},
                  make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),

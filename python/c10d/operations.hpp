@@ -52,10 +52,10 @@ class Operations {
 
   // Returns null if the call stays exact: the policy says so, or all parts are exempt. `formats` replaces the group's
   // formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
-  // announces a gather from kept values, which Choice::automatic takes into account. With `keeps_exact`, exact parts
-  // alone are planned, too, in groups of several nodes: nodes can keep them.
+  // announces a gather from kept values, which Choice::automatic takes into account. Bytes in pairs, as uint16, are
+  // planned exactly in groups of several nodes, which can keep them.
   PlannedPtr plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats, const Parts& parts,
-                         bool again, bool keeps_exact, const PlannedPtr& like);
+                         bool again, const PlannedPtr& like);
   // Plans a gather of bfloat16, float16, or bytes as uint16; throws ValueError for other types. The policy does not
   // apply.
   PlannedPtr plan_lossless(const Whole& output, const Whole& input, const Parts& parts, const PlannedPtr& like);

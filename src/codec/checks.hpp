@@ -42,21 +42,16 @@ inline void check_float(DType dtype) {
                  [&] { return "dtype: expected float32, bfloat16 or float16, got " + std::string(to_string(dtype)); });
 }
 
-// Any dtype.
-inline void check_memory(ConstTensorView values) {
+inline void check_values(ConstTensorView values) {
+  to_string(values.dtype);
   check_argument(values.num_elements >= 0,
                  [&] { return "values: expected 0 or more elements, got " + std::to_string(values.num_elements); });
   check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
 }
 
-inline void check_values(ConstTensorView values) {
-  check_float(values.dtype);
-  check_memory(values);
-}
-
 inline void check_wire(const Wire& wire, std::int64_t num_elements) {
-  check_float(wire.dtype);
   check_format(wire.format);
+  if (wire.format.kind != ElementKind::exact) check_float(wire.dtype);
   const bool exact = wire.format.kind == ElementKind::exact;
   check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
   check_argument(std::isfinite(wire.factor),
@@ -72,12 +67,16 @@ inline void check_rounding(const Rounding& rounding) {
 
 inline void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
   check_argument(!wires.empty(), [] { return "wires: expected at least one, got none"; });
-  for (const Wire& wire : wires) check_wire(wire, num_elements);
+  for (const Wire& wire : wires) {
+    check_float(wire.dtype);
+    check_wire(wire, num_elements);
+  }
 }
 
 inline void check(const Encode& job) {
   check_values(job.values);
   check_format(job.format);
+  if (job.format.kind != ElementKind::exact) check_float(job.values.dtype);
   check_aligned("wire", job.wire, kWireAlignment, job.values.num_elements);
   check_rounding(job.rounding);
 }
@@ -85,6 +84,7 @@ inline void check(const Encode& job) {
 inline void check(const Decode& job) {
   check_values(job.values);
   check_wire(job.wire, job.values.num_elements);
+  if (job.values.dtype != job.wire.dtype) check_float(job.values.dtype), check_float(job.wire.dtype);
   check_argument(job.wire.factor == 1.0f, [&] {
     return "wire: expected a factor of 1 to decode, got " + std::to_string(job.wire.factor) +
            ": decode_sum takes others";
@@ -95,6 +95,7 @@ inline void check(const Decode& job) {
 
 inline void check(const DecodeSum& job) {
   check_values(job.values);
+  check_float(job.values.dtype);
   check_wires(job.wires, job.values.num_elements);
 }
 

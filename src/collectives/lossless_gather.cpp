@@ -94,8 +94,7 @@ class NodeGather : public Stages {
   }
   void copy(const std::byte* values, int slot, std::int64_t chunk) {
     for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
-      TensorView to = slots_(slot, piece);
-      to.dtype = DType::bfloat16;  // of any 16 bits
+      const TensorView to = slots_(slot, piece);
       copies_.push_back({{values, {}, to.dtype}, to});
       values += to.num_bytes();
     }

@@ -240,6 +240,8 @@ TEST_CASE("wrong arguments are refused before any job runs") {
                 "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
   check_refused({view(values), {ElementKind::exact, 32}, wire.data()},
                 "format: expected a block size of 0 with exact, got 32");
+  check_refused({{good.values.data, 64, DType::byte_pairs}, format, wire.data()},
+                "dtype: expected float32, bfloat16 or float16, got byte_pairs");
 
   check_refused({view(values), format, wire.data(), {0, 48}},
                 "first_element: expected a multiple of 32, 0 or more, got 48");

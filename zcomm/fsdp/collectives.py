@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,10 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import of_copies, override
-from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Buffer, Deferred
 from zcomm.fsdp.gathers import GatherCall, GatherStrategy, finished
+from zcomm.fsdp.rule import Rule
 
 _log = logging.getLogger("zcomm")
 
@@ -30,36 +28,6 @@ _COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
 
 #: Pairs (number of elements of a shard, whether they are sent exactly), from its first element on.
 Parts = list[tuple[int, bool]]
-
-
-# Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
-# compressed, and what they are weighed against.
-_INSTEAD_OF_LOSSLESS = "int8:256"
-
-
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """How one parameter group is sent. ``exempt`` says of each of its parameters if it is sent exactly. Formats are
-    those of the process group where None. ``owner`` made the rule, and lives as long; its ``number`` counts owners."""
-
-    number: int
-    owner: object
-    weights: str | None
-    gradients: str | None
-    exempt: Sequence[bool]
-    error_feedback: ErrorFeedback | None
-    fused: bool
-
-    @property
-    def is_lossless(self) -> bool:
-        return self.weights == "lossless"
-
-    @functools.cached_property
-    def formats(self) -> _c10d.PolicyOverride:
-        """Read once."""
-        weights = _INSTEAD_OF_LOSSLESS if self.is_lossless else self.weights
-        named = {"all_gather": weights, "reduce_scatter": self.gradients}
-        return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})
 
 
 class Collectives:
@@ -186,22 +154,19 @@ class Collectives:
         is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
         return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
 
-    def pairs_of(
-        self, output: torch.Tensor, shard: torch.Tensor, backend: Backend
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """View what FSDP2 gathers as bytes as pairs, in bfloat16; None if it is no bytes, or nodes do not keep it."""
+    def as_pairs(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
+        """View bytes that nodes may keep in pairs, as uint16."""
         if self.strategy is self.plain or shard.itemsize != 1:
-            return None
+            return output, shard
         if shard.numel() % 2 == 0:
-            return output.view(torch.bfloat16), shard.view(torch.bfloat16)
+            return output.view(torch.uint16), shard.view(torch.uint16)
         if not self._warned:
             numel, formats = shard.numel() - 1, self.rule.formats if self.rule else None
-            whole, own = (output[: size * numel].view(torch.bfloat16) for size in (backend.size(), 1))
-            parts = [(own.numel(), True)]
-            if backend.plan_gather(whole, own, formats=formats, parts=parts, keeps_exact=True) is not None:
+            whole, own = (output[: size * numel].view(torch.uint16) for size in (backend.size(), 1))
+            if backend.plan_gather(whole, own, formats=formats) is not None:
                 self._warned = True
                 _log.warning("%s gathers an odd number of bytes: nodes do not keep them", self.name)
-        return None
+        return output, shard
 
     def _warn_of_floats(self, backend: Backend) -> None:
         """Warn if parameters that could be compressed are gathered among bytes."""
@@ -219,13 +184,12 @@ class Collectives:
         backend: Backend,
         *,
         is_mixed: bool,
-        is_bytes: bool,
     ) -> _c10d.Operation | None:
-        """Plan a gather; None if torch carries it out. ``is_mixed``: parameters have several dtypes. ``is_bytes``: see
-        GatherCall."""
+        """Plan a gather; None if torch carries it out. ``is_mixed``: parameters have several dtypes."""
         rule = self.rule
         formats = rule.formats if rule else None
-        parts = [(shard.numel(), True)] if is_bytes else self._parts_of(shard, is_mixed)
+        is_bytes = shard.dtype == torch.uint16
+        parts = [] if is_bytes else self._parts_of(shard, is_mixed)
         if not parts and not isinstance(output, torch.Tensor):
             parts = [(part.numel() // backend.size(), False) for part in output]
         if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
@@ -234,9 +198,7 @@ class Collectives:
                 self._warn(what, backend)
             return None
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
-        plan = backend.plan_gather(
-            output, shard, formats=formats, parts=parts, again=again, keeps_exact=is_bytes, like=self._gather_plan
-        )
+        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=self._gather_plan)
         if is_bytes and plan is not None and plan is not self._gather_plan:
             self._warn_of_floats(backend)
         self._gather_plan = plan or self._gather_plan
@@ -343,18 +305,16 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         output, shard = owner.as_values(output_tensor, input_tensor, backend)
         parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) else ()
         is_mixed = shard is not input_tensor
-        pairs = owner.pairs_of(output, shard, backend)
-        is_bytes = pairs is not None
-        output, shard = pairs or (output, shard)
-        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed, is_bytes=is_bytes)
+        output, shard = owner.as_pairs(output, shard, backend)
+        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
-            output, shard, parts, is_bytes = output_tensor, input_tensor, (), False
+            output, shard, parts = output_tensor, input_tensor, ()
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
             owner.gathers_fused += 1
         else:
             output, shard = in_memory(output), in_memory(shard)
-        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts, is_bytes))
+        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]

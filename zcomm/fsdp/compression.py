@@ -20,9 +20,10 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, Rule, collectives_of, owner_of
+from zcomm.fsdp.collectives import Collectives, collectives_of, owner_of
 from zcomm.fsdp.gathers import GatherCall
 from zcomm.fsdp.lossless import prepare
+from zcomm.fsdp.rule import Rule
 from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 

@@ -16,8 +16,7 @@ from zcomm.fsdp.fused import Deferred
 @dataclass(frozen=True)
 class GatherCall:
     """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
-    shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``is_bytes``: they are bytes, seen
-    as bfloat16."""
+    shards, if they are gathered there: then ``output`` and ``shard`` have no memory. Planned bytes are uint16."""
 
     output: torch.Tensor
     shard: torch.Tensor
@@ -25,7 +24,6 @@ class GatherCall:
     plan: _c10d.Operation | None
     async_op: bool
     parts: Sequence[torch.Tensor] = ()
-    is_bytes: bool = False
 
     @property
     def target(self) -> torch.Tensor | Sequence[torch.Tensor]:

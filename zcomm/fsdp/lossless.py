@@ -42,22 +42,22 @@ def prepare(
 
 
 class LosslessGather:
-    """Gathers of one parameter group's shards, and the values that this rank keeps of them: bfloat16, float16, or pairs
-    of bytes as uint16."""
+    """Gathers of one parameter group's shards, which are like ``output``, and the values that this rank keeps of
+    them."""
 
-    def __init__(self, plan: _c10d.Operation, device: torch.device, bits: int) -> None:
+    def __init__(self, plan: _c10d.Operation, output: torch.Tensor) -> None:
         self.plan = plan
-        self.bits = bits  #: of a weight
-        self.kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device)
+        self.is_bytes = output.dtype == torch.uint16  #: in pairs
+        self.kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=output.device)
         self.held = plan.keeping(self.kept)
         #: NCCL needs the size of a difference on the host before it is sent: see prepare().
-        self.needs_sizes = device.type != "cpu"
+        self.needs_sizes = output.device.type != "cpu"
         self._shard_bytes = 0
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight that the last gather sent to a holder, with headers."""
-        return self.bits * self.held.sent_bytes / self._shard_bytes if self._shard_bytes else 0.0
+        """Bits per weight, or per byte, that the last gather sent to a holder, with headers."""
+        return (8 if self.is_bytes else 16) * self.held.sent_bytes / self._shard_bytes if self._shard_bytes else 0.0
 
     def gather(self, call: GatherCall, site: _c10d.Site) -> Any:
         """Fill the output with every rank's shard. Raises RuntimeError if a received shard differs from its owner's."""

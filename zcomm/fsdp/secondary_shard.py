@@ -7,7 +7,6 @@ over the wire, or, of weights that are sent as lossless differences, values.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -309,7 +308,7 @@ class KeptValues(SecondaryShard):
         exact, other = self._lossless, self._alternative
         if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
             return None
-        if exact.bits == 8:
+        if exact.is_bytes:
             return None  # no format would send less
         compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
         return LosslessCosts(exact.bits_per_weight, other.format, compressed_bits)
@@ -338,9 +337,6 @@ class KeptValues(SecondaryShard):
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
         if call.shard.dtype == torch.float64 and is_large:
             plan_lossless(self._group.name, call, None)  # raises, as for float32
-        if call.is_bytes:
-            output, shard = call.output.view(torch.uint16), call.shard.view(torch.uint16)
-            call = dataclasses.replace(call, output=output, shard=shard)
         return super().gather(call)
 
     def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
@@ -351,7 +347,7 @@ class KeptValues(SecondaryShard):
         assert self._plan is not None
         if self._lossless is None or self._lossless.plan is not self._plan:
             self.outdate()
-            self._lossless = LosslessGather(self._plan, call.output.device, bits=8 if call.is_bytes else 16)
+            self._lossless = LosslessGather(self._plan, call.output)
             self._group_name = call.group.group_name
         self._alternative = plan
         return self._lossless.kept

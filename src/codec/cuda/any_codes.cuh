@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) encode_any_kernel(const __grid_const
         load_floats<Float16>(piece.values, place.begin, piece.out.num_elements, values[0]);
         break;
       case DType::byte_pairs:
-        break;  // no job of this codec has them
+        break;  // which are only copied
     }
   }
   encode_any_codes<1>(values, place, piece.out, piece.any, maxima);

@@ -214,13 +214,13 @@ class CudaCodec final : public Codec {
       }
       casts.use(kSum[index_of(dtype)]);
       for (const Decode& job : jobs) {
-        if (job.values.dtype != dtype || job.wire.format.has_scales()) continue;
-        if (value_dtype(job.wire) == dtype) {
-          add_copy(copies, {job.wire.data, job.values.num_elements, dtype}, job.values.data);
-        } else {
-          add_sum(casts, {&job.wire, 1}, 1.0f, kLargestFinite[index_of(dtype)], job.values);
-        }
+        if (job.values.dtype != dtype || job.wire.format.has_scales() || value_dtype(job.wire) == dtype) continue;
+        add_sum(casts, {&job.wire, 1}, 1.0f, kLargestFinite[index_of(dtype)], job.values);
       }
+    }
+    for (const Decode& job : jobs) {
+      if (job.wire.format.has_scales() || value_dtype(job.wire) != job.values.dtype) continue;
+      add_copy(copies, {job.wire.data, job.values.num_elements, job.values.dtype}, job.values.data);
     }
     launcher.use(kDecodeAny);
     for (const Decode& job : jobs) {

@@ -13,7 +13,7 @@ inline void check_16_bits(const char* argument, ConstTensorView values) {
     return std::string(argument) +
            ": expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32";
   });
-  check_memory(values);
+  check_values(values);
 }
 
 inline void check_values_and_base(ConstTensorView values, ConstTensorView base) {

@@ -26,8 +26,11 @@ struct Kernels {
   // Inverse: updates `base` from `size` units of `wire`. Returns false and leaves `base` unchanged if no encoder wrote
   // them.
   using Decode = bool (*)(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes);
-  Encode encode_bfloat16, encode_float16, encode_byte_pairs;
-  Decode decode_bfloat16, decode_float16, decode_byte_pairs;
+  struct Coder {
+    Encode encode;
+    Decode decode;
+  };
+  Coder bfloat16, float16, byte_pairs;
   // Computes only the partial sums of the values' hash.
   void (*hash)(const std::byte* values, int count, std::uint64_t* lanes);
 };

@@ -111,7 +111,9 @@ struct Shape {
 
 }  // namespace
 
-const Kernels ZCOMM_LOSSLESS_KERNELS = {
-    encode<Bfloat16>, encode<Float16>, encode<BytePair>, decode<Bfloat16>, decode<Float16>, decode<BytePair>, hash};
+const Kernels ZCOMM_LOSSLESS_KERNELS = {{encode<Bfloat16>, decode<Bfloat16>},
+                                        {encode<Float16>, decode<Float16>},
+                                        {encode<BytePair>, decode<BytePair>},
+                                        hash};
 
 }  // namespace zcomm::lossless

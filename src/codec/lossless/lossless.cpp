@@ -51,15 +51,9 @@ const Kernels& kernels_of(std::string_view isa) {
   return kBaselineKernels;
 }
 
-Kernels::Encode encode_of(const Kernels& kernels, DType dtype) {
-  return dtype == DType::bfloat16  ? kernels.encode_bfloat16
-         : dtype == DType::float16 ? kernels.encode_float16
-                                   : kernels.encode_byte_pairs;
-}
-Kernels::Decode decode_of(const Kernels& kernels, DType dtype) {
-  return dtype == DType::bfloat16  ? kernels.decode_bfloat16
-         : dtype == DType::float16 ? kernels.decode_float16
-                                   : kernels.decode_byte_pairs;
+const Kernels::Coder& coder_of(const Kernels& kernels, DType dtype) {
+  if (dtype == DType::bfloat16) return kernels.bfloat16;
+  return dtype == DType::float16 ? kernels.float16 : kernels.byte_pairs;
 }
 
 std::int64_t num_tiles(std::int64_t num_elements) { return (num_elements + kTileValues - 1) / kTileValues; }
@@ -172,7 +166,7 @@ HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_o
 HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, TensorView base, std::byte* body) const {
   check_values_and_base(values, base);
   check_aligned("body", body, kWireAlignment, values.num_elements);
-  const auto encode_tile = encode_of(*kernels_, base.dtype);
+  const auto encode_tile = coder_of(*kernels_, base.dtype).encode;
   const std::int64_t tiles = num_tiles(values.num_elements);
   std::byte* const first_tile = body + table_bytes(tiles);
   std::memset(body, 0, table_bytes(tiles));
@@ -200,7 +194,7 @@ HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, Ten
 
 std::uint64_t HostLosslessCodec::decode(std::span<const std::byte> body, TensorView base) const {
   check_16_bits("base", base);
-  const auto decode_tile = decode_of(*kernels_, base.dtype);
+  const auto decode_tile = coder_of(*kernels_, base.dtype).decode;
   const std::int64_t tiles = num_tiles(base.num_elements);
   const auto fail = [&](const std::string& what) {
     throw Error("difference: expected what an encoder wrote for " + std::to_string(base.num_elements) +

@@ -251,8 +251,8 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     prepared: list[dict[Any, torch.Tensor]] = []
     make, gather = LosslessGather.__init__, LosslessGather.gather
 
-    def make_needing_sizes(self: LosslessGather, *args: Any, **named: Any) -> None:
-        make(self, *args, **named)
+    def make_needing_sizes(self: LosslessGather, *args: Any) -> None:
+        make(self, *args)
         self.needs_sizes = True
 
     def prepare(group: Any, gathers: Any, async_op: bool) -> None:

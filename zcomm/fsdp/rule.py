@@ -1,0 +1,39 @@
+"""How one parameter group of FSDP2 is sent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zcomm.distributed.binding import _c10d
+from zcomm.feedback import ErrorFeedback
+
+# Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
+# compressed, and what they are weighed against.
+_INSTEAD_OF_LOSSLESS = "int8:256"
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How one parameter group is sent. ``exempt`` says of each of its parameters if it is sent exactly. Formats are
+    those of the process group where None. ``owner`` made the rule, and lives as long; its ``number`` counts owners."""
+
+    number: int
+    owner: object
+    weights: str | None
+    gradients: str | None
+    exempt: Sequence[bool]
+    error_feedback: ErrorFeedback | None
+    fused: bool
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.weights == "lossless"
+
+    @functools.cached_property
+    def formats(self) -> _c10d.PolicyOverride:
+        """Read once."""
+        weights = _INSTEAD_OF_LOSSLESS if self.is_lossless else self.weights
+        named = {"all_gather": weights, "reduce_scatter": self.gradients}
+        return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})

@@ -195,8 +195,8 @@ class LosslessPlan {
   void cut_at_segments();
 
   World world_;
-  SlotShape slots_;
   std::vector<Segment<BlockFormat>> segments_;
+  SlotShape slots_;
   std::string description_;
   Chunks<BlockFormat> chunks_;
   std::int64_t longest_chunk_ = 0;

@@ -1,13 +1,11 @@
 #include "zcomm/plan.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include "hash.hpp"
+#include "slots.hpp"
 #include "zcomm/error.hpp"
-#include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -22,36 +20,6 @@ std::string describe(std::span<const Segment<Format>> segments) {
     hash = fnv1a(std::to_string(segment.num_elements) + " " + segment.format.to_string() + ",", hash);
   }
   return std::to_string(segments.size()) + " segments #" + std::to_string(hash);
-}
-
-// Returns `slots`.
-template <class Format>
-SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
-  const Topology& topology = world.topology;
-  check_argument(world.rank >= 0 && world.rank < topology.size(), [&] {
-    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(world.rank);
-  });
-  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
-  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
-    return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
-           std::to_string(slots.lengths.size());
-  });
-  for (const std::int64_t length : slots.lengths) {
-    check_argument(length >= 0,
-                   [&] { return "slots: expected 0 or more elements in each, got " + std::to_string(length); });
-  }
-  std::int64_t total = 0;
-  for (const Segment<Format>& segment : segments) {
-    check_argument(segment.num_elements >= 0, [&] {
-      return "segments: expected 0 or more elements in each, got " + std::to_string(segment.num_elements);
-    });
-    total += segment.num_elements;
-  }
-  check_argument(total == slots.longest(), [&] {
-    return "segments: expected the " + std::to_string(slots.longest()) + " elements of the longest slot, got " +
-           std::to_string(total);
-  });
-  return slots;
 }
 
 // Returns the bytes of the pieces of a slot of `length` elements, each in the format that `format_of` picks.
@@ -87,46 +55,12 @@ void add(LinkBytes& total, Link link, std::size_t num_bytes) {
   }
 }
 
-int num_held(const Topology& topology, int rank) {
-  int count = 0;
-  for (int slot = 0; slot < topology.size(); ++slot) {
-    if (topology.holder(topology.node(rank), slot) == rank) ++count;
-  }
-  return count;
-}
-
-// Returns the most slots that any rank holds.
-int most_held(const Topology& topology) {
-  int most = 0;
-  for (int node = 0; node < topology.num_nodes(); ++node) {
-    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
-    most = std::max(most, num_held(topology, topology.ranks(node).front()));
-  }
-  return most;
-}
-
-std::vector<int> in_rank_order(const Topology& topology) {
-  std::vector<int> slots(static_cast<std::size_t>(topology.size()));
-  std::iota(slots.begin(), slots.end(), 0);
-  return slots;
-}
-
 // Returns all slots by local rank, each time that of the own node first: what a rank forwards lies side by side.
 std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
   std::vector<int> slots = in_rank_order(topology);
   const auto key = [&](int slot) { return std::pair(topology.local_rank(slot), !topology.same_node(slot, rank)); };
   std::stable_sort(slots.begin(), slots.end(), [&](int a, int b) { return key(a) < key(b); });
   return slots;
-}
-
-// Returns the place of each rank's slot among those that `rank` holds, in a given order, -1 if it does not hold it.
-std::vector<int> places_of(const Topology& topology, int rank, const std::vector<int>& slots) {
-  std::vector<int> places(slots.size(), -1);
-  int num_held = 0;
-  for (const int slot : slots) {
-    if (topology.holder(topology.node(rank), slot) == rank) places[static_cast<std::size_t>(slot)] = num_held++;
-  }
-  return places;
 }
 
 }  // namespace
@@ -194,77 +128,6 @@ CodecPasses GatherPlan::passes() const {
   CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank())], 0};
   for (const std::int64_t length : slots_.lengths) passes.decoded += length;
   return passes;
-}
-
-// --- LosslessPlan
-
-namespace {
-
-std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
-  return {{slots.lengths.empty() ? 0 : slots.longest(), {}}};
-}
-
-}  // namespace
-
-LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments segments)
-    : world_(std::move(world)),
-      slots_(checked<BlockFormat>(slots, world_, segments.empty() ? GatherSegments(whole_slot(slots)) : segments)),
-      segments_(segments.empty() ? whole_slot(slots) : std::vector(segments.begin(), segments.end())),
-      description_(slots_.to_string() + " by differences"),
-      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kLosslessTile),
-      inter_node_hop_(topology().holder_hop(rank())),
-      intra_node_hop_(topology().secondary_hop(rank())),
-      slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
-      places_(places_of(topology(), rank(), in_rank_order(topology()))),
-      num_held_(zcomm::num_held(topology(), rank())) {
-  check_argument(slots_.dtype != DType::float32, [] {
-    return std::string(
-        "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
-  });
-  for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
-  cut_at_segments();
-}
-
-void LosslessPlan::cut_at_segments() {
-  for (std::int64_t i = 0; i < num_chunks(); ++i) {
-    first_pieces_.push_back(pieces_.size());
-    const std::int64_t chunk_end = chunk(i).begin + chunk(i).count;
-    std::int64_t first = 0;
-    for (std::size_t segment = 0; segment < segments_.size(); ++segment) {
-      const std::int64_t begin = std::max(first, chunk(i).begin);
-      const std::int64_t count = std::min(first + segments_[segment].num_elements, chunk_end) - begin;
-      if (count > 0) pieces_.push_back({begin, count, {}, segment, begin - first});
-      first += segments_[segment].num_elements;
-    }
-  }
-  first_pieces_.push_back(pieces_.size());
-}
-
-LinkBytes LosslessPlan::bytes(std::size_t body_bytes) const {
-  const std::size_t message_bytes = static_cast<std::size_t>(num_chunks()) * kLosslessHeaderBytes + body_bytes;
-  LinkBytes total = bytes_from_secondary();
-  total.inter_node = inter_node_hop_.sends.size() * message_bytes;
-  return total;
-}
-
-CodecPasses LosslessPlan::passes() const {
-  CodecPasses passes;
-  if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank())];
-  for (const Move& move : inter_node_hop_.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
-  return passes;
-}
-
-LinkBytes LosslessPlan::bytes_from_secondary() const {
-  LinkBytes total;
-  for (const Move& move : intra_node_hop_.sends) {
-    const std::int64_t length = slots_.lengths[static_cast<std::size_t>(move.slot)];
-    total.intra_node += static_cast<std::size_t>(length) * element_size(slots_.dtype);
-  }
-  return total;
-}
-
-std::size_t LosslessPlan::largest_kept_bytes() const {
-  return static_cast<std::size_t>(most_held(topology())) * slot_bytes_;
 }
 
 // --- ReducePlan

@@ -1,0 +1,79 @@
+// Slots of a plan: checks of their shape, and who keeps which for its node.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zcomm/error.hpp"
+#include "zcomm/plan.hpp"
+
+namespace zcomm {
+
+// Returns `slots`.
+template <class Format>
+SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
+  const Topology& topology = world.topology;
+  check_argument(world.rank >= 0 && world.rank < topology.size(), [&] {
+    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(world.rank);
+  });
+  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
+    return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
+           std::to_string(slots.lengths.size());
+  });
+  for (const std::int64_t length : slots.lengths) {
+    check_argument(length >= 0,
+                   [&] { return "slots: expected 0 or more elements in each, got " + std::to_string(length); });
+  }
+  std::int64_t total = 0;
+  for (const Segment<Format>& segment : segments) {
+    check_argument(segment.num_elements >= 0, [&] {
+      return "segments: expected 0 or more elements in each, got " + std::to_string(segment.num_elements);
+    });
+    total += segment.num_elements;
+  }
+  check_argument(total == slots.longest(), [&] {
+    return "segments: expected the " + std::to_string(slots.longest()) + " elements of the longest slot, got " +
+           std::to_string(total);
+  });
+  return slots;
+}
+
+inline int num_held(const Topology& topology, int rank) {
+  int count = 0;
+  for (int slot = 0; slot < topology.size(); ++slot) {
+    if (topology.holder(topology.node(rank), slot) == rank) ++count;
+  }
+  return count;
+}
+
+// Returns the most slots that any rank holds.
+inline int most_held(const Topology& topology) {
+  int most = 0;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
+    most = std::max(most, num_held(topology, topology.ranks(node).front()));
+  }
+  return most;
+}
+
+inline std::vector<int> in_rank_order(const Topology& topology) {
+  std::vector<int> slots(static_cast<std::size_t>(topology.size()));
+  std::iota(slots.begin(), slots.end(), 0);
+  return slots;
+}
+
+// Returns the place of each rank's slot among those that `rank` holds, in a given order, -1 if it does not hold it.
+inline std::vector<int> places_of(const Topology& topology, int rank, const std::vector<int>& slots) {
+  std::vector<int> places(slots.size(), -1);
+  int num_held = 0;
+  for (const int slot : slots) {
+    if (topology.holder(topology.node(rank), slot) == rank) places[static_cast<std::size_t>(slot)] = num_held++;
+  }
+  return places;
+}
+
+}  // namespace zcomm

@@ -1,4 +1,4 @@
-"""Speed of the host codec, beside what the memory allows.
+"""Speed of the host codec, and of copies in the same memory.
 
 python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
 python bench/codec.py --dtype all --isa all --threads 1,2  everything

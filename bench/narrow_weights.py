@@ -16,7 +16,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # magnitudes by c
 
 
 def float8(weight: torch.Tensor) -> torch.Tensor:
-    """Cast to E4M3 with one scale per tensor, as torchao does. The scale does not travel with the codes."""
+    """Cast to E4M3 with one scale per tensor, as torchao does. The payload does not contain the scale."""
     scale = LARGEST_E4M3 / weight.abs().amax().clamp(min=1e-12)
     return (weight * scale).to(torch.float8_e4m3fn).flatten().view(torch.uint8)
 

@@ -5,8 +5,8 @@ python bench/outer_step.py --chunk 32M --congestion reno                 another
 
 Two sites are hosts of the network lab, of one rank and one thread each. Their inner step multiplies matrices; it has as
 many parameters as --elements. Whole outer steps are waited for; "busy" is what their all-reduces send, by what the link
-could send meanwhile. Inner steps are medians, in turns: alone, and beside a fragment under way. "CPU" is the share of a
-processor that a fragment takes from these steps; "wait" is what it leaves to be waited for.
+could send meanwhile. Inner steps are timed alone and while a fragment is in flight; both are medians. "CPU" is the
+share of a processor that a fragment takes from these steps; "wait" is what it leaves to be waited for.
 """
 
 import json
@@ -32,7 +32,7 @@ CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 FIRST_STEPS = 16  # by which the number of connections is chosen
 WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 5, 4, 8
 TENSORS = 8
-HEADERS = ("format", "MB", "TCPs", "step s", "reduce s", "busy %", "inner ms", "beside ms", "CPU %", "wait s")
+HEADERS = ("format", "MB", "TCPs", "step s", "reduce s", "busy %", "alone ms", "in flight ms", "CPU %", "wait s")
 
 
 def inner_step(matrix: torch.Tensor) -> float:
@@ -69,18 +69,18 @@ def whole_steps(elements: int, format: str) -> dict[str, float]:
 
 
 def inner_steps(elements: int, format: str) -> dict[str, float]:
-    """Return the median seconds of inner steps alone and beside a fragment, what was waited for per fragment, and the
-    processor's seconds per fragment."""
+    """Return medians of an inner step's seconds, alone and with a fragment in flight. Return the seconds of waiting and
+    of the processor per fragment, too."""
     outer, matrix = new_outer_step(elements, format, 1, STEPS_OF_A_TURN), torch.randn(700, 700)
-    alone, beside = [], []
+    alone, overlapped = [], []
     before = time.process_time() - time.thread_time()  # of all threads but this one
     for _ in range(2 * STEPS_OF_A_TURN * TURNS):
         seconds = inner_step(matrix)
-        (beside if outer.stats().in_flight else alone).append(seconds)
+        (overlapped if outer.stats().in_flight else alone).append(seconds)
         outer.step()
     stats = outer.stats()
     return {
-        "alone": statistics.median(alone), "beside": statistics.median(beside),
+        "alone": statistics.median(alone), "overlapped": statistics.median(overlapped),
         "waited": stats.wait_seconds / stats.reductions,
         "processor": (time.process_time() - time.thread_time() - before) / stats.reductions,
     }  # fmt: skip
@@ -125,8 +125,8 @@ def main(
         busy = f"{100 * row['bytes'] / row['reducing'] / limit:.0f}" if limit and result.isolated else ""
         table.add_row(
             row["format"], f"{row['bytes'] / 1e6:.2f}", str(row["connections"]), f"{row['seconds']:.2f}",
-            f"{row['reducing']:.2f}", busy, f"{1e3 * row['alone']:.0f}", f"{1e3 * row['beside']:.0f}",
-            f"{100 * row['processor'] / row['beside'] / STEPS_OF_A_TURN:.1f}", f"{row['waited']:.2f}",
+            f"{row['reducing']:.2f}", busy, f"{1e3 * row['alone']:.0f}", f"{1e3 * row['overlapped']:.0f}",
+            f"{100 * row['processor'] / row['overlapped'] / STEPS_OF_A_TURN:.1f}", f"{row['waited']:.2f}",
         )  # fmt: skip
     Console().print(table)
 

@@ -171,6 +171,16 @@ def muon_of(model: GPT, shards: nn.Parameter, collectives: Collectives, configur
     return Muon(collectives.world, shards, shapes, configuration.exchanges)
 
 
+def differentiate(model: nn.Module, text: torch.Tensor, setting: Setting, step: int, gradients: torch.Tensor) -> float:
+    """Fill ``gradients`` with a row for each rank's batch; return the mean loss. ``step`` counts those of all seeds."""
+    mean_loss = 0.0
+    for rank in range(WORLD_SIZE):
+        loss = model(sample(text, setting.batch, setting.sequence, seed=step * WORLD_SIZE + rank))
+        gradients[rank] = pack(torch.autograd.grad(loss, list(model.parameters())))
+        mean_loss += loss.item() / WORLD_SIZE
+    return mean_loss
+
+
 def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str, Any]:
     """One run; ``kept.measurement`` makes a line of the results of what it returns."""
     if setting.outer_every:
@@ -192,13 +202,7 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     for step in range(setting.steps):
         weights = collectives.all_gather(shards.detach())
         unpack(weights, parameters)
-        loss_of_step = 0.0
-        for rank in range(WORLD_SIZE):
-            number = (seed * setting.steps + step) * WORLD_SIZE + rank
-            loss = model(sample(text, setting.batch, setting.sequence, seed=number))
-            gradients[rank] = pack(torch.autograd.grad(loss, parameters))
-            loss_of_step += loss.item() / WORLD_SIZE
-        losses.append(loss_of_step)
+        losses.append(differentiate(model, text, setting, seed * setting.steps + step, gradients))
         shards.grad = collectives.reduce_scatter(gradients)
         if step % SNR_EVERY == 0:
             gradient_snr.append(snr_of_parameters(gradients.double().mean(dim=0), shards.grad, cut))

@@ -139,7 +139,7 @@ class Cluster:
         return CHANNELS_PER_PEER if CHANNELS_PER_PEER * self.ranks <= 4 * CHANNELS else 1
 
     def rate_between(self, peers: int) -> float:
-        """Bytes per second that leave a node, each of whose ranks sends to so many ranks of other nodes."""
+        """Return the bytes per second that leave a node if each of its ranks sends to ``peers`` others."""
         if not self.launch.is_queued or self.inter.bandwidth.source == "measured":  # by sends
             return self.inter.rate
         return min(self.inter.rate, self.ranks_per_node * peers * self.channels_per_peer * CHANNEL_RATE)

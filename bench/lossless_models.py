@@ -75,8 +75,7 @@ class Payload:
 
     def keep(self, weights: list[torch.Tensor]) -> None:
         """Keep all weights as FSDP2 would send them."""
-        cast, _ = PAYLOADS[self.name]
-        sent = torch.cat([cast(weight) for weight in weights]).numpy()
+        sent = torch.cat([PAYLOADS[self.name](weight) for weight in weights]).numpy()
         self.kept = sent[: sent.size // 2 * 2].copy()
 
     def measure(self, rate: float, weights: list[torch.Tensor]) -> None:

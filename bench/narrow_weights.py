@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 MX_BLOCK, NV_BLOCK, TILE = 32, 16, 128
+MX_BIAS = 127  # of exponents
 LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # magnitudes by code
 
@@ -21,12 +22,18 @@ def float8(weight: torch.Tensor) -> torch.Tensor:
     return (weight * scale).to(torch.float8_e4m3fn).flatten().view(torch.uint8)
 
 
-def mxfp8(weight: torch.Tensor) -> torch.Tensor:
-    """Cast to E4M3 with a power of two per 32 values (OCP Microscaling Formats 1.0, scales rounded down)."""
+def mxfp8_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cast to E4M3 with a power of two per 32 values (OCP Microscaling Formats 1.0, scales rounded down). Return codes
+    and biased exponents."""
     blocks = _blocks(weight, MX_BLOCK)
     exponents = torch.frexp(blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118)).exponent - 9
     codes = torch.ldexp(blocks, -exponents).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
-    return torch.cat([codes.flatten().view(torch.uint8), (exponents + 127).to(torch.uint8).flatten()])
+    return codes.flatten().view(torch.uint8), (exponents + MX_BIAS).to(torch.uint8).flatten()
+
+
+def mxfp8(weight: torch.Tensor) -> torch.Tensor:
+    """Cast as :func:`mxfp8_parts`."""
+    return torch.cat(mxfp8_parts(weight))
 
 
 def float8_in_tiles(weight: torch.Tensor) -> torch.Tensor:
@@ -49,12 +56,12 @@ def nvfp4(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([codes[0::2] + 16 * codes[1::2], scales.flatten().view(torch.uint8)])
 
 
-#: By name: the cast, and the bits of a weight that it sends.
-PAYLOADS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
-    "float8": (float8, 8),
-    "MXFP8": (mxfp8, 8 + 8 / MX_BLOCK),
-    "float8 in tiles": (float8_in_tiles, 8 + 32 / TILE**2),
-    "NVFP4": (nvfp4, 4 + 8 / NV_BLOCK),
+#: Casts by name.
+PAYLOADS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float8": float8,
+    "MXFP8": mxfp8,
+    "float8 in tiles": float8_in_tiles,
+    "NVFP4": nvfp4,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import time
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from zcomm.distributed.environment import gloo_interfaces
 from zcomm.distributed.groups import backend_of
+
+_log = logging.getLogger("zcomm")
 
 _NUMBERS = (1, 4, 16)
 _FAR_SECONDS = 0.005  # of a tiny all-reduce
@@ -78,7 +81,11 @@ class Connections:
         interfaces = max(len(gloo_interfaces()), 1)
         wanted = len(os.listdir("/proc/self/fd")) + 2 * number * interfaces * (size - 1) + _SPARE_FILES
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return self._slowest(limit != resource.RLIM_INFINITY and wanted > limit) == 0
+        lacks = limit != resource.RLIM_INFINITY and wanted > limit
+        if lacks:
+            _log.warning("%d TCP connections between sites are not tried: they need %d open files, and the limit is %d "
+                         "(ulimit -n)", number, wanted, limit)  # fmt: skip
+        return self._slowest(lacks) == 0
 
     def _begin_together(self) -> None:
         """Wait for all ranks, so that none of them takes the others' delay for a transfer."""

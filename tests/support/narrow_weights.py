@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-BLOCK = 32
+from bench.narrow_weights import MX_BIAS, MX_BLOCK, mxfp8_parts
+
 KEEP = {
     torch.ops.aten.empty_like.default,
     torch.ops.aten.new_zeros.default,
@@ -47,17 +48,14 @@ class MxWeight(torch.Tensor):
         return f"MxWeight({self.data_})"
 
     def fsdp_pre_all_gather(self, mesh: Any) -> Any:
-        blocks = self.data_.float().reshape(-1, BLOCK)
-        exponents = torch.frexp(blocks.abs().amax(1, keepdim=True).clamp(min=2.0**-118)).exponent - 9
-        codes = torch.ldexp(blocks, -exponents).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return (codes.view(torch.uint8).flatten(), (exponents + 127).to(torch.uint8).flatten()), None
+        return mxfp8_parts(self.data_), None
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: Any, metadata: Any, param_dtype: torch.dtype, *, out: torch.Tensor | None = None
     ) -> Any:
         codes, exponents = all_gather_outputs
-        scales = torch.exp2(exponents.float() - 127)
-        values = (codes.view(torch.float8_e4m3fn).float().view(-1, BLOCK) * scales[:, None]).to(param_dtype)
+        scales = torch.exp2(exponents.float() - MX_BIAS)
+        values = (codes.view(torch.float8_e4m3fn).float().view(-1, MX_BLOCK) * scales[:, None]).to(param_dtype)
         if out is not None:
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
                 out.copy_(values.view_as(out))
@@ -68,5 +66,5 @@ class MxWeight(torch.Tensor):
 def narrow(model: nn.Module) -> None:
     """Make the weights of all linear layers of whole blocks travel as MXFP8."""
     for module in model.modules():
-        if isinstance(module, nn.Linear) and module.in_features % BLOCK == module.out_features % BLOCK == 0:
+        if isinstance(module, nn.Linear) and module.in_features % MX_BLOCK == module.out_features % MX_BLOCK == 0:
             module.weight = nn.Parameter(MxWeight(module.weight.detach()))

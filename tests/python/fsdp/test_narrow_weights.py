@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import logged
 from support.narrow_weights import narrow
 from support.training import whole
 from support.worlds import options, run
@@ -157,10 +157,7 @@ def gathered(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_odd_number_of_bytes_is_left_to_torch_with_a_line(strict: bool) -> None:
     def body() -> None:
-        lines = []
-        handler = logging.Handler()
-        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("zcomm").addHandler(handler)
+        lines = logged()
         model, compression = linear(2, 33, "lossless")
         for _ in range(2):
             assert torch.equal(gathered(model), torch.arange(66).view(2, 33).to(torch.uint8))

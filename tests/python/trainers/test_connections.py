@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import outer as sites
-from support.calls import gather, mine
+from support.calls import gather, logged, mine
 from support.expected import assert_same_bits
 from support.training import make_model
 from support.worlds import collect, run
@@ -103,7 +103,10 @@ def test_more_files_than_a_process_may_open_are_not_tried() -> None:
         if dist.get_rank() == 1:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64 + 12, most))
+        lines = logged()
         assert _train(FAST)[:2] == (1, 0)
+        told = [line for line in lines if line.startswith("4 TCP connections between sites are not tried")]
+        assert len(told) == dist.get_rank()
 
     run(body, 2, nodes=[0, 1])
 

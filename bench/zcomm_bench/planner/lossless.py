@@ -16,10 +16,15 @@ _NUM_ELEMENTS = 1 << 19
 
 def changed_weights(num_elements: int, learning_rate: float) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Normal weights before and after an update, as the bits of bfloat16 values."""
+    before, after = changed_floats(num_elements, learning_rate)
+    return _as_bfloat16(before), _as_bfloat16(after)
+
+
+def changed_floats(num_elements: int, learning_rate: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Normal weights before and after an update."""
     rng = np.random.default_rng(0)
     before = rng.standard_normal(num_elements, np.float32) * np.float32(DEVIATION)
-    after = before + rng.standard_normal(num_elements, np.float32) * np.float32(UPDATE * learning_rate)
-    return _as_bfloat16(before), _as_bfloat16(after)
+    return before, before + rng.standard_normal(num_elements, np.float32) * np.float32(UPDATE * learning_rate)
 
 
 def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -200,7 +200,8 @@ class _Group:
     def _make_transport_group(self, each_way: int) -> tuple[Any, int, PrefixStore]:
         """Return a Gloo group, the number of its connections between two ranks, and a store."""
         # Precedes Gloo's connections, because Gloo does not name a missing rank and cannot be aborted.
-        keys, _ = self._meet("transport", f"first compressed call {_SAME}")
+        purpose = "first compressed call" if each_way == 1 else f"change to {each_way} connections each way"
+        keys, _ = self._meet("transport", f"{purpose} {_SAME}")
         connections = [device for device in _devices() for _ in range(2 * each_way)]
         group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections)
         return group, len(connections), keys

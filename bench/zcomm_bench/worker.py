@@ -31,7 +31,8 @@ from zcomm_bench.spec import NO_LAB, OVERHEAD_BATCHES, Spec
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 TIMEOUT = datetime.timedelta(minutes=5)
-SAMPLE_SECONDS = 5e-3  # a shorter sample would measure how unevenly the ranks leave the barrier
+SAMPLE_SECONDS = 5e-3
+SAMPLE_BARRIERS = 20  # a shorter sample would measure how unevenly the ranks leave a barrier
 BURST_BYTES = 128 * 1024  # an idle link lets these through at once; ten times as much makes that a tenth
 MAX_CALLS = 50
 LEAST_TURNS = 3  # where time is short
@@ -51,7 +52,7 @@ class Bench:
         # Without a lab, or where no lab could be made, the interface does not tell traffic between nodes.
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         self.interface = None if spec.link == NO_LAB or interface == "lo" else interface
-        self.barrier_bytes = self._measure_barrier()
+        self.barrier_bytes, self.barrier_seconds = self._measure_barrier()
 
     def measure(self, elements: int) -> list[dict[str, Any]]:
         """A row per contender, for shards of `elements` elements."""
@@ -156,7 +157,8 @@ class Bench:
         if self.spec.calls:
             return [self.spec.calls] * len(latest)
         rate = self.spec.link_rate if self.interface else None
-        least = max(SAMPLE_SECONDS, 10 * BURST_BYTES / rate if rate else 0.0)
+        burst = 10 * BURST_BYTES / rate if rate else 0.0
+        least = max(SAMPLE_SECONDS, SAMPLE_BARRIERS * self.barrier_seconds, burst)
         most = MAX_CALLS
         if self._source is not None and problem.op == "sum" and self.size > 1:
             # Sums in place grow with every call, and must stay finite; no input is larger than 10.
@@ -201,12 +203,14 @@ class Bench:
         with open("/proc/self/net/dev", encoding="ascii") as file:
             return network.interface_tx_bytes(file.read(), self.interface)
 
-    def _measure_barrier(self) -> float:
-        counts = []
+    def _measure_barrier(self) -> tuple[float, float]:
+        """Returns its bytes through the interface, and its seconds."""
+        counts, times = [], []
         for _ in range(8):
             dist.barrier()
             counts.append(self._sent())
-        return statistics.median(after - before for before, after in itertools.pairwise(counts))
+            times.append(time.perf_counter())
+        return _median_step(counts), _median_step(times)
 
     def _stats(self, contender: Contender) -> CollectiveStats | None:
         if not isinstance(contender, Zcomm):
@@ -312,6 +316,10 @@ class Bench:
 
         slots = [self.rank] if problem.collective == "reduce_scatter" else range(self.size)
         return torch.cat([reduced(slot) for slot in slots])
+
+
+def _median_step(marks: list[float]) -> float:
+    return statistics.median(after - before for before, after in itertools.pairwise(marks))
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -318,7 +318,7 @@ class Bench:
         return torch.cat([reduced(slot) for slot in slots])
 
 
-def _median_step(marks: list[float]) -> float:
+def _median_step(marks: Sequence[float]) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(marks))
 
 

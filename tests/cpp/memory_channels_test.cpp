@@ -102,7 +102,8 @@ std::vector<std::unique_ptr<Communicator>> communicators_in_memory(const std::ve
 
 struct Step {
   int action;
-  std::int64_t elements;  // of each rank's shard
+  std::int64_t elements;       // of each rank's shard
+  std::vector<Values> values;  // of each rank, for all shards
 };
 
 // Returns the values that a rank has after each step.
@@ -110,9 +111,8 @@ std::vector<Values> run_steps(Communicator& communicator, const std::vector<Step
   const int size = communicator.size();
   std::vector<Values> results;
   for (std::size_t i = 0; i < steps.size(); ++i) {
-    const auto [action, n] = steps[i];
-    Values whole =
-        test::random_tensors(size, n * size, static_cast<unsigned>(i))[static_cast<std::size_t>(communicator.rank())];
+    const auto& [action, n, values] = steps[i];
+    Values whole = values[static_cast<std::size_t>(communicator.rank())];
     Values part(static_cast<std::size_t>(n));
     const auto slots = split(test::view(whole), size, n);
     const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
@@ -149,15 +149,17 @@ TEST_CASE("memory channels: random schedules have the bits of another transport"
     std::mt19937 random(static_cast<unsigned>(number));
     const std::vector<std::vector<int>> shapes{{2}, {3}, {4}, {2, 2}, {3, 1}, {1, 1}, {2, 2, 2}, {5}};
     const std::vector<int> ids = test::node_ids(shapes[random() % shapes.size()], random() % 2 == 0);
+    const int size = static_cast<int>(ids.size());
     std::vector<Step> steps(1 + random() % 6);
     for (Step& step : steps) {
-      const std::int64_t longest = random() % 8 == 0 ? 300'000 : 3000;
-      step = {static_cast<int>(random() % 9), static_cast<std::int64_t>(random()) % longest};
+      const std::int64_t longest = random() % 32 == 0 ? 300'000 : 3000;
+      step = {static_cast<int>(random() % 9), static_cast<std::int64_t>(random()) % longest, {}};
+      step.values = test::random_tensors(size, step.elements * size, static_cast<unsigned>(number));
     }
     const std::size_t chunk_bytes = random() % 2 == 0 ? 4096 : kDefaultChunkBytes;
     const auto in_memory = communicators_in_memory(ids, chunk_bytes);
     const auto others = test::make_communicators(ids, chunk_bytes);
-    test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
+    test::run_ranks(size, [&](int rank) {
       const auto r = static_cast<std::size_t>(rank);
       if (run_steps(*in_memory[r], steps) != run_steps(*others[r], steps))
         throw Error("schedule " + std::to_string(number) + ": other bits");

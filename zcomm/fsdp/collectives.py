@@ -129,19 +129,16 @@ class Collectives:
         ]
 
     def defers_gather(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Tell whether the next gather may decode into the parameters. Not on a GPU, where streams would have to hold
-        parameters and gradients for one another."""
+        """Tell whether the next gather may decode into the parameters. Not on a GPU: their memory belongs to the stream
+        that computes, and a gather on another stream would have to wait until nothing there uses it."""
         rule = self.rule
         is_fused = rule is not None and rule.fused and rule.weights != "exact" and self.strategy.takes_parts()
         return is_fused and device.type == "cpu" and dtype in _COMPRESSIBLE
 
-    def defers_reduce(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> bool:
-        """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves. Not on
-        a GPU, as for gathers."""
+    def defers_reduce(self, num_elements: int, dtype: torch.dtype) -> bool:
+        """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves."""
         rule = self.rule
         if rule is None or not rule.fused or rule.gradients == "exact" or dtype not in _COMPRESSIBLE:
-            return False
-        if device.type != "cpu":
             return False
         shards, _ = _fsdp2.process_groups_of(self._param_group)
         size = shards.size() if shards is not None else 1
@@ -326,7 +323,7 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         def allocated() -> torch.Tensor:
             return self._previous.allocate(size, dtype=dtype, device=device)
 
-        is_deferred = self._owner.defers_reduce(math.prod(size), dtype, device)
+        is_deferred = self._owner.defers_reduce(math.prod(size), dtype)
         return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
 
     def __call__(

@@ -68,9 +68,9 @@ def compress(
             a warning. None: no limit.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
-        fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. On CPUs,
-            compressed reductions read the gradients themselves, and compressed and lossless gathers write into the
-            parameters. :meth:`Compression.stats` counts both. Tensors on GPUs are copied as before.
+        fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
+            reductions read the gradients themselves. On CPUs, compressed and lossless gathers write into the
+            parameters; on GPUs FSDP2 copies them. :meth:`Compression.stats` counts both.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;

@@ -26,6 +26,7 @@ class Buffer:
         self._own: tuple[Buffer, int] | None = None  # the shard to gather, and this rank
         self._gathered: Sequence[torch.Tensor] = ()
         self._gradients: list[torch.Tensor] = []
+        self._held: list[torch.Tensor] = []
         self._spent = False
         self.parts: list[torch.Tensor] = []  #: of a shard, flat
 
@@ -75,6 +76,8 @@ class Buffer:
     def copy_gradients(self, gradients: Sequence[torch.Tensor], num_ranks: int) -> None:
         """Note gradients, which must not change until they are reduced."""
         self._gradients, self._ranks = list(gradients), num_ranks
+        # FSDP2 drops its buffer when the stream that made gradients has waited for their reduction on another stream.
+        self._held = [] if gradients[0].is_cpu else list(gradients)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, flat, with their rows padded for all ranks; none if they have been copied."""
@@ -83,7 +86,7 @@ class Buffer:
         return [_padded(each, self._ranks) for each in self._gradients]
 
     def spend_gradients(self) -> None:
-        """Let go of the gradients, which were reduced. FSDP2 holds its buffer until it reduces the next layer."""
+        """Let go of reduced gradients, on a CPU at once: FSDP2 holds its buffer until it reduces the next layer."""
         self._gradients, self._spent = [], True
 
 

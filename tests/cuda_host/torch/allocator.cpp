@@ -1,5 +1,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <torch/library.h>
 
@@ -83,4 +84,5 @@ std::int64_t num_made_pieces() {
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &cuda_host::torch::empty);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
 }

@@ -1,4 +1,4 @@
-"""FSDP2 with weights by lossless differences on a GPU: the training with exact weights, bit for bit."""
+"""FSDP2 on a GPU: lossless weights train as exact ones do, and fused steps have the bits of copied ones."""
 
 from __future__ import annotations
 
@@ -89,3 +89,23 @@ def test_a_stray_write_is_found() -> None:
         store.wait([f"found {rank}" for rank in range(dist.get_world_size())])
 
     run(body, 2, env={**TWO_NODES, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, options=None, group_seconds=20.0)
+
+
+def test_fused_steps_have_the_bits_of_copied_ones() -> None:
+    """On a GPU reductions are fused."""
+
+    def body() -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        results = []
+        for fused in (True, False):
+            model = sharded()
+            compression = compress(model, weights="int8:256", gradients="int8:128/int4:64", fused=fused)
+            results.append((train(model), whole_parameters(model)))
+            stats = compression.stats()
+            assert all(one.reduces_fused == (one.reduces if fused else 0) for one in stats.values()), stats
+            assert all(one.reduces > 0 for name, one in stats.items() if name != str(FROZEN)), stats
+        (losses, fused_parameters), (expected, copied_parameters) = results
+        assert losses == expected
+        assert all(torch.equal(got, want) for got, want in zip(fused_parameters, copied_parameters, strict=True))
+
+    run(body, 2, env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **TWO_NODES}, options=None)

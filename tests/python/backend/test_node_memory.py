@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import select
 import signal
@@ -206,6 +207,19 @@ def test_a_rank_that_is_killed_in_a_call_is_named(call: Callable[[int], None]) -
         return survive(lambda: call(64 * NUM))
 
     check_survivors(body, "lost rank 1")
+
+
+def test_a_rank_that_is_killed_while_it_releases_its_memory_fails_nobody() -> None:
+    def body() -> str:
+        gather(mine())
+        if dist.get_rank() == 1:
+            threading.Timer(random.uniform(0, 2e-3), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        return survive(lambda: None)
+
+    names = sorted(os.listdir("/dev/shm"))
+    outcomes = collect(body, 3, nodes=[0, 0, 0], options=ALL, grace=30)
+    assert [outcomes[rank].value for rank in (0, 2)] == ["", ""]
+    assert sorted(os.listdir("/dev/shm")) == names
 
 
 def test_an_abort_ends_the_wait_for_a_rank_that_does_not_tell() -> None:

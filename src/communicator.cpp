@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "collectives/operation_checks.hpp"
 #include "collectives/pipeline.hpp"
 #include "collectives/preparation.hpp"
 #include "collectives/random_seed.hpp"
@@ -28,6 +29,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   CallStats stats;
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
+  if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);
   Pipeline pipeline;

@@ -182,6 +182,8 @@ class Operation:
     @property
     def residual_bytes(self) -> int: ...
     @property
+    def wires_bytes(self) -> int: ...
+    @property
     def kept(self) -> torch.Tensor | None: ...
     @property
     def generation(self) -> int: ...  # of a lossless gather; 0 while one is under way, and after one that failed
@@ -190,14 +192,17 @@ class Operation:
     def keeping(self, data: torch.Tensor) -> Operation: ...  # uint8, kept_bytes long
     def run(
         self,
-        output: TensorOrParts,
+        output: TensorOrParts | None,
         input: TensorOrParts | None = None,  # None: a gather once more, from what is kept
         op: Op | None = None,
         *,
         residual: Residual | None = None,
         site: Site | None = None,
         async_op: bool = False,
+        wires: torch.Tensor | None = None,  # uint8, wires_bytes long: what a gather leaves in place of its output
     ) -> Work: ...
+    # On the current stream, which must wait for the gather.
+    def decode(self, output: TensorOrParts, wires: torch.Tensor) -> None: ...
 
 class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
     def __init__(

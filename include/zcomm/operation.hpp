@@ -29,6 +29,7 @@ struct Arguments {
   std::span<const TensorView> outputs = {};
   float factor = 1.0f;                 // of sums
   const Feedback* feedback = nullptr;  // of sums, in the planned format, if any
+  std::span<std::byte> wires = {};     // of a gather: Operation::wires_bytes() that it fills in place of its outputs
 };
 
 // Values that a rank keeps of a gather, for later gathers. Another thread may read the two counts at any time.
@@ -57,6 +58,11 @@ class Operation {
   virtual std::size_t largest_kept_bytes() const { return 0; }
   // Returns the same operation, bound to this memory. Throws ArgumentError if it keeps nothing.
   virtual std::shared_ptr<Operation> keeping(std::shared_ptr<Kept> kept) const;
+  // Returns the bytes of a gather's wires, aligned to kWireAlignment, that decode() takes. 0: there are none.
+  virtual std::size_t wires_bytes() const { return 0; }
+  // Decodes the wires that the last call has left, and those that it keeps, into the outputs. Moves no byte between
+  // ranks. The stream is any that waits for that call. Throws ArgumentError.
+  virtual void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const;
   // Returns the bytes of error feedback's residual; 0 if none was planned.
   virtual std::size_t residual_bytes() const { return 0; }
 
@@ -85,6 +91,9 @@ using OperationPtr = std::shared_ptr<Operation>;
 // that of rank r's shard is kept by the rank with r's local rank, modulo the ranks of the node. In equal nodes each of
 // L ranks keeps an L-th of all wires. A call without an input rebuilds the outputs from these wires: it gives the same
 // bits, and sends nothing between nodes.
+//
+// A call with Arguments::wires leaves all wires there, and those of the secondary shard in it. Its outputs have lengths
+// and no addresses. decode() may then write values where and when nothing else uses that memory.
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept = {});
 
 // Makes the same gather of exact values in one hop, from and to the caller's memory: no wire, no codec. Throws

@@ -45,14 +45,27 @@ PlannedPtr keeping(const PlannedOperation& planned, at::Tensor data) {
   return bound;
 }
 
-WorkPtr run(const PlannedOperation& planned, TensorOrParts output, std::optional<TensorOrParts> input,
-            const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
-            bool async) {
-  const BackendPtr group = planned.group.lock();  // keeps its `owner` valid
+// Returns the group, which keeps the owner of its plan valid.
+BackendPtr group_of(const PlannedOperation& planned) {
+  BackendPtr group = planned.group.lock();
   TORCH_CHECK(group, "zcomm: the process group of this plan was destroyed");
+  return group;
+}
+
+WorkPtr run(const PlannedOperation& planned, std::optional<TensorOrParts> output, std::optional<TensorOrParts> input,
+            const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
+            bool async, const std::optional<at::Tensor>& wires) {
+  const BackendPtr group = group_of(planned);
+  TORCH_CHECK_VALUE(output.has_value() != wires.has_value(), "zcomm: wires: expected either them or an output");
   std::optional<Whole> given;
   if (input) given = whole_of(std::move(*input));
-  return planned.owner->run(planned, whole_of(std::move(output)), given, op, residual, site, async);
+  return planned.owner->run(planned, output ? whole_of(std::move(*output)) : Whole(), given, op, residual, site, async,
+                            wires);
+}
+
+void decode(const PlannedOperation& planned, TensorOrParts output, const at::Tensor& wires) {
+  const BackendPtr group = group_of(planned);
+  planned.owner->decode(planned, whole_of(std::move(output)), wires);
 }
 
 }  // namespace
@@ -71,6 +84,7 @@ void bind_operations(py::module_& module) {
       .def_property_readonly("kept_bytes", [](const PlannedOperation& p) { return p.operation->kept_bytes(); })
       .def_property_readonly("largest_kept_bytes",
                              [](const PlannedOperation& p) { return p.operation->largest_kept_bytes(); })
+      .def_property_readonly("wires_bytes", [](const PlannedOperation& p) { return p.operation->wires_bytes(); })
       .def_property_readonly("residual_bytes", [](const PlannedOperation& p) { return p.operation->residual_bytes(); })
       .def_property_readonly("kept", [](const PlannedOperation& p) { return p.kept ? p.kept->data : at::Tensor(); })
       .def_property_readonly("generation",
@@ -80,7 +94,8 @@ void bind_operations(py::module_& module) {
       .def("keeping", &keeping, py::arg("data"))
       .def("run", &run, py::arg("output"), py::arg("input") = py::none(), py::arg("op") = py::none(), py::kw_only(),
            py::arg("residual") = py::none(), py::arg("site") = py::none(), py::arg("async_op") = false,
-           py::call_guard<py::gil_scoped_release>());
+           py::arg("wires") = py::none(), py::call_guard<py::gil_scoped_release>())
+      .def("decode", &decode, py::arg("output"), py::arg("wires"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace zcomm::c10d_binding

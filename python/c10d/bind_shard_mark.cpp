@@ -1,7 +1,6 @@
 // Detection of changed shards: a hash in host memory, kernels in GPU memory.
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "bind.hpp"
 #include "tensors.hpp"
@@ -12,10 +11,6 @@
 
 namespace zcomm::c10d_binding {
 namespace {
-
-StreamView current_stream(at::Device device) {
-  return {c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
-}
 
 void check_shard(const at::Tensor& shard, at::Device device) {
   TORCH_CHECK_VALUE(shard.device() == device && shard.is_contiguous() && dtype_of(shard),

@@ -9,17 +9,6 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Appends the slots' segments, slot after slot, of tensors that each have one segment of all slots.
-template <class Views>
-void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size) {
-  for (int rank = 0; rank < size; ++rank) {
-    for (const at::Tensor& tensor : tensors) {
-      const std::int64_t count = tensor.numel() / size;
-      views.push_back(view_of(tensor).slice(rank * count, count));
-    }
-  }
-}
-
 // Describes a gather as far as classes of Choice::automatic distinguish calls.
 Call gather_of(std::span<const TensorView> slots, const at::Tensor& input) {
   Call call;

@@ -45,7 +45,8 @@ struct Job {
   void run(const std::function<Communicator&()>& connect, StreamView stream);
 
   Arguments arguments() const {
-    return {{read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr};
+    return {
+        {read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr, wires};
   }
   CallSummary summary() const;
   // Returns the caller's place in the program, if known.
@@ -55,6 +56,7 @@ struct Job {
   OperationPtr operation;
   c10::SmallVector<ConstTensorView, 8> read;  // of the tensors below, like the next ones
   c10::SmallVector<TensorView, 8> written;
+  std::span<std::byte> wires;
   float factor = 1.0f;
   std::optional<Feedback> feedback;
   std::vector<at::Tensor> inputs;   // held until the job is done, like the outputs

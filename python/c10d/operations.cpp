@@ -1,5 +1,7 @@
 #include "operations.hpp"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -75,6 +77,17 @@ void check_planned(const PlannedOperation& planned, const Whole& whole, int size
 
 void check_one(const Whole& tensors, const char* name) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: ", name, ": expected one tensor, got ", tensors.size());
+}
+
+// Checks the input of a planned gather.
+void check_gathered(const PlannedOperation& planned, const std::optional<Whole>& input, int size, at::Device device) {
+  TORCH_CHECK_VALUE(input || planned.kept, "zcomm: input: expected a tensor, as nothing is kept, got none");
+  if (!input) return;
+  check_whole(*input, planned.parts, 1, "input");
+  TORCH_CHECK_VALUE((*input)[0].scalar_type() == planned.dtype && elements_of(*input) * size == planned.num_elements,
+                    "zcomm: input: expected ", planned.num_elements / size, " ", planned.dtype,
+                    ", as was planned, got ", elements_of(*input), " ", (*input)[0].scalar_type());
+  for (const at::Tensor& part : *input) check_contiguous(part, "input", device);
 }
 
 // Adds the feedback to the job, whose operation has its format.
@@ -192,18 +205,28 @@ PlannedPtr Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::R
                                   policy.all_reduce, feedback}));
 }
 
+JobPtr Operations::gather_of_wires(const PlannedOperation& planned, const at::Tensor& wires,
+                                   const std::optional<Whole>& input, const CallSettings& settings) {
+  TORCH_CHECK_VALUE(planned.collective == Collective::all_gather && planned.operation->wires_bytes() > 0,
+                    "zcomm: wires: expected a gather in a format, got ", planned.operation->description());
+  check_memory(wires, "wires", planned.operation->wires_bytes(), wires.device());
+  check_gathered(planned, input, group_.getSize(), wires.device());
+  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), {}, settings,
+                                  Route::compressed, planned.operation);
+  job->written.resize(static_cast<std::size_t>(group_.getSize()),
+                      {nullptr, planned.num_elements / group_.getSize(), dtype_of(planned.dtype).value()});
+  job->outputs = {wires};
+  job->wires = {static_cast<std::byte*>(wires.data_ptr()), wires.nbytes()};
+  return job;
+}
+
 JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
                           const ::c10d::ReduceOp& op, const CallSettings& settings) {
   const int size = group_.getSize();
   switch (planned.collective) {
     case Collective::all_gather:
       check_planned(planned, output, size, "output");
-      TORCH_CHECK_VALUE(input || planned.kept, "zcomm: input: expected a tensor, as nothing is kept, got none");
-      if (input) {
-        check_whole(*input, planned.parts, 1, "input");
-        check_shapes(output, *input, size, "output", "input");
-        for (const at::Tensor& part : *input) check_contiguous(part, "input", output[0].device());
-      }
+      check_gathered(planned, input, size, output[0].device());
       return compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), output, settings,
                                 Route::compressed, planned.operation);
     case Collective::reduce_scatter:
@@ -225,25 +248,37 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
 
 WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
                         const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
-                        const SitePtr& site, bool async) {
+                        const SitePtr& site, bool async, const std::optional<at::Tensor>& wires) {
   const bool is_sum = planned.collective != Collective::all_gather;
   TORCH_CHECK_VALUE(op.has_value() == is_sum, "zcomm: op: expected ", is_sum ? "one" : "none", ", got ",
                     op ? "one" : "none");
   const CallSettings call_settings = settings(async);
-  JobPtr job = job_of(planned, output, input, op.value_or(::c10d::ReduceOp::SUM), call_settings);
+  JobPtr job = wires ? gather_of_wires(planned, *wires, input, call_settings)
+                     : job_of(planned, output, input, op.value_or(::c10d::ReduceOp::SUM), call_settings);
   add_residual(*job, residual, planned.feedback);
   if (planned.kept) {
-    check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), output[0].device());
+    check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), job->outputs[0].device());
     job->inputs.push_back(planned.kept->data);
   }
   job->site = site;
-  const bool is_reduce_scatter = planned.collective == Collective::reduce_scatter;
-  const at::Tensor& shard = is_sum || !input ? output[0] : input->front();
-  const Whole& whole = is_reduce_scatter ? *input : output;
-  compressed_.count(is_sum ? describe(planned.collective, Form::single, shard, whole, *op)
-                           : describe(planned.collective, Form::single, shard, whole),
-                    Verdict::compressed);
+  Call call;
+  call.collective = planned.collective;
+  call.num_bytes = planned.num_elements * static_cast<std::int64_t>(c10::elementSize(planned.dtype));
+  compressed_.count(call, Verdict::compressed);
   return inner_.track(compressed_.launch(std::move(job), call_settings));
+}
+
+void Operations::decode(const PlannedOperation& planned, const Whole& output, const at::Tensor& wires) {
+  check_planned(planned, output, group_.getSize(), "output");
+  check_memory(wires, "wires", planned.operation->wires_bytes(), output[0].device());
+  std::vector<TensorView> slots;
+  add_segments(slots, output, group_.getSize());
+  Arguments arguments;
+  arguments.outputs = slots;
+  arguments.wires = {static_cast<std::byte*>(wires.data_ptr()), wires.nbytes()};
+  const at::Device device = output[0].device();
+  const c10::DeviceGuard on_device(device);
+  planned.operation->decode(*codecs_.of(output[0]).codec, arguments, current_stream(device));
 }
 
 WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async) {

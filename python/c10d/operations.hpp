@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "compressed_calls.hpp"
+#include "device_codecs.hpp"
 #include "inner_groups.hpp"
 
 namespace zcomm::c10d_binding {
@@ -67,11 +68,14 @@ class Operations {
   PlannedPtr plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
                              const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
 
-  // Runs an operation. `output` is an all-reduce's tensor. Without an input, repeats a gather from kept values;
-  // precondition: no rank has changed the values since. `op` and `residual` are for reductions.
+  // Runs an operation. `output` is an all-reduce's tensor; a gather may leave `wires` instead. Without an input,
+  // repeats a gather from kept values; precondition: no rank has changed the values since. `op` and `residual` are for
+  // reductions.
   WorkPtr run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
               const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
-              const SitePtr& site, bool async);
+              const SitePtr& site, bool async, const std::optional<at::Tensor>& wires = {});
+  // Decodes what the last gather has left into `output`, on the current stream, which must wait for it.
+  void decode(const PlannedOperation& planned, const Whole& output, const at::Tensor& wires);
   // Prepares lossless gathers on a GPU: the next call of each sends the tensor next to it. Encodes all, and blocks the
   // host once.
   WorkPtr prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async);
@@ -84,12 +88,15 @@ class Operations {
                      const std::optional<BlockFormat>& feedback, OperationPtr operation);
   JobPtr job_of(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
                 const ::c10d::ReduceOp& op, const CallSettings& settings);
+  JobPtr gather_of_wires(const PlannedOperation& planned, const at::Tensor& wires, const std::optional<Whole>& input,
+                         const CallSettings& settings);
   CallSettings settings(bool async) const { return {options_->policy, options_->timeout, async}; }
 
   ::c10d::Backend& group_;
   c10::intrusive_ptr<ZcommOptions> options_;
   InnerGroups& inner_;
   CompressedCalls& compressed_;
+  DeviceCodecs codecs_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -175,7 +175,6 @@ SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> opti
       compressed_(compressed),
       handshake_(handshake),
       errors_(errors),
-      host_{make_host_workspace(), make_cpu_codec()},
       watch_(std::move(store), group.getRank(), group.getSize()) {}
 
 void SendRecv::fail(const std::string& difference) {
@@ -211,38 +210,29 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
   return std::nullopt;
 }
 
-SendRecv::Device& SendRecv::device_of(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return host_;
-  std::call_once(cuda_once_, [&] {
-    cuda_.workspace = make_torch_workspace(tensor.device().type());
-    cuda_.codec = make_cuda_codec(*cuda_.workspace);
-  });
-  return cuda_;
-}
-
 // A wire of a CPU is reused memory: touching new pages takes longer than encoding.
 at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& format) {
   const std::size_t num_bytes = wire_bytes(format, dtype_of(values).value(), values.numel());
   const std::array shape{static_cast<std::int64_t>(num_bytes)};
   if (!values.is_cpu()) return at::empty(shape, values.options().dtype(at::kByte));
-  auto memory = std::make_shared<Scratch>(*host_.workspace, num_bytes, StreamView{});
+  auto memory = std::make_shared<Scratch>(*codecs_.host().workspace, num_bytes, StreamView{});
   std::byte* data = memory->data();
   return at::from_blob(
-      data, shape, [workspace = host_.workspace, memory = std::move(memory)](void*) mutable { memory.reset(); },
-      at::kByte);
+      data, shape,
+      [workspace = codecs_.host().workspace, memory = std::move(memory)](void*) mutable { memory.reset(); }, at::kByte);
 }
 
 void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
   const c10::DeviceGuard guard(values.device());
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
-  device_of(values).codec->encode({&job, 1}, stream_view(values));
+  codecs_.of(values).codec->encode({&job, 1}, stream_view(values));
 }
 
 void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
   const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
-  device_of(message.values).codec->decode({&job, 1}, stream_view(message.values));
+  codecs_.of(message.values).codec->decode({&job, 1}, stream_view(message.values));
   if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire));
 }
 

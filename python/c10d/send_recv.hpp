@@ -7,6 +7,7 @@
 
 #include "call_watch.hpp"
 #include "compressed_calls.hpp"
+#include "device_codecs.hpp"
 #include "inner_groups.hpp"
 
 namespace zcomm::c10d_binding {
@@ -38,10 +39,6 @@ class SendRecv {
 
  private:
   class MessageWork;
-  struct Device {
-    std::shared_ptr<Workspace> workspace;
-    std::unique_ptr<Codec> codec;
-  };
   // Values that are encoded in `wire`, kept until the message has moved. Those of a send are undefined.
   struct Message {
     at::Tensor wire;
@@ -58,7 +55,6 @@ class SendRecv {
   void fail(const std::string& difference);
   std::exception_ptr failure() const;
   std::optional<BlockFormat> format_of(const at::Tensor& tensor, int peer, int tag);
-  Device& device_of(const at::Tensor& tensor);
   at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);
@@ -72,9 +68,7 @@ class SendRecv {
   CompressedCalls& compressed_;
   Handshake& handshake_;
   GroupErrors& errors_;
-  Device host_;
-  Device cuda_;
-  std::once_flag cuda_once_;
+  DeviceCodecs codecs_;
   std::vector<Message> coalesced_;
   mutable std::mutex mutex_;  // guards the next two
   std::map<int, Sent> sent_;

@@ -1,6 +1,7 @@
 #include "tensors.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
@@ -18,12 +19,14 @@ constexpr std::pair<at::ScalarType, DType> kTypes[] = {{at::kFloat, DType::float
 
 }  // namespace
 
-std::optional<DType> dtype_of(const at::Tensor& tensor) {
+std::optional<DType> dtype_of(at::ScalarType type) {
   for (const auto& [scalar_type, dtype] : kTypes) {
-    if (scalar_type == tensor.scalar_type()) return dtype;
+    if (scalar_type == type) return dtype;
   }
   return std::nullopt;
 }
+
+std::optional<DType> dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
 
 std::optional<DType> float_of(const at::Tensor& tensor) {
   const std::optional<DType> dtype = dtype_of(tensor);
@@ -46,6 +49,11 @@ std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors) {
   views.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor));
   return views;
+}
+
+StreamView current_stream(at::Device device) {
+  if (device.is_cpu()) return {};
+  return {c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
 }
 
 std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {

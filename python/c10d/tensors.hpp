@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "policy.hpp"
+#include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 
 namespace zcomm::c10d_binding {
 
 // Returns the core's value type, or nothing for other types. uint16 are byte pairs.
+std::optional<DType> dtype_of(at::ScalarType type);
 std::optional<DType> dtype_of(const at::Tensor& tensor);
 // Returns the codec's value type, or nothing for other types.
 std::optional<DType> float_of(const at::Tensor& tensor);
@@ -23,8 +25,22 @@ at::ScalarType scalar_type_of(DType dtype);
 TensorView view_of(const at::Tensor& tensor);
 std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors);
 
+// Returns torch's current stream of a device; none of a CPU.
+StreamView current_stream(at::Device device);
+
 // Returns the slots of a tensor that is gathered or scattered whole.
 std::vector<TensorView> slots_of(const at::Tensor& whole, int size);
+
+// Appends the slots' segments, slot after slot, of tensors that each have one segment of all slots.
+template <class Views>
+void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    for (const at::Tensor& tensor : tensors) {
+      const std::int64_t count = tensor.numel() / size;
+      views.push_back(view_of(tensor).slice(rank * count, count));
+    }
+  }
+}
 
 // Describes a call for the policy; `whole` is the gathered, scattered or reduced tensor, in parts.
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole);

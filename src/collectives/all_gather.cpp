@@ -9,14 +9,15 @@ namespace {
 class AllGather final : public Stages {
  public:
   AllGather(const Resources& r, const GatherPlan& plan, std::span<const ConstTensorView> shard,
-            std::span<const TensorView> slots, std::byte* secondary)
+            std::span<const TensorView> slots, std::byte* secondary, std::span<std::byte> wires)
       : r_(r),
         plan_(plan),
         shard_(shard, 1),
         slots_(slots),
+        leaves_wires_(!wires.empty()),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
         window_(plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
-        wires_(r, plan, secondary, secondary, depth()),
+        wires_(r, plan, secondary, secondary, depth(), wires),
         first_hop_(depth()),
         second_hop_(depth()) {}
 
@@ -60,13 +61,14 @@ class AllGather final : public Stages {
     } else {
       finish_transfer(r_, first_hop_[chunk]);
     }
-    wires_.decode(r_, slots_, chunk, decodes_);
+    if (!leaves_wires_) wires_.decode(r_, slots_, chunk, decodes_);
   }
 
   const Resources& r_;
   const GatherPlan& plan_;
   const SlotViews<ConstTensorView> shard_;
   const std::span<const TensorView> slots_;
+  const bool leaves_wires_;
   const bool uses_own_all_gather_;
   const int window_;
   const GatheredWires wires_;
@@ -129,6 +131,22 @@ class AllGatherOperation : public Operation {
   std::size_t kept_bytes() const override { return plan_->secondary_bytes(); }
   std::size_t largest_kept_bytes() const override { return plan_->largest_secondary_bytes(); }
   OperationPtr keeping(std::shared_ptr<Kept> kept) const override { return make_all_gather(plan_, std::move(kept)); }
+  std::size_t wires_bytes() const override {
+    return GatheredWires::largest(*plan_) * static_cast<std::size_t>(plan_->num_chunks());
+  }
+  void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const override {
+    const std::vector<TensorView> slots =
+        joined_slots(arguments.outputs, plan_->segments(), plan_->slots().lengths.size());
+    check_argument(!slots.empty() && shape_of(slots) == plan_->slots(),
+                   [&] { return "outputs: expected slots of " + plan_->slots().to_string() + ", got others"; });
+    check_wires(*this, arguments.wires);
+    const GatheredWires wires(*plan_, kept_ == nullptr ? nullptr : kept_->memory.data(), nullptr, arguments.wires);
+    std::vector<Decode> jobs;
+    for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
+      wires.add_decodes(arguments.outputs, chunk, jobs);
+    }
+    codec.decode(jobs, stream);
+  }
 
   void check(const Resources& r, const Arguments& given) const override {
     const std::vector<ConstTensorView> shard = joined_slots(given.inputs, plan_->segments(), 1);
@@ -155,8 +173,8 @@ class AllGatherOperation : public Operation {
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_->num_chunks() == 0) return {};
     std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
-    if (is_again(arguments)) return {{}, secondary_stages(r, *plan_, kept, arguments.outputs)};
-    return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept)};
+    if (is_again(arguments)) return {{}, secondary_stages(r, *plan_, kept, arguments.outputs, arguments.wires)};
+    return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires)};
   }
 
  protected:
@@ -185,6 +203,7 @@ class DirectAllGatherOperation final : public AllGatherOperation {
   OperationPtr keeping(std::shared_ptr<Kept>) const override {
     throw ArgumentError("kept: a direct gather keeps nothing");
   }
+  std::size_t wires_bytes() const override { return 0; }
   std::string words(const Arguments& arguments) const override {
     return "direct " + AllGatherOperation::words(arguments);
   }
@@ -198,8 +217,8 @@ class DirectAllGatherOperation final : public AllGatherOperation {
 
 std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan,
                                           std::span<const ConstTensorView> shard, std::span<const TensorView> slots,
-                                          std::byte* secondary) {
-  return std::make_unique<AllGather>(resources, plan, shard, slots, secondary);
+                                          std::byte* secondary, std::span<std::byte> wires) {
+  return std::make_unique<AllGather>(resources, plan, shard, slots, secondary, wires);
 }
 
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept) {

@@ -1,6 +1,7 @@
-// Wires of a gather: in scratch memory during their chunk, or in a secondary shard.
+// Wires of a gather: in scratch memory during their chunk, in memory of the caller, or in a secondary shard.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,14 +17,22 @@ namespace zcomm {
 class GatheredWires {
  public:
   // Takes the secondary shard, if any: `held` for reading, and `filled` if it is to be written. `depth` is the number
-  // of chunks in progress.
-  GatheredWires(const Resources& r, const GatherPlan& plan, const std::byte* held, std::byte* filled, int depth)
+  // of chunks in progress. `all` has room for those of all chunks; empty: they are scratch.
+  GatheredWires(const Resources& r, const GatherPlan& plan, const std::byte* held, std::byte* filled, int depth,
+                std::span<std::byte> all)
+      : GatheredWires(plan, held, filled, all) {
+    if (!all.empty()) return;
+    depth_ = depth;
+    scratch_.emplace(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream);
+    base_ = scratch_->data();
+  }
+  GatheredWires(const GatherPlan& plan, const std::byte* held, std::byte* filled, std::span<std::byte> all)
       : plan_(plan),
         held_(held),
         filled_(filled),
-        depth_(depth),
+        depth_(plan.num_chunks()),
         slots_bytes_(largest(plan)),
-        scratch_(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream) {}
+        base_(all.data()) {}
 
   // Returns the bytes of the largest chunk's wires, of all slots.
   static std::size_t largest(const GatherPlan& plan) {
@@ -40,7 +49,7 @@ class GatheredWires {
   }
   std::byte* room(int slot, std::int64_t chunk) const {
     if (filled_ != nullptr && plan_.holds(slot)) return filled_ + plan_.secondary_offset(slot, chunk);
-    return scratch_.data() + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ + plan_.offset(slot, chunk);
+    return base_ + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ + plan_.offset(slot, chunk);
   }
 
   // Lists the messages of a hop.
@@ -73,19 +82,23 @@ class GatheredWires {
   void decode(const Resources& r, std::span<const TensorView> slots, std::int64_t chunk,
               std::vector<Decode>& jobs) const {
     jobs.clear();
+    add_decodes(slots, chunk, jobs);
+    run_codec(r, jobs);
+  }
+  void add_decodes(std::span<const TensorView> slots, std::int64_t chunk, std::vector<Decode>& jobs) const {
     for_each(slots, chunk, [&](int, TensorView values, const Piece<BlockFormat>&, const Wire& wire) {
       jobs.push_back({wire, values});
     });
-    run_codec(r, jobs);
   }
 
  private:
   const GatherPlan& plan_;
   const std::byte* held_;
   std::byte* filled_;
-  int depth_;
+  std::int64_t depth_;
   std::size_t slots_bytes_;  // per chunk, of all slots
-  Scratch scratch_;
+  std::optional<Scratch> scratch_;
+  std::byte* base_;
 };
 
 }  // namespace zcomm

@@ -9,4 +9,8 @@ OperationPtr Operation::keeping(std::shared_ptr<Kept>) const {
   throw ArgumentError("kept: expected none for " + description() + ", which keeps nothing, got memory");
 }
 
+void Operation::decode(const Codec&, const Arguments&, StreamView) const {
+  throw ArgumentError("wires: expected a gather in a format, got " + description());
+}
+
 }  // namespace zcomm

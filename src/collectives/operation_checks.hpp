@@ -73,6 +73,15 @@ inline void check_kept(const Kept& kept, std::size_t num_bytes) {
   check_aligned("kept", kept.memory.data(), kWireAlignment);
 }
 
+inline void check_wires(const Operation& operation, std::span<const std::byte> wires) {
+  check_argument(operation.wires_bytes() > 0 || operation.num_chunks() == 0,
+                 [&] { return "wires: expected a gather in a format, got " + operation.description(); });
+  check_argument(wires.size() == operation.wires_bytes(), [&] {
+    return "wires: expected " + std::to_string(operation.wires_bytes()) + " bytes, got " + std::to_string(wires.size());
+  });
+  check_aligned("wires", wires.data(), kWireAlignment);
+}
+
 // Checks `feedback` against `planned`, the residual's format in the plan.
 inline void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned) {
   const auto name = [](const std::optional<BlockFormat>& format) { return format ? format->to_string() : "none"; };

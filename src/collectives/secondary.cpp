@@ -7,8 +7,12 @@ namespace {
 class SecondaryGather final : public Stages {
  public:
   SecondaryGather(const Resources& r, const GatherPlan& plan, const std::byte* secondary,
-                  std::span<const TensorView> slots)
-      : r_(r), plan_(plan), slots_(slots), wires_(r, plan, secondary, nullptr, kDepth) {}
+                  std::span<const TensorView> slots, std::span<std::byte> wires)
+      : r_(r),
+        plan_(plan),
+        slots_(slots),
+        leaves_wires_(!wires.empty()),
+        wires_(r, plan, secondary, nullptr, kDepth, wires) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
@@ -22,12 +26,13 @@ class SecondaryGather final : public Stages {
 
   void finish(std::int64_t chunk) override {
     finish_transfer(r_, transfers_[chunk]);
-    wires_.decode(r_, slots_, chunk, decodes_);
+    if (!leaves_wires_) wires_.decode(r_, slots_, chunk, decodes_);
   }
 
   const Resources& r_;
   const GatherPlan& plan_;
   const std::span<const TensorView> slots_;
+  const bool leaves_wires_;
   const GatheredWires wires_;
   Ring<std::unique_ptr<Transfer>> transfers_{kDepth};
   // Buffers reused by all chunks.
@@ -39,8 +44,8 @@ class SecondaryGather final : public Stages {
 }  // namespace
 
 std::unique_ptr<Stages> secondary_stages(const Resources& resources, const GatherPlan& plan, const std::byte* secondary,
-                                         std::span<const TensorView> slots) {
-  return std::make_unique<SecondaryGather>(resources, plan, secondary, slots);
+                                         std::span<const TensorView> slots, std::span<std::byte> wires) {
+  return std::make_unique<SecondaryGather>(resources, plan, secondary, slots, wires);
 }
 
 }  // namespace zcomm

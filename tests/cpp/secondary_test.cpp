@@ -1,7 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
+#include <utility>
 
 #include "calls.hpp"
 #include "ranks.hpp"
@@ -84,6 +87,98 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
       }
     }
   }
+}
+
+// Gathers once with an output and then into wires, and decodes these; `kept` may be null.
+void check_wires(Communicator& communicator, const std::vector<std::int64_t>& lengths, bool keeps) {
+  const auto longest = *std::ranges::max_element(lengths);
+  const std::vector<Segment<BlockFormat>> segments{{longest - longest / 3, BlockFormat::parse("int8:64")},
+                                                   {longest / 3, {}}};
+  const auto rank = static_cast<std::size_t>(communicator.rank());
+  Values whole(static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})));
+  const auto views_of = [&](Values& values) {
+    std::vector<TensorView> slots;
+    std::int64_t begin = 0;
+    for (const std::int64_t length : lengths)
+      slots.push_back(view(values).slice(std::exchange(begin, begin + length), length));
+    return slots;
+  };
+  const auto slots = views_of(whole);
+  Values own(static_cast<std::size_t>(lengths[rank]));
+  fill(view(own), static_cast<unsigned>(rank));
+  const auto plan = std::make_shared<const GatherPlan>(communicator.world(), shape_of(slots), segments);
+  const ConstTensorView shard = view(own);
+  test::all_gather(communicator, shard, slots, segments, 20s);
+
+  std::vector<Unit> secondary(plan->secondary_bytes() / kWireAlignment + 1);
+  const auto kept = std::make_shared<Kept>();
+  kept->memory = {secondary.data()->bytes, plan->secondary_bytes()};
+  const OperationPtr operation = make_all_gather(plan, keeps ? kept : nullptr);
+  const std::size_t num_bytes = operation->wires_bytes();
+  const auto codec = make_cpu_codec();
+  std::vector<TensorView> lengths_alone = slots;
+  for (TensorView& slot : lengths_alone) slot.data = nullptr;
+  for (int again = 0; again < (keeps ? 2 : 1); ++again) {
+    std::vector<Unit> wires(num_bytes / kWireAlignment + 1);
+    wires.back().bytes[0] = std::byte{0x5a};  // not theirs
+    Arguments arguments;
+    if (again == 0) arguments.inputs = {&shard, 1};
+    arguments.outputs = lengths_alone;
+    arguments.wires = {wires.data()->bytes, num_bytes};
+    communicator.run(*operation, arguments, 20s);
+    Values fresh(whole.size(), -1.0f);
+    const auto targets = views_of(fresh);
+    operation->decode(*codec, {{}, targets, 1.0f, nullptr, arguments.wires}, {});
+    if (!same_bits(fresh, whole)) throw Error("other values from wires");
+    if (wires.back().bytes[0] != std::byte{0x5a}) throw Error("written past the end");
+  }
+}
+
+TEST_CASE("gathers that leave wires: decoded, they are the values, once more, too") {
+  for (const std::vector<int>& shape : std::vector<std::vector<int>>{{1}, {3}, {1, 1}, {2, 2}, {3, 1}, {1, 2, 3}}) {
+    for (const std::int64_t longest : {1, 33, 4097}) {
+      for (const bool keeps : {false, true}) {
+        for (const bool is_even : {true, false}) {
+          const std::vector<int> ids = test::node_ids(shape, false);
+          std::vector<std::int64_t> lengths(ids.size(), longest);
+          if (!is_even) lengths.back() = longest / 2;
+          CAPTURE(lengths);
+          const auto communicators = test::make_communicators(ids, 2048);  // several chunks
+          test::run_ranks(static_cast<int>(ids.size()), [&](int rank) {
+            check_wires(*communicators[static_cast<std::size_t>(rank)], lengths, keeps);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gathers that leave wires: room of another size, and operations without wires, are refused") {
+  const auto communicators = test::make_communicators({0});
+  Communicator& communicator = *communicators[0];
+  Values values(64);
+  const TensorView slot = view(values);
+  const ConstTensorView shard = slot;
+  const Segment<BlockFormat> segment{64, BlockFormat::parse("int8:64")};
+  const auto plan =
+      std::make_shared<const GatherPlan>(communicator.world(), SlotShape{{64}}, GatherSegments(&segment, 1));
+  const OperationPtr gather = make_all_gather(plan);
+  std::vector<Unit> room(2);
+  const Arguments given{{&shard, 1}, {&slot, 1}, 1.0f, nullptr, {room.data()->bytes, 1}};
+  const auto codec = make_cpu_codec();
+  CHECK_THROWS_WITH_AS(communicator.run(*gather, given, 20s), doctest::Contains("wires: expected "), ArgumentError);
+  CHECK_THROWS_WITH_AS(gather->decode(*codec, given, {}), doctest::Contains("wires: expected "), ArgumentError);
+  const Segment<BlockFormat> exact{64, {}};
+  const OperationPtr direct = make_direct_all_gather(
+      std::make_shared<const GatherPlan>(communicator.world(), SlotShape{{64}}, GatherSegments(&exact, 1), true));
+  CHECK_THROWS_WITH_AS(communicator.run(*direct, given, 20s), doctest::Contains("expected a gather in a format"),
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(direct->decode(*codec, {{}, {&slot, 1}}, {}), doctest::Contains("expected a gather in a format"),
+                       ArgumentError);
+  const auto lossless = make_lossless_gather(
+      std::make_shared<const LosslessPlan>(communicator.world(), SlotShape{{64}, DType::bfloat16}));
+  CHECK_THROWS_WITH_AS(lossless->decode(*codec, given, {}), doctest::Contains("expected a gather in a format"),
+                       ArgumentError);
 }
 
 TEST_CASE("secondary shards: ranks that disagree on a gather say so") {

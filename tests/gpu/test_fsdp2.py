@@ -92,8 +92,6 @@ def test_a_stray_write_is_found() -> None:
 
 
 def test_fused_steps_have_the_bits_of_copied_ones() -> None:
-    """On a GPU reductions are fused."""
-
     def body() -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         results = []
@@ -103,6 +101,7 @@ def test_fused_steps_have_the_bits_of_copied_ones() -> None:
             results.append((train(model), whole_parameters(model)))
             stats = compression.stats()
             assert all(one.reduces_fused == (one.reduces if fused else 0) for one in stats.values()), stats
+            assert all(one.gathers_fused == (one.gathers if fused else 0) for one in stats.values()), stats
             assert all(one.reduces > 0 for name, one in stats.items() if name != str(FROZEN)), stats
         (losses, fused_parameters), (expected, copied_parameters) = results
         assert losses == expected

@@ -129,11 +129,11 @@ class Collectives:
         ]
 
     def defers_gather(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Tell whether the next gather may decode into the parameters. Not on a GPU: their memory belongs to the stream
-        that computes, and a gather on another stream would have to wait until nothing there uses it."""
+        """Tell whether the next gather may decode into the parameters."""
         rule = self.rule
-        is_fused = rule is not None and rule.fused and rule.weights != "exact" and self.strategy.takes_parts()
-        return is_fused and device.type == "cpu" and dtype in _COMPRESSIBLE
+        if rule is None or not rule.fused or rule.weights == "exact" or (rule.is_lossless and decodes_later(device)):
+            return False
+        return self.strategy.takes_parts() and dtype in _COMPRESSIBLE
 
     def defers_reduce(self, num_elements: int, dtype: torch.dtype) -> bool:
         """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves."""
@@ -150,6 +150,10 @@ class Collectives:
         parts = _fsdp2.unsharded_data(self._param_group, group.size(), shard.device) or []
         is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
         return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
+
+    def is_whole(self, shard: torch.Tensor) -> bool:
+        """Tell whether ``shard`` has the parameters' own values, in their dtype."""
+        return all(dtype == shard.dtype for _, dtype in map(_fsdp2.gathered_part, self.params))
 
     def as_pairs(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
         """View bytes that nodes may keep in pairs, as uint16."""
@@ -267,8 +271,7 @@ class Plain:
             formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
             with of_copies(), formats:
                 return self.previous(call.output, call.shard, call.group, call.async_op)
-        work = call.plan.run(call.target, call.source, site=self._owner.gathered, async_op=call.async_op)
-        return finished(work, call.async_op)
+        return call.run(call.plan, self._owner.gathered)
 
     def takes_parts(self) -> bool:
         return True
@@ -300,17 +303,20 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
             return owner.plain.previous(in_memory(output_tensor), in_memory(input_tensor), group, async_op)
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor, backend)
-        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) else ()
+        is_late = isinstance(output, Deferred) and decodes_later(output.device) and owner.is_whole(shard)
+        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not is_late else ()
         is_mixed = shard is not input_tensor
         output, shard = owner.as_pairs(output, shard, backend)
         plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
-            output, shard, parts = output_tensor, input_tensor, ()
+            output, shard, parts, is_late = output_tensor, input_tensor, (), False
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
-            owner.gathers_fused += 1
-        else:
-            output, shard = in_memory(output), in_memory(shard)
+        elif not is_late:
+            output = in_memory(output)
+        if not parts:
+            shard = in_memory(shard)
+        owner.gathers_fused += bool(parts) or is_late
         return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
@@ -350,6 +356,13 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
             input_tensor.buffer.spend_gradients()
             owner.reduces_fused += 1
         return finished(work, async_op)
+
+
+def decodes_later(device: torch.device) -> bool:
+    """Tell whether gathers leave wires. On a GPU parameters' memory belongs to the stream that computes; a gather runs
+    on another one, which would have to wait until nothing uses that memory. On a CPU values are decoded while others
+    are on their way."""
+    return device.type != "cpu"
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -69,8 +69,8 @@ def compress(
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count: :class:`Compression`.
         fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
-            reductions read the gradients themselves. On CPUs, compressed and lossless gathers write into the
-            parameters; on GPUs FSDP2 copies them. :meth:`Compression.stats` counts both.
+            reductions read the gradients themselves. Compressed gathers, and on CPUs lossless ones, are decoded into
+            the parameters. :meth:`Compression.stats` counts both.
 
     Raises:
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;

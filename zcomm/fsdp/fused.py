@@ -2,7 +2,8 @@
 
 FSDP2 copies gathered shards from one buffer into the parameters, and gradients into another one, as wide as the
 reduction. A :class:`Deferred` tensor stands in for either. It notes what FSDP2 copies into it, so that a gather decodes
-straight into the parameters, and a reduction encodes the gradients themselves. Any other use of it gives it memory.
+straight into the parameters, and a reduction encodes the gradients themselves. Any other use of it gives it memory. On
+a GPU a gather leaves wires, which are decoded when FSDP2 would copy: then nothing else uses the parameters' memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Buffer:
         self._ranks = 1
         self._own: tuple[Buffer, int] | None = None  # the shard to gather, and this rank
         self._gathered: Sequence[torch.Tensor] = ()
+        self._decode: Callable[[Sequence[torch.Tensor]], None] | None = None
         self._gradients: list[torch.Tensor] = []
         self._held: list[torch.Tensor] = []
         self._spent = False
@@ -44,6 +46,8 @@ class Buffer:
                 self._gradients = []
             elif self._gathered:
                 torch.cat([part.view(self._ranks, -1) for part in self._gathered], dim=1, out=by_rank)
+            elif self._decode is not None:
+                self._decode([self._memory])
             elif self._own is not None:
                 shard, rank = self._own
                 numel = sum(part.numel() for part in shard.parts)
@@ -64,8 +68,15 @@ class Buffer:
         self._gathered, self._ranks = parts, num_ranks
         self._own = None
 
+    def decode_later(self, decode: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        """Note a gather that has left wires, and how its values are written, each tensor with the shards of one
+        parameter, or one with all."""
+        self._decode, self._own = decode, None
+
     def copy_out(self, sizes: Sequence[int], out: Sequence[torch.Tensor]) -> None:
-        """Copy what was gathered to where it is not already."""
+        """Write what was gathered to where it is not already."""
+        if self._decode is not None and self._memory is None:
+            return self._decode([target.view(-1) for target in out])
         if not self._gathered:
             _fsdp2.copy_parameters(self.memory().view(out[0].shape[0], -1), sizes, out)
             return

@@ -16,7 +16,8 @@ from zcomm.fsdp.fused import Deferred
 @dataclass(frozen=True)
 class GatherCall:
     """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
-    shards, if they are gathered there: then ``output`` and ``shard`` have no memory. Planned bytes are uint16."""
+    shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``output`` has none either if it
+    is deferred and there are no parts: then wires are left. Planned bytes are uint16."""
 
     output: torch.Tensor
     shard: torch.Tensor
@@ -39,6 +40,15 @@ class GatherCall:
     def whole_shard(self) -> torch.Tensor:
         """This rank's values, end to end."""
         return self.shard.buffer.memory() if isinstance(self.shard, Deferred) else self.shard
+
+    def run(self, plan: _c10d.Operation, site: _c10d.Site, *, again: bool = False) -> Any:
+        """Carry it out by ``plan``, from kept wires if ``again``."""
+        source = None if again else self.source
+        if self.parts or not isinstance(self.output, Deferred):
+            return finished(plan.run(self.target, source, site=site, async_op=self.async_op), self.async_op)
+        wires = torch.empty(plan.wires_bytes, dtype=torch.uint8, device=self.output.device)
+        self.output.buffer.decode_later(lambda values: plan.decode(values, wires))
+        return finished(plan.run(None, source, wires=wires, site=site, async_op=self.async_op), self.async_op)
 
 
 class GatherStrategy(Protocol):

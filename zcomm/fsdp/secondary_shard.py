@@ -252,13 +252,11 @@ class KeptWires(SecondaryShard):
     def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
         assert self._wires is not None
         self._note(call.shard)
-        work = self._wires.run(call.target, call.source, site=self._group.gathered, async_op=call.async_op)
-        return finished(work, call.async_op)
+        return call.run(self._wires, self._group.gathered)
 
     def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
         assert self._wires is not None
-        work = self._wires.run(call.target, site=self.intra_node, async_op=call.async_op)
-        return finished(work, call.async_op)
+        return call.run(self._wires, self.intra_node, again=True)
 
     def _gather_without(self, call: GatherCall) -> Any:
         return self._group.plain.gather(call)

@@ -84,6 +84,20 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
         host.synchronize()
         assert torch.equal(torch.cat(targets, dim=1), gathered) and bool(gathered.any())
 
+        def on_gpu(num_bytes: int) -> torch.Tensor:
+            return host.as_cuda(torch.zeros(num_bytes, dtype=torch.uint8))
+
+        plan = backend.plan_gather(host.as_cuda(gathered), host.as_cuda(shard), parts=parts)
+        assert plan is not None
+        keeping, wires = plan.keeping(on_gpu(plan.kept_bytes)), on_gpu(plan.wires_bytes)
+        for gather, source in ((plan, shard), (keeping, shard), (keeping, None)):
+            gather.run(None, source if source is None else host.as_cuda(source), wires=wires).wait()
+            again, apart = torch.zeros_like(gathered), [torch.zeros_like(target) for target in targets]
+            gather.decode(host.as_cuda(again), wires)
+            gather.decode([host.as_cuda(each) for each in apart], wires)
+            host.synchronize()
+            assert torch.equal(again, gathered) and torch.equal(torch.cat(apart, dim=1), gathered)
+
     run(body, 4, nodes=[0, 0, 1, 1], options=worlds.options(chunk_bytes=4096))
 
 

@@ -121,6 +121,18 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
             plan.run(whole)
         with pytest.raises(ValueError, match="op: expected none, got one"):
             plan.run(whole, own, dist.ReduceOp.SUM)
+        wires = torch.empty(plan.wires_bytes, dtype=torch.uint8)
+        with pytest.raises(ValueError, match="wires: expected either them or an output"):
+            plan.run(whole, own, wires=wires)
+        with pytest.raises(ValueError, match=f"wires: expected {len(wires)} contiguous Byte on cpu, got 7"):
+            plan.run(None, own, wires=wires[:7])
+        with pytest.raises(ValueError, match="input: expected 1000 Float, as was planned, got 7 Float"):
+            plan.run(None, own[:7], wires=wires)
+        with pytest.raises(ValueError, match=f"wires: expected {len(wires)} contiguous Byte on cpu, got 7"):
+            plan.decode(whole, wires[:7])
+        lossless = backend.plan_lossless(whole.bfloat16(), own.bfloat16())
+        with pytest.raises(ValueError, match="wires: expected a gather in a format, got "):
+            lossless.run(None, own.bfloat16(), wires=wires)
         del backend
         dist.destroy_process_group(group)
         del group

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import zcomm
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp import compress
+from zcomm.fsdp import collectives, compress
 from zcomm.fsdp.fused import Buffer, Deferred
 
 Made = tuple[nn.Module, Any]
@@ -128,10 +128,13 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+@pytest.mark.parametrize("decoded", ["at once", "later"])  # later, as on GPUs
 @pytest.mark.parametrize("keep_in_node", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_fused_steps_have_the_bits_of_others(case: str, keep_in_node: bool) -> None:
+def test_fused_steps_have_the_bits_of_others(case: str, keep_in_node: bool, decoded: str) -> None:
     def body() -> None:
+        if decoded == "later":
+            collectives.decodes_later = lambda device: True
         settings: dict[str, Any] = {"weights": "int8:64", "gradients": "int8:64/int4:32", "keep_in_node": keep_in_node}
         fused, gathers, reduces = trained(case, True, **settings)
         assert gathers > 0 and reduces > 0

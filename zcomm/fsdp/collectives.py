@@ -41,7 +41,7 @@ class Collectives:
         self.rule: Rule | None = None
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
-        self._warned = False
+        self._told: set[str] = set()  # what warnings were about
         self.gathers_fused = 0
         self.reduces_fused = 0
         self._gather_plan: _c10d.Operation | None = None  # of the last compressed gather, and reduction
@@ -84,6 +84,7 @@ class Collectives:
         if self.rule is not None and self.rule.number > rule.number:
             return
         self.strategy.forget()
+        self._told.clear()
         self.rule, self.strategy = rule, strategy or self.plain
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
@@ -98,7 +99,7 @@ class Collectives:
             self.strategy.forget()
             self.rule, self.strategy = None, self.plain
 
-    def as_values(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
+    def as_values(self, output: torch.Tensor, shard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """View shards of several dtypes, which FSDP2 gathers as bytes, as the float dtype with the most bytes."""
         if shard.dtype != torch.uint8:
             return output, shard
@@ -107,12 +108,9 @@ class Collectives:
             if dtype is None:
                 return output, shard
             num_bytes.setdefault(dtype, []).append(numel * dtype.itemsize)
-        floats = sorted(num_bytes.keys() & _COMPRESSIBLE, key=lambda dtype: -sum(num_bytes[dtype]))
-        for dtype in floats:
+        for dtype in sorted(num_bytes.keys() & _COMPRESSIBLE, key=lambda dtype: -sum(num_bytes[dtype])):
             if all(size % dtype.itemsize == 0 for sizes in num_bytes.values() for size in sizes):
                 return output.view(dtype), shard.view(dtype)
-        if floats and self.strategy is self.plain:
-            self._warn("gathers parameters of several dtypes, whose parts are not whole elements of one", backend)
         return output, shard
 
     def _parts_of(self, shard: torch.Tensor, is_mixed: bool) -> Parts:
@@ -161,22 +159,29 @@ class Collectives:
             return output, shard
         if shard.numel() % 2 == 0:
             return output.view(torch.uint16), shard.view(torch.uint16)
-        if not self._warned:
-            numel, formats = shard.numel() - 1, self.rule.formats if self.rule else None
-            whole, own = (output[: size * numel].view(torch.uint16) for size in (backend.size(), 1))
-            if backend.plan_gather(whole, own, formats=formats) is not None:
-                self._warned = True
-                _log.warning("%s gathers an odd number of bytes: nodes do not keep them", self.name)
+        if "bytes" not in self._told and self._would_plan(torch.uint16, output, shard, backend):
+            self._told.add("bytes")
+            _log.warning("%s gathers an odd number of bytes: nodes do not keep them", self.name)
         return output, shard
 
-    def _warn_of_floats(self, backend: Backend) -> None:
-        """Warn if parameters that could be compressed are gathered among bytes."""
+    def _would_plan(self, dtype: torch.dtype, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> bool:
+        """Tell whether such bytes would be planned as elements of ``dtype``."""
+        numel = shard.numel() // dtype.itemsize * dtype.itemsize
+        whole, own = (output[: size * numel].view(dtype) for size in (backend.size(), 1))
+        return backend.plan_gather(whole, own, formats=self.rule.formats if self.rule else None) is not None
+
+    def warn_of_floats(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> None:
+        """Warn if parameters that could be compressed are gathered as bytes, among those of others."""
         rule = self.rule
-        if rule is None or rule.is_lossless:
+        is_told = "floats" in self._told and not backend.is_strict
+        if shard.itemsize != 1 or is_told or (rule is not None and rule.is_lossless):
             return
         dtypes = [_fsdp2.gathered_part(param)[1] for param in self.params]
-        if any(dtype in _COMPRESSIBLE and not exempt for dtype, exempt in zip(dtypes, rule.exempt, strict=True)):
-            self._warn("gathers floats among the bytes of others, and would compress them in a module apart", backend)
+        exempt = rule.exempt if rule else [False] * len(dtypes)
+        has_floats = any(dtype in _COMPRESSIBLE and not each for dtype, each in zip(dtypes, exempt, strict=True))
+        if has_floats and self._would_plan(torch.float32, output, shard, backend):
+            what = "gathers floats among the bytes of others, and would compress them in a module apart"
+            self.warn("floats", what, backend)
 
     def plan_gather(
         self,
@@ -196,12 +201,10 @@ class Collectives:
         if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
             if backend.plan_gather(output, shard, formats=formats) is not None:
                 what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
-                self._warn(what, backend)
+                self.warn("weights", what, backend)
             return None
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
         plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=self._gather_plan)
-        if is_bytes and plan is not None and plan is not self._gather_plan:
-            self._warn_of_floats(backend)
         self._gather_plan = plan or self._gather_plan
         return plan
 
@@ -219,7 +222,8 @@ class Collectives:
         total = sum(numel for numel, _ in parts)
         if total != output.numel():
             if backend.plan_reduce(output, whole, op, formats=rule.formats) is not None:
-                self._warn(
+                self.warn(
+                    "gradients",
                     f"has gradients for some of its parameters only ({output.numel()} elements of {total}), and "
                     "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
                     backend,
@@ -246,11 +250,12 @@ class Collectives:
         )
         return _c10d.Residual(data, decay=feedback.decay, empty=empty)
 
-    def _warn(self, what: str, backend: Backend) -> None:
+    def warn(self, about: str, what: str, backend: Backend) -> None:
+        """Tell once why calls of this kind stay exact; raise RuntimeError where that is forbidden."""
         if backend.is_strict:
             raise RuntimeError(f"strict=True forbids that a call goes out exact: {self.name} {what}")
-        if not self._warned:
-            self._warned = True
+        if about not in self._told:
+            self._told.add(about)
             _log.warning("%s %s: left exact", self.name, what)
 
 
@@ -302,7 +307,8 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         if backend is None and owner.is_plain():  # reshard_after_forward made a group with another backend
             return owner.plain.previous(in_memory(output_tensor), in_memory(input_tensor), group, async_op)
         backend = backend or backend_of(group)  # raises
-        output, shard = owner.as_values(output_tensor, input_tensor, backend)
+        output, shard = owner.as_values(output_tensor, input_tensor)
+        owner.warn_of_floats(output, shard, backend)
         is_late = isinstance(output, Deferred) and decodes_later(output.device) and owner.is_whole(shard)
         parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not is_late else ()
         is_mixed = shard is not input_tensor

@@ -194,11 +194,12 @@ class _Modules:
         self._settings = settings
         self.checks = check
         self._rules: dict[Collectives, Rule] = {}
+        self._warned_of_copy = False
         self._max_bytes = max_bytes
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         # The model keeps this object until the rules do. A hook of torch's own must not keep the model.
         self._hooks = [
-            model.register_forward_pre_hook(lambda *_: self.install()),
+            model.register_forward_pre_hook(lambda module, _: self._before_forward(module)),
             register_optimizer_step_post_hook(_StepHook(self)),
         ]
         weakref.finalize(self, self._hooks[1].remove)
@@ -217,6 +218,16 @@ class _Modules:
         for group in new:
             rule = self._rules[group] = self._settings.rule_of(self, group, exempt)
             group.set_rule(rule, self._strategy_of(group))
+
+    def _before_forward(self, module: nn.Module) -> None:
+        if module is self._model:
+            self.install()
+        elif not self._warned_of_copy and any(group.is_plain() for group in collectives_of(module)):
+            self._warned_of_copy = True
+            _log.warning(
+                "a copy of the %s that zcomm.fsdp.compress was called with has none of its settings: call it with the "
+                "copy, too", type(module).__name__,
+            )  # fmt: skip
 
     def _strategy_of(self, group: Collectives) -> SecondaryShard | None:
         if self._settings.weights == "lossless":

@@ -33,8 +33,8 @@ class GatherCall:
 
     @property
     def source(self) -> torch.Tensor | Sequence[torch.Tensor]:
-        """This rank's values."""
-        return self.shard.buffer.parts if isinstance(self.shard, Deferred) else self.shard
+        """This rank's values, copied for an asynchronous call, as in FSDP2: the weights may change meanwhile."""
+        return self.shard.buffer.parts if isinstance(self.shard, Deferred) and not self.async_op else self.whole_shard
 
     @property
     def whole_shard(self) -> torch.Tensor:

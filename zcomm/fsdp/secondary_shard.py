@@ -364,6 +364,10 @@ class KeptValues(SecondaryShard):
         return self._lossless.gather_again(call, self.intra_node)
 
     def _gather_without(self, call: GatherCall) -> Any:
+        backend = backend_of(call.group)
+        if self._reserved != 0 or backend.is_strict:  # a line has told of max_bytes
+            why = "there is no room in max_bytes" if self._reserved == 0 else "PyTorch does not count their changes"
+            self._group.warn("lossless", f"gathers whole weights, not differences, as {why}", backend)
         shard = call.whole_shard
         output = shard.new_empty(call.output.shape) if call.parts else call.output
         # Bytes are never compressed.

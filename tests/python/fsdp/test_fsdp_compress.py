@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import logged
 from support.expected import assert_same_bits, reduce_scatter, roundtrip
 from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, whole
 from support.worlds import options, run
@@ -293,5 +295,26 @@ def test_wrong_arguments() -> None:
         ]:
             with pytest.raises(ValueError, match=message):
                 compress(model, **arguments)
+
+    run(body, 2, options=options())
+
+
+def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:
+    def body() -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+        compress(model, weights="exact", gradients="exact")
+        other, plain = copy.deepcopy(model), copy.deepcopy(model)
+        lines = logged()
+        plain(torch.ones(1, 256))  # not sharded
+        for each in (model, other):
+            for layer in [*each, each]:
+                fully_shard(layer)
+            for _ in range(2):
+                each(torch.ones(1, 256))
+            assert len(lines) == (0 if each is model else 1), lines
+        assert "a copy of the FSDPSequential that zcomm.fsdp.compress was called with" in lines[0]
+        compress(other)
+        other(torch.ones(1, 256))
+        assert len(lines) == 1
 
     run(body, 2, options=options())

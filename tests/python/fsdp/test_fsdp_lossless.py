@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.calls import logged
 from support.training import make_batch, make_model, whole
 from support.worlds import collect, options, run
 from torch import nn
@@ -359,3 +360,31 @@ def test_what_cannot_be_sent_is_refused() -> None:
                 model(make_batch(0)[0].to(dtype))
 
     run(body, 2, nodes=[0, 1], options=options())
+
+
+def test_whole_weights_are_told() -> None:
+    """Those of a mesh after the forward pass, and beyond max_bytes."""
+
+    def body() -> None:
+        lines = logged()
+        model = make_model()
+        for block in [*model, model]:
+            fully_shard(block, mp_policy=BF16, reshard_after_forward=2)
+        compress(model, weights="lossless")
+        train(model, adamw(model), steps=2)
+        counted = [line for line in lines if "not differences, as PyTorch does not count" in line]
+        assert len(counted) == len(set(counted)) > 0
+        with (
+            zcomm.override(strict=True),
+            pytest.raises(RuntimeError, match=r"strict=True forbids .* gathers whole weights, not differences"),
+        ):
+            train(model, adamw(model), steps=1)
+        model = sharded()
+        compress(model, weights="lossless", max_bytes=0)
+        with (
+            zcomm.override(strict=True),
+            pytest.raises(RuntimeError, match="not differences, as there is no room in max_bytes"),
+        ):
+            model(make_batch(0)[0])
+
+    run(body, 4, nodes=[0, 1, 2, 3], options=options())

@@ -289,3 +289,27 @@ def test_gradients_are_freed_once_they_are_reduced_and_not_read_again() -> None:
     assert held() is None
     with pytest.raises(RuntimeError, match="read once more after their reduction"):
         Deferred(buffer, [6], torch.float32, torch.device("cpu")).sum()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("keep_in_node", [True, False])
+def test_writes_while_an_asynchronous_gather_is_under_way_do_not_reach_it(fused: bool, keep_in_node: bool) -> None:
+    """As in FSDP2, which copies a shard when its gather begins."""
+
+    def body() -> None:
+        model: Any = nn.Linear(2048, 2048, bias=False)
+        fully_shard(model)
+        compress(model, weights="int8:256", fused=fused, keep_in_node=keep_in_node)
+        model.unshard()
+        model.reshard()
+        for _ in range(3):
+            with torch.no_grad():
+                model.weight.fill_(1.0)
+            handle = model.unshard(async_op=True)
+            with torch.no_grad():
+                model.weight.fill_(200.0)
+            handle.wait()
+            assert bool(model.weight.lt(2).all())
+            model.reshard()
+
+    run(body, 2, nodes=[0, 1], options=options(min_bytes=1))

@@ -186,13 +186,35 @@ def test_every_format_keeps_bytes(weights: Any, dtype: torch.dtype) -> None:
     run(body, 2, nodes=[0, 1], options=options())
 
 
-def test_floats_among_bytes_are_told() -> None:
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0]], ids=str)
+@pytest.mark.parametrize("keep_in_node", [True, False])
+@pytest.mark.parametrize("num_bytes", [0, 6])  # 0: an extension's; 6 are no whole floats of each rank
+def test_floats_among_bytes_are_told(nodes: list[int], keep_in_node: bool, num_bytes: int) -> None:
     def body() -> None:
-        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 512, bias=False)).bfloat16()
-        narrow(model[0])
+        model: Any = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 512, bias=False)).bfloat16()
+        if num_bytes == 0:
+            narrow(model[0])
+        else:
+            model.register_parameter("codes", nn.Parameter(torch.zeros(num_bytes, dtype=torch.uint8), False))
         fully_shard(model)
-        compress(model, weights="int8:256")
-        with pytest.raises(RuntimeError, match=r"strict=True forbids .* gathers floats among the bytes of others"):
-            model(torch.ones(1, 64, dtype=torch.bfloat16))
+        lines = logged()
+        compress(model, weights="int8:256", keep_in_node=keep_in_node)
+        inputs = torch.ones(1, 64, dtype=torch.bfloat16)
+        with torch.no_grad(), zcomm.exact():
+            model(inputs)
+        assert lines == []
+        for _ in range(2):
+            model.reshard()
+            with torch.no_grad(), zcomm.override(strict=False):
+                model(inputs)
+        told = [line for line in lines if "gathers floats among the bytes of others" in line]
+        assert len(told) == 1 and len(lines) <= 2, lines
+        model.reshard()
+        with (
+            torch.no_grad(),
+            zcomm.override(strict=True),
+            pytest.raises(RuntimeError, match=r"strict=True forbids .* gathers floats among the bytes of others"),
+        ):
+            model(inputs)
 
-    run(body, 2, nodes=[0, 1], options=options(strict=True))
+    run(body, 2, nodes=nodes, options=options())

@@ -176,6 +176,12 @@ def test_compressing_costs_a_step_that_hides_its_calls() -> None:
     assert hidden[1].step_seconds - hidden[0].step_seconds == pytest.approx(codec)
 
 
+def test_what_the_codec_takes_is_what_fused_calls_spare() -> None:
+    """Beside 2K tokens or more, steps that hide all their calls lose 5 % at most."""
+    rows = [line.split("|") for line in gpu_model.steps()][2:]
+    assert all(float(row[-2]) >= 0.95 for row in rows if int(row[2]) >= 2048), rows
+
+
 def test_a_pulled_call_without_bytes_takes_two_kernels_and_a_flag() -> None:
     fast = gpu_model.cluster(1, 8, "1000000GB/s", 400)
     launch = fast.launch

@@ -1,4 +1,4 @@
-"""Expected results of compressed collectives, bit for bit: the steps of the design in terms of ``zcomm.reference``.
+"""Expected results of compressed collectives, bit for bit: the steps of the design by ``zcomm_bench.reference``.
 
 Values are those of the reference: NumPy arrays, bfloat16 as bit patterns. ``dtype`` is a name of its ``DTYPES``.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zcomm import reference
-from zcomm.reference import Values
+from zcomm_bench import reference
+from zcomm_bench.reference import Values
 
 Nodes = Sequence[int]  # the node of each rank
 

@@ -1,11 +1,11 @@
-"""Tensors as ``zcomm.reference`` takes values, and back."""
+"""Tensors as ``zcomm_bench.reference`` takes values, and back."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from zcomm.reference import Values
+from zcomm_bench.reference import Values
 
 
 def values_of(tensor: torch.Tensor) -> Values:

@@ -1,5 +1,5 @@
 // Codecs: values <-> wire bytes, on one device. A codec knows nothing of ranks. docs/wire_format.md specifies the
-// format and zcomm/reference.py executes it; every implementation gives the same bits.
+// format and bench/zcomm_bench/reference.py executes it; every implementation gives the same bits.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // Lossless differences of 16-bit floats, or of bytes in pairs, for weights that the receiver holds from the last step.
 //
 // In one optimizer step a weight changes by few units in the last place. The decoder can estimate how many, because it
-// knows the exponent of the old value. docs/wire_format.md specifies the code; zcomm/lossless_reference.py executes
-// it. Every bit pattern survives: NaN payloads, infinities, the sign of zero.
+// knows the exponent of the old value. docs/wire_format.md specifies the code; bench/zcomm_bench/lossless_reference.py
+// executes it. Every bit pattern survives: NaN payloads, infinities, the sign of zero.
 #pragma once
 
 #include <cstddef>

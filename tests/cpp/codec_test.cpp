@@ -10,7 +10,7 @@
 #include "zcomm/wire_layout.hpp"
 
 // Tests of instruction sets against each other, batches, tasks, untouched memory and arguments. test_codec.py in
-// tests/python compares bits with zcomm/reference.py.
+// tests/python compares bits with bench/zcomm_bench/reference.py.
 
 namespace zcomm {
 namespace {

@@ -1,5 +1,5 @@
 // Messages, values, hashes and errors of jobs, each compared with what HostLosslessCodec makes of bodies.
-// Tests in tests/python compare its bytes with zcomm/lossless_reference.py.
+// Tests in tests/python compare its bytes with bench/zcomm_bench/lossless_reference.py.
 #pragma once
 
 #include "codec_cuda_cases.hpp"

@@ -16,7 +16,7 @@
 #include "zcomm/error.hpp"
 
 // Tests of round trips of every kind of value, instruction sets against each other, sizes, and damaged wires. Tests in
-// tests/python compare bytes with zcomm/lossless_reference.py.
+// tests/python compare bytes with bench/zcomm_bench/lossless_reference.py.
 
 namespace zcomm {
 namespace {

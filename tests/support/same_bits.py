@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from zcomm import reference as ref
+from zcomm_bench import reference as ref
 
 
 def typed(values):

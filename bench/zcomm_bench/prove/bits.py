@@ -1,5 +1,5 @@
 """Which bits each rank should have after compressed calls: inputs that any machine makes alike, and CRCs of results by
-``zcomm.reference``."""
+``zcomm_bench.reference``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zcomm import reference
-from zcomm.reference import Values
-from zcomm_bench import expected
+from zcomm_bench import expected, reference
 from zcomm_bench.prove.scale import GATHER, REDUCE
+from zcomm_bench.reference import Values
 
 DTYPES = ("float32", "bfloat16", "float16")
 _FORMATS = {

@@ -1,4 +1,4 @@
-// Walsh-Hadamard transform of groups of 32 values: see rotate() in zcomm/reference.py.
+// Walsh-Hadamard transform of groups of 32 values: see rotate() in bench/zcomm_bench/reference.py.
 #pragma once
 
 #include "codec/cuda/numbers.cuh"

@@ -16,9 +16,9 @@ from support.worlds import options, run
 from torch.distributed.fsdp import fully_shard
 
 import zcomm
-from zcomm import reference
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
+from zcomm_bench import reference
 
 PIECE = 16384  # elements of a sample
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.same_bits import assert_same_bits, empty, typed
 
 from zcomm import _core, codec
-from zcomm import reference as ref
+from zcomm_bench import reference as ref
 
 ISAS = codec.cpu_isas()
 DTYPES = sorted(ref.DTYPES)

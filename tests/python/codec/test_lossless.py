@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zcomm import codec
-from zcomm import lossless_reference as ref
+from zcomm_bench import lossless_reference as ref
 
 ISAS = codec.cpu_isas()
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "byte_pairs": np.uint8}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zcomm import reference as ref
+from zcomm_bench import reference as ref
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/wires.json"

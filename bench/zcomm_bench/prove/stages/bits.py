@@ -1,4 +1,4 @@
-"""Results of compressed calls on every rank, as CRCs, beside those by ``zcomm.reference``."""
+"""Results of compressed calls on every rank, as CRCs, beside those by ``zcomm_bench.reference``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 import zcomm
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
-from zcomm.reference import Values
 from zcomm_bench.prove import bits
 from zcomm_bench.prove.scale import FORMATS
 from zcomm_bench.prove.stages import weights
 from zcomm_bench.prove.stages.ranks import EXCHANGES, Ranks
+from zcomm_bench.reference import Values
 from zcomm_bench.tensors import tensor_of, values_of
 
 CHUNK_BYTES = 4096  # so that small tensors go in several chunks

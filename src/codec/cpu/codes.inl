@@ -1,28 +1,33 @@
 // Codes: the part of kernels.inl that converts between packed codes and one code per byte (two's complement or e4m3).
 
-// Spreads four 6-bit codes from a little-endian word of 24 bits, at any alignment.
-ZCOMM_INLINE std::uint32_t spread_int6(std::uint32_t word) {
+// Spreads four 6-bit codes from a little-endian word, whose upper 8 bits may be any. A Word is one word or a vector.
+template <class Word>
+ZCOMM_INLINE Word spread_int6(Word word) {
   return (word & 0x3fu) | ((word << 2) & 0x3f00u) | ((word << 4) & 0x3f0000u) | ((word << 6) & 0x3f000000u);
 }
-ZCOMM_INLINE std::uint32_t gather_int6(std::uint32_t codes) {
+template <class Word>
+ZCOMM_INLINE Word gather_int6(Word codes) {
   return (codes & 0x3fu) | ((codes >> 2) & 0xfc0u) | ((codes >> 4) & 0x3f000u) | ((codes >> 6) & 0xfc0000u);
 }
+
+#if defined(__SSSE3__) || defined(ZCOMM_NEON)
+#define ZCOMM_SHUFFLES_BYTES
+using Bytes16 = std::uint8_t __attribute__((vector_size(16)));
+using Words16 = std::uint32_t __attribute__((vector_size(16)));
+#endif
 
 // Converts all codes between the wire and bytes whose upper bits are zero. Accesses only those bytes of a wire that
 // hold codes. Of the tile, up to three bytes past `count` are read and written.
 
 ZCOMM_INLINE void spread_int6(const unsigned char* codes, std::int64_t count, Word32* quads) {
   std::int64_t done = 0;  // codes
-#ifdef __SSSE3__
-  const __m128i to_words = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+#ifdef ZCOMM_SHUFFLES_BYTES
   for (; done + 22 <= count; done += 16) {  // reads 16 bytes, uses 12
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + done / 4 * 3));
-    const __m128i words = _mm_shuffle_epi8(bytes, to_words);
-    const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
-    const __m128i low = _mm_or_si128(field(words, 0x3f), field(_mm_slli_epi32(words, 2), 0x3f00));
-    const __m128i high =
-        _mm_or_si128(field(_mm_slli_epi32(words, 4), 0x3f0000), field(_mm_slli_epi32(words, 6), 0x3f000000));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(quads + done / 4), _mm_or_si128(low, high));
+    Bytes16 bytes;
+    __builtin_memcpy(&bytes, codes + done / 4 * 3, sizeof(bytes));
+    bytes = __builtin_shufflevector(bytes, bytes, 0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 8, 0, 9, 10, 11, 0);
+    const Words16 words = spread_int6(reinterpret_cast<Words16>(bytes));
+    __builtin_memcpy(quads + done / 4, &words, sizeof(words));
   }
 #endif
   const std::int64_t num_bytes = (count * 6 + 7) / 8;
@@ -37,16 +42,13 @@ ZCOMM_INLINE void spread_int6(const unsigned char* codes, std::int64_t count, Wo
 
 ZCOMM_INLINE void gather_int6(const Word32* quads, std::int64_t count, unsigned char* codes) {
   std::int64_t done = 0;
-#ifdef __SSSE3__
-  const __m128i to_bytes = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+#ifdef ZCOMM_SHUFFLES_BYTES
   for (; done + 22 <= count; done += 16) {  // writes 16 bytes; the next round overwrites the last 4
-    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(quads + done / 4));
-    const auto field = [&](__m128i shifted, int mask) { return _mm_and_si128(shifted, _mm_set1_epi32(mask)); };
-    const __m128i low = _mm_or_si128(field(words, 0x3f), field(_mm_srli_epi32(words, 2), 0xfc0));
-    const __m128i high =
-        _mm_or_si128(field(_mm_srli_epi32(words, 4), 0x3f000), field(_mm_srli_epi32(words, 6), 0xfc0000));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + done / 4 * 3),
-                     _mm_shuffle_epi8(_mm_or_si128(low, high), to_bytes));
+    Words16 words;
+    __builtin_memcpy(&words, quads + done / 4, sizeof(words));
+    Bytes16 bytes = reinterpret_cast<Bytes16>(gather_int6(words));
+    bytes = __builtin_shufflevector(bytes, bytes, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
+    __builtin_memcpy(codes + done / 4 * 3, &bytes, sizeof(bytes));
   }
 #endif
   const std::int64_t num_bytes = (count * 6 + 7) / 8;

@@ -57,8 +57,7 @@ struct Bfloat16 {
     return bits + 0x7fffu + ((bits >> 16) & 1u);
   }
   ZCOMM_INLINE Register narrow_lanes(Floats first, Floats second) {
-    return narrow_words(reinterpret_cast<Ints>(round_lanes(first) >> 16),
-                        reinterpret_cast<Ints>(round_lanes(second) >> 16));
+    return upper_halves(reinterpret_cast<Ints>(round_lanes(first)), reinterpret_cast<Ints>(round_lanes(second)));
   }
   // Joins registers of even and odd elements: each pair is a word.
   ZCOMM_INLINE Register narrow_pairs(Floats even, Floats odd) {

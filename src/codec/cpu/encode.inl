@@ -131,10 +131,10 @@ ZCOMM_INLINE void quantize_group(const typename Type::Bits* values, Floats facto
   }
   for (Floats& floats : group) floats *= factor;
   if constexpr (kNibbles) {
-    const __m128i bytes = kPairs ? pairs_to_nibbles(group) : to_nibbles(to_codes(group));
+    const auto bytes = kPairs ? pairs_to_nibbles(group) : to_nibbles(to_codes(group));
     write_16_bytes<kStream>(codes, bytes);
   } else {
-    const __m256i bytes = kPairs ? pairs_to_codes(group) : to_codes(group);
+    const auto bytes = kPairs ? pairs_to_codes(group) : to_codes(group);
     write_32_bytes<kStream>(codes, bytes);
   }
 }

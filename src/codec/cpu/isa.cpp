@@ -29,6 +29,8 @@ std::vector<Isa> detect() {
       isas.push_back({"avx512", &kAvx512Kernels});
     }
   }
+#elif defined(ZCOMM_NEON_KERNELS)
+  isas.push_back({"neon", &kNeonKernels});
 #endif
   return isas;
 }

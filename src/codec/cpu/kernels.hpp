@@ -96,5 +96,6 @@ struct Kernels {
 extern const Kernels kBaselineKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kNeonKernels;
 
 }  // namespace zcomm::cpu

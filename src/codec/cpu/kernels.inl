@@ -6,6 +6,8 @@
 #include "codec/cpu/kernels.hpp"
 #ifdef __SSE2__
 #include <immintrin.h>  // compiler built-ins that are always inlined
+#elif defined(ZCOMM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace zcomm::cpu {
@@ -102,6 +104,7 @@ void end_stream() {
 
 #undef ZCOMM_INLINE
 #undef ZCOMM_LANES
+#undef ZCOMM_SHUFFLES_BYTES
 
 }  // namespace
 

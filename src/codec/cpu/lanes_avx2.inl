@@ -64,8 +64,9 @@ ZCOMM_INLINE Floats load_bfloat16(const Word16* values) {
   const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
-ZCOMM_INLINE Register narrow_words(Ints first, Ints second) {
-  const Register words = _mm256_packus_epi32(reinterpret_cast<Register>(first), reinterpret_cast<Register>(second));
+ZCOMM_INLINE Register upper_halves(Ints first, Ints second) {
+  const Register words = _mm256_packus_epi32(_mm256_srli_epi32(reinterpret_cast<Register>(first), 16),
+                                             _mm256_srli_epi32(reinterpret_cast<Register>(second), 16));
   return _mm256_permute4x64_epi64(words, 0xd8);
 }
 ZCOMM_INLINE Floats load_halves(const Word16* halves) {
@@ -75,3 +76,5 @@ ZCOMM_INLINE Register to_halves(Floats first, Floats second) {
   return _mm256_set_m128i(_mm256_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT),
                           _mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT));
 }
+
+#include "codec/cpu/lanes_x86.inl"

@@ -68,8 +68,10 @@ ZCOMM_INLINE Floats load_bfloat16(const Word16* values) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
   return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, words), 16));
 }
-ZCOMM_INLINE Register narrow_words(Ints first, Ints second) {
-  const Register words = _mm512_packus_epi32(reinterpret_cast<Register>(first), reinterpret_cast<Register>(second));
+ZCOMM_INLINE Register upper_halves(Ints first, Ints second) {
+  const Register words =
+      _mm512_packus_epi32(_mm512_maskz_srli_epi32(kAllLanes, reinterpret_cast<Register>(first), 16),
+                          _mm512_maskz_srli_epi32(kAllLanes, reinterpret_cast<Register>(second), 16));
   return _mm512_maskz_permutexvar_epi64(0xff, _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), words);
 }
 ZCOMM_INLINE Floats load_halves(const Word16* halves) {
@@ -80,3 +82,5 @@ ZCOMM_INLINE Register to_halves(Floats first, Floats second) {
   const __m256i high = _mm512_maskz_cvtps_ph(kAllLanes, second, _MM_FROUND_TO_NEAREST_INT);
   return _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(low), high, 1);
 }
+
+#include "codec/cpu/lanes_x86.inl"

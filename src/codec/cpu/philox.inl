@@ -27,6 +27,9 @@ constexpr Calls kCallIndex = {0, 1};
 ZCOMM_INLINE Calls product(Calls a, Calls b) {
 #ifdef __SSE2__
   return reinterpret_cast<Calls>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#elif defined(ZCOMM_NEON)
+  return reinterpret_cast<Calls>(
+      vmull_u32(vmovn_u64(reinterpret_cast<uint64x2_t>(a)), vmovn_u64(reinterpret_cast<uint64x2_t>(b))));
 #else
   return (a & 0xffffffffu) * (b & 0xffffffffu);
 #endif

@@ -18,6 +18,11 @@ ZCOMM_INLINE Floats swapped(Floats floats) {
   if constexpr (kStep == 2) return _mm256_permute_ps(floats, 0x4e);
   if constexpr (kStep == 4) return _mm256_permute2f128_ps(floats, floats, 0x01);
 }
+#elif defined(ZCOMM_NEON)
+template <int kStep>
+ZCOMM_INLINE Floats swapped(Floats floats) {
+  return kStep == 1 ? vrev64q_f32(floats) : vextq_f32(floats, floats, 2);
+}
 #endif
 
 #ifdef ZCOMM_LANES

@@ -42,7 +42,7 @@ std::uint64_t hash_of_tile(const std::uint64_t* lanes, std::int64_t tile) {
   return hash;
 }
 
-const Kernels& kernels_of(std::string_view isa) {
+const Kernels& kernels_of([[maybe_unused]] std::string_view isa) {
 #ifdef ZCOMM_X86_KERNELS
   if (isa == "avx512") return kAvx512Kernels;
   // Avoids AVX2 kernels on AMD Zen 1 and 2, where pext and pdep take hundreds of cycles.

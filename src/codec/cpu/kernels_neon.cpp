@@ -1,0 +1,3 @@
+#define ZCOMM_KERNELS kNeonKernels
+#define ZCOMM_NEON
+#include "codec/cpu/kernels.inl"

@@ -13,7 +13,7 @@ TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -n
 
 .PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
   .need-aarch64 test-ptx test-slow test-torch test-docs bench tables study gpu gpu-rehearsal gpu-model lint docs install \
-  wheels clean
+  wheels wheels-aarch64 clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -160,6 +160,10 @@ wheels:
 	$(NEED_PYTHON)
 	$(NEED_COMPILER)
 	$(PYTHON) tools/wheels/build_wheels.py $(ARGS)
+
+# The same for aarch64, by a cross compiler: without the GPU side, and not tried.
+wheels-aarch64: .need-aarch64
+	$(MAKE) --no-print-directory wheels ARGS="--machine aarch64 $(ARGS)"
 
 # --- The site -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,9 @@
 # The torch releases that the binding is built for: ZCOMM_TORCH, or the one that this Python has.
 # Sets TORCH_DIRS, and for the first of them TORCH_VERSION, TORCH_DIR and TORCH_INCLUDE_DIRS.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+if(CMAKE_CROSSCOMPILING)  # the names of modules, which CMake asks of no Python then
+  set(Python_SOABI cpython-${Python_VERSION_MAJOR}${Python_VERSION_MINOR}-${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)
+endif()
 set(ZCOMM_TORCH "" CACHE STRING "Folders of torch, one per minor version, to build bindings for; empty: the installed one")
 
 # Asked from torch itself: find_package(Torch) leaks flags and, on a CUDA torch, asks for the whole toolkit.

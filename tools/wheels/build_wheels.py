@@ -4,12 +4,16 @@ Then the wheel of zcomm-bench, which all of them share.
 `make wheels` runs it. It needs g++ and, per Python, its headers and venv; with nvcc, in PATH or as CUDACXX, the wheels
 have the GPU side. torch's headers and libraries come from its wheels, which pip downloads once into build/torch. The
 wheels load on systems with glibc 2.28 and the libstdc++ of GCC 7: see old_abi.py.
+
+`--machine aarch64` cross-compiles, without the GPU side, with the headers of this machine's Pythons: those of the other
+one differ in nothing that an extension reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,8 +31,12 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 # The last release of each minor version.
 TORCH_RELEASES = ["2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 TOOLS = ["scikit-build-core>=0.10", "cmake>=3.25", "ninja", "wheel"]
-PLATFORM = "manylinux_2_28_x86_64"
 _TORCH_LIBRARIES = ["c10", "torch_cpu", "torch_python"]
+
+
+def platform_of(machine: str) -> str:
+    """The systems that a wheel loads on, as its name has them."""
+    return f"manylinux_2_28_{machine}"
 
 
 def run(*command: str | Path, remedy: str = "") -> None:
@@ -65,16 +73,16 @@ def environment(python: Path, version: str) -> Path:
     return venv / "bin/python"
 
 
-def torch_folder(release: str, pip: Path) -> Path:
+def torch_folder(release: str, machine: str, pip: Path) -> Path:
     """What a binding for this release is built with: its headers and the libraries that the binding links."""
-    folder = BUILD / "torch" / release / "torch"
+    folder = BUILD / "torch" / machine / release / "torch"
     if folder.is_dir():
         return folder
     download = BUILD / "torch" / "download"
     shutil.rmtree(download, ignore_errors=True)
     # Of one Python for all, as the headers are the same: of the newest, which every torch of the list serves.
     run(pip, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", PYTHONS[-1],
-        "--platform", PLATFORM, "-d", download, f"torch=={release}",
+        "--platform", platform_of(machine), "-d", download, f"torch=={release}",
         remedy="--torch names the releases to build for: a wheel has no binding for others.")  # fmt: skip
     (wheel,) = download.glob("torch-*.whl")
     libraries = {f"torch/lib/lib{name}.so" for name in _TORCH_LIBRARIES}
@@ -102,7 +110,8 @@ def build_sdist(python: Path, out: Path) -> Path:
     """What pip builds from where no wheel fits. Returns the folder that the wheels are built in: what the sdist lacks
     fails them."""
     folder = WORK / "sdist"
-    for earlier in (folder, WORK / "cmake"):  # all files of an sdist have one date, so ninja would see no change
+    # All files of an sdist have one date, so ninja would see no change.
+    for earlier in (folder, *WORK.glob("cmake-*")):
         shutil.rmtree(earlier, ignore_errors=True)
     folder.mkdir()
     run(python, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})")
@@ -113,19 +122,30 @@ def build_sdist(python: Path, out: Path) -> Path:
     return source
 
 
-def build(source: Path, python: Path, version: str, torches: list[Path], variables: dict[str, str], out: Path) -> Path:
+def variables_of(machine: str, cuda: bool) -> dict[str, str]:
+    """The CMake variables of all wheels for a machine."""
+    compiler = "" if machine == platform.machine() else f"{machine}-linux-gnu-"
+    variables = old_abi.write(WORK / f"old_abi-{machine}", compiler)
+    if compiler:
+        variables |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+        variables["CMAKE_CXX_COMPILER"] = f"{compiler}g++"
+    return {**variables, "ZCOMM_CUDA": "ON" if cuda else "OFF"}
+
+
+def build(source: Path, python: Path, machine: str, torches: list[Path], variables: dict[str, str], out: Path) -> Path:
     """The wheel of one Python, checked and named after the systems that it loads on."""
-    raw = WORK / f"raw-{version}"
+    raw, cmake = WORK / "raw", WORK / f"cmake-{machine}"
     shutil.rmtree(raw, ignore_errors=True)
     # One folder for all Pythons, so that the core is compiled once. What CMake knows of the last Python goes.
-    (WORK / "cmake/CMakeCache.txt").unlink(missing_ok=True)
+    (cmake / "CMakeCache.txt").unlink(missing_ok=True)
     variables = {**variables, "ZCOMM_TORCH": ";".join(str(torch) for torch in torches)}
     settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in variables.items()]
     run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", raw,
-        f"--config-settings=build-dir={WORK / 'cmake'}", *settings, source)  # fmt: skip
+        f"--config-settings=build-dir={cmake}", *settings, source)  # fmt: skip
     (wheel,) = raw.glob("*.whl")
-    check_wheel.check(wheel, {torch.parent.name: torch for torch in torches}, variables["ZCOMM_CUDA"] == "ON")
-    run(python, "-m", "wheel", "tags", "--remove", "--platform-tag", PLATFORM, wheel)
+    bindings = {torch.parent.name: torch for torch in torches}
+    check_wheel.check(wheel, bindings, variables["ZCOMM_CUDA"] == "ON", machine)
+    run(python, "-m", "wheel", "tags", "--remove", "--platform-tag", platform_of(machine), wheel)
     (wheel,) = raw.glob("*.whl")
     return Path(shutil.move(wheel, out / wheel.name))
 
@@ -146,7 +166,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--try", nargs="*", dest="tried", help="releases to try each wheel with; default: the newest")
     parser.add_argument("--no-cuda", action="store_true", help="without the GPU side, where nvcc is")
+    parser.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64; another one is not tried")
     arguments = parser.parse_args()
+    machine, is_native = arguments.machine, arguments.machine == platform.machine()
     if set(arguments.tried or []) - set(arguments.torch):
         parser.error(f"expected --try to name releases of {' '.join(arguments.torch)}, got {' '.join(arguments.tried)}")
 
@@ -155,13 +177,14 @@ def main() -> None:
     if not found:
         raise SystemExit(f"expected a Python of {', '.join(arguments.python)} with headers and venv, got none")
     pythons = {version: environment(python, version) for version, python in found.items()}
-    torches = [torch_folder(release, next(iter(pythons.values()))) for release in arguments.torch]
+    torches = [torch_folder(release, machine, next(iter(pythons.values()))) for release in arguments.torch]
 
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
-    if not nvcc and not arguments.no_cuda:
+    if not is_native:
+        left_out.append(f"the GPU side, and a try of the wheels: this machine is no {machine}")
+    elif not nvcc and not arguments.no_cuda:
         left_out.append("the GPU side: no nvcc in PATH or as CUDACXX")
-    variables = old_abi.write(WORK / "old_abi")
-    variables["ZCOMM_CUDA"] = "ON" if nvcc and not arguments.no_cuda else "OFF"
+    variables = variables_of(machine, bool(nvcc) and not arguments.no_cuda and is_native)
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     source = build_sdist(next(iter(pythons.values())), out)
@@ -173,8 +196,9 @@ def main() -> None:
         if not own:
             raise SystemExit(f"expected a torch released for Python {version}, got {', '.join(arguments.torch)}")
         left_out += [f"torch {r} for Python {version}: not released" for r in arguments.torch if r not in releases]
-        wheels.append(build(source, python, version, own, variables, out))
-        for release in releases[-1:] if arguments.tried is None else [r for r in arguments.tried if r in releases]:
+        wheels.append(build(source, python, machine, own, variables, out))
+        tried = releases[-1:] if arguments.tried is None else [r for r in arguments.tried if r in releases]
+        for release in tried if is_native else []:
             wheel_environment.try_out([wheels[-1], bench], found[version], release, WORK)
     for wheel in wheels:
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")

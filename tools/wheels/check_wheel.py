@@ -54,10 +54,16 @@ def _check_metadata(text: str) -> None:
             raise SystemExit(f"expected no requirement of torch or CUDA, got {requirement}")
 
 
-def check(wheel: Path, torches: dict[str, Path], cuda: bool) -> None:
+def _check_machine(library: Path, machine: str) -> None:
+    header = _run("readelf", "-h", library).lower().replace("-", "_")
+    if machine not in header or (library.name not in _OWN and f"{machine}-linux-gnu" not in library.name):
+        raise SystemExit(f"{library.name}: expected a library for {machine}, and its name in that of a module")
+
+
+def check(wheel: Path, torches: dict[str, Path], cuda: bool, machine: str) -> None:
     """Ends the program with the reason if the wheel is too large, holds another project's library or pins torch; if one
-    of its libraries needs a symbol that older systems lack; if a binding is missing or its torch lacks a symbol; or if
-    it has no kernels for GPUs and should, or has some and should not."""
+    of its libraries is for another machine or needs a symbol that older systems lack; if a binding is missing or its
+    torch lacks a symbol; or if it has no kernels for GPUs and should, or has some and should not."""
     if wheel.stat().st_size > LARGEST_BYTES:
         raise SystemExit(f"{wheel.name}: expected at most {LARGEST_BYTES} bytes, got {wheel.stat().st_size}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -76,6 +82,7 @@ def check(wheel: Path, torches: dict[str, Path], cuda: bool) -> None:
             torch_gives: set[str] = set()
             for torch_library in (bindings[name] / "lib").glob("lib*.so") if name in bindings else []:
                 torch_gives |= _symbols(torch_library)[1]
+            _check_machine(library, machine)
             _check_library(library, torch_gives, core_gives)
     megabytes = wheel.stat().st_size / 1e6
     print(f"{wheel.name}: {len(bindings)} bindings, {megabytes:.1f} MB, symbols of manylinux_2_28 or older")

@@ -3,8 +3,8 @@
 A library that is linked here asks for the newest version of each symbol that this machine has, and loads on no older
 system. This writes stand-ins of libc, libm and libstdc++ with the symbols of an older system alone, and the newest
 version of each that it had. They hold no code and are not used at run time. What is newer in libstdc++ is linked from
-libstdc++.a, as in the compilers that Red Hat builds for its older systems. What is newer in glibc fails the check of
-the wheel.
+libstdc++.a, as in the compilers that Red Hat builds for its older systems. What is newer in glibc is written here, or
+fails the check of the wheel.
 """
 
 from __future__ import annotations
@@ -17,8 +17,22 @@ from pathlib import Path
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 # In libc itself since glibc 2.34; before, threads and dlopen were in libraries of their own.
 _LATER_MERGED = {"pthread": "libpthread.so.0", "dl": "libdl.so.2", "rt": "librt.so.1"}
-# New in glibc 2.32: libstdc++ reads it to save atomic operations. 0: there may be more than one thread.
-_SINGLE_THREADED = '__attribute__((visibility("hidden"))) char __libc_single_threaded;\n'
+# New in glibc 2.32: libstdc++ reads __libc_single_threaded to save atomic operations. 0: there may be several threads.
+# New in glibc 2.33: stat and fstat. Older headers made them calls of the other two, with a version of the structure.
+_NEWER = """
+struct stat;
+int __xstat(int, const char*, struct stat*);
+int __fxstat(int, int, struct stat*);
+#ifdef __x86_64__
+enum { kVersion = 1 };
+#else
+enum { kVersion = 0 };
+#endif
+#pragma GCC visibility push(hidden)
+char __libc_single_threaded;
+int stat(const char* path, struct stat* found) { return __xstat(kVersion, path, found); }
+int fstat(int file, struct stat* found) { return __fxstat(kVersion, file, found); }
+"""
 
 
 def is_too_new(version: str) -> bool:
@@ -35,9 +49,9 @@ def _run(*command: str | Path) -> str:
     return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
 
 
-def _found(name: str) -> Path:
+def _found(name: str, compiler: str) -> Path:
     """A file of the compiler's, by its name."""
-    return Path(_run("g++", f"-print-file-name={name}").strip()).resolve()
+    return Path(_run(f"{compiler}g++", f"-print-file-name={name}").strip()).resolve()
 
 
 def _symbols(library: Path) -> dict[str, tuple[str, str]]:
@@ -56,7 +70,7 @@ def _symbols(library: Path) -> dict[str, tuple[str, str]]:
     return result
 
 
-def _stand_in(folder: Path, soname: str, symbols: dict[str, tuple[str, str]]) -> Path:
+def _stand_in(folder: Path, soname: str, symbols: dict[str, tuple[str, str]], compiler: str) -> Path:
     """A shared library with these symbols and no code."""
     assembly, nodes = [], dict[str, list[str]]()
     for symbol, (kind, version) in symbols.items():
@@ -75,28 +89,32 @@ def _stand_in(folder: Path, soname: str, symbols: dict[str, tuple[str, str]]) ->
         )
     )
     version_script = [f"-Wl,--version-script={script}"] if nodes else []
-    _run("g++", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", *version_script, "-o", library, source)
+    _run(f"{compiler}g++", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", *version_script, "-o", library, source)
     return library
 
 
-def write(folder: Path) -> dict[str, str]:
-    """Writes the stand-ins. Returns the CMake variables of a build with them."""
+def write(folder: Path, compiler: str = "") -> dict[str, str]:
+    """Writes the stand-ins. Returns the CMake variables of a build with them. ``compiler`` is what comes before g++ in
+    the name of a cross compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     for link_name, soname in _LATER_MERGED.items():
-        _stand_in(folder, soname, {}).rename(folder / f"lib{link_name}.so")
-    libraries = {name: _stand_in(folder, name, _symbols(_found(name))) for name in ("libc.so.6", "libm.so.6")}
-    stdcxx = _stand_in(folder, "libstdc++.so.6", _symbols(_found("libstdc++.so.6")))
+        _stand_in(folder, soname, {}, compiler).rename(folder / f"lib{link_name}.so")
+    libraries = {
+        name: _stand_in(folder, name, _symbols(_found(name, compiler)), compiler)
+        for name in ("libc.so.6", "libm.so.6", "libstdc++.so.6")
+    }
 
-    (folder / "single_threaded.c").write_text(_SINGLE_THREADED)
-    _run("gcc", "-c", "-fPIC", "-o", folder / "single_threaded.o", folder / "single_threaded.c")
-    _run("ar", "rcs", folder / "libsingle_threaded.a", folder / "single_threaded.o")
+    (folder / "newer.c").write_text(_NEWER)
+    _run(f"{compiler}gcc", "-c", "-fPIC", "-o", folder / "newer.o", folder / "newer.c")
+    _run("ar", "rcs", folder / "libnewer.a", folder / "newer.o")
 
     # A file that says what to link is what -lc is on most systems.
-    loader = re.search(r"AS_NEEDED *\([^)]*\)", Path(_run("g++", "-print-file-name=libc.so").strip()).read_text())
-    rest = f"{folder / 'libsingle_threaded.a'} {_found('libc_nonshared.a')} {loader[0] if loader else ''}"
+    loader = re.search(r"AS_NEEDED *\([^)]*\)", _found("libc.so", compiler).read_text())
+    nonshared = _found("libc_nonshared.a", compiler)
+    rest = f"{folder / 'libnewer.a'} {nonshared} {loader[0] if loader else ''}"
     (folder / "libc.so").write_text(f"GROUP ( {libraries['libc.so.6']} {rest} )\n")
     (folder / "libm.so").write_text(f"INPUT ( {libraries['libm.so.6']} )\n")
-    (folder / "libstdc++.so").write_text(f"INPUT ( {stdcxx} {_found('libstdc++.a')} )\n")
+    (folder / "libstdc++.so").write_text(f"INPUT ( {libraries['libstdc++.so.6']} {_found('libstdc++.a', compiler)} )\n")
 
     merged = ",".join(f"-l{name}" for name in _LATER_MERGED)
     flags = f"-L{folder} -Wl,--exclude-libs,ALL -Wl,--push-state,--no-as-needed,{merged},--pop-state"

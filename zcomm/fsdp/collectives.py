@@ -368,7 +368,7 @@ def decodes_later(device: torch.device) -> bool:
     """Tell whether gathers leave wires. On a GPU parameters' memory belongs to the stream that computes; a gather runs
     on another one, which would have to wait until nothing uses that memory. On a CPU values are decoded while others
     are on their way."""
-    return device.type != "cpu"
+    return bool(device.type != "cpu")
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:

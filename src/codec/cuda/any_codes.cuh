@@ -79,14 +79,14 @@ ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::ui
 // --- Terms
 
 // Computes the terms of the group that begins with element `begin`: codes times scale times the wire's factor, each
-// kept within +-kLargestFinite.
-ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements,
-                             float (&terms)[kGroup]) {
+// kept within +-kLargestFinite. The wire lies `offset` bytes further on.
+ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint64_t offset, std::uint32_t begin,
+                             std::uint32_t num_elements, float (&terms)[kGroup]) {
   constexpr float kLimit = Float32::kLargestFinite;
   CodeWords words;
-  load_codes(wire.data, wire.bits, begin, num_elements, words);
+  load_codes(wire.data + offset, wire.bits, begin, num_elements, words);
   unpack_any(wire.kind, wire.bits, words, terms);
-  float scale = begin < num_elements ? scale_value(load_scale(wire.scale(begin / kGroup))) : 0.0f;
+  float scale = begin < num_elements ? scale_value(load_scale(wire.scale(begin / kGroup) + offset)) : 0.0f;
   scale = clamp(__fmul_rn(scale, wire.factor), kLimit);
   if (wire.nan_is_zero && scale != scale) scale = 0.0f;
 #pragma unroll
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_const
   const DecodePiece& piece = table.pieces[index];
   const std::uint32_t begin = ((blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x) * kGroup;
   Halves32<1> terms;
-  load_terms(piece.wire, begin, piece.num_elements, terms[0]);
+  load_terms(piece.wire, 0, begin, piece.num_elements, terms[0]);
   if (piece.hadamard) {
     Halves32<1> rotated;
 #pragma unroll

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "codec/checks.hpp"
 #include "codec/cuda/tables.cuh"
@@ -19,6 +21,43 @@ struct Kernel {
   std::uint32_t threads = kThreads;  // per CTA
 };
 
+template <class Piece>
+struct WaitingPiece {
+  Piece piece;
+  std::int64_t num_ctas;
+  std::vector<WirePart> wires;  // that the piece's range counts from the first one on
+};
+
+// Tells whether memory lies `count` strides after other memory. A stride of 0 is not known yet: this sets it.
+inline bool follows(const std::byte* first, const std::byte* next, std::uint32_t& stride, std::uint32_t count) {
+  const std::uint64_t step = reinterpret_cast<std::uintptr_t>(next) - reinterpret_cast<std::uintptr_t>(first);
+  if (stride == 0) stride = static_cast<std::uint32_t>(step / 2);
+  return step > 0 && step == std::uint64_t{stride} * 2 * count;
+}
+
+// Tells whether `next` is repeat `count` of `first`. The first repeat sets the strides.
+inline bool continues(WirePart& first, const WirePart& next, Strides& strides, std::uint32_t count) {
+  const bool has_scales = first.source >= Source::int8;
+  if (!has_scales && count == 1) first.magic = 0;
+  std::uint32_t& of_codes = first.source == Source::any ? strides.any : strides.codes;
+  return next.source == first.source && next.run == first.run && next.kind == first.kind && next.phase == first.phase &&
+         next.factor == first.factor && next.nan_is_zero == first.nan_is_zero &&
+         follows(first.data, next.data, has_scales ? of_codes : first.magic, count) &&
+         (!has_scales || (next.magic == first.magic && next.scales - first.scales == next.data - first.data));
+}
+inline bool continues(WaitingPiece<SumEncodePiece>& first, const WaitingPiece<SumEncodePiece>& next,
+                      std::uint32_t count) {
+  const BlocksOut &a = first.piece.out, &b = next.piece.out;
+  Strides& strides = first.piece.strides;
+  if (count == 1) strides = {};
+  const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size &&
+                        b.scale_padding == a.scale_padding && next.piece.any == first.piece.any &&
+                        next.piece.wires == first.piece.wires && b.codes - a.codes == b.scales - a.scales;
+  return is_alike && follows(a.scales, b.scales, strides.out, count) &&
+         std::equal(first.wires.begin(), first.wires.end(), next.wires.begin(),
+                    [&](WirePart& part, const WirePart& other) { return continues(part, other, strides, count); });
+}
+
 // Collects pieces and launches a kernel whenever a table is full.
 template <class Table>
 class Launcher {
@@ -32,7 +71,7 @@ class Launcher {
   }
 
   void add(const typename Table::Piece& piece, std::int64_t num_ctas) {
-    if (table_.num_pieces == Table::kCapacity) launch();
+    if (table_.num_pieces == Table::kCapacity) launch_table();
     table_.first_cta[table_.num_pieces] = num_ctas_;
     table_.pieces[table_.num_pieces] = piece;
     table_.num_pieces += 1;
@@ -44,8 +83,7 @@ class Launcher {
   template <class Part>
   void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
            bool stay_rotated = false) {
-    if (table_.num_pieces == Table::kCapacity || num_wires_ + wires.size() > Table::kWireCapacity) launch();
-    WirePart* parts = table_.wires + num_wires_;
+    std::vector<WirePart> parts(wires.size());
     std::size_t num_rotated = 0, num_parts = 0;
     for (const bool rotated : {true, false}) {
       for (const Wire& wire : wires) {
@@ -57,15 +95,62 @@ class Launcher {
       const bool is_last = i + 1 == num_parts || i + 1 == num_rotated || parts[i + 1].source != parts[i].source;
       parts[i].run = static_cast<std::uint8_t>(is_last ? 1 : parts[i + 1].run + 1);
     }
-    piece.wires.begin = static_cast<std::uint16_t>(num_wires_);
-    piece.wires.rotated_end =
-        stay_rotated ? kStaysRotated : static_cast<std::uint16_t>(piece.wires.begin + num_rotated);
-    num_wires_ += wires.size();
-    piece.wires.end = static_cast<std::uint16_t>(num_wires_);
-    add(piece, num_ctas);
+    piece.wires = {0, static_cast<std::uint16_t>(num_rotated), static_cast<std::uint16_t>(num_parts)};
+    if (stay_rotated) piece.wires.rotated_end = kStaysRotated;
+    waiting_.push_back({piece, num_ctas, std::move(parts)});
+    if constexpr (!kRepeats) add_waiting();
   }
 
   void launch() {
+    if constexpr (requires { table_.wires; }) add_waiting();
+    launch_table();
+  }
+
+ private:
+  static constexpr bool kRepeats = requires(Table table) { table.num_ctas; };
+  static constexpr std::uint32_t kLongestRound = 16;
+
+  void add_repeated(const WaitingPiece<typename Table::Piece>& waiting, std::uint32_t count) {
+    if (table_.num_pieces == Table::kCapacity || num_wires_ + waiting.wires.size() > Table::kWireCapacity) {
+      launch_table();
+    }
+    typename Table::Piece piece = waiting.piece;
+    const auto begin = static_cast<std::uint16_t>(num_wires_);
+    for (std::uint16_t* place : {&piece.wires.begin, &piece.wires.rotated_end, &piece.wires.end}) {
+      if (*place != kStaysRotated) *place += begin;
+    }
+    std::copy(waiting.wires.begin(), waiting.wires.end(), table_.wires + begin);
+    num_wires_ += waiting.wires.size();
+    if constexpr (kRepeats) table_.num_ctas[table_.num_pieces] = static_cast<std::uint16_t>(waiting.num_ctas);
+    add(piece, waiting.num_ctas * count);
+  }
+
+  // Adds all waiting pieces. They repeat one by one, or in rounds: several unlike ones for each node.
+  void add_waiting() {
+    const auto size = static_cast<std::uint32_t>(waiting_.size());
+    for (std::uint32_t begin = 0, length, count; begin < size; begin += length * count) {
+      length = 1, count = rounds(begin, 1);
+      for (std::uint32_t tried = 2; tried <= kLongestRound && begin + length * count < size; ++tried) {
+        const std::uint32_t found = rounds(begin, tried);  // any two pieces alike are repeats, three are on purpose
+        if (found > 2 && (found - 1) * tried > (count - 1) * length) length = tried, count = found;
+      }
+      rounds(begin, length);  // sets the strides
+      for (std::uint32_t i = 0; i < length; ++i) add_repeated(waiting_[begin + i], count);
+    }
+    waiting_.clear();
+  }
+
+  // Returns the number of rounds of `length` pieces from `begin` on, of which all repeat the first one.
+  std::uint32_t rounds(std::uint32_t begin, std::uint32_t length) {
+    std::uint32_t i = length;
+    if constexpr (kRepeats) {
+      while (begin + i < waiting_.size() && continues(waiting_[begin + i % length], waiting_[begin + i], i / length))
+        ++i;
+    }
+    return i / length;
+  }
+
+  void launch_table() {
     if (table_.num_pieces == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(num_ctas_);
@@ -78,12 +163,12 @@ class Launcher {
     num_wires_ = 0;
   }
 
- private:
   StreamView stream_;
   const Kernel<Table>* kernel_ = nullptr;
   Table table_{};
   std::uint32_t num_ctas_ = 0;
   std::size_t num_wires_ = 0;
+  std::vector<WaitingPiece<typename Table::Piece>> waiting_;
 };
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -20,9 +20,9 @@ using Sum = Halves32<kSumGroups>;
 // Codes and scale of a thread's elements in one wire.
 template <class Codes>
 struct Coded {
-  ZCOMM_DEVICE void load(const WirePart& wire, std::uint32_t begin, std::uint32_t num_elements) {
+  ZCOMM_DEVICE void load(const WirePart& wire, std::uint64_t offset, std::uint32_t begin, std::uint32_t num_elements) {
     constexpr std::uint32_t kElements = 16 * Codes::kCodesPerByte;  // in 16 bytes
-    const std::byte* data = wire.data + begin / Codes::kCodesPerByte;
+    const std::byte* data = wire.data + (offset + begin / Codes::kCodesPerByte);
 #pragma unroll
     for (std::uint32_t i = 0; i < kSumElements / kElements; ++i) {
       std::uint32_t quad[4] = {};
@@ -30,7 +30,7 @@ struct Coded {
 #pragma unroll
       for (int k = 0; k < 4; ++k) codes[4 * i + k] = quad[k];
     }
-    scale = load_scale(wire.scale(begin / kGroup));
+    scale = load_scale(wire.scale(begin / kGroup) + offset);
   }
 
   std::uint32_t codes[kSumGroups * Codes::kWords];
@@ -39,11 +39,12 @@ struct Coded {
 
 // Adds the terms of kWires wires, in order, from element `begin` on. Their loads are in flight together.
 template <class Codes, int kWires>
-ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
+ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint64_t offset, std::uint32_t begin,
+                            std::uint32_t num_elements, Sum& sum) {
   Coded<Codes> coded[kWires];
   bool are_plain = true;
 #pragma unroll
-  for (int w = 0; w < kWires; ++w) coded[w].load(wires[w], begin, num_elements);
+  for (int w = 0; w < kWires; ++w) coded[w].load(wires[w], offset, begin, num_elements);
 #pragma unroll
   for (int w = 0; w < kWires; ++w) are_plain = are_plain && is_plain_scale<Float32>(coded[w].scale);
   float terms[kGroup];
@@ -64,7 +65,7 @@ ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uin
 #pragma unroll 1
   for (int w = 0; w < kWires; ++w) {  // rare: repeated in compact code
     Coded<Codes> special;
-    special.load(wires[w], begin, num_elements);
+    special.load(wires[w], offset, begin, num_elements);
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
       Codes::unpack(special.codes + g * Codes::kWords, terms);
@@ -77,24 +78,25 @@ ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint32_t begin, std::uin
 
 // Adds wires of one kind, with 64 bytes of codes in flight.
 template <class Codes>
-ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
-                          Sum& sum) {
+ZCOMM_DEVICE void add_run(const WirePart* wires, std::uint32_t run, std::uint64_t offset, std::uint32_t begin,
+                          std::uint32_t num_elements, Sum& sum) {
   constexpr std::uint32_t kWires = 2 * Codes::kCodesPerByte;
 #pragma unroll 1
-  for (; run >= kWires; run -= kWires, wires += kWires) add_codes<Codes, kWires>(wires, begin, num_elements, sum);
+  for (; run >= kWires; run -= kWires, wires += kWires)
+    add_codes<Codes, kWires>(wires, offset, begin, num_elements, sum);
 #pragma unroll 1
-  for (; run > 0; --run, ++wires) add_codes<Codes, 1>(wires, begin, num_elements, sum);
+  for (; run > 0; --run, ++wires) add_codes<Codes, 1>(wires, offset, begin, num_elements, sum);
 }
 
 // Adds codes of any kind and factor.
-ZCOMM_DEVICE void add_any(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
-                          Sum& sum) {
+ZCOMM_DEVICE void add_any(const WirePart* wires, std::uint32_t run, std::uint64_t offset, std::uint32_t begin,
+                          std::uint32_t num_elements, Sum& sum) {
 #pragma unroll 1
   for (; run > 0; --run, ++wires) {
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
       float terms[kGroup];
-      load_terms(*wires, begin + g * kGroup, num_elements, terms);
+      load_terms(*wires, offset, begin + g * kGroup, num_elements, terms);
 #pragma unroll
       for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
     }
@@ -102,14 +104,14 @@ ZCOMM_DEVICE void add_any(const WirePart* wires, std::uint32_t run, std::uint32_
 }
 
 template <class Type>
-ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint32_t begin, std::uint32_t num_elements,
-                             Sum& sum) {
+ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint32_t repeat, std::uint32_t begin,
+                             std::uint32_t num_elements, Sum& sum) {
 #pragma unroll 1
   for (; run > 0; --run, ++wires) {
     std::uint32_t words[kSumGroups][Type::kWords];
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
-      load_group<Type>(wires->data, begin + g * kGroup, num_elements, words[g]);
+      load_group<Type>(wires->data + distance(wires->magic, repeat), begin + g * kGroup, num_elements, words[g]);
     }
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
@@ -130,10 +132,10 @@ ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint
   }
 }
 
-// Sums a piece's wires from element `begin`, a multiple of 32, on. Past the end the sum is undefined.
+// Sums the wires of a piece's repeat from element `begin`, a multiple of 32, on. Past the end the sum is undefined.
 template <class Table>
-ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t begin, std::uint32_t num_elements,
-                            Sum& sum) {
+ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, Strides strides, std::uint32_t repeat,
+                            std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
   // Starts from -0, as -0 plus x is x for either sign of x. Where codes come first, the host begins with 0.
   const float start = table.wires[range.begin].source < Source::int8 ? -0.0f : 0.0f;
 #pragma unroll
@@ -147,22 +149,22 @@ ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, std::uint32_t b
     const std::uint32_t run = wires->run;
     switch (wires->source) {
       case Source::float32:
-        add_values<Float32>(wires, run, begin, num_elements, sum);
+        add_values<Float32>(wires, run, repeat, begin, num_elements, sum);
         break;
       case Source::bfloat16:
-        add_values<Bfloat16>(wires, run, begin, num_elements, sum);
+        add_values<Bfloat16>(wires, run, repeat, begin, num_elements, sum);
         break;
       case Source::float16:
-        add_values<Float16>(wires, run, begin, num_elements, sum);
+        add_values<Float16>(wires, run, repeat, begin, num_elements, sum);
         break;
       case Source::int8:
-        add_run<Int8>(wires, run, begin, num_elements, sum);
+        add_run<Int8>(wires, run, distance(strides.codes, repeat), begin, num_elements, sum);
         break;
       case Source::int4:
-        add_run<Int4>(wires, run, begin, num_elements, sum);
+        add_run<Int4>(wires, run, distance(strides.codes, repeat), begin, num_elements, sum);
         break;
       case Source::any:
-        add_any(wires, run, begin, num_elements, sum);
+        add_any(wires, run, distance(strides.any, repeat), begin, num_elements, sum);
         break;
     }
     w += run;
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
   const std::uint32_t begin = slot * kSumElements;
   if (begin >= piece.num_elements) return;
   Sum sum;
-  sum_wires(table, piece.wires, begin, piece.num_elements, sum);
+  sum_wires(table, piece.wires, {}, 0, begin, piece.num_elements, sum);
   const std::uint32_t limit = __float_as_uint(piece.limit);
 #pragma unroll
   for (std::uint32_t g = 0; g < kSumGroups; ++g) {
@@ -212,35 +214,35 @@ template <class Codes>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_kernel(const __grid_constant__ SumEncodeTable table) {
   __shared__ WarpMaxima maxima;
-  const std::uint32_t index = table.find();
-  const SumEncodePiece& piece = table.pieces[index];
+  const Turn turn = table.turn();
+  const SumEncodePiece& piece = table.pieces[turn.index];
   const std::uint32_t num_elements = piece.out.num_elements;
-  const Place<kSumGroups> place(piece.out, (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x);
+  const Place<kSumGroups> place(piece.out, turn.cta * kSumThreads + threadIdx.x);
   std::uint32_t words[kSumGroups][kGroup] = {};
   if (place.is_in_block && place.begin < num_elements) {
     Sum sum;
-    sum_wires(table, piece.wires, place.begin, num_elements, sum);
+    sum_wires(table, piece.wires, piece.strides, turn.repeat, place.begin, num_elements, sum);
     cut_off(sum, place.begin, num_elements);
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) Float32::narrow(sum[g], words[g]);
   }
-  encode_any<Float32, Codes>(words, place, piece.out, maxima);
+  encode_any<Float32, Codes>(words, place, piece.out_of(turn.repeat), maxima);
 }
 
 template <class = void>  // as for encode_any_kernel
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_any_kernel(const __grid_constant__ SumEncodeTable table) {
   __shared__ WarpMaxima maxima;
-  const std::uint32_t index = table.find();
-  const SumEncodePiece& piece = table.pieces[index];
+  const Turn turn = table.turn();
+  const SumEncodePiece& piece = table.pieces[turn.index];
   const std::uint32_t num_elements = piece.out.num_elements;
-  const Place<kSumGroups> place(piece.out, (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x);
+  const Place<kSumGroups> place(piece.out, turn.cta * kSumThreads + threadIdx.x);
   Sum sum = {};
   if (place.is_in_block && place.begin < num_elements) {
-    sum_wires(table, piece.wires, place.begin, num_elements, sum);
+    sum_wires(table, piece.wires, piece.strides, turn.repeat, place.begin, num_elements, sum);
     cut_off(sum, place.begin, num_elements);
   }
-  encode_any_codes<kSumGroups>(sum, place, piece.out, piece.any, maxima);
+  encode_any_codes<kSumGroups>(sum, place, piece.out_of(turn.repeat), piece.any, maxima);
 }
 
 }  // namespace zcomm::gpu

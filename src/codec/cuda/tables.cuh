@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codec/code_kind.hpp"
+#include "codec/cuda/capacity.hpp"
 #include "codec/cuda/numbers.cuh"
 #include "zcomm/dtype.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -26,7 +27,7 @@ enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4, any }
 struct WirePart {
   const std::byte* data;    // values or codes
   const std::byte* scales;  // of the block that holds the first element
-  std::uint32_t magic;      // ceil(2^32 / groups in a block)
+  std::uint32_t magic;      // ceil(2^32 / groups in a block); of values: distance to the next repeat, as in Strides
   float factor;
   std::uint16_t phase;  // groups of the first block that lie before the piece
   Source source;
@@ -69,6 +70,7 @@ struct AnyOut {
   bool hadamard;
   bool stochastic;
   std::uint8_t code_padding;  // words after the last one that holds codes
+  friend bool operator==(const AnyOut&, const AnyOut&) = default;
 };
 
 struct EncodeAnyPiece {
@@ -90,6 +92,7 @@ struct WireRange {
   std::uint16_t begin;
   std::uint16_t rotated_end;  // end of the rotated wires, where the sum is rotated back
   std::uint16_t end;
+  friend bool operator==(const WireRange&, const WireRange&) = default;
 };
 inline constexpr std::uint16_t kStaysRotated = 0xffffu;  // a rotated_end: the sum of rotated wires stays rotated
 
@@ -101,10 +104,29 @@ struct SumPiece {
   float limit;  // finite sums beyond it are set to it; infinity: none
 };
 
+// Distances from the memory of a piece to that of its next repeat, in units of 2 bytes: of wires with scales by source.
+struct Strides {
+  std::uint32_t codes = 0, any = 0, out = 0;
+};
+
+// Returns the bytes from the memory of a piece to that of a repeat.
+ZCOMM_DEVICE std::uint64_t distance(std::uint32_t stride, std::uint32_t repeat) {
+  return std::uint64_t{stride} * (2 * repeat);
+}
+
+// A sum that is encoded, and its repeats: such as those for other nodes.
 struct SumEncodePiece {
   BlocksOut out;
   WireRange wires;
   AnyOut any;  // for the kernel for any codes
+  Strides strides = {};
+
+  ZCOMM_DEVICE BlocksOut out_of(std::uint32_t repeat) const {
+    BlocksOut moved = out;
+    moved.scales += distance(strides.out, repeat);
+    moved.codes += distance(strides.out, repeat);
+    return moved;
+  }
 };
 
 // Copy of bytes. Source and target may be aligned to only 2 bytes, and all lengths are even.
@@ -115,7 +137,7 @@ struct CopyPiece {
   std::uint32_t num_zeros;  // after these, less than 16
 };
 
-template <class PieceType, int kMaxPieces>
+template <class PieceType, std::size_t kMaxPieces>
 struct Pieces {
   using Piece = PieceType;
   static constexpr std::uint32_t kCapacity = kMaxPieces;
@@ -139,18 +161,32 @@ struct Pieces {
   }
 };
 
-template <class PieceType, int kMaxPieces, int kMaxWires>
-struct PiecesOfWires : Pieces<PieceType, kMaxPieces> {
-  static constexpr std::uint32_t kWireCapacity = kMaxWires;
-  WirePart wires[kMaxWires];
+template <class PieceType, Capacity kMost>
+struct PiecesOfWires : Pieces<PieceType, kMost.pieces> {
+  static constexpr std::size_t kWireCapacity = kMost.wires;
+  WirePart wires[kWireCapacity];
 };
 
-using EncodeTable = Pieces<EncodePiece, 112>;
-using EncodeAnyTable = Pieces<EncodeAnyPiece, 52>;
-using DecodeTable = Pieces<DecodePiece, 76>;
-using CopyTable = Pieces<CopyPiece, 145>;
-using SumTable = PiecesOfWires<SumPiece, 32, 88>;
-using SumEncodeTable = PiecesOfWires<SumEncodePiece, 20, 84>;
+// Place of a CTA: its piece, the repeat of that, and its number in the repeat.
+struct Turn {
+  std::uint32_t index, repeat, cta;
+};
+
+struct SumEncodeTable : PiecesOfWires<SumEncodePiece, kSumEncodeCapacity> {
+  std::uint16_t num_ctas[kCapacity];  // of one repeat: at most 2^15, where blocks leave half of the threads idle
+
+  ZCOMM_DEVICE Turn turn() const {
+    const std::uint32_t index = find(), ctas = num_ctas[index], cta = blockIdx.x - first_cta[index];
+    const std::uint32_t repeat = cta < ctas ? 0 : cta / ctas;
+    return {index, repeat, cta - repeat * ctas};
+  }
+};
+
+using EncodeTable = Pieces<EncodePiece, kEncodeCapacity.pieces>;
+using EncodeAnyTable = Pieces<EncodeAnyPiece, kEncodeAnyCapacity.pieces>;
+using DecodeTable = Pieces<DecodePiece, kDecodeCapacity.pieces>;
+using CopyTable = Pieces<CopyPiece, kCopyCapacity.pieces>;
+using SumTable = PiecesOfWires<SumPiece, kSumCapacity>;
 static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
 static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes && sizeof(CopyTable) <= kMaxParameterBytes);
 static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);

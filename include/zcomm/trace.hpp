@@ -13,7 +13,7 @@ namespace zcomm {
 struct TraceStep {
   enum class Kind : std::uint8_t { codec, transfer, wait };
   Kind kind;
-  std::size_t number = 0;     // jobs of a codec call; messages of a transfer, both ways; a wait's transfer, from 0
+  std::size_t number = 0;     // launches of a GPU's codec; messages of a transfer, both ways; a wait's transfer, from 0
   std::size_t num_bytes = 0;  // that a codec call reads and writes
   LinkBytes sent = {};        // by a transfer
   int num_ring_steps = 0;     // of a transport's own all_gather

@@ -1,8 +1,11 @@
 #include "zcomm/trace.hpp"
 
+#include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
+#include "codec/cuda/capacity.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/operation.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -12,29 +15,38 @@ namespace {
 
 using Kind = TraceStep::Kind;
 
+// Returns the launches for pieces of so many wires each.
+std::size_t launches(std::size_t num_pieces, gpu::Capacity capacity, std::size_t num_wires = 0) {
+  if (num_wires > 0) capacity.pieces = std::clamp(capacity.wires / num_wires, std::size_t{1}, capacity.pieces);
+  return (num_pieces + capacity.pieces - 1) / capacity.pieces;
+}
+
+// Counts the launches of a GPU's codec as if all formats were int8 or int4. Sums of one length are one piece there.
 class TracedCodec final : public Codec {
  public:
   explicit TracedCodec(Trace& trace) : trace_(trace) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(jobs.size());
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kEncodeCapacity));
     for (const Encode& job : jobs) {
       num_bytes += job.values.num_bytes() + wire_bytes(job.format, job.values.dtype, job.values.num_elements);
     }
   }
   void decode(std::span<const Decode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(jobs.size());
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kDecodeCapacity));
     for (const Decode& job : jobs) num_bytes += job.values.num_bytes() + size(job.wire, job.values.num_elements);
   }
   void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(jobs.size());
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kSumCapacity, jobs[0].wires.size()));
     for (const DecodeSum& job : jobs) {
       num_bytes += job.values.num_bytes();
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.values.num_elements);
     }
   }
   void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(jobs.size());
+    std::set<std::int64_t> lengths;
+    for (const DecodeSumEncode& job : jobs) lengths.insert(job.num_elements);
+    std::size_t& num_bytes = add(launches(lengths.size(), gpu::kSumEncodeCapacity, jobs[0].wires.size()));
     for (const DecodeSumEncode& job : jobs) {
       num_bytes += wire_bytes(job.format, DType::float32, job.num_elements);
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.num_elements);
@@ -46,8 +58,8 @@ class TracedCodec final : public Codec {
     return wire_bytes(wire.format, wire.dtype, num_elements);
   }
   // Adds a step, and returns its bytes.
-  std::size_t& add(std::size_t num_jobs) const {
-    return trace_.emplace_back(TraceStep{.kind = Kind::codec, .number = num_jobs}).num_bytes;
+  std::size_t& add(std::size_t num_launches) const {
+    return trace_.emplace_back(TraceStep{.kind = Kind::codec, .number = num_launches}).num_bytes;
   }
 
   Trace& trace_;

@@ -122,6 +122,24 @@ TEST_CASE("trace: bytes are those of the plan, and every transfer is waited for"
   }
 }
 
+// By hand: 7 * 64 wires to the node at 112 a launch, 8 terms each for 63 nodes as repeats, 64 terms; then 512 slots
+// at 76.
+TEST_CASE("trace: launches of 64 nodes of 8 are those that the tables of a GPU's kernels give") {
+  const auto launches = [](const Trace& trace) {
+    std::vector<std::size_t> numbers;
+    for (const TraceStep& step : trace) {
+      if (step.kind == Kind::codec) numbers.push_back(step.number);
+    }
+    return numbers;
+  };
+  const World world = world_of(std::vector<int>(64, 8), 1);
+  CHECK(launches(trace_of(reduce_of(world), true)) == std::vector<std::size_t>{4, 1, 1, 1});
+  CHECK(launches(trace_of(gather_of(world), true)) == std::vector<std::size_t>{1, 7});
+  const World domain = world_of({72}, 1);
+  CHECK(launches(trace_of(reduce_of(domain), true)) == std::vector<std::size_t>{1, 1});
+  CHECK(launches(trace_of(gather_of(domain), true)) == std::vector<std::size_t>{1, 1});
+}
+
 // By hand: of four shards one is encoded and four are decoded, each with its wire.
 TEST_CASE("trace: the bytes of the codec are values and wires") {
   const World world = world_of({4}, 2);

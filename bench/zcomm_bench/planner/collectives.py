@@ -12,7 +12,6 @@ from zcomm_bench.planner.workload import DTYPE_BYTES
 
 EXACT_START = 20e-6  # of NCCL's own collectives, in seconds
 SMALL_MESSAGE_SHARE = 0.5  # of a link's rate, with NCCL's protocols for small messages
-JOBS_PER_LAUNCH = 64  # of a kernel
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,8 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None 
     ends: list[float] = []
     for step in trace:
         if step.kind == kind.CODEC:
-            num_launches = -(-step.number // JOBS_PER_LAUNCH)
-            seconds = num_launches * launch.start + step.num_bytes / cluster.compute.codec_rate
-            thread += num_launches * launch.kernel
+            seconds = step.number * launch.start + step.num_bytes / cluster.compute.codec_rate
+            thread += step.number * launch.kernel
             codec += seconds
             processor = max(processor, thread) + seconds
         elif step.kind == kind.WAIT:

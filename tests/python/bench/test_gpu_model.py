@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +132,29 @@ def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
     assert collectives.exact(size, "bfloat16", machine).seconds >= 1.6 * gather
     assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
+
+
+@pytest.mark.parametrize("name", gpu_model.SCALE)
+def test_the_planner_says_the_same_of_every_size_of_cluster(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from zcomm_bench.cli import app
+
+    machine, config = gpu_model.SCALE[name], tmp_path / "config.json"
+    config.write_text(json.dumps(gpu_model.LLAMA_70B))
+    shape = ["--nodes", f"{machine.nodes}", "--gpus-per-node", f"{machine.ranks_per_node}"]
+    hardware = ["--intra", "nvlink5", "--gpu", "b200"] if name == "1x72" else ["--intra", "nvlink4", "--gpu", "h100"]
+    hardware += ["--inter", f"{400 * machine.ranks_per_node}gbit"]
+    result = CliRunner().invoke(app, ["plan", "--json", "--model", str(config), *shape, *hardware])
+    assert result.exit_code == 0, result.output
+    made = next(each for each in json.loads(result.output)["options"] if each["option"]["name"] == step.OPTIONS[2].name)
+    work = Workload(*from_config(gpu_model.LLAMA_70B, sequence=4096), tokens=4096)
+    gathers = [collectives.gather(unit.num_elements, "bfloat16", gpu_model.GATHER, machine) for unit in work.units]
+    reductions = [collectives.reduce(unit.num_elements, "float32", gpu_model.REDUCE, machine) for unit in work.units]
+    for name, costs, times in (("all_gather", gathers, work.gathers), ("reduce_scatter", reductions, work.reductions)):
+        expected = sum(cost.seconds * unit.count * times for cost, unit in zip(costs, work.units, strict=True))
+        assert made["costs"][name]["seconds"] == pytest.approx(expected, rel=0.05)
 
 
 # Published for nodes of 8 H100 with 8 x 400 Gbit/s. Their sizes are not: 8 GiB is what

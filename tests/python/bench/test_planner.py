@@ -72,7 +72,7 @@ def test_a_model_that_is_no_dense_decoder_is_refused(model: dict) -> None:
         from_config(model, sequence=8)
 
 
-@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "4x2", "8x8"])
+@pytest.mark.parametrize("nodes", ["1x4", "2x2", "4x1", "2x3", "4x2", "8x8", "1x72"])
 @pytest.mark.parametrize("num_elements", [1024, 4104, 100_000])
 def test_bytes_are_those_that_a_world_sends(nodes: str, num_elements: int) -> None:
     check_bytes(nodes, num_elements)

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "codec/checks.hpp"
@@ -25,7 +24,7 @@ template <class Piece>
 struct WaitingPiece {
   Piece piece;
   std::int64_t num_ctas;
-  std::vector<WirePart> wires;  // that the piece's range counts from the first one on
+  std::size_t first_wire;  // from which the piece's range counts
 };
 
 // Tells whether memory lies `count` strides after other memory. A stride of 0 is not known yet: this sets it.
@@ -35,7 +34,7 @@ inline bool follows(const std::byte* first, const std::byte* next, std::uint32_t
   return step > 0 && step == std::uint64_t{stride} * 2 * count;
 }
 
-// Tells whether `next` is repeat `count` of `first`. The first repeat sets the strides.
+// Tells whether `next` is repeat `count` of `first`, of which these are wires. The first repeat sets the strides.
 inline bool continues(WirePart& first, const WirePart& next, Strides& strides, std::uint32_t count) {
   const bool has_scales = first.source >= Source::int8;
   if (!has_scales && count == 1) first.magic = 0;
@@ -45,16 +44,16 @@ inline bool continues(WirePart& first, const WirePart& next, Strides& strides, s
          follows(first.data, next.data, has_scales ? of_codes : first.magic, count) &&
          (!has_scales || (next.magic == first.magic && next.scales - first.scales == next.data - first.data));
 }
-inline bool continues(WaitingPiece<SumEncodePiece>& first, const WaitingPiece<SumEncodePiece>& next,
+inline bool continues(SumEncodePiece& first, WirePart* wires, const SumEncodePiece& next, const WirePart* next_wires,
                       std::uint32_t count) {
-  const BlocksOut &a = first.piece.out, &b = next.piece.out;
-  Strides& strides = first.piece.strides;
+  const BlocksOut &a = first.out, &b = next.out;
+  Strides& strides = first.strides;
   if (count == 1) strides = {};
   const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size &&
-                        b.scale_padding == a.scale_padding && next.piece.any == first.piece.any &&
-                        next.piece.wires == first.piece.wires && b.codes - a.codes == b.scales - a.scales;
+                        b.scale_padding == a.scale_padding && next.any == first.any && next.wires == first.wires &&
+                        b.codes - a.codes == b.scales - a.scales;
   return is_alike && follows(a.scales, b.scales, strides.out, count) &&
-         std::equal(first.wires.begin(), first.wires.end(), next.wires.begin(),
+         std::equal(wires, wires + first.wires.end, next_wires,
                     [&](WirePart& part, const WirePart& other) { return continues(part, other, strides, count); });
 }
 
@@ -83,7 +82,9 @@ class Launcher {
   template <class Part>
   void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
            bool stay_rotated = false) {
-    std::vector<WirePart> parts(wires.size());
+    const std::size_t first_wire = wires_.size();
+    wires_.resize(first_wire + wires.size());
+    WirePart* const parts = wires_.data() + first_wire;
     std::size_t num_rotated = 0, num_parts = 0;
     for (const bool rotated : {true, false}) {
       for (const Wire& wire : wires) {
@@ -97,7 +98,7 @@ class Launcher {
     }
     piece.wires = {0, static_cast<std::uint16_t>(num_rotated), static_cast<std::uint16_t>(num_parts)};
     if (stay_rotated) piece.wires.rotated_end = kStaysRotated;
-    waiting_.push_back({piece, num_ctas, std::move(parts)});
+    waiting_.push_back({piece, num_ctas, first_wire});
     if constexpr (!kRepeats) add_waiting();
   }
 
@@ -111,16 +112,15 @@ class Launcher {
   static constexpr std::uint32_t kLongestRound = 16;
 
   void add_repeated(const WaitingPiece<typename Table::Piece>& waiting, std::uint32_t count) {
-    if (table_.num_pieces == Table::kCapacity || num_wires_ + waiting.wires.size() > Table::kWireCapacity) {
-      launch_table();
-    }
     typename Table::Piece piece = waiting.piece;
+    const std::size_t num_wires = piece.wires.end;
+    if (table_.num_pieces == Table::kCapacity || num_wires_ + num_wires > Table::kWireCapacity) launch_table();
     const auto begin = static_cast<std::uint16_t>(num_wires_);
     for (std::uint16_t* place : {&piece.wires.begin, &piece.wires.rotated_end, &piece.wires.end}) {
       if (*place != kStaysRotated) *place += begin;
     }
-    std::copy(waiting.wires.begin(), waiting.wires.end(), table_.wires + begin);
-    num_wires_ += waiting.wires.size();
+    std::copy_n(wires_.data() + waiting.first_wire, num_wires, table_.wires + begin);
+    num_wires_ += num_wires;
     if constexpr (kRepeats) table_.num_ctas[table_.num_pieces] = static_cast<std::uint16_t>(waiting.num_ctas);
     add(piece, waiting.num_ctas * count);
   }
@@ -138,14 +138,18 @@ class Launcher {
       for (std::uint32_t i = 0; i < length; ++i) add_repeated(waiting_[begin + i], count);
     }
     waiting_.clear();
+    wires_.clear();
   }
 
   // Returns the number of rounds of `length` pieces from `begin` on, of which all repeat the first one.
   std::uint32_t rounds(std::uint32_t begin, std::uint32_t length) {
     std::uint32_t i = length;
     if constexpr (kRepeats) {
-      while (begin + i < waiting_.size() && continues(waiting_[begin + i % length], waiting_[begin + i], i / length))
-        ++i;
+      for (; begin + i < waiting_.size(); ++i) {
+        auto &first = waiting_[begin + i % length], &next = waiting_[begin + i];
+        WirePart* const wires = wires_.data();
+        if (!continues(first.piece, wires + first.first_wire, next.piece, wires + next.first_wire, i / length)) break;
+      }
     }
     return i / length;
   }
@@ -169,6 +173,7 @@ class Launcher {
   std::uint32_t num_ctas_ = 0;
   std::size_t num_wires_ = 0;
   std::vector<WaitingPiece<typename Table::Piece>> waiting_;
+  std::vector<WirePart> wires_;  // of waiting pieces
 };
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

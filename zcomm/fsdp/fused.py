@@ -70,8 +70,9 @@ class Buffer:
 
     def decode_later(self, decode: Callable[[Sequence[torch.Tensor]], None]) -> None:
         """Note a gather that has left wires, and how its values are written, each tensor with the shards of one
-        parameter, or one with all."""
-        self._decode, self._own = decode, None
+        parameter, or one with all. The shard is held: its parts may belong to a stream that does not wait for the
+        gather, until FSDP2 drops its buffer."""
+        self._decode = decode
 
     def copy_out(self, sizes: Sequence[int], out: Sequence[torch.Tensor]) -> None:
         """Write what was gathered to where it is not already."""

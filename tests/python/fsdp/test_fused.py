@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -313,3 +314,12 @@ def test_writes_while_an_asynchronous_gather_is_under_way_do_not_reach_it(fused:
             model.reshard()
 
     run(body, 2, nodes=[0, 1], options=options(min_bytes=1))
+
+
+def test_a_shard_is_held_while_its_wires_are_under_way() -> None:
+    """FSDP2 casts it on a stream of its own, which would use its memory again before the gather has read it."""
+    buffer = Buffer(lambda: torch.empty(8))
+    shard = weakref.ref(buffer.copy_shard([torch.ones(4)], 0))
+    buffer.decode_later(lambda values: None)
+    gc.collect()
+    assert shard() is not None

@@ -309,8 +309,9 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor)
         owner.warn_of_floats(output, shard, backend)
-        is_late = isinstance(output, Deferred) and decodes_later(output.device) and owner.is_whole(shard)
-        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not is_late else ()
+        later = decodes_later(output.device)
+        is_late = isinstance(output, Deferred) and later and owner.is_whole(shard)
+        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not later else ()
         is_mixed = shard is not input_tensor
         output, shard = owner.as_pairs(output, shard, backend)
         plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed)

@@ -323,3 +323,20 @@ def test_a_shard_is_held_while_its_wires_are_under_way() -> None:
     buffer.decode_later(lambda values: None)
     gc.collect()
     assert shard() is not None
+
+
+def test_a_later_decode_touches_no_parameter_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a group that is copied, as a tensor subclass gathers other data: on a GPU the memory of parameters
+    belongs to the stream that computes."""
+
+    def body() -> None:
+        def refuse(*_: Any) -> None:
+            raise AssertionError("parameters have memory before the copy-out")
+
+        monkeypatch.setattr(collectives, "decodes_later", lambda device: True)
+        monkeypatch.setattr(collectives.Collectives, "is_whole", lambda owner, shard: False)
+        monkeypatch.setattr(collectives._fsdp2, "unsharded_data", refuse)
+        _, gathers, _ = trained("bfloat16", True, weights="int8:64", gradients="int8:64")
+        assert gathers == 0
+
+    run(body, 4, nodes=NODES, options=options(min_bytes=1))

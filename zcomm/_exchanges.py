@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from zcomm._core import CallStats
 
 
-class Exchanges:
+class Exchanges(ABC):
     """Calls that move values from rank to rank without sums.
 
     ``formats`` is one format, or those inside a node and between nodes. It is ``"exact"`` by default, because
@@ -26,8 +27,8 @@ class Exchanges:
     _core: _core.Communicator
     _timeout: datetime.timedelta
 
-    def _call(self, stream: Any, *arrays: Any) -> Call:
-        raise NotImplementedError
+    @abstractmethod
+    def _call(self, stream: Any, *arrays: Any) -> Call: ...
 
     def all_to_all(
         self,

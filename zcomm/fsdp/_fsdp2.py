@@ -160,11 +160,15 @@ def num_elements(param: Any) -> int:
     return numel
 
 
+def is_sharded(param: Any) -> bool:
+    """Tell whether the parameter is a shard of its own mesh. After the forward pass it may be one of another mesh."""
+    return bool(param.sharded_state.name == "SHARDED")
+
+
 def gathered_part(param: Any) -> tuple[int, torch.dtype | None]:
     """Return the number of elements, with padding, and the dtype of a rank's shard as it is gathered now. The dtype is
     None if a tensor subclass gathers other data instead."""
-    is_sharded = param.sharded_state.name == "SHARDED"
-    data = param._sharded_param_data if is_sharded else param._sharded_post_forward_param_data
+    data = param._sharded_param_data if is_sharded(param) else param._sharded_post_forward_param_data
     is_replaced = hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
     return data.numel(), None if is_replaced else param.param_dtype or data.dtype
 
@@ -210,8 +214,8 @@ def parameter_id(param: Any) -> int:
 
 def version_of(param: Any) -> tuple[int, ...] | None:
     """Return a version that changes with the values of the sharded parameter; None if PyTorch does not count it."""
-    if param.sharded_state.name != "SHARDED":
-        return None  # shards of a reshard_after_forward mesh
+    if not is_sharded(param):
+        return None
     local = param._sharded_local_tensor
     if local.is_inference() or param.sharded_param.is_inference():
         return None  # PyTorch does not count their versions

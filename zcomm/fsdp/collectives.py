@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
-from zcomm.distributed.overrides import of_copies, override
+from zcomm.distributed.overrides import override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Buffer, Deferred
-from zcomm.fsdp.gathers import GatherCall, GatherStrategy, finished
+from zcomm.fsdp.gathers import GatherCall, GatherStrategy, Plain, finished
 from zcomm.fsdp.rule import Rule
 
 _log = logging.getLogger("zcomm")
@@ -44,7 +43,8 @@ class Collectives:
         self._told: set[str] = set()  # what warnings were about
         self.gathers_fused = 0
         self.reduces_fused = 0
-        self._gather_plan: _c10d.Operation | None = None  # of the last compressed gather, and reduction
+        # By the process group's name: of reshard_after_forward's mesh there is another one.
+        self._gather_plans: dict[str, _c10d.Operation] = {}
         self._reduce_plan: _c10d.Operation | None = None
         self._reduce_layout = ""
         self.plain = Plain(self)
@@ -56,9 +56,9 @@ class Collectives:
         """Params of FSDP2: see _fsdp2."""
         return _fsdp2.params_of(self._param_group)
 
-    @property
-    def last_gather_plan(self) -> _c10d.Operation | None:
-        return self._gather_plan
+    def gather_plan_of(self, group: str) -> _c10d.Operation | None:
+        """Return the plan of the last compressed gather in the process group of this name."""
+        return self._gather_plans.get(group)
 
     def shard(self) -> torch.Tensor | None:
         """Return the shard: see _fsdp2.shard_of."""
@@ -165,10 +165,11 @@ class Collectives:
         return output, shard
 
     def _would_plan(self, dtype: torch.dtype, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> bool:
-        """Tell whether such bytes would be planned as elements of ``dtype``."""
+        """Tell whether such bytes would be planned as elements of ``dtype``, if that gains anything."""
         numel = shard.numel() // dtype.itemsize * dtype.itemsize
         whole, own = (output[: size * numel].view(dtype) for size in (backend.size(), 1))
-        return backend.plan_gather(whole, own, formats=self.rule.formats if self.rule else None) is not None
+        with override(policy="always"):  # a trial would make calls that nobody asked for
+            return backend.plan_gather(whole, own, formats=self.rule.formats if self.rule else None) is not None
 
     def warn_of_floats(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> None:
         """Warn if parameters that could be compressed are gathered as bytes, among those of others."""
@@ -189,9 +190,11 @@ class Collectives:
         shard: torch.Tensor,
         backend: Backend,
         *,
+        group: str,
         is_mixed: bool,
     ) -> _c10d.Operation | None:
-        """Plan a gather; None if torch carries it out. ``is_mixed``: parameters have several dtypes."""
+        """Plan a gather in the process group of this name; None if torch carries it out. ``is_mixed``: parameters have
+        several dtypes."""
         rule = self.rule
         formats = rule.formats if rule else None
         is_bytes = shard.dtype == torch.uint16
@@ -204,8 +207,10 @@ class Collectives:
                 self.warn("weights", what, backend)
             return None
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
-        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=self._gather_plan)
-        self._gather_plan = plan or self._gather_plan
+        like = self._gather_plans.get(group)
+        plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=like)
+        if plan is not None:
+            self._gather_plans[group] = plan
         return plan
 
     def plan_reduce(
@@ -259,35 +264,6 @@ class Collectives:
             _log.warning("%s %s: left exact", self.name, what)
 
 
-class Plain:
-    """Gathers in the formats of the rule, or of the process group."""
-
-    def __init__(self, owner: Collectives) -> None:
-        self._owner = owner
-        self.previous: _fsdp2.AllGather  #: FSDP2's own
-
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.previous.allocate(size, dtype=dtype, device=device)
-
-    def gather(self, call: GatherCall) -> Any:
-        if call.plan is None:
-            # Allows in-place gathers, because FSDP2 gathers copies: another reason keeps this one exact.
-            # The group's options may have other formats than the rule.
-            formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
-            with of_copies(), formats:
-                return self.previous(call.output, call.shard, call.group, call.async_op)
-        return call.run(call.plan, self._owner.gathered)
-
-    def takes_parts(self) -> bool:
-        return True
-
-    def keeps_wires(self) -> bool:
-        return False
-
-    def forget(self) -> None:
-        """Keeps nothing."""
-
-
 class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
     def __init__(self, owner: Collectives) -> None:
         self.owner = owner
@@ -314,14 +290,16 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not later else ()
         is_mixed = shard is not input_tensor
         output, shard = owner.as_pairs(output, shard, backend)
-        plan = owner.plan_gather(parts or output, shard, backend, is_mixed=is_mixed)
+        plan = owner.plan_gather(parts or output, shard, backend, group=group.group_name, is_mixed=is_mixed)
         if plan is None:  # exact gathers keep FSDP2's view as bytes
             output, shard, parts, is_late = output_tensor, input_tensor, (), False
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
         elif not is_late:
             output = in_memory(output)
-        if not parts:
+        if is_late and isinstance(shard, Deferred):
+            shard = shard.buffer.copied()
+        elif not parts:
             shard = in_memory(shard)
         owner.gathers_fused += bool(parts) or is_late
         return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))

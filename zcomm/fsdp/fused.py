@@ -55,6 +55,10 @@ class Buffer:
                 torch.cat(shard.parts, out=shard._memory)
         return self._memory
 
+    def copied(self) -> torch.Tensor:
+        """Return a copy of the shard, which lives as long as its users."""
+        return torch.cat(self.parts)
+
     def copy_shard(self, parts: Sequence[torch.Tensor], rank: int) -> Buffer:
         """Note the shard that this rank gathers, and return it."""
         numel = sum(part.numel() for part in parts)

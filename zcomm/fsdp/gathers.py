@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.overrides import of_copies, override
+from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
+
+if TYPE_CHECKING:
+    from zcomm.fsdp.collectives import Collectives
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,35 @@ class GatherStrategy(Protocol):
     def forget(self) -> None:
         """Frees what was kept for later gathers."""
         ...
+
+
+class Plain:
+    """Gathers in the formats of the rule, or of the process group."""
+
+    def __init__(self, owner: Collectives) -> None:
+        self._owner = owner
+        self.previous: _fsdp2.AllGather  #: FSDP2's own
+
+    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.previous.allocate(size, dtype=dtype, device=device)
+
+    def gather(self, call: GatherCall) -> Any:
+        if call.plan is None:
+            # Allows in-place gathers, because FSDP2 gathers copies: another reason keeps this one exact.
+            # The group's options may have other formats than the rule.
+            formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
+            with of_copies(), formats:
+                return self.previous(call.output, call.shard, call.group, call.async_op)
+        return call.run(call.plan, self._owner.gathered)
+
+    def takes_parts(self) -> bool:
+        return True
+
+    def keeps_wires(self) -> bool:
+        return False
+
+    def forget(self) -> None:
+        """Keeps nothing."""
 
 
 def finished(work: Any, async_op: bool) -> Any:

@@ -314,7 +314,7 @@ class KeptValues(SecondaryShard):
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
         module has sent differences before and its weights have changed since."""
-        plan = self._group.last_gather_plan
+        plan = self._group.gather_plan_of(group)
         if self._group.strategy is not self or self._lossless is None or self._group_name != group or plan is None:
             return None
         version = self._version_of(plan)
@@ -363,11 +363,17 @@ class KeptValues(SecondaryShard):
         assert self._lossless is not None
         return self._lossless.gather_again(call, self.intra_node)
 
+    def _obstacle(self) -> str:
+        if self._reserved == 0:
+            return "there is no room in max_bytes"
+        if not all(map(_fsdp2.is_sharded, self._group.params)):
+            return "they are shards of a mesh after the forward pass"
+        return "PyTorch does not count their changes"
+
     def _gather_without(self, call: GatherCall) -> Any:
         backend = backend_of(call.group)
         if self._reserved != 0 or backend.is_strict:  # a line has told of max_bytes
-            why = "there is no room in max_bytes" if self._reserved == 0 else "PyTorch does not count their changes"
-            self._group.warn("lossless", f"gathers whole weights, not differences, as {why}", backend)
+            self._group.warn("lossless", f"gathers whole weights, not differences, as {self._obstacle()}", backend)
         shard = call.whole_shard
         output = shard.new_empty(call.output.shape) if call.parts else call.output
         # Bytes are never compressed.

@@ -313,3 +313,25 @@ def test_wrong_arguments() -> None:
         compress(nn.Linear(2, 2), max_bytes=-1)
     with pytest.raises(ValueError, match="keep_in_node: expected True with weights='lossless'"):
         compress(nn.Linear(2, 2), weights="lossless", keep_in_node=False)
+
+
+@pytest.mark.parametrize("weights", ["int8:64", "lossless"])
+def test_micro_batches_stay_in_the_node_though_another_mesh_gathers_in_between(weights: Any) -> None:
+    """The backward pass gathers in the mesh of ``reshard_after_forward``, by another plan."""
+
+    def body() -> None:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
+        for layer in [*model, model]:
+            fully_shard(layer, reshard_after_forward=2)
+        compression = compress(model, weights=weights)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for name in "01":
+            stats = compression.stats()[name]
+            assert (stats.gathers_inter_node, stats.gathers_intra_node) == (3, 3), stats
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options(min_bytes=1))

@@ -143,8 +143,8 @@ def copies(work: Workload, machine: Cluster) -> float:
 
 
 def steps() -> Iterator[str]:
-    """A row per size of cluster and tokens: steps of a 70B model, exact over compressed. `fused`: the exact step has
-    FSDP2's copies beside."""
+    """A row per size of cluster and tokens: steps of a 70B model, exact over compressed. `fused` adds FSDP2's copies to
+    the exact step."""
     yield "| GPUs | tokens per GPU | exact step, s | times as fast, half hidden | all | half, fused | all, fused |"
     yield "|---|---|---|---|---|---|---|"
     exact, compressed = step.OPTIONS[0], step.OPTIONS[2]

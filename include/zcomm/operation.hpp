@@ -61,7 +61,8 @@ class Operation {
   // Returns the bytes of a gather's wires, aligned to kWireAlignment, that decode() takes. 0: there are none.
   virtual std::size_t wires_bytes() const { return 0; }
   // Decodes the wires that the last call has left, and those that it keeps, into the outputs. Moves no byte between
-  // ranks. The stream is any that waits for that call. Throws ArgumentError.
+  // ranks. The stream is any that waits for that call; the next call on the same memory must wait for it. Throws
+  // ArgumentError.
   virtual void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const;
   // Returns the bytes of error feedback's residual; 0 if none was planned.
   virtual std::size_t residual_bytes() const { return 0; }

@@ -28,11 +28,7 @@ at::Device device_of(const Call& call) {
   return call.on_host ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(call.device));
 }
 
-c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
-
-bool is_captured(const Call& call) {
-  return !call.on_host && is_capturing({current_stream(device_of(call)).native_handle()});
-}
+bool is_captured(const Call& call) { return !call.on_host && is_capturing(current_view(device_of(call))); }
 
 // Waits until a GPU has done the work on the caller's stream. On a CPU, works that were waited for are done.
 void finish(at::Device device) {

@@ -36,7 +36,7 @@ class BoundMark {
   void note(const at::Tensor& shard) {
     check_shard(shard, device_);
     const c10::DeviceGuard on_device(device_);
-    mark_->note(view_of(shard), current_stream(device_));
+    mark_->note(view_of(shard), current_view(device_));
   }
 
   void check(const at::Tensor& shard, const at::Tensor& kept) {
@@ -45,7 +45,7 @@ class BoundMark {
                       "zcomm: kept: expected contiguous Byte on ", device_, ", got ", kept.scalar_type(), " on ",
                       kept.device());
     const c10::DeviceGuard on_device(device_);
-    mark_->check(view_of(shard), {static_cast<std::byte*>(kept.data_ptr()), kept.nbytes()}, current_stream(device_));
+    mark_->check(view_of(shard), {static_cast<std::byte*>(kept.data_ptr()), kept.nbytes()}, current_view(device_));
   }
 
   bool has_changed() const { return mark_->has_changed(); }
@@ -61,7 +61,7 @@ void bind_shard_mark(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def("hash_of", &hash_of, py::arg("shard"), NoGil());
   module.def(
-      "capture_of", [](at::Device device) { return device.is_cpu() ? 0 : capture_of(current_stream(device)); },
+      "capture_of", [](at::Device device) { return device.is_cpu() ? 0 : capture_of(current_view(device)); },
       py::arg("device"));
   py::class_<BoundMark>(module, "ShardMark")
       .def(py::init<at::Device>(), py::arg("device"), NoGil())

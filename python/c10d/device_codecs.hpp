@@ -1,4 +1,4 @@
-// Codecs of host and GPU tensors, for work beside a group's communicators.
+// Codecs of host and GPU tensors, for values that no communicator of the group handles.
 #pragma once
 
 #include <ATen/core/Tensor.h>

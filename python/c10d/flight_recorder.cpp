@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "job.hpp"
+#include "tensors.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
@@ -257,8 +258,9 @@ GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint
 
 std::shared_ptr<void> GroupRecorder::queued(Job& job) {
   const CallSummary call = job.summary();
-  job.record = begin(
-      {analyzers_name(call.name), call.in_elements, call.out_elements, job.outputs[0].scalar_type(), job.timeout});
+  const at::ScalarType dtype =
+      job.written.empty() ? job.outputs[0].scalar_type() : scalar_type_of(job.written.front().dtype);
+  job.record = begin({analyzers_name(call.name), call.in_elements, call.out_elements, dtype, job.timeout});
   return nullptr;
 }
 

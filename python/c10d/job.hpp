@@ -1,6 +1,7 @@
 // Job: one call of a compressed collective, an operation with the tensors of the call.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct CallSummary {
   std::int64_t out_elements = 0;
 };
 
-// Kept values in a tensor.
+// Kept values in a tensor, and the end of their last decode on a GPU, which later calls wait for.
 struct TensorKept : Kept {
   void hold(at::Tensor tensor) {
     memory = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
@@ -33,6 +34,7 @@ struct TensorKept : Kept {
   }
 
   at::Tensor data;  // uint8 [kept_bytes of the operation], on the device of the calls
+  std::optional<c10::Event> decoded;
 };
 
 struct Job {

@@ -7,6 +7,7 @@
 
 #include "reduce_op.hpp"
 #include "tensors.hpp"
+#include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
@@ -88,6 +89,19 @@ void check_gathered(const PlannedOperation& planned, const std::optional<Whole>&
                     "zcomm: input: expected ", planned.num_elements / size, " ", planned.dtype,
                     ", as was planned, got ", elements_of(*input), " ", (*input)[0].scalar_type());
   for (const at::Tensor& part : *input) check_contiguous(part, "input", device);
+}
+
+// Records the end of a decode of kept values. Events of a graph are of no use outside of it.
+void note_decode(TensorKept& kept, at::Device device) {
+  kept.decoded.reset();
+  if (device.is_cpu() || is_capturing(current_view(device))) return;
+  kept.decoded.emplace(device.type());
+  kept.decoded->record(current_stream(device));
+}
+
+// Makes the current stream wait for that, before a call may overwrite the values.
+void wait_for_decode(const TensorKept& kept, at::Device device) {
+  if (kept.decoded && !is_capturing(current_view(device))) kept.decoded->block(current_stream(device));
 }
 
 // Adds the feedback to the job, whose operation has its format.
@@ -259,6 +273,7 @@ WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, co
   if (planned.kept) {
     check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), job->outputs[0].device());
     job->inputs.push_back(planned.kept->data);
+    wait_for_decode(*planned.kept, job->outputs[0].device());
   }
   job->site = site;
   Call call;
@@ -278,7 +293,8 @@ void Operations::decode(const PlannedOperation& planned, const Whole& output, co
   arguments.wires = {static_cast<std::byte*>(wires.data_ptr()), wires.nbytes()};
   const at::Device device = output[0].device();
   const c10::DeviceGuard on_device(device);
-  planned.operation->decode(*codecs_.of(output[0]).codec, arguments, current_stream(device));
+  planned.operation->decode(*codecs_.of(output[0]).codec, arguments, current_view(device));
+  if (planned.kept) note_decode(*planned.kept, device);
 }
 
 WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async) {

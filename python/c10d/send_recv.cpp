@@ -29,14 +29,6 @@ void check_peer(int peer, int size) {
   TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
 }
 
-c10::Stream current_stream(const at::Tensor& tensor) {
-  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
-}
-
-StreamView stream_view(const at::Tensor& tensor) {
-  return tensor.is_cpu() ? StreamView{} : StreamView{current_stream(tensor).native_handle()};
-}
-
 bool keeps_all(const BlockFormat& format, const at::Tensor& tensor) {
   return format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
 }
@@ -132,7 +124,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       if (message.values.defined()) all_.decode(message);
       if (!message.wire.is_cpu() && message.values.defined()) {
         end_.emplace(message.wire.device().type());
-        end_->record(current_stream(message.wire));
+        end_->record(current_stream(message.wire.device()));
         values_ = message.values;
       }
     }
@@ -143,7 +135,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   }
   // Makes another stream that waits wait for the values, too.
   void block_stream() {
-    if (end_) end_->block(current_stream(values_));
+    if (end_) end_->block(current_stream(values_.device()));
   }
   // A peer that has found a difference first may have ended.
   void look_for_difference() {
@@ -225,15 +217,15 @@ at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& form
 void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
   const c10::DeviceGuard guard(values.device());
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
-  codecs_.of(values).codec->encode({&job, 1}, stream_view(values));
+  codecs_.of(values).codec->encode({&job, 1}, current_view(values.device()));
 }
 
 void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
   const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
-  codecs_.of(message.values).codec->decode({&job, 1}, stream_view(message.values));
-  if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire));
+  codecs_.of(message.values).codec->decode({&job, 1}, current_view(message.values.device()));
+  if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire.device()));
 }
 
 WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag) {

@@ -51,9 +51,10 @@ std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors) {
   return views;
 }
 
-StreamView current_stream(at::Device device) {
-  if (device.is_cpu()) return {};
-  return {c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
+c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+StreamView current_view(at::Device device) {
+  return device.is_cpu() ? StreamView{} : StreamView{current_stream(device).native_handle()};
 }
 
 std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <optional>
 #include <span>
@@ -25,8 +26,10 @@ at::ScalarType scalar_type_of(DType dtype);
 TensorView view_of(const at::Tensor& tensor);
 std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors);
 
-// Returns torch's current stream of a device; none of a CPU.
-StreamView current_stream(at::Device device);
+// Returns torch's current stream of a GPU.
+c10::Stream current_stream(at::Device device);
+// Returns the same for the core; none of a CPU.
+StreamView current_view(at::Device device);
 
 // Returns the slots of a tensor that is gathered or scattered whole.
 std::vector<TensorView> slots_of(const at::Tensor& whole, int size);

@@ -15,7 +15,7 @@ namespace {
 
 using Kind = TraceStep::Kind;
 
-// Returns the launches for pieces of so many wires each.
+// Returns the number of launches for pieces that have `num_wires` wires each.
 std::size_t launches(std::size_t num_pieces, gpu::Capacity capacity, std::size_t num_wires = 0) {
   if (num_wires > 0) capacity.pieces = std::clamp(capacity.wires / num_wires, std::size_t{1}, capacity.pieces);
   return (num_pieces + capacity.pieces - 1) / capacity.pieces;

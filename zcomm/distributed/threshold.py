@@ -14,9 +14,9 @@ from zcomm.distributed.binding import _c10d
 
 DEFAULT = _c10d.Options().min_bytes
 
-# What a compressed call takes on a GPU beside its bytes: the time of one of 256 KiB beyond an exact one, plus what its
-# bytes save by the calls of 1 GiB (bench/results/collectives-h*.jsonl, ranks 2x1). All-gathers, reduce-scatters and
-# halves of all-reduces give 183, 149 and 94 µs on an H100, 46, 114 and 95 µs on an H200.
+# Cost of a compressed call on a GPU besides its bytes: a call of 256 KiB takes so much longer than an exact one, plus
+# what its bytes save at the rate of calls of 1 GiB (bench/results/collectives-h*.jsonl, ranks 2x1). All-gathers,
+# reduce-scatters and halves of all-reduces give 183, 149 and 94 µs on an H100, 46, 114 and 95 µs on an H200.
 COST_SECONDS = 100e-6
 SAVED_SHARE = 0.5  # of the bytes, in the widest of the default formats: bfloat16 in int8
 LEAST = 4 * 1024  # smaller calls send a packet or two to each peer, compressed or not

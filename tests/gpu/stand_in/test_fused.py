@@ -88,3 +88,34 @@ def test_gradients_are_held_until_the_buffer_is_dropped(dtype: torch.dtype) -> N
         assert torch.equal(reduced(free), expected) and bool(expected.any())
 
     run(body, 4, nodes=[0, 0, 1, 1], options=worlds.options())
+
+
+def test_a_gather_waits_for_the_decode_of_wires_that_it_overwrites() -> None:
+    """Both gathers keep wires in the same memory."""
+
+    def body() -> None:
+        backend, numel = backend_of(), 3000
+        Gather(64)()  # connects
+        memory = torch.zeros(dist.get_world_size(), numel)
+        first, second = (values(numel, seed=seed) for seed in (0, 1))
+        plan = backend.plan_gather(host.as_cuda(memory), host.as_cuda(first))
+        assert plan is not None
+        plan.run(host.as_cuda(memory), host.as_cuda(first)).wait()
+        host.synchronize()
+        keeping = plan.keeping(host.as_cuda(torch.zeros(plan.kept_bytes, dtype=torch.uint8)))
+        wires = [host.as_cuda(torch.zeros(plan.wires_bytes, dtype=torch.uint8)) for _ in range(2)]
+        host.set_stream(REDUCE)
+        keeping.run(None, host.as_cuda(first), wires=wires[0])
+        host.synchronize()
+        host.set_stream(COMPUTE)
+        host.close_gate()  # before the decode
+        decoded = torch.zeros_like(memory)
+        keeping.decode(host.as_cuda(decoded), wires[0])
+        host.set_stream(REDUCE)
+        keeping.run(None, host.as_cuda(second), wires=wires[1])
+        time.sleep(0.2)  # long enough for a gather that does not wait
+        host.open_gate()
+        host.synchronize()
+        assert torch.equal(decoded, memory) and bool(memory.any())
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=worlds.options())

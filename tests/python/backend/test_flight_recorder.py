@@ -18,6 +18,7 @@ from support.worlds import options, run
 from torch.distributed.flight_recorder import fr_trace
 
 import zcomm
+from zcomm.distributed.groups import backend_of
 
 SOON = 2.0  # a group's timeout, where ranks wait for it
 LATE = 2  # the rank that does not come
@@ -196,3 +197,15 @@ def test_a_number_of_calls_that_is_none_is_refused() -> None:
             gather(mine())
 
     run(body, env={"TORCH_FR_BUFFER_SIZE": "-1"})
+
+
+def test_a_gather_that_leaves_wires_is_recorded_with_the_dtype_of_its_values(tmp_path: Path) -> None:
+    def body() -> None:
+        own = torch.ones(NUM, dtype=torch.bfloat16)
+        plan = backend_of().plan_gather(torch.empty(2 * NUM, dtype=torch.bfloat16), own)
+        assert plan is not None
+        plan.run(None, own, wires=torch.empty(plan.wires_bytes, dtype=torch.uint8)).wait()
+        entry = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())["entries"][-1]
+        assert (entry["output_dtypes"], entry["output_sizes"]) == (["BFloat16"], [[2 * NUM]])
+
+    run(body, 2, options=options())

@@ -1,4 +1,4 @@
-"""Results of compressed calls on every rank, as CRCs, beside those by ``zcomm_bench.reference``."""
+"""Compares CRCs of compressed results on every rank with those of ``zcomm_bench.reference``."""
 
 from __future__ import annotations
 

@@ -59,24 +59,30 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
 
 def around_choices(within: Callable[[Any], Any]) -> None:
     """Wrap a group's later choices of allocation from the process group in the context manager ``within(group)``."""
-    _wrap("set_allocate_memory_from_process_group", within)
+    _wrap(_Group, "set_allocate_memory_from_process_group", within)
 
 
 def around_symmetric_memory(within: Callable[[Any], Any]) -> None:
     """Wrap a group's later choices of symmetric memory in the context manager ``within(group)``."""
-    _wrap("set_symm_mem", within)
+    _wrap(_Group, "set_symm_mem", within)
 
 
-def _wrap(name: str, within: Callable[[Any], Any]) -> None:
-    if hasattr(_Group, name):  # later torch
-        setattr(_Group, name, _inside(getattr(_Group, name), within))
+def around_custom_collectives(within: Callable[[Any], Any]) -> None:
+    """Wrap a module's later changes to collectives of the user's in the context manager ``within(module)``."""
+    for name in ("set_custom_all_gather", "set_custom_reduce_scatter"):
+        _wrap(FSDPModule, name, within)
+
+
+def _wrap(owner: Any, name: str, within: Callable[[Any], Any]) -> None:
+    if hasattr(owner, name):  # later torch
+        setattr(owner, name, _inside(getattr(owner, name), within))
 
 
 def _inside(method: Any, within: Callable[[Any], Any]) -> Any:
     @functools.wraps(method)
-    def call(group: Any, *arguments: Any, **named: Any) -> Any:
-        with within(group):
-            return method(group, *arguments, **named)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        with within(self):
+            return method(self, *arguments, **named)
 
     return call
 

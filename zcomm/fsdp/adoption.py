@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from zcomm.distributed.groups import find_backend
 from zcomm.distributed.overrides import is_overridden, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, full_name_of, owner_of
+
+_log = logging.getLogger("zcomm")
 
 
 @functools.cache
@@ -20,6 +23,7 @@ def watch_fsdp2() -> None:
     _fsdp2.before_first_use(_adopt)
     _fsdp2.around_choices(_given_back)
     _fsdp2.around_symmetric_memory(_refused)
+    _fsdp2.around_custom_collectives(_told)
     _fsdp2.around_reductions(_formats_of_replicas)
 
 
@@ -52,6 +56,17 @@ def _refused(param_group: Any) -> Iterator[None]:
             "memory, got one of 'zcomm'"
         )
     yield
+
+
+@contextlib.contextmanager
+def _told(module: Any) -> Iterator[None]:
+    """Warn if the user's own collectives take the place of compressed ones."""
+    groups = _fsdp2.groups_of(module)
+    before = [(owner_of(group), _fsdp2.collectives_of(group)) for group in groups]
+    yield
+    for group, (owner, collectives) in zip(groups, before, strict=True):
+        if owner is not None and not owner.is_plain() and _fsdp2.collectives_of(group) != collectives:
+            _log.warning("%s: a custom collective takes the place of the one that zcomm.fsdp.compress set", owner.name)
 
 
 def _formats_of_replicas(param_group: Any) -> Any:

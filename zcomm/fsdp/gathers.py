@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,7 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import of_copies, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
-
-if TYPE_CHECKING:
-    from zcomm.fsdp.collectives import Collectives
+from zcomm.fsdp.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,17 @@ class GatherStrategy(Protocol):
         ...
 
 
+class Ruled(Protocol):
+    """A parameter group: its rule, if any, and the site of its gathers."""
+
+    rule: Rule | None
+    gathered: _c10d.Site
+
+
 class Plain:
     """Gathers in the formats of the rule, or of the process group."""
 
-    def __init__(self, owner: Collectives) -> None:
+    def __init__(self, owner: Ruled) -> None:
         self._owner = owner
         self.previous: _fsdp2.AllGather  #: FSDP2's own
 

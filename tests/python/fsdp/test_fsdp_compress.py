@@ -15,6 +15,7 @@ from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, wh
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
 import zcomm
@@ -316,5 +317,23 @@ def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:
         compress(other)
         other(torch.ones(1, 256))
         assert len(lines) == 1
+
+    run(body, 2, options=options())
+
+
+@pytest.mark.parametrize("name", ["set_custom_all_gather", "set_custom_reduce_scatter"])
+def test_a_custom_collective_in_place_of_a_compressed_one_is_told(name: str) -> None:
+    made = {"set_custom_all_gather": DefaultAllGather, "set_custom_reduce_scatter": DefaultReduceScatter}[name]
+
+    def body() -> None:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+        for layer in [*model, model]:
+            fully_shard(layer)
+        compress(model[1], weights="int8:256", gradients="int8:128")
+        lines = logged()
+        for layer in model:
+            getattr(layer, name)(made())
+        assert len(lines) == 1 and lines[0].startswith("FSDPLinear: a custom collective takes the place"), lines
+        model(torch.ones(1, 256)).sum().backward()
 
     run(body, 2, options=options())

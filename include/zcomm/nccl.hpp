@@ -58,12 +58,12 @@ struct NcclOptions {
   // Called every 100 ms by the thread that connects. Returns why it is to stop, or an empty string. May throw, which
   // ends the connection, too. May be empty.
   std::function<std::string()> interruption;
-  // Called once, by any thread, with the reason of a failure, during the abort of the communicator. May be empty.
-  // Neither it nor `peer_failure` delays an abort: they run on a separate thread, perhaps beyond the transport's
-  // lifetime, so they must own what they use.
+  // Called once, by any thread, with the reason of a failure. May be empty.
+  // It and `peer_failure` run on a separate thread, perhaps beyond the transport's lifetime, so they must own what they
+  // use. They delay an abort only if `on_undefined_bytes` precedes it, by 3 s at most.
   std::function<void(const std::string& reason)> on_failure;
-  // Called by the watchdog after `on_failure`, if the watchdog found the failure: calls that had returned before may
-  // have produced undefined bytes. May end the process. May be empty.
+  // Called by the watchdog after `on_failure` and before the abort, if the watchdog found the failure: from the abort
+  // on, streams use undefined bytes of calls that had returned. May end the process. May be empty.
   std::function<void(const std::string& reason)> on_undefined_bytes;
   // Called regularly while ranks connect, and by the watchdog during transfers. Returns a peer's reason of failure, or
   // an empty string. May be empty.
@@ -78,8 +78,8 @@ struct NcclOptions {
 // group (see begin_group) is one NCCL group, that is, one kernel. begin() compares no calls, which would cost a message
 // and a synchronization: ranks that call different things time out, and the message names this rank's call.
 //
-// A watchdog thread polls NCCL for errors and transfers for their deadline. On either it aborts the communicator and
-// calls `on_failure`: streams go on, with undefined bytes, and every later call throws. Transfers captured in a CUDA
+// A watchdog thread polls NCCL for errors and transfers for their deadline. On either it calls `on_failure` and aborts
+// the communicator: streams go on, with undefined bytes, and every later call throws. Transfers captured in a CUDA
 // graph have no deadline; errors of NCCL and of peers end them, too.
 //
 // NCCL's abort returns only when no graph with a captured transfer is left. It runs on a separate thread. The

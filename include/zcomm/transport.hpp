@@ -14,6 +14,14 @@
 
 namespace zcomm {
 
+// Returns when a timeout that begins now is over. One that the clock cannot count never is.
+inline std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto now = Clock::now();
+  const auto longest = std::chrono::floor<std::chrono::milliseconds>(Clock::time_point::max() - now);
+  return timeout < longest ? now + timeout : Clock::time_point::max();
+}
+
 struct Send {
   int peer = 0;
   const std::byte* data = nullptr;

@@ -58,7 +58,7 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt)
     throw TransportError(failure->reason);
   timeout_ = timeout;
-  deadline_ = std::chrono::steady_clock::now() + timeout;
+  deadline_ = deadline_after(timeout);
   call_ = call;
   call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
   std::vector<CallWatch::Channel> channels;

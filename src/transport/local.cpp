@@ -1,4 +1,5 @@
 // Ranks as threads of one process. A message is one memcpy, done by the side that arrives second.
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -50,7 +51,8 @@ class LocalTransport final : public Transport {
   int size() const override { return hub_->size; }
 
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override {
-    deadline_ = std::chrono::steady_clock::now() + timeout;
+    deadline_ = deadline_after(timeout);
+    peers_.assign(peers.begin(), peers.end());
     CallCheck check(call, peers);
     start(check.sends(), check.recvs(), {})->wait({});
     check.verify();
@@ -63,8 +65,13 @@ class LocalTransport final : public Transport {
   void drop(const std::vector<std::shared_ptr<Message>>& messages) noexcept;
 
  private:
+  // Throws if begin() named peers without this one. Others connect ranks by these names, so an operation that lacks one
+  // must not pass its tests over threads.
+  void check_peer(int peer, std::size_t num_bytes) const;
+
   std::shared_ptr<Hub> hub_;
   int rank_;
+  std::vector<int> peers_;  // of begin()
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
 };
 
@@ -80,9 +87,16 @@ class LocalTransfer final : public Transfer {
   std::vector<std::shared_ptr<Message>> messages_;
 };
 
+void LocalTransport::check_peer(int peer, std::size_t num_bytes) const {
+  if (num_bytes == 0 || peers_.empty() || std::find(peers_.begin(), peers_.end(), peer) != peers_.end()) return;
+  throw TransportError("peer: expected one that the call has named, got rank " + std::to_string(peer));
+}
+
 bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit ? sent <= room : sent == room; }
 
 std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
+  for (const Send& send : sends) check_peer(send.peer, send.num_bytes);
+  for (const Recv& recv : recvs) check_peer(recv.peer, recv.num_bytes);
   std::vector<std::shared_ptr<Message>> all;
   std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
   std::string error;

@@ -18,17 +18,37 @@ constexpr auto kGraphTimeout = 1s;
 // Interval at which a rank that connects looks for an interruption and for failures of peers.
 constexpr auto kLookInterval = 100ms;
 
+// Sets a flag for its lifetime.
+class Raised {
+ public:
+  explicit Raised(std::atomic<bool>& flag) : flag_(flag) { flag_ = true; }
+  ~Raised() { flag_ = false; }
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 }  // namespace
 
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   check_argument(options.rank >= 0 && options.rank < options.size, [&] {
     return "rank: expected 0 to " + std::to_string(options.size - 1) + ", got " + std::to_string(options.rank);
   });
-  check_cuda(cudaGetDevice(&device_), "tell the current device");
-  communicator_ = std::make_shared<NcclCommunicator>(nccl::library().symbols);
+  or_fail([this] {
+    check_cuda(cudaGetDevice(&device_), "tell the current device");
+    communicator_ = std::make_shared<NcclCommunicator>(nccl::library().symbols);
+  });
   communicator_->check_not_capturing();
+  or_fail([this] { connect(); });
+}
+
+// Runs a step of the constructor, whose failure peers are told.
+template <class Step>
+void NcclTransport::or_fail(Step&& step) {
   try {
-    connect();
+    step();
   } catch (const Error& error) {
     fail({error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
     wait_for_abort();
@@ -59,7 +79,7 @@ void NcclTransport::connect() {
   };
   try {
     const std::lock_guard lock(communicator_->mutex());
-    communicator_->connect(options_, peers(), {Clock::now() + options_.connect_timeout, give_up_, look});
+    communicator_->connect(options_, peers(), {deadline_after(options_.connect_timeout), give_up_, look});
   } catch (const TimeoutError&) {
     throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
@@ -140,7 +160,7 @@ void NcclTransport::begin(const std::string& call, std::span<const int>, std::ch
     throw_failure("");
   }
   open_group_.reset();
-  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, Clock::now() + timeout});
+  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, deadline_after(timeout)});
   const std::lock_guard lock(state_mutex_);
   call_ = std::move(fresh);
 }
@@ -197,6 +217,9 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     group.is_captured = is_capturing(stream);
     if (group.is_captured) was_captured_ = true;
     Flight& flight = take_flight(group);
+    // The watchdog watches meanwhile: NCCL may connect ranks here, which waits for them.
+    const Raised launching(is_launching_);
+    wake_watchdog();
     communicator_->follow(as_cuda(stream));
     {
       const std::lock_guard lock(communicator_->mutex());
@@ -205,7 +228,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     }
     check_cuda(cudaEventRecord(flight.done, communicator_->stream()), "record an event");
     group.flight = &flight;
-    group.is_captured ? wake_watchdog() : watch(flight);
+    if (!group.is_captured) watch(flight);
   } catch (const Error& error) {
     fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
     wait_for_abort();  // NCCL may still launch the work that this thread gave up
@@ -231,11 +254,8 @@ Flight& NcclTransport::take_flight(const NcclGroup& group) {
 }
 
 void NcclTransport::watch(Flight& flight) {
-  {
-    const std::lock_guard lock(flights_mutex_);
-    flights_.watch(flight);
-  }
-  wake_watchdog();
+  const std::lock_guard lock(flights_mutex_);
+  flights_.watch(flight);
 }
 
 void NcclTransport::watch(Finding finding) {

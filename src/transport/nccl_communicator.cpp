@@ -154,6 +154,14 @@ void NcclCommunicator::run(const NcclMessages& messages, const Patience& patienc
   const Result result = symbols_.GroupEnd();
   check(first_error, kWhat);
   check(result, kWhat);
+  if (result == Result::success) {
+    // NCCL starts a group of a communicator that does not block in the background, and says so. This one is part of a
+    // group that the caller's thread has open, which goes on to use the communicator.
+    forget();
+    throw TransportError(
+        "expected a thread without an open ncclGroupStart(), at whose end NCCL would start this transfer, got one with "
+        "it");
+  }
   // Waits until the group is on the stream: an event recorded earlier would precede it.
   settle(kWhat, patience);
 }

@@ -22,7 +22,7 @@ struct Slot {
 class Meeting {
  public:
   Meeting(nccl::Comm communicator, std::chrono::milliseconds timeout)
-      : communicator_(communicator), deadline_(Clock::now() + timeout) {
+      : communicator_(communicator), deadline_(deadline_after(timeout)) {
     check(symbols_.CommCount(communicator, &size));
     check(symbols_.CommUserRank(communicator, &rank));
     check(symbols_.CommCuDevice(communicator, &device));

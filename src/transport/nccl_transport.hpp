@@ -50,6 +50,8 @@ class NcclTransport final : public Transport {
   void give_up(const NcclGroup& group) noexcept;
 
  private:
+  template <class Step>
+  void or_fail(Step&& step);
   void connect();
   std::vector<int> peers() const;
   // Returns the open group, or a new one that is launched at once.
@@ -60,15 +62,15 @@ class NcclTransport final : public Transport {
   void watch(Flight& flight);
   void wake_watchdog();
 
-  // Records the first failure, aborts transfers in progress and notifies peers. Returns false if the transport had
-  // failed before.
-  bool fail(NcclFailure failure, bool ask) noexcept;
+  // Records the first failure, aborts transfers in progress and notifies peers. Does nothing if the transport has failed
+  // before. With `is_late`, calls that have returned may have queued work behind the transfers: on_undefined_bytes may
+  // end the process before the abort.
+  void fail(NcclFailure failure, bool ask, bool is_late = false) noexcept;
   [[noreturn]] void throw_failure(const char* prefix);
   void throw_if_failed();
   bool has_failed() const;
   void wait_for_abort() noexcept;
   std::shared_ptr<const NcclCall> call() const;
-  std::string reason() const;
 
   void watch_all();
   std::optional<NcclFailure> look_at_transfers();
@@ -86,6 +88,7 @@ class NcclTransport final : public Transport {
   std::shared_ptr<NcclCommunicator> communicator_;
   std::atomic<bool> was_captured_{false};
   std::atomic<bool> give_up_{false};  // ends all polling of NCCL
+  std::atomic<bool> is_launching_{false};
   std::shared_ptr<NcclGroup> open_group_;
 
   // Guards flights and findings. Held during event queries, but never while waiting for the device or submitting work.
@@ -127,8 +130,5 @@ class NcclTransfer final : public Transfer {
   NcclTransport& transport_;
   std::shared_ptr<NcclGroup> group_;
 };
-
-// Aborts on a separate thread, because NCCL's abort waits for the device and for graphs.
-std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device);
 
 }  // namespace zcomm

@@ -18,15 +18,18 @@ constexpr auto kPeerInterval = 1s;
 constexpr auto kAskTimeout = 1s;
 constexpr auto kTellTimeout = 2s;
 
-}  // namespace
-
-std::future<void> abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device) {
-  return run_aside([communicator = std::move(communicator), device]() mutable {
-    static_cast<void>(cudaSetDevice(device));
-    communicator->abort();
-    communicator.reset();
-  });
+// Aborts on a separate thread, because NCCL's abort waits for the device and for graphs.
+void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device, std::promise<void> aborted) {
+  static_cast<void>(
+      run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
+        static_cast<void>(cudaSetDevice(device));
+        if (communicator != nullptr) communicator->abort();
+        communicator.reset();
+        aborted.set_value();
+      }));
 }
+
+}  // namespace
 
 // Throws the recorded failure once its reason is complete.
 void NcclTransport::throw_failure(const char* prefix) {
@@ -35,11 +38,6 @@ void NcclTransport::throw_failure(const char* prefix) {
   const NcclFailure& failure = failure_.value();
   if (failure.is_timeout) throw TimeoutError(prefix + failure.reason);
   throw TransportError(prefix + failure.reason);
-}
-
-std::string NcclTransport::reason() const {
-  const std::lock_guard lock(state_mutex_);
-  return failure_.value().reason;
 }
 
 bool NcclTransport::has_failed() const {
@@ -51,15 +49,18 @@ void NcclTransport::throw_if_failed() {
   if (has_failed()) throw_failure("this transport failed before: ");
 }
 
-// Aborts first; neither the query of peers nor on_failure can delay that.
-bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
+// Aborts first, unless the process is to end before: neither the query of peers nor on_failure can delay that.
+void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
+  const bool may_end = is_late && options_.on_undefined_bytes;
+  std::promise<void> aborted;
   {
     const std::lock_guard lock(state_mutex_);
-    if (failure_) return false;
+    if (failure_) return;
     failure_ = failure;
     give_up_ = true;
-    abort_ = abort_aside(communicator_, device_);
+    abort_ = aborted.get_future();
   }
+  if (!may_end) abort_aside(communicator_, device_, std::move(aborted));
   try {
     if (ask && options_.peer_failure) {
       auto answer = run_aside(options_.peer_failure);
@@ -89,12 +90,14 @@ bool NcclTransport::fail(NcclFailure failure, bool ask) noexcept {
     is_told_ = true;
   }
   changed_.notify_all();
-  return true;
+  if (!may_end) return;
+  options_.on_undefined_bytes(failure.reason);
+  abort_aside(communicator_, device_, std::move(aborted));
 }
 
 void NcclTransport::watch_all() {
-  const RelaxedCapture relaxed;
   static_cast<void>(cudaSetDevice(device_));
+  const RelaxedCapture relaxed;
   next_question_ = Clock::now() + kPeerInterval;
   const auto is_over = [&] { return is_closing_ || failure_; };
   std::unique_lock lock(state_mutex_);
@@ -104,7 +107,7 @@ void NcclTransport::watch_all() {
       continue;
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
-    is_busy_ = was_captured_;  // look_at_*() set it again while work is in progress
+    is_busy_ = was_captured_ || is_launching_;  // look_at_*() set it again while work is in progress
     lock.unlock();
     std::optional<NcclFailure> failure = look_at_transfers();
     if (!failure) failure = look_at_findings();
@@ -112,7 +115,7 @@ void NcclTransport::watch_all() {
     const bool ask = failure.has_value();
     if (!failure) failure = look_at_peers();
     if (failure) {
-      if (fail(*failure, ask) && options_.on_undefined_bytes) options_.on_undefined_bytes(reason());
+      fail(*failure, ask, /*is_late=*/true);
       return;
     }
     lock.lock();

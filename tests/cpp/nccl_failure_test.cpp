@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cuda_helpers.hpp"
+#include "transport/nccl_symbols.hpp"
 
 namespace zcomm {
 namespace {
@@ -99,6 +100,77 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
     CHECK(contains(reasons.only(), "2000 ms"));  // told once
     CHECK(undefined.only() == reason);
     both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: a process may end before streams go on with undefined bytes, however long peers are told") {
+  const NoTraces no_traces;
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+    if (rank == 1) {
+      const auto transport = make_nccl_transport(options);
+      both_done.arrive_and_wait();
+      return;
+    }
+    Stream stream;
+    std::atomic<int> state = -1;
+    options.on_failure = [](const std::string&) { std::this_thread::sleep_for(500ms); };
+    options.on_undefined_bytes = [&](const std::string&) { state = cudaStreamQuery(stream); };
+    const auto transport = make_nccl_transport(options);
+    DeviceArray<unsigned char> bytes(64);
+    transport->begin("a call", {}, 1s);
+    transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+    synchronize(stream.view());  // until the abort
+    CHECK(state == cudaErrorNotReady);
+    both_done.arrive_and_wait();
+  });
+}
+
+TEST_CASE("nccl: what a peer says ends a start that NCCL keeps") {
+  const NoTraces no_traces;
+  std::latch both_connected(2);
+  run_nccl_ranks(2, [&](int, NcclOptions options) {
+    std::atomic<bool> has_failed = false;
+    options.peer_failure = [&] { return std::string(has_failed ? "a peer gave up" : ""); };
+    const auto transport = make_nccl_transport(options);
+    both_connected.arrive_and_wait();
+    nccl_host_set_launch_polls(1 << 30);  // NCCL never gets to launch
+    has_failed = true;
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    transport->begin("stuck", {}, 60s);
+    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()), "in stuck: a peer gave up",
+                         TransportError);
+  });
+  nccl_host_set_launch_polls(2);
+}
+
+TEST_CASE("nccl: a rank that fails before it connects tells its peers") {
+  const NoTraces no_traces;
+  run_nccl_ranks(1, [&](int, NcclOptions options) {
+    Reasons reasons;
+    options.on_failure = reasons.recorder();
+    cuda_host::fail_next_stream();
+    CHECK_THROWS_WITH_AS(make_nccl_transport(options), doctest::Contains("could not create a stream"), Error);
+    CHECK(contains(reasons.only(), "could not create a stream"));
+  });
+}
+
+// NCCL would start them at the end of that group, behind work that was queued later.
+TEST_CASE("nccl: transfers in a group that the caller's thread has open are refused") {
+  std::latch both_refused(2);
+  run_nccl_ranks(2, [&](int, NcclOptions options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    const nccl::Symbols& symbols = nccl::library().symbols;
+    transport->begin("a call", {}, 60s);
+    CHECK(symbols.GroupStart() == nccl::Result::success);
+    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()),
+                         doctest::Contains("without an open ncclGroupStart()"), TransportError);
+    both_refused.arrive_and_wait();
+    CHECK(symbols.GroupEnd() == nccl::Result::in_progress);
+    CHECK_THROWS_AS(transport->begin("next", {}, 1s), TransportError);
   });
 }
 

@@ -110,6 +110,20 @@ TEST_CASE("two sides that disagree on a size fail instead of copying") {
                        doctest::Contains("moves 4 bytes where rank 0 moves 8"), TransportError);
 }
 
+// Ranks over NCCL are connected with the peers that an operation names.
+TEST_CASE("threads refuse a message to a rank that the call has not named") {
+  auto transports = test::make_transports(3);
+  test::run_ranks(3, [&](int rank) {
+    if (rank == 2) return;
+    Transport& transport = *transports[static_cast<std::size_t>(rank)];
+    transport.begin("a call of two", std::vector<int>{1 - rank}, 10s);
+    const std::array<std::byte, 8> bytes{};
+    const Send send{2, bytes.data(), 8};
+    CHECK_THROWS_WITH_AS(transport.start({&send, 1}, {}, {}),
+                         "peer: expected one that the call has named, got rank 2", TransportError);
+  });
+}
+
 TEST_CASE("a receive of a limit takes what is sent up to it, whichever side comes first") {
   for (const bool sends_first : {true, false}) {
     auto transports = test::make_transports(2);

@@ -46,6 +46,7 @@ std::atomic<std::int64_t> longest_delay_us{[] {
 }()};
 
 std::atomic<int> queue_limit{1024};
+std::atomic<bool> next_stream_fails{false};
 constexpr int kMaxDevices = 64;
 std::atomic<std::int64_t> pending[kMaxDevices]{};
 
@@ -120,6 +121,7 @@ void Flag::wait() {
 std::atomic<std::int64_t>& pending_operations(int device) { return pending[device]; }
 
 void set_queue_limit(int num_operations) { queue_limit = num_operations; }
+void fail_next_stream() { next_stream_fails = true; }
 
 void wait_for_room(int device) {
   const auto is_full = [&] { return pending[device].load(std::memory_order_relaxed) >= queue_limit; };
@@ -240,6 +242,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  if (next_stream_fails.exchange(false)) return report(cudaErrorMemoryAllocation);
   {
     const std::lock_guard lock(registry().mutex);
     *stream = make_stream(current_device());

@@ -20,6 +20,9 @@ void set_delays(std::uint32_t seed, std::chrono::microseconds longest);
 // launch queue. 1024 unless set.
 void set_queue_limit(int num_operations);
 
+// Lets the next creation of a stream fail.
+void fail_next_stream();
+
 // Streams that are made from now on share so many hardware queues of their device, in turn; 0, the initial value, for
 // one each. A queue starts its operations in the order in which they were submitted: one that waits holds up those of
 // other streams.

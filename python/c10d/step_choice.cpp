@@ -91,7 +91,7 @@ void StepChoice::begin_trial() {
   num_alike_ = 0;
   num_strange_ = 0;
   contest_.emplace();
-  decision_.reset();
+  decide(std::nullopt);
   round_ = {};
   round_number_ = 0;
   counted_from_ = 0;
@@ -120,7 +120,7 @@ bool StepChoice::agree_on_round(const Means& means) {
   const std::vector<std::int64_t> slowest = means.largest({mine->exact, mine->compressed});
   contest_->add({slowest[0], slowest[1]});
   if (!is_over(*contest_)) return false;
-  decision_ = result_of(*contest_);
+  decide(result_of(*contest_));
   contest_.reset();
   return true;
 }
@@ -150,8 +150,13 @@ std::optional<bool> StepChoice::compresses() const {
 }
 
 std::optional<StepDecision> StepChoice::decision() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(decision_mutex_);
   return decision_;
+}
+
+void StepChoice::decide(std::optional<StepDecision> decision) {
+  const std::lock_guard lock(decision_mutex_);
+  decision_ = decision;
 }
 
 }  // namespace zcomm

@@ -48,7 +48,7 @@ class StepChoice {
 
   // Returns whether calls are compressed now; nothing while no steps are known.
   std::optional<bool> compresses() const;
-  // Returns the last decision; nothing before it, and during another trial.
+  // Returns the last decision; nothing before it, and during another trial. Never waits for other ranks.
   std::optional<StepDecision> decision() const;
 
  private:
@@ -59,6 +59,7 @@ class StepChoice {
   void begin_step();
   bool agree_on_round(const Means& means);
   std::optional<Round> take_time(std::int64_t now);
+  void decide(std::optional<StepDecision> decision);
 
   std::atomic<std::uint64_t> num_ended_{0};
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
@@ -82,11 +83,12 @@ class StepChoice {
   std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
   int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
   std::optional<Contest> contest_;  // during a trial
-  std::optional<StepDecision> decision_;
   Round round_;  // so far
   std::int64_t round_number_ = 0;
   std::int64_t counted_from_ = 0;  // the step after the first of the block
   std::int64_t counted_from_time_ = 0;
+  mutable std::mutex decision_mutex_;  // guards the next one, which is written under both
+  std::optional<StepDecision> decision_;
 };
 
 }  // namespace zcomm

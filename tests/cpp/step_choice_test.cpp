@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <utility>
 
 namespace zcomm {
@@ -314,6 +316,20 @@ TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree a
   const auto regular = acts_of(2);
   CHECK(std::ranges::any_of(regular, [](const Act& act) { return !act.compared.empty(); }));
   for (const int ends_every_calls : {0, 1, 3, 7}) CHECK(acts_of(ends_every_calls) == regular);
+}
+
+// Python asks for the decision with a lock that other ranks may need to come.
+TEST_CASE("steps: the decision can be asked for while the ranks agree") {
+  Trainer one = trainer(200, 100);
+  std::vector<std::future<bool>> asked;
+  one.largest = [&](Numbers numbers) {
+    asked.push_back(std::async(std::launch::async, [&] { return one.choice.decision().has_value(); }));
+    CHECK(asked.back().wait_for(std::chrono::seconds(30)) == std::future_status::ready);
+    return numbers;
+  };
+  one.take_steps(kManySteps);
+  CHECK(asked.size() > StepChoice::kFewestRounds);
+  CHECK(one.num_decided == 1);
 }
 
 }  // namespace zcomm

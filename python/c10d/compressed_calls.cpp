@@ -1,5 +1,6 @@
 #include "compressed_calls.hpp"
 
+#include "collectives/slot_views.hpp"
 #include "nccl_variables.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -48,6 +49,7 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
+      inner_(inner),
       handshake_(handshake),
       telemetry_(options_->sample_errors_every),
       events_(group, options_->global_ranks_in_group),
@@ -141,6 +143,9 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
   } else {
     add_slots(job->written, outputs, size_);
   }
+  if (!operation && overlapped_slot(view_of(inputs.front()), job->written, rank_) >= 0) {
+    inputs.front() = inputs.front().clone();  // other ranks' values would arrive in it
+  }
   for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   if (!operation) {
     const at::Tensor& input = inputs.front();
@@ -167,6 +172,11 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
     add_segments(job->read, inputs, size_);
   } else {
     add_slots(job->read, inputs, size_);
+    if (overlapped_slot(view_of(output), job->read, rank_) >= 0) {  // sums would be written over other contributions
+      for (at::Tensor& input : inputs) input = input.clone();
+      job->read.clear();
+      add_slots(job->read, inputs, size_);
+    }
   }
   job->written.push_back(view_of(output));
   job->direct = route == Route::direct;
@@ -268,8 +278,9 @@ WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
   job->observers = observers_;
   c10::SmallVector<std::shared_ptr<void>, kNumObservers> held;
   for (Observer* observer : observers_) held.push_back(observer->queued(*job));
-  Runner& runner = job->outputs[0].device().is_cpu() ? static_cast<Runner&>(host_runner_) : device_runner_;
-  return runner.launch(std::move(job));
+  if (job->outputs[0].device().is_cpu()) return host_runner_.launch(std::move(job));
+  inner_.interrupt_coalescing();
+  return device_runner_.launch(std::move(job));
 }
 
 void CompressedCalls::abort(const std::string& reason) noexcept {

@@ -132,6 +132,7 @@ class CompressedCalls {
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
   TransportFactories transports_;
+  InnerGroups& inner_;
   Handshake& handshake_;
   Stats stats_;
   Telemetry telemetry_;

@@ -80,12 +80,18 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   start_event_->record(current);
   start_event_->block(*stream_);
   const c10::StreamGuard on_stream(*stream_);  // scratch belongs to the stream, too
-  run(*job, *stream_);
   auto held = std::make_shared<HeldTensors>(device.type());
-  held->end.record(*stream_);
   held->tensors = job->inputs;
   held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
+  std::exception_ptr error;
+  try {
+    run(*job, *stream_);
+  } catch (const std::exception&) {
+    error = std::current_exception();  // what is queued already goes on to use the tensors
+  }
+  held->end.record(*stream_);
   if (!capturing) held_.push_back(held);  // events of a graph cannot be queried, and the graph owns its memory
+  if (error) std::rethrow_exception(error);
   return c10::make_intrusive<DeviceWork>(*job, *stream_, std::move(held), failure_, blocking_wait_);
 }
 

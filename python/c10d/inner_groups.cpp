@@ -49,20 +49,20 @@ void InnerGroups::set_group_uid(const std::string& uid) {
 }
 
 void InnerGroups::start_coalescing() {
-  coalesced_.clear();  // torch does not end a block that raised
-  if (coalescing_cuda_) cuda().endCoalescing();
-  coalescing_cuda_ = false;
+  interrupt_coalescing();  // torch does not end a block that raised
+  coalesced_.clear();
   coalescing_ = true;
 }
 
 WorkPtr InnerGroups::end_coalescing() {
   TORCH_CHECK(coalescing_, "zcomm: endCoalescing was called without startCoalescing");
+  interrupt_coalescing();
   coalescing_ = false;
-  std::vector<WorkPtr> works = std::exchange(coalesced_, {});
-  if (std::exchange(coalescing_cuda_, false)) {
-    if (WorkPtr work = cuda().endCoalescing()) works.push_back(std::move(work));
-  }
-  return c10::make_intrusive<CombinedWork>(cpu_->getRank(), std::move(works));
+  return c10::make_intrusive<CombinedWork>(cpu_->getRank(), std::exchange(coalesced_, {}));
+}
+
+void InnerGroups::interrupt_coalescing() {
+  if (std::exchange(coalescing_cuda_, false)) track(cuda().endCoalescing());
 }
 
 WorkPtr InnerGroups::track(WorkPtr work) {

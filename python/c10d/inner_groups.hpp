@@ -63,6 +63,9 @@ class InnerGroups {
   void start_coalescing();
   WorkPtr end_coalescing();
   bool is_coalescing() const { return coalescing_; }
+  // Sends NCCL's calls so far, if they are being coalesced. NCCL would delay a compressed call that is made in between
+  // to the end of its group.
+  void interrupt_coalescing();
   // Keeps an unfinished `work` for the end of coalesced calls, if any.
   WorkPtr track(WorkPtr work);
 

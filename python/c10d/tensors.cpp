@@ -66,7 +66,8 @@ namespace {
 // Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2, and
 // views of inference tensors have no other mark.
 bool may_be_complex(const at::Tensor& tensor) {
-  if (tensor.is_inference()) return tensor.dim() > 0 && tensor.size(-1) == 2;
+  // One of a single complex number is no loss: ranks may hold different lengths of one dimension.
+  if (tensor.is_inference()) return tensor.dim() > 1 && tensor.size(-1) == 2;
   return tensor.is_view() && tensor._base().is_complex();
 }
 

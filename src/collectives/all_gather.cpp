@@ -155,6 +155,7 @@ class AllGatherOperation : public Operation {
     arguments.inputs = shard;
     arguments.outputs = slots;
     check_gathered(r, arguments);
+    check_apart(r, given.inputs, given.outputs, "shard");
     check_plan(r, *plan_, shape_of(slots));
     if (kept_ != nullptr) check_kept(*kept_, plan_->secondary_bytes());
     check_argument(kept_ != nullptr || !is_again(arguments),

@@ -285,7 +285,7 @@ void check_views(const Views& views, const std::vector<std::int64_t>& lengths, D
 }
 
 // Checks that no output overlaps an input, other than the own one at its place.
-void check_apart(const Arguments& arguments, std::size_t own) {
+void check_all_apart(const Arguments& arguments, std::size_t own) {
   const bool same_own = arguments.inputs[own].data == arguments.outputs[own].data;
   struct Range {
     const std::byte* begin;
@@ -330,7 +330,7 @@ class ExchangeOperation final : public Operation {
     check_world(r, plan_.world());
     check_views(arguments.inputs, plan_.shape().sent, plan_.shape().dtype, "inputs");
     check_views(arguments.outputs, plan_.shape().received, plan_.shape().dtype, "outputs");
-    check_apart(arguments, static_cast<std::size_t>(plan_.world().rank));
+    check_all_apart(arguments, static_cast<std::size_t>(plan_.world().rank));
   }
   std::string words(const Arguments&) const override { return plan_.description(); }
   std::vector<int> peers(const Arguments&) const override { return plan_.peers(); }

@@ -216,6 +216,7 @@ class LosslessGather final : public Operation {
     Arguments arguments = given;
     arguments.outputs = slots;
     check_gathered(r, arguments);
+    check_apart(r, given.inputs, given.outputs, "shard");
     check_plan(r, *plan_, shape_of(slots));
     check_memory(r);
     if (!is_again(arguments)) return;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "codec/checks.hpp"
+#include "slot_views.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/operation.hpp"
 
@@ -41,6 +42,18 @@ void check_slots(const Resources& r, const Views& slots, std::int64_t own_elemen
   check_argument(slot_elements == own_elements, [&] {
     return std::string(own_name) + ": expected the " + std::to_string(slot_elements) + " elements of slot " +
            std::to_string(r.world.rank) + ", got " + std::to_string(own_elements);
+  });
+}
+
+// Checks that the shard, or the sum, shares memory with no slot but the own one, at its address. There may be several
+// views of each slot, which are not checked.
+template <class Views, class Slots>
+void check_apart(const Resources& r, const Views& views, const Slots& slots, const char* name) {
+  if (views.size() != 1 || slots.size() != static_cast<std::size_t>(r.world.topology.size())) return;
+  const int slot = overlapped_slot(views.front(), slots, r.world.rank);
+  check_argument(slot < 0, [&] {
+    return std::string(name) + ": expected memory apart from the slots, or the own slot, got some of slot " +
+           std::to_string(slot);
   });
 }
 

@@ -24,6 +24,7 @@ class ReduceScatterOperation final : public Operation {
     const auto slots = joined_slots(arguments.inputs, segments, plan_.slots().lengths.size());
     const bool is_widened = !slots.empty() && output.dtype == DType::float32 && !plan_.is_direct();
     check_slots(r, slots, output.num_elements, is_widened ? slots.front().dtype : output.dtype, "output");
+    check_apart(r, arguments.outputs, arguments.inputs, "output");
     check_plan(r, plan_, shape_of(slots));
     check_feedback(arguments.feedback, plan_.feedback());
   }

@@ -30,6 +30,20 @@ class SlotViews {
   std::size_t per_slot_;
 };
 
+// Returns the first slot with which `view` shares memory, but for the own one at the same address; -1 without one.
+template <class View, class Slots>
+int overlapped_slot(const View& view, const Slots& slots, int own) {
+  const auto begin_of = [](const auto& each) { return reinterpret_cast<std::uintptr_t>(each.data); };
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const std::uintptr_t begin = begin_of(slots[i]);
+    const bool is_same = static_cast<int>(i) == own && begin == begin_of(view);
+    if (!is_same && begin < begin_of(view) + view.num_bytes() && begin_of(view) < begin + slots[i].num_bytes()) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
 // Returns views that have the slots' lengths and, of each slot, the address of its first view. Throws ArgumentError if
 // the views are one for each segment and one has another length.
 template <class View, class Format>

@@ -291,6 +291,25 @@ def test_lists_and_coalesced_calls() -> None:
     run(body, 2, options=options(forms="in_place,list,coalesced"))
 
 
+def test_exact_calls_around_a_compressed_one_in_one_block() -> None:
+    """NCCL's group of the exact ones ends before the compressed one."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        shared = [on_device(torch.full((1000,), float(rank + number))) for number in range(2)]
+        gathers = [Gather(3000, seed=seed) for seed in range(2)]
+        for gather in gathers:
+            with dist._coalescing_manager(device=DEVICE, async_ops=True) as manager:
+                dist.broadcast(shared[0], 1)
+                dist.all_gather(list(gather.whole.chunk(2)), gather.source)
+                dist.broadcast(shared[1], 0)
+            manager.wait()
+            gather.check()
+        assert [on_host(each).unique().tolist() for each in shared] == [[1.0], [1.0]]
+
+    run(body, 2, options=options(forms="list"))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_non_finite_values_are_seen_by_every_receiver(bad: float) -> None:
     def body() -> None:

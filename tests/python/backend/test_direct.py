@@ -50,6 +50,38 @@ def test_direct_calls_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
     run(body, size=3, options=DIRECT, nodes=[0, 0, 1])
 
 
+@pytest.mark.parametrize("direct", ["always", "never"])
+def test_memory_that_the_call_writes_may_be_read(direct: str) -> None:
+    """An input that lies in another slot of the output, and an output in another slot of the input, as over Gloo."""
+
+    def body() -> None:
+        size = dist.get_world_size()
+        shards = [data(rank, NUM) for rank in range(size)]
+        inputs = mine(NUM * size)
+        for start in (0, NUM, NUM // 2):
+            whole = torch.zeros(size * NUM)
+            whole[start:][:NUM] = mine()
+            dist.all_gather_into_tensor(whole, whole[start:][:NUM])
+            boxes = [torch.zeros(NUM) for _ in range(size)]
+            boxes[0].copy_(mine())
+            dist.all_gather(boxes, boxes[0])
+            both = inputs.clone()
+            dist.reduce_scatter_tensor(both[start:][:NUM], both)
+            if direct == "always":
+                assert_same_bits(whole, torch.cat(shards), f"from {start}")
+                assert_same_bits(torch.cat(boxes), torch.cat(shards), "list")
+                assert_same_bits(both[start:][:NUM], expected(torch.float32, NUM, size), f"into {start}")
+            else:
+                step = max(shard.abs().max() for shard in shards).item() / 127
+                assert (whole - torch.cat(shards)).abs().max() <= step
+                assert (torch.cat(boxes) - torch.cat(shards)).abs().max() <= step
+                assert_same_bits(both[start:][:NUM], scatter(inputs))
+
+    formats = {} if direct == "never" else {"all_gather": "exact", "reduce_scatter": "exact"}
+    forms = ("list", "out_of_place", "in_place")
+    run(body, size=2, options=zcomm.Options(direct=direct, forms=forms, **formats), nodes=[0, 0])
+
+
 def test_small_calls_alone() -> None:
     """Calls below min_bytes are direct, calls above are compressed, and calls under zcomm.exact() are gloo's."""
 

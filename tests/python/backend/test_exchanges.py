@@ -71,6 +71,23 @@ def test_all_to_all_of_one_tensor(dtype: torch.dtype) -> None:
     run(body, size=3, options=OPTIONS, nodes=NODES)
 
 
+def test_lengths_of_two_are_no_complex_number() -> None:
+    """Tensors of inference mode have no mark of torch's views of complex ones."""
+
+    def body() -> None:
+        with torch.inference_mode():
+            splits = [[10, 2, NUM], [0, 0, NUM], [1, 0, NUM]]  # rank 1 receives 2 elements
+            rank = dist.get_rank()
+            source = data(rank, sum(splits[rank]))
+            received = [splits[other][rank] for other in range(3)]
+            output = torch.zeros(sum(received))
+            dist.all_to_all_single(output, source, received, splits[rank])
+            parts = [data(other, sum(splits[other])).split(splits[other])[rank] for other in range(3)]
+            assert_same_bits(output, torch.cat([arrives(part, other, rank) for other, part in enumerate(parts)]))
+
+    run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_broadcast(dtype: torch.dtype) -> None:
     """All ranks have the same bits, the source included; a group's source is named by its rank in the world."""

@@ -42,7 +42,8 @@ class CallWatch {
   static constexpr int kNobody = -1;
   static constexpr int kAnybody = -2;
 
-  // Calls of one sequence, which the ranks of a channel number alike. Those of kAnybody have no order.
+  // Calls of one sequence, which the ranks of a channel number alike. Those of kAnybody have no order. While a rank
+  // receives from anybody, the numbers of what it receives with that tag are unknown.
   struct Channel {
     int from;  // for a collective the lower rank
     int to;
@@ -83,6 +84,7 @@ class CallWatch {
     std::string words;
     std::uint64_t kind = 0;
     std::map<Channel, std::uint64_t> numbers = {};
+    std::optional<Channel> received = {};  // without a number
     std::function<void(const std::string&)> on_difference = {};
     int peer = kNobody;
     Clock::time_point next = {};  // the next comparison
@@ -90,6 +92,10 @@ class CallWatch {
     bool differs = false;
   };
   using Calls = std::map<Id, Call>;
+  // Returns the calls of this rank. Receives from anybody name the first message of each rank that they may take, or
+  // nothing if others may take it. Requires the lock.
+  Calls published() const;
+  static bool meet(const Call& one, const Call& other);
   static std::string text_of(const Calls& calls);
   static Calls parse(const std::string& text);
   static std::optional<Difference> compare(::c10d::Store& store, const Calls& own, int rank, int peer);
@@ -104,6 +110,7 @@ class CallWatch {
   Id num_begun_ = 0;
   Calls calls_;
   std::map<Channel, std::uint64_t> num_calls_;
+  std::map<int, int> num_unnumbered_;  // receives in progress, by tag
   bool stopped_ = false;
   std::thread thread_;
 };

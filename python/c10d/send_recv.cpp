@@ -113,7 +113,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     return error_;
   }
   int sourceRank() const override { return inner_->sourceRank(); }
-  void synchronize() override { inner_->synchronize(); }
+  void synchronize() override { wait(kNoTimeout); }
   void abort() override { inner_->abort(); }
   std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
 

@@ -121,6 +121,17 @@ def test_polling_never_shows_a_message_before_its_values() -> None:
     run(body, options=OPTIONS, nodes=[0, 0])
 
 
+def test_synchronize_is_as_good_as_wait() -> None:
+    def body() -> None:
+        box = torch.zeros(NUM)
+        work, sent = dist.irecv(box, other()), dist.isend(mine(), other())
+        work.synchronize()
+        assert_same_bits(box, roundtrip(data(other(), NUM), INTRA))
+        sent.synchronize()
+
+    run(body, options=OPTIONS, nodes=[0, 0])
+
+
 def test_two_ranks_need_no_third_one() -> None:
     def body() -> None:
         if dist.get_rank() == 2:
@@ -179,6 +190,35 @@ def both_learn(body: Callable[[], None], words: list[str], **fields: Any) -> Non
         for part in words:
             assert part in outcome.error, outcome.error
         assert outcome.seconds < SOON
+
+
+@pytest.mark.parametrize("anybody_first", [False, True])
+def test_messages_beside_one_of_any_source_are_no_difference(anybody_first: bool) -> None:
+    """Rank 1 receives a compressed message by its source and an exact one by none. The ranks compare meanwhile: rank 0
+    waits for rank 2, and has not waited for what it has sent."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        few = torch.zeros(10)
+        if rank == 0:
+            early, late = (torch.ones(10), mine()) if anybody_first else (mine(), torch.ones(10))
+            first = dist.isend(early, 1)
+            dist.recv(few, 2)
+            dist.send(late, 1)
+            first.wait()
+        elif rank == 2:
+            time.sleep(3)
+            dist.send(few, 0)
+        else:
+            box = torch.zeros(NUM)
+            receives = [lambda: dist.irecv(few), lambda: dist.irecv(box, 0)]
+            works = [receive() for receive in (receives if anybody_first else reversed(receives))]
+            for work in works:
+                work.wait()
+            assert few.tolist() == [1.0] * 10
+            assert_same_bits(box, roundtrip(data(0, NUM), INTRA))
+
+    run(body, 3, options=OPTIONS, nodes=[0, 0, 0])
 
 
 def test_any_source_and_a_compressed_message_differ() -> None:

@@ -109,6 +109,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
                 f"{gradients.dtype} {plan.format}",
                 plan.residual_bytes,
                 lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
+                is_captured=_c10d.capture_of(gradients.device) != 0,
             )
             residual = _c10d.Residual(data, decay=feedback.decay, empty=empty)
         work = plan.run(gradients, op=dist.ReduceOp.AVG, residual=residual, async_op=True)

@@ -10,12 +10,24 @@ from typing import Any
 
 from zcomm import _core
 
+# Arrays that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
+_IN_GRAPHS: dict[int, Any] = {}
+
 
 @dataclass
 class _Residual:
     data: Any  # an array of uint8
     layout: str  # layout of its reduction
     calls: int = 0  # since it was last empty
+    in_graph: bool = False  # replays use it, so it stays where it is
+
+    def check(self, key: str, layout: str, num_bytes: int) -> None:
+        """Raise ValueError if this loaded residual is not of such a reduction."""
+        if self.layout != layout or self.data.nbytes != num_bytes:
+            raise ValueError(
+                f"error feedback: the state that was loaded for {key!r} is of {self.layout}, this reduction is "
+                f"{layout}: reset() starts over"
+            )
 
 
 class ErrorFeedback:
@@ -28,6 +40,9 @@ class ErrorFeedback:
 
     A residual fits gradients of one scale. Call ``reset()`` after a change of a gradient scaler's factor or of the
     learning rate's order of magnitude. A block that was not finite starts over.
+
+    A CUDA graph may capture a reduction that was called before, without ``reset_every``. Its replays see a ``reset()``
+    and a loaded state.
 
     Args:
         format: format of the residuals: ``"int8:B"``, another lossy one, or ``"bf16"``.
@@ -59,9 +74,12 @@ class ErrorFeedback:
         return {key: residual.data.nbytes for key, residual in self._residuals.items()}
 
     def reset(self) -> None:
-        """Forget all residuals, on all ranks, and free them."""
-        self._residuals.clear()
+        """Forget all residuals, on all ranks, and free those that no CUDA graph uses."""
         self._loaded.clear()
+        self._residuals = {key: one for key, one in self._residuals.items() if one.in_graph}
+        for residual in self._residuals.values():
+            residual.data[:] = 0  # the wire of zeros, in every format
+            residual.calls = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals. With them a run of FSDP2 resumes bit for bit on the same ranks and nodes."""
@@ -82,10 +100,14 @@ class ErrorFeedback:
         """
         if state["format"] != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
-        self._residuals.clear()
+        self.reset()
         self._loaded = {
             key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()
         }
+        for key, residual in self._residuals.items():  # in graphs
+            if (loaded := self._loaded.pop(key, None)) is not None:
+                loaded.check(key, residual.layout, residual.data.nbytes)
+                residual.data[:], residual.calls = loaded.data, loaded.calls
 
     def claim(self, owner: object, name: str) -> str:
         """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same."""
@@ -98,14 +120,15 @@ class ErrorFeedback:
         """Tell whether there is a residual, in use or loaded."""
         return key in self._residuals or key in self._loaded
 
-    def use(self, key: str, layout: str, num_bytes: int, allocate: Callable[[int], Any]) -> tuple[Any, bool]:
-        """Return the residual for one reduction, and whether it is empty. ``allocate(num_bytes)`` makes a new one."""
+    def use(
+        self, key: str, layout: str, num_bytes: int, allocate: Callable[[int], Any], is_captured: bool = False
+    ) -> tuple[Any, bool]:
+        """Return the residual for one reduction, and whether it is empty. ``allocate(num_bytes)`` makes a new one.
+
+        ``is_captured``: a CUDA graph captures the reduction. Raises RuntimeError if its replays would never use what
+        they keep, or never start over."""
         if (loaded := self._loaded.pop(key, None)) is not None:
-            if loaded.layout != layout or loaded.data.nbytes != num_bytes:
-                raise ValueError(
-                    f"error feedback: the state that was loaded for {key!r} is of {loaded.layout}, this reduction is "
-                    f"{layout}: reset() starts over"
-                )
+            loaded.check(key, layout, num_bytes)
             fresh = allocate(num_bytes)
             fresh[:] = loaded.data  # moves it to the gradients' device
             self._residuals[key] = _Residual(fresh, layout, loaded.calls)
@@ -115,8 +138,20 @@ class ErrorFeedback:
         if self.reset_every is not None and residual.calls >= self.reset_every:
             residual.calls = 0
         empty = residual.calls == 0
+        if is_captured:
+            self._keep_for_replays(key, residual)
         residual.calls += 1
         return residual.data, empty
+
+    def _keep_for_replays(self, key: str, residual: _Residual) -> None:
+        if self.reset_every is not None:
+            raise RuntimeError(
+                f"reset_every: expected None for a reduction that a CUDA graph captures, got {self.reset_every}"
+            )
+        if residual.calls == 0:
+            raise RuntimeError(f"error feedback: expected a call of {key!r} before a CUDA graph captures it, got none")
+        residual.in_graph = True
+        _IN_GRAPHS[id(residual.data)] = residual.data
 
 
 def _copy(array: Any) -> Any:

@@ -252,6 +252,7 @@ class Collectives:
             self._reduce_layout,
             plan.residual_bytes,
             lambda size: torch.empty(size, dtype=torch.uint8, device=output.device),
+            is_captured=_c10d.capture_of(output.device) != 0,
         )
         return _c10d.Residual(data, decay=feedback.decay, empty=empty)
 

@@ -72,6 +72,48 @@ def test_a_residual_starts_over_and_is_restored() -> None:
     world.run(body)
 
 
+def test_replays_of_a_graph_see_a_reset_and_a_loaded_state() -> None:
+    """They know an address, not the object that lies there."""
+    feedback = zcomm.codec.ErrorFeedback("int8:32")
+
+    def bytes_of(num_bytes: int) -> np.ndarray[Any, Any]:
+        return np.empty(num_bytes, np.uint8)
+
+    def use(is_captured: bool) -> tuple[np.ndarray[Any, Any], bool]:
+        found: tuple[np.ndarray[Any, Any], bool] = feedback.use("a", "64 values", 96, bytes_of, is_captured)
+        return found
+
+    with pytest.raises(RuntimeError, match="expected a call of 'a' before a CUDA graph captures it, got none"):
+        use(is_captured=True)
+    data, empty = use(is_captured=False)
+    assert empty  # what was refused has written nothing
+    data[:] = 7
+    saved = feedback.state_dict()
+    assert use(is_captured=True)[1] is False
+    feedback.reset()
+    assert not data.any() and feedback.memory_bytes() == data.nbytes
+    again, empty = use(is_captured=False)
+    assert again is data and empty
+    feedback.load_state_dict(saved)
+    assert (data == 7).all() and use(is_captured=False)[0] is data
+    feedback.load_state_dict({"format": "int8:32", "residuals": {}})
+    assert not data.any()
+    with pytest.raises(ValueError, match="of 60 values, this reduction is 64 values"):
+        feedback.load_state_dict(
+            {"format": "int8:32", "residuals": {"a": {"data": data, "layout": "60 values", "calls": 1}}}
+        )
+    every = zcomm.codec.ErrorFeedback(reset_every=3)
+    every.use("a", "64 values", 96, bytes_of)
+    with pytest.raises(RuntimeError, match="reset_every: expected None for a reduction that a CUDA graph captures"):
+        every.use("a", "64 values", 96, bytes_of, is_captured=True)
+
+
+@pytest.mark.parametrize("format", [*sorted(zcomm.formats().keys() - {"exact"}), "int4:32:hadamard"])
+def test_a_wire_of_zeros_holds_zeros(format: str) -> None:
+    wire = np.zeros(zcomm.codec.wire_bytes(format, "float32", 100), np.uint8)
+    assert not zcomm.codec.decode(wire, format, np.ones(100, np.float32)).any()
+
+
 def test_a_state_of_another_layout_is_refused() -> None:
     world = LocalWorld("2x1")
     inputs = np.zeros(64, np.float32)

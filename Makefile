@@ -20,6 +20,10 @@ demo: install
 
 test: check test-python test-cuda-host
 
+# A target is as old as the beginning of its build: sources that are edited meanwhile are newer.
+BEGIN = @touch $@.begun
+END = @touch -r $@.begun $@ && rm $@.begun
+
 CODEC_FORMATS := int8:128,int4:128,int4:128:hadamard,int4:128:stochastic
 
 ISAS ?= avx512,avx2
@@ -80,7 +84,7 @@ test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch i
 	ZCOMM_GPU_TESTS_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu $(ARGS)
 
 test-slow: $(VENV)/.trainers $(NCCL_HEADERS)
-	ZCOMM_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "slow or not slow" $(ARGS)
+	TESTS_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "slow or not slow" $(ARGS)
 
 # The tests against another release of torch, in an environment of its own: make test-torch VERSION=2.15.0. Several GB.
 TORCH_VENV := build/test-torch/$(VERSION)
@@ -88,9 +92,10 @@ test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/python $(PYTEST) -m "not slow" $(ARGS)
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.ready $(CXX_SOURCES) pyproject.toml
+	$(BEGIN)
 	$(TORCH_VENV)/bin/python -m pip install -q --no-build-isolation -e '.[test]' -e ./bench \
 	  --config-settings=build-dir=build/test-torch/$(VERSION)-{wheel_tag}
-	touch $@
+	$(END)
 
 $(TORCH_VENV)/.ready:
 	@[ -n "$(VERSION)" ] || { echo 'expected a release of torch, e.g. make test-torch VERSION=2.15.0'; exit 1; }
@@ -111,8 +116,9 @@ install: $(VENV)/.installed
 TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 
 $(VENV)/.installed: $(VENV)/.ready $(VENV)/.modules $(CXX_SOURCES) pyproject.toml
+	$(BEGIN)
 	$(PY) -m pip install -q --no-build-isolation -e '.[test,lint]' -e ./bench
-	touch $@
+	$(END)
 
 # An editable install finds the modules that were there when it was made: it is made again when one comes or goes.
 $(VENV)/.modules: $(VENV)/.ready FORCE
@@ -240,16 +246,19 @@ build/%/build.ninja: $(VENV)/.tools $(DOCTEST)/doctest/doctest.h
 PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests ptx/zcomm_ptx_tests
 define PROGRAM
 build/%/$(notdir $(1)): build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
+	$$(BEGIN)
 	$$(call BUILD_TARGET,$(notdir $(1)))
 	cp build/$$*/tests/$(1) $$@
+	$$(END)
 endef
 $(foreach program,$(PROGRAMS),$(eval $(call PROGRAM,$(program))))
 
 # A "CUDA" for the torch of .venv.
 build/%/cuda_host/.torch: $(VENV)/.ready build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
+	$(BEGIN)
 	$(call CONFIGURE,-DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY))
 	$(call BUILD_TARGET,nccl_on_host cuda_host_torch)
-	touch $@
+	$(END)
 
 # The kernels as nvcc compiles them, executed on the host, for GPUs of compute capability 8.0, 9.0 and, in one way only,
 # 10.0. Not part of `make test`, as it takes minutes.

@@ -50,8 +50,8 @@ class Topology {
 
   // --- Routing. A flat topology has one hop, from any rank to any other; the second hop is empty.
 
-  // Returns, ascending, the ranks that `rank` exchanges bytes with in any collective but direct ones; those of them in
-  // its node; all ranks but `rank`.
+  // Returns, ascending, the ranks that `rank` exchanges bytes with in gathers and reductions that are not direct; those
+  // of them in its node; all ranks but `rank`.
   std::vector<int> peers(int rank) const;
   std::vector<int> node_peers(int rank) const;
   std::vector<int> others(int rank) const;

@@ -33,7 +33,7 @@ void set_format(const OptionField& field, const py::handle& value, Format& targe
 
 void set(const OptionField& field, const py::handle& value, BlockFormat& target) {
   if (py::isinstance<py::str>(value) && value.cast<std::string>().find('/') != std::string::npos) {
-    throw py::value_error(refusal(field, "one format", value) + ": reduce_scatter and all_reduce take two");
+    throw py::value_error(refusal(field, "one format", value) + ": broadcast and all_gather take one");
   }
   set_format(field, value, target, "'int8:256' or 'exact'");
 }

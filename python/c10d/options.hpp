@@ -85,7 +85,7 @@ struct ZcommOptions : ::c10d::Backend::Options, OptionValues {
 // Changes to the policy for the calls of one thread, and of the autograd threads that it starts.
 struct PolicyOverride {
   OptionValues values;
-  std::bitset<16> named;  // which fields count, by their place in the table
+  std::bitset<32> named;  // which fields count, by their place in the table
   // Changes of one form, whatever the others are.
   bool adds_in_place = false;
   bool drops_traced = false;

@@ -74,7 +74,7 @@ struct Stats final : Observer {
   Apart direct_all_gather;
   Apart rehearsals;  // of policy="auto", on scratch
   Counter plans{0};  // made for compressed calls
-  Calls others;      // broadcast, send, ...: never compressed
+  Calls others;      // calls that the policy does not decide about
 
   // Whether ranks of the node share memory: "" before the first call that asks, "shared", or why they do not.
   std::string node_memory() {

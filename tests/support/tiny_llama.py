@@ -26,12 +26,12 @@ EXACT = {"ZCOMM_ALL_GATHER": "exact", "ZCOMM_REDUCE_SCATTER": "exact"}
 
 
 def require(*packages: str) -> None:
-    """Imports what a test needs; skips it if that is not installed, unless ZCOMM_REQUIRE_TRAINERS=1 asks for an error.
+    """Imports what a test needs; skips it if that is not installed, unless TESTS_REQUIRE_TRAINERS=1 asks for an error.
 
     Here, in the process that ranks are forked from: an import takes longer than a world.
     """
     for package in packages:
-        if os.environ.get("ZCOMM_REQUIRE_TRAINERS") == "1":
+        if os.environ.get("TESTS_REQUIRE_TRAINERS") == "1":
             importlib.import_module(package)
         else:
             pytest.importorskip(package, reason=f"{package} is not installed: pip install 'zcomm[trainers]'")

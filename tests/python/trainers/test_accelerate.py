@@ -248,4 +248,4 @@ def test_a_cpu_takes_the_name_from_init_process_group_only() -> None:
 def test_the_program_of_the_page_under_accelerate_launch(tmp_path: Path) -> None:
     launch = ["-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "3", "--num_processes", "2"]
     port = ["--main_process_port", "0"]
-    tiny_llama.run_program("accelerate.md", [*launch, *port], tmp_path)
+    tiny_llama.run_program("accelerate.md", [*launch, *port], tmp_path, ZCOMM_FORMS="in_place,out_of_place")

@@ -212,4 +212,4 @@ def test_the_program_of_the_page_under_its_launcher(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     launch = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(port)]
-    tiny_llama.run_program("deepspeed.md", launch, tmp_path)
+    tiny_llama.run_program("deepspeed.md", launch, tmp_path, ZCOMM_FORMS="in_place,out_of_place")

@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 
 from zcomm import codec
+from zcomm._connections import losses_told
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
+
+_AVERAGED = "averaged their values"
 
 
 class Averaging:
@@ -60,7 +63,7 @@ class Averaging:
         self.count += 1
         if self._plans is None:
             if self.exact_bytes > 0:
-                with override(all_reduce="exact"):
+                with override(all_reduce="exact"), losses_told(_AVERAGED):
                     self._work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=self._group, async_op=True)
             return
         plan, residual = self._plans[0], None
@@ -80,8 +83,7 @@ class Averaging:
             num_bytes = codec.wire_bytes(self._feedback.format, "float32", len(self._shard))
             self._lost, empty = self._residual(self._feedback, "means", num_bytes)
             if not empty:
-                lost = (self._lost, self._feedback.format, self._feedback.decay)
-                codec.decode_sum([(self._shard, "exact"), lost], self._shard)
+                self._add_lost(self._feedback)
         self._work = self._plans[1].run(self._buffer, self._shard, async_op=True)
 
     def finish(self) -> torch.Tensor:
@@ -97,10 +99,18 @@ class Averaging:
         self._buffer = self._shard = torch.empty(0)
         return means
 
+    def _add_lost(self, feedback: ErrorFeedback) -> None:
+        """Add to the sums what the last encoding of means lost."""
+        sums = self._shard.clone()
+        codec.decode_sum([(sums, "exact"), (self._lost, feedback.format, feedback.decay)], self._shard)
+        # Blocks that were not finite start over, as in the reductions: else their NaNs would stay.
+        torch.where(self._shard.isfinite(), self._shard, sums, out=self._shard)
+
     def _wait(self) -> None:
         if self._work is not None:
             start = time.monotonic()
-            self._work.wait()
+            with losses_told(_AVERAGED):
+                self._work.wait()
             self.wait_seconds += time.monotonic() - start
             self._work = None
 

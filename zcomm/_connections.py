@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +24,19 @@ _REDUCTIONS = 4  # that are measured with each number, after one that is not
 _GAIN = 1.25
 _SPARE_FILES = 64  # that a process may still open after a change
 _COLLECTIVES = ("reduce_scatter", "all_gather")
+
+
+@contextlib.contextmanager
+def losses_told(action: str) -> Iterator[None]:
+    """Raise torch's DistBackendError in place of Gloo's bare RuntimeError, of a rank that is gone or late.
+
+    ``action``: what the ranks did meanwhile."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # it says by itself what went wrong
+            raise
+        raise dist.DistBackendError(f"lost a rank while the ranks {action}: {error}") from error
 
 
 class Connections:
@@ -109,8 +124,6 @@ class Connections:
     def _slowest(self, number: float) -> float:
         """Return the largest of all ranks' numbers."""
         largest = torch.tensor([number], dtype=torch.float64, device="cpu")
-        try:
+        with losses_told("compared their times"):
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
-        except RuntimeError as error:  # of Gloo
-            raise dist.DistBackendError(f"lost a rank while the ranks compared their times: {error}") from error
         return float(largest.item())

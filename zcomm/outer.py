@@ -25,13 +25,19 @@ from torch.distributed.tensor import DTensor
 
 from zcomm import _core
 from zcomm._averaging import Averaging
-from zcomm._connections import Connections
+from zcomm._connections import Connections, losses_told
 from zcomm._units import parse_rate
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
 
-_COMPARED = ("number of inner steps", "arguments", "values after the last outer step")  # between sites
+_COMPARED = (  # between sites
+    "number of inner steps",
+    "arguments",
+    "arguments of the outer optimizer",
+    "state of the outer optimizer",
+    "values after the last outer step",
+)
 
 
 @dataclass
@@ -90,6 +96,10 @@ class OuterStep:
     outer step have the same bits at all sites. A site is one rank; or several, with parameters that FSDP2 shards in
     the site: then ``group`` is this rank's group along the mesh dimension of the sites.
 
+    The first step() and each synchronize() raise ValueError at all sites if their arguments, outer optimizers or values
+    differ. Sites that part in between learn it at the next synchronize(). A ``zcomm.exact()`` around step() does not
+    stop the compression.
+
     Args:
         optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device. It steps them
             in place, at once with the inner one's changes. Checkpoint it like the inner one.
@@ -127,6 +137,7 @@ class OuterStep:
     ) -> None:
         parameters = [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
         _check_parameters(parameters)
+        _check_types(every, fragments, delay, error_feedback)
         _check_numbers(every, fragments, delay, keep, len(parameters))
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
@@ -173,7 +184,8 @@ class OuterStep:
 
     def synchronize(self) -> None:
         """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
-        parameters have the same bits at all sites: for an evaluation, or at the end of the training."""
+        parameters have the same bits at all sites: for an evaluation, or at the end of the training. Raises ValueError
+        at all sites if they have not."""
         if not self._compared:
             self._compare_sites()
         for fragment in list(self._in_flight):
@@ -182,6 +194,7 @@ class OuterStep:
             self._begin(fragment, 0)
         for fragment in self._fragments:
             self._apply(fragment, keep=0.0)
+        self._compare_sites()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, for a file per rank. With it, the parameters and both optimizers' states, a
@@ -284,12 +297,17 @@ class OuterStep:
         self._in_flight.remove(fragment)
 
     def _compare_sites(self) -> None:
-        """Raise ValueError at all sites unless they agree on arguments, steps and values."""
-        hashes = [_c10d.hash_of(fragment.values.cpu()) for fragment in self._fragments if len(fragment.values)]
-        numbers = [zlib.crc32(repr(each).encode()) for each in (sorted(self._settings.items()), hashes)]
+        """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""
+        self._compared = False
+        groups = self._optimizer.param_groups
+        arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]
+        values = [fragment.values for fragment in self._fragments]
+        numbers = [zlib.crc32(repr(_told(each)).encode()) for each in (self._settings, arguments, state, values)]
         mine = torch.tensor([self._inner_steps, *numbers])
         everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
-        dist.all_gather(everybody, mine, group=self._group)
+        with losses_told("compared their outer steps"):
+            dist.all_gather(everybody, mine, group=self._group)
         for site, other in enumerate(everybody):
             for what, same in zip(_COMPARED, other == everybody[0], strict=True):
                 if not same:
@@ -297,6 +315,23 @@ class OuterStep:
                         f"outer step: expected all sites to have the same {what}, got others at site {site}"
                     )
         self._compared = True
+
+
+def _told(value: Any) -> Any:
+    """Return what has the same repr in all processes if ``value`` has the same bits."""
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        data = value.detach().cpu().contiguous().flatten()
+        if data.itemsize == 1:
+            data = torch.nn.functional.pad(data.view(torch.uint8), (0, data.nbytes % 2))  # hashes are of whole halves
+        return value.dtype, value.shape, _c10d.hash_of(data.view(torch.uint16)) if len(data) else 0
+    if isinstance(value, dict):
+        return sorted((repr(key), _told(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return [_told(each) for each in value]
+    # Reprs of other objects may tell their addresses.
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
@@ -331,6 +366,14 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
     if len(kinds) != 1 or next(iter(kinds))[0] != torch.float32:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
         raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
+
+
+def _check_types(every: object, fragments: object, delay: object, error_feedback: object) -> None:
+    for name, number in (("every", every), ("fragments", fragments), ("delay", delay)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name}: expected an int, got {number!r}")
+    if not isinstance(error_feedback, bool | ErrorFeedback):
+        raise TypeError(f"error_feedback: expected a bool or an ErrorFeedback, got {error_feedback!r}")
 
 
 def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_parameters: int) -> None:

@@ -77,6 +77,8 @@ void bind_operations(py::module_& module) {
            py::arg("data"), py::kw_only(), py::arg("decay"), py::arg("empty"));
   py::class_<PlannedOperation, PlannedPtr>(module, "Operation")
       .def_property_readonly("description", [](const PlannedOperation& p) { return p.operation->description(); })
+      .def_property_readonly("ranks",
+                             [](const PlannedOperation& p) { return p.operation->world().topology.to_string(); })
       .def_property_readonly("format", [](const PlannedOperation& p) { return p.format.to_string(); })
       .def_property_readonly("segments", &named_segments)
       .def_property_readonly("intra_node_bytes", &bytes_on<&LinkBytes::intra_node>)

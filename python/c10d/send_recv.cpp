@@ -190,7 +190,8 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
       " for a tensor on a GPU, got an override to '", formats.to_string(), "' and ", policy.min_bytes,
       ": NCCL does not compare messages");
   if (formats.is_exact() || peer == group_.getRank()) return std::nullopt;
-  TORCH_CHECK_VALUE(tag < kCompressedTags, "zcomm: tag: expected one below ", kCompressedTags, ", got ", tag);
+  TORCH_CHECK_VALUE(tag >= 0 && tag < kCompressedTags, "zcomm: tag: expected 0 to ", kCompressedTags - 1, ", got ",
+                    tag);
   const BlockFormat& format = formats.on(topology.link(group_.getRank(), peer));
   const Call call = describe(Collective::scatter, Form::single, tensor, {&tensor, 1});
   const bool is_small = call.num_bytes < policy.min_bytes || call.num_bytes == 0;

@@ -62,7 +62,11 @@ void keep_for(cudaGraph_t graph, std::shared_ptr<Piece> piece) {
   const auto let_go = [](void* data) {
     const std::unique_ptr<std::shared_ptr<Piece>> last(static_cast<std::shared_ptr<Piece>*>(data));
     --(*last)->num_graphs;
-    if (last->use_count() == 1) run_aside([freed = std::move(*last)]() mutable { freed.reset(); });
+    if (last->use_count() > 1) return;
+    run_aside([freed = std::move(*last)]() mutable {
+      static_cast<void>(cudaSetDevice(freed->device));  // any other one would get a context
+      freed.reset();
+    });
   };
   cudaUserObject_t object = nullptr;
   ++(*kept)->num_graphs;

@@ -240,7 +240,7 @@ class Collectives:
         )
         if plan is not None and plan is not self._reduce_plan:
             self._reduce_plan = plan
-            self._reduce_layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments}"
+            self._reduce_layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}"
         return plan
 
     def residual_of(self, output: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:

@@ -327,7 +327,9 @@ def test_a_killed_peer_is_an_error() -> None:
 
 def test_bad_arguments() -> None:
     def body() -> None:
-        with pytest.raises(ValueError, match="tag: expected one below 1073741824, got 1073741824"):
+        with pytest.raises(ValueError, match="tag: expected 0 to 1073741823, got -1"):
+            dist.isend(mine(), other(), tag=-1)
+        with pytest.raises(ValueError, match="tag: expected 0 to 1073741823, got 1073741824"):
             dist.send(mine(), other(), tag=1 << 30)
         with pytest.raises(ValueError, match="peer: expected a rank from 0 to 1, got 2"):
             dist.send(mine(), 2)

@@ -169,6 +169,8 @@ def _where(device: int) -> str:
 def _view(array: Any, name: str, writable: bool, stream: int) -> View:
     library = _library(array)
     if isinstance(array, np.ndarray):
+        if np.ma.getmask(array) is not np.ma.nomask:
+            raise _masked(name)
         if not array.flags.c_contiguous:
             raise _not_contiguous(name, "array")
         if writable and not array.flags.writeable:
@@ -179,6 +181,11 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
         torch = sys.modules["torch"]
         if array.layout is not torch.strided or not array.is_contiguous():
             raise _not_contiguous(name, "tensor")
+        if array.is_neg():
+            raise ValueError(
+                f"{name}: expected a tensor whose memory has its signs, got one with the negative bit: "
+                f"pass {name}.resolve_neg()"
+            )
         if array.device.type == "cpu":
             return View(array.data_ptr(), array.numel(), str(array.dtype).removeprefix("torch."), HOST, array)
         if array.device.type != "cuda":
@@ -229,7 +236,7 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
     if writable and read_only:
         raise _read_only(name)
     if interface.get("mask") is not None:
-        raise ValueError(f"{name}: expected an array without a mask, got one with a mask")
+        raise _masked(name)
     if (strides := interface.get("strides")) is not None:
         packed = _packed_strides(shape, dtype.itemsize)
         if 0 not in shape and any(n != 1 and a != b for n, a, b in zip(shape, strides, packed, strict=True)):
@@ -252,6 +259,10 @@ def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     for extent in reversed(shape[1:]):
         strides.insert(0, strides[0] * extent)
     return tuple(strides[: len(shape)])
+
+
+def _masked(name: str) -> ValueError:
+    return ValueError(f"{name}: expected an array without a mask, got one with a mask")
 
 
 def _not_contiguous(name: str, kind: str) -> ValueError:

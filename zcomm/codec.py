@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from zcomm import _core
-from zcomm._arrays import HOST, VALUE_DTYPES, Call, new_bytes
+from zcomm._arrays import HOST, VALUE_DTYPES, Call, View, new_bytes
 from zcomm.feedback import ErrorFeedback
 
 __all__ = [
@@ -60,7 +60,7 @@ def encode(
     stream: Any = None,
 ) -> Wire:
     """Encode ``array`` and return its wire: ``out`` if given, else a new array. A new array is NumPy's on the CPU; on a
-    GPU it belongs to the library of ``array``, which must be CuPy or torch.
+    GPU it belongs to the library of ``array``, which must be CuPy or torch. ``out`` must not overlap ``array``.
 
     ``seed`` (0 to 2^64 - 1) and ``first_element`` choose the random bits of stochastic formats. If ``array`` is a piece
     of a message, ``first_element`` is the index of its first element there, a multiple of 32: pieces then have the
@@ -69,7 +69,7 @@ def encode(
 
 
 def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
-    """Decode ``wire`` into ``out`` and return it. Finite values never become infinite."""
+    """Decode ``wire`` into ``out``, which it must not overlap, and return it. Finite values never become infinite."""
     return decode_in(Call(stream, out, wire), wire, format, out, isa)
 
 
@@ -79,8 +79,11 @@ def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: 
     ``wires`` are tuples (wire, format[, factor]). With "exact", a wire may be an array of values, including ``out``.
     Rotated wires are added first, in the order given; then the others."""
     call = Call(stream, out, *(wire for wire, *_ in wires))
-    values = call.values(out, "out", writable=True).raw
-    _core.decode_sum(_terms_of(call, wires, values), factor, values, *_place(call, isa))
+    values = call.values(out, "out", writable=True)
+    terms = _terms_of(call, wires, values.raw)
+    num_bytes = wire_bytes("exact", values.dtype, values.num_elements)
+    addresses = _checked(terms, values, values.num_elements, num_bytes)
+    _core.decode_sum(addresses, factor, values.raw, *_place(call, isa))
     return out
 
 
@@ -102,8 +105,9 @@ def decode_sum_encode(
     call = Call(stream, out, *(wire for wire, *_ in wires))
     terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
-    target, address = _target(call, out, wire_bytes(format, "float32", num_elements), like)
-    _core.decode_sum_encode(terms, num_elements, format, address, *_place(call, isa), seed, first_element)
+    target, view = _target(call, out, wire_bytes(format, "float32", num_elements), like)
+    addresses = _checked(terms, view, num_elements, view.num_bytes)
+    _core.decode_sum_encode(addresses, num_elements, format, view.address, *_place(call, isa), seed, first_element)
     return target
 
 
@@ -113,8 +117,8 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
     ``base``, for the next difference."""
     new, old = _halves_of(values, "values"), _halves_of(base, "base", writable=True)
     call = Call(None, device=HOST)
-    body, address = _target(call, None, _core.max_lossless_bytes(new[1]), None)
-    num_bytes, hash_of_values = _core.encode_difference(new, old, address, isa)
+    body, view = _target(call, None, _core.max_lossless_bytes(new[1]), None)
+    num_bytes, hash_of_values = _core.encode_difference(new, old, view.address, isa)
     return body[:num_bytes], hash_of_values
 
 
@@ -169,15 +173,18 @@ def encode_in(
 ) -> Wire:
     """Encode as encode(), within ``call``."""
     values = call.values(array, "array")
-    target, address = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
-    _core.encode(values.raw, format, address, *_place(call, isa), seed, first_element)
+    target, view = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
+    _check_apart(view, values, "array")
+    _core.encode(values.raw, format, view.address, *_place(call, isa), seed, first_element)
     return target
 
 
 def decode_in(call: Call, wire: Wire, format: str, out: ArrayT, isa: str) -> ArrayT:
     """Decode as decode(), within ``call``."""
-    values = call.values(out, "out", writable=True).raw
-    _core.decode(_wire_of(call, wire, format, "wire", values), values, *_place(call, isa))
+    values = call.values(out, "out", writable=True)
+    view, format, dtype = _wire_of(call, wire, format, "wire", values.raw)
+    _check_apart(values, view, "wire")
+    _core.decode((view.address, format, dtype), values.raw, *_place(call, isa))
     return out
 
 
@@ -187,37 +194,54 @@ def _place(call: Call, isa: str) -> tuple[str, int, int]:
     return isa, call.device, call.stream
 
 
-def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, int]:
-    """Return an array for a wire, and its address."""
+def _check_apart(out: View, read: View, name: str, exception: str = "") -> None:
+    """Raise ValueError if memory is read after it is written."""
+    if out.overlaps(read):
+        raise ValueError(f"out: expected memory apart from {name}{exception}, got some that overlaps it")
+
+
+def _target(call: Call, out: Any, num_bytes: int, like: Any) -> tuple[Any, View]:
+    """Return an array for a wire, and its view."""
     target = new_bytes(num_bytes, call, like, "out") if out is None else out
     view = call.any(target, "out", writable=True)
     if view.dtype != "uint8":
         raise TypeError(f"out: expected dtype uint8, got {view.dtype}")
     if view.num_elements != num_bytes:
         raise ValueError(f"out: expected {num_bytes} bytes, got {view.num_elements}")
-    return target, view.address
+    return target, view
 
 
-def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -> list[tuple[int, str, str, float]]:
-    """Return (address, format, dtype of the values, factor) per wire; each has as many values as ``values``."""
+def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -> list[tuple[View, str, str, float]]:
+    """Return (view, format, dtype of the values, factor) per wire; each has as many values as ``values``."""
     terms = []
     for i, (wire, format, *factor) in enumerate(wires):
         terms.append((*_wire_of(call, wire, format, f"wires[{i}]", values), *(factor or (1.0,))))
     return terms
 
 
-def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[int, str, str]:
-    """Return (address, format, dtype of the values) of a wire with as many values as ``values``."""
+def _checked(
+    terms: list[tuple[View, str, str, float]], out: View, num_elements: int, wire_bytes_of_out: int
+) -> list[tuple[int, str, str, float]]:
+    """Return the terms with their addresses. Raises ValueError if one overlaps ``out``, unless each value is read where
+    it is written."""
+    for i, (view, format, dtype, _) in enumerate(terms):
+        if view.address != out.address or wire_bytes(format, dtype, num_elements) != wire_bytes_of_out:
+            _check_apart(out, view, f"wires[{i}]", ", or all of it")
+    return [(view.address, format, dtype, factor) for view, format, dtype, factor in terms]
+
+
+def _wire_of(call: Call, wire: Any, format: str, name: str, values: tuple[int, int, str]) -> tuple[View, str, str]:
+    """Return (view, format, dtype of the values) of a wire with as many values as ``values``."""
     _, num_elements, dtype = values
     view = call.any(wire, name)
     if format == "exact" and view.dtype in VALUE_DTYPES:
         if view.num_elements != num_elements:
             raise ValueError(f"{name}: expected {num_elements} values, got {view.num_elements}")
-        return view.address, format, view.dtype
+        return view, format, view.dtype
     if view.dtype != "uint8":
         raise TypeError(f"{name}: expected dtype uint8, got {view.dtype}")
     if view.num_elements != (expected := wire_bytes(format, dtype, num_elements)):
         raise ValueError(
             f"{name}: expected {expected} bytes for {num_elements} {dtype} values as {format}, got {view.num_elements}"
         )
-    return view.address, format, dtype
+    return view, format, dtype

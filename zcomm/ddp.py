@@ -7,9 +7,11 @@ The group's options still apply to buckets of other models and to all other all-
 """
 
 import array
+import functools
 import itertools
 import weakref
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field  # no postponed annotations here: DDP inspects those of the hook
 
 import torch
@@ -18,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.overrides import override
+from zcomm.distributed.overrides import is_overridden, override
 from zcomm.feedback import ErrorFeedback
 
 
@@ -81,8 +83,9 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     """Communication hook of DistributedDataParallel: computes each bucket's mean by a compressed all-reduce.
 
     Several buckets are reduced at the same time. Buckets below the group's ``min_bytes`` stay exact, as do buckets of
-    dtypes other than float32, bfloat16 and float16, and all buckets inside ``zcomm.exact()``. Raises ValueError if the
-    group is not zcomm's, and TypeError if the hook was registered with another state.
+    dtypes other than float32, bfloat16 and float16, and all buckets inside ``zcomm.exact()``. They have the
+    bits of torch's ``allreduce_hook``. Raises ValueError if the group is not zcomm's, and TypeError if the hook was
+    registered with another state.
     """
     if not isinstance(state, CompressState):
         raise TypeError(f"state: expected a zcomm.ddp.CompressState, got {state!r}")
@@ -90,23 +93,32 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     gradients = bucket.buffer()
     buckets, feedback = state._buckets, state.error_feedback
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
-    plan = backend.plan_all_reduce(
+    make_plan = functools.partial(
+        backend.plan_all_reduce,
         gradients,
         dist.ReduceOp.AVG,
         formats=buckets.formats,
         feedback=feedback.block_format if feedback is not None and key is not None else None,
         like=buckets.plans.get(bucket.index()),
     )
+    plan = make_plan()
     if plan is None:
-        with override(all_reduce="exact"):
-            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
+        gradients.div_(backend.size())  # before the sum, which may be beyond float16
+        # Has the call decide once more, alike, for stats() to count why it is exact. "auto" must not decide twice: it
+        # counts the calls of steps.
+        with override(policy="always", all_reduce=None if is_overridden("all_reduce") else state.formats):
+            possible = make_plan()
+            if possible is not None:  # only "auto" keeps the bucket exact
+                buckets.plans[bucket.index()] = possible  # so that the next step does not make it again
+            with nullcontext() if possible is None else override(all_reduce="exact"):
+                work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
     else:
         buckets.plans[bucket.index()] = plan
         residual = None
         if feedback is not None and key is not None:
             data, empty = feedback.use(
                 key,
-                f"{gradients.dtype} {plan.format}",
+                f"{gradients.numel()} {gradients.dtype} in {plan.format} of {plan.ranks}",
                 plan.residual_bytes,
                 lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
                 is_captured=_c10d.capture_of(gradients.device) != 0,

@@ -52,6 +52,9 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("group: torch.distributed is not initialized")
+    of_others: object = dist.GroupMember.NON_GROUP_MEMBER  # what new_group() returns to other ranks
+    if group == of_others:
+        raise ValueError("group: expected one that this rank is in, got NON_GROUP_MEMBER")
     backend = find_backend(group)
     if backend is None:
         backend_name = dist.get_backend(group)

@@ -7,6 +7,7 @@ docstring below.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -162,4 +163,10 @@ def _flag(text: str) -> bool:
     return values[text.lower()]
 
 
-_READ: dict[str, Callable[[str], Any]] = {"text": str, "integer": int, "flag": _flag}
+def _integer(text: str) -> int:
+    if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) is None:  # int() takes "6_5", too
+        raise ValueError(f"expected a whole number in digits, got {text!r}")
+    return int(text)
+
+
+_READ: dict[str, Callable[[str], Any]] = {"text": str, "integer": _integer, "flag": _flag}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,23 +22,30 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+class _Outer(threading.local):
+    """What was in force around the blocks of one object, which threads may share: of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Active | None] = []
+
+
 class _Change:
     """A ``with`` block with other options."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
-        self._outer: list[_Active | None] = []
+        self._outer = _Outer()
 
     def __enter__(self) -> Self:
         outer = _active()
-        self._outer.append(outer)
+        self._outer.stack.append(outer)
         _activate(_Active({**(outer.fields if outer else {}), **self._fields}))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _activate(self._outer.pop())
+        _activate(self._outer.stack.pop())
 
 
 class override(_Change):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import NUM, data, gather, gathered, logged, mine, newly_counted, scatter, start_gather
+from support.calls import NUM, data, expect, gather, gathered, logged, mine, newly_counted, scatter, start_gather
 from support.expected import all_gather, all_reduce, assert_same_bits
 from support.worlds import options, run
 from torch._C._distributed_c10d import _DistributedBackendOptions
@@ -220,6 +220,10 @@ def test_subgroups_and_meshes() -> None:
             assert_same_bits(gather_in(odd, 0), all_gather(shards, "int4:32"))
             sent = zcomm.stats(odd).all_gather  # virtual nodes are of the world: ranks 1 and 3 are on two
             assert sent.inter_node_bytes > 0 and sent.intra_node_bytes == 0
+        else:
+            expect(
+                ValueError, "group: expected one that this rank is in, got NON_GROUP_MEMBER", lambda: zcomm.stats(odd)
+            )
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         for name in ("replicate", "shard"):
             group = mesh.get_group(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.worlds import run
 import zcomm
 from zcomm.distributed import environment
 from zcomm.distributed.options import OPTION_FIELDS, variable_of
+from zcomm.distributed.overrides import is_overridden
 
 README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
 
@@ -99,6 +101,34 @@ zcomm.Options(direct="sometimes")
 zcomm.override(sample_errors_every=1)
 print(zcomm.Options().forms, zcomm.Options().form)
 """
+
+
+def test_threads_may_share_an_override() -> None:
+    """Each gets back what was in force where it began the block, also if another thread began it later."""
+    shared = zcomm.exact()
+    inside, may_leave = threading.Event(), threading.Event()
+    found: dict[str, list[str]] = {}
+
+    def in_force() -> list[str]:
+        return [field for field in ("policy", "min_bytes", "all_reduce") if is_overridden(field)]
+
+    def other() -> None:
+        with zcomm.override(min_bytes=1):
+            with shared, shared:
+                inside.set()
+                may_leave.wait(60)
+            found["other"] = in_force()
+
+    thread = threading.Thread(target=other)
+    with zcomm.override(policy="auto"):
+        with shared:
+            thread.start()
+            assert inside.wait(60)
+        found["main"] = in_force()
+    may_leave.set()
+    thread.join()
+    assert found == {"main": ["policy"], "other": ["min_bytes"]}
+    assert in_force() == []
 
 
 @pytest.mark.timeout(400)  # mypy reads torch
@@ -189,6 +219,14 @@ def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> N
             patch.setenv(variable_of(name), "nonsense")
             with pytest.raises(ValueError, match=f"^{variable_of(name)}: "):
                 zcomm.Options()
+
+
+@pytest.mark.parametrize("text", ["64K", "6_5", "1e6", "65536.0", "", "\u0663"])
+def test_a_variable_of_a_number_has_digits_alone(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_MIN_BYTES", text)
+    expected = f"ZCOMM_MIN_BYTES: expected a whole number in digits, got {text!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        zcomm.Options()
 
 
 def test_a_variable_that_nothing_reads_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,20 @@ def test_torch_tensors_by_dlpack() -> None:
         look(Exported(torch.ones(3, requires_grad=True)))
 
 
+def test_signs_that_are_not_in_memory_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.view_as_complex(torch.ones(8, 2)).conj().resolve_conj()
+    negative = torch._neg_view(torch.ones(8))
+    for writable in (False, True):
+        with pytest.raises(
+            ValueError, match=r"x: expected a tensor whose memory has its signs, .*: pass x.resolve_neg"
+        ):
+            look(negative, writable=writable)
+        with pytest.raises(TypeError, match=r"x: expected dtype .*, got complex64"):
+            look(x.conj(), writable=writable)
+    assert look(negative.resolve_neg())[1] == 8
+
+
 def test_jax_arrays() -> None:
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.arange(64, dtype=jnp.bfloat16)
@@ -133,6 +147,7 @@ def test_wrong_arrays_are_refused_by_name() -> None:
             CudaInterface(x, typestr="<V2"),
         ),
         (ValueError, "x: expected an array without a mask", CudaInterface(x, mask=x)),
+        (ValueError, "x: expected an array without a mask", np.ma.masked_array(x, mask=x > 2)),
         (ValueError, "x: expected no stream 0 from __cuda_array_interface__", CudaInterface(x, stream=0)),
         (ValueError, "x: expected an array on .*, got one on DLPack device type 10", Dlpack(x, (ROCM, 0))),
         (ValueError, "x: DLPack version: expected 1.x, got 2.1", Dlpack(x, version=(2, 1))),

@@ -341,3 +341,43 @@ def test_wrong_arguments_are_refused_by_name(monkeypatch):
         codec.encode(x, "int8:32")
     monkeypatch.setenv("ZCOMM_ISA", "baseline")
     assert_same_bits(codec.encode(x, "int8:32"), wire, "baseline")
+
+
+def test_memory_that_is_read_is_not_written() -> None:
+    """The first codes would overwrite values that are not encoded yet."""
+    values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    wire = codec.encode(values, "int8:128")
+    for start in (0, 4 * values.size - 1):
+        memory = np.zeros(9000, np.uint8)
+        array = memory[: 4 * values.size].view(np.float32)
+        array[:] = values
+        with pytest.raises(ValueError, match=r"^out: expected memory apart from array, got some that overlaps it$"):
+            codec.encode(array, "int8:128", out=memory[start:][: wire.size])
+        assert (array == values).all()
+        taken = memory[start:][: wire.size]
+        taken[:] = wire
+        with pytest.raises(ValueError, match=r"^out: expected memory apart from wire, got some that overlaps it$"):
+            codec.decode(taken, "int8:128", array)
+        assert (taken == wire).all()
+    memory = np.zeros(9000, np.uint8)
+    array = memory[: 4 * values.size].view(np.float32)
+    array[:] = values
+    assert (codec.encode(array, "int8:128", out=memory[4 * values.size :][: wire.size]) == wire).all()
+
+
+def test_sums_are_written_over_whole_terms_only() -> None:
+    values = np.ones(1000, np.float32)
+    wire = codec.encode(values, "int8:128")
+    memory = np.zeros(9000, np.uint8)
+    out = memory[: 4 * values.size].view(np.float32)
+    for start in (0, 4):
+        taken = memory[start:][: wire.size]
+        taken[:] = wire
+        with pytest.raises(ValueError, match=r"^out: expected memory apart from wires\[1\], or all of it, got some"):
+            codec.decode_sum([(values, "exact"), (taken, "int8:128")], out)
+        with pytest.raises(ValueError, match=r"^out: expected memory apart from wires\[0\], or all of it, got some"):
+            codec.decode_sum_encode([(taken, "int8:128")], 1000, "int8:128", out=memory[start + 1 :][: wire.size])
+    with pytest.raises(ValueError, match=r"^out: expected memory apart from wires\[0\], or all of it, got some"):
+        codec.decode_sum([(memory[4:4004].view(np.float32), "exact")], out)
+    out[:] = 1
+    assert (codec.decode_sum([(out, "exact"), (values, "exact")], out) == 2).all()

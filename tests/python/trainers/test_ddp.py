@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.expected import HALF_STEP
+from support.calls import newly_counted
+from support.decisions import FAST_LINK, table
+from support.expected import HALF_STEP, assert_same_bits
 from support.trainers import ddp, under_gloo
 from support.training import (
     EXACT_STEPS,
@@ -21,6 +25,7 @@ from support.training import (
 )
 from support.worlds import options, run
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -108,6 +113,110 @@ def test_the_formats_around_a_step_have_the_last_word(feedback: bool) -> None:
         assert (gradients_of(model) - want).abs().max() > want.abs().max() * 2**-5
 
     run(body, 2, options=options())
+
+
+def layers(state: Any, hook: Any) -> list[torch.Tensor]:
+    """Gradients under the hook, in their second backward pass: large ones of 16 bits, and sparse ones."""
+    gradients = []
+    for layer, inputs, factor in [
+        (nn.Linear(30, 30, bias=False).half(), torch.ones(1, 30).half(), 40_000),
+        (nn.Embedding(100, 8, sparse=True), torch.arange(10) + 5 * dist.get_rank(), 1),
+    ]:
+        model = DistributedDataParallel(layer)
+        model.register_comm_hook(state, hook)
+        for _ in range(2):
+            model.zero_grad()
+            (model(inputs).sum() * factor).backward()
+        gradients.append(layer.weight.grad.to_dense())
+    return gradients
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_exact_buckets_are_those_of_the_hook_of_torch(feedback: bool) -> None:
+    def body() -> None:
+        state = zcomm.ddp.CompressState(error_feedback=zcomm.codec.ErrorFeedback() if feedback else None)
+        halves, embedding = layers(state, zcomm.ddp.compress_hook)
+        assert (halves == 40_000).all()  # their sum is beyond float16
+        wanted = layers(None, allreduce_hook)
+        assert_same_bits(halves, wanted[0], "float16")
+        assert_same_bits(embedding, wanted[1], "sparse")
+
+    run(body, 2)
+
+
+@pytest.mark.parametrize("policy", ["always", "auto"])
+def test_exact_buckets_are_counted_by_their_reason(policy: Any) -> None:
+    def body() -> None:
+        def reasons(layer: nn.Module, inputs: torch.Tensor, formats: str = "int8:128") -> dict[str, int]:
+            model = DistributedDataParallel(layer)
+            feedback = zcomm.codec.ErrorFeedback()
+            model.register_comm_hook(zcomm.ddp.CompressState(formats, error_feedback=feedback), zcomm.ddp.compress_hook)
+            found: Counter[str] = Counter()
+            for _ in range(3):
+                outputs = model(inputs)
+                found.update(newly_counted(lambda outputs=outputs: outputs.abs().sum().backward()))
+            return {name: calls for name, calls in found.items() if name.startswith("all_reduce")}
+
+        small, wide = torch.ones(1, 8), torch.ones(1, 300)
+        assert reasons(nn.Linear(8, 8), small) == {"all_reduce: min_bytes": 3}
+        assert reasons(nn.Linear(300, 300).double(), wide.double()) == {"all_reduce: dtype": 3}
+        assert reasons(nn.Linear(300, 300).to(torch.complex64), wide.to(torch.complex64)) == {"all_reduce: dtype": 3}
+        assert reasons(nn.Embedding(100, 8, sparse=True), torch.arange(10)) == {"all_reduce: layout": 3}
+        assert reasons(nn.Linear(300, 300), wide, "exact") == {"all_reduce: format_exact": 3}
+        with zcomm.exact():
+            assert reasons(nn.Linear(8, 8), small) == {"all_reduce: format_exact": 3}
+        with zcomm.override(all_reduce="bf16", min_bytes=1 << 30):
+            assert reasons(nn.Linear(300, 300), wide) == {"all_reduce: min_bytes": 3}
+        assert zcomm.stats().rehearsals.calls == 0
+
+    run(body, 2, options=zcomm.Options(policy=policy, min_bytes=1 << 12))
+
+
+def test_what_gains_nothing_stays_exact(tmp_path: Path) -> None:
+    def body() -> None:
+        model = DistributedDataParallel(nn.Linear(300, 300))
+        state = zcomm.ddp.CompressState("int8:128", error_feedback=zcomm.codec.ErrorFeedback())
+        model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        for _ in range(4):
+            model(torch.ones(1, 300)).sum().backward()
+        assert zcomm.stats().all_reduce.calls == 0
+        assert sum(calls.calls for calls in zcomm.stats().all_reduce.exact.values()) == 4
+
+    run(body, 2, options=zcomm.Options(policy="auto", decisions=table(tmp_path, FAST_LINK)), nodes=[0, 1])
+
+
+def test_residuals_of_other_ranks_or_nodes_are_refused(tmp_path: Path) -> None:
+    def step(feedback: zcomm.codec.ErrorFeedback) -> None:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(200, 200))
+        state = zcomm.ddp.CompressState("int8:128", error_feedback=feedback)
+        model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        for _ in range(3):
+            model(torch.ones(1, 200)).sum().backward()
+
+    def path() -> Path:
+        return tmp_path / f"{dist.get_rank()}"
+
+    def save() -> None:
+        feedback = zcomm.codec.ErrorFeedback()
+        step(feedback)
+        assert feedback.memory_bytes() > 0
+        torch.save(feedback.state_dict(), path())
+
+    def load() -> None:
+        feedback = zcomm.codec.ErrorFeedback()
+        feedback.load_state_dict(torch.load(path()))
+        step(feedback)
+
+    def refuse() -> None:
+        with pytest.raises(
+            ValueError, match=r"is of 40200 torch\.float32 in int8:128 of 2x1, this reduction is 40200 .* of "
+        ):
+            load()
+
+    run(save, 2, nodes=[0, 1])
+    run(load, 2, nodes=[0, 1])
+    run(refuse, 2, nodes=[0, 0])
 
 
 @pytest.mark.parametrize(("formats", "error"), [("int8:100", ValueError), (8, TypeError)])

@@ -167,7 +167,8 @@ std::optional<CallWatch::Difference> CallWatch::compare(::c10d::Store& store, co
   for (const auto& [id, call] : own) {
     if (call.differs) continue;
     for (const auto& [other_id, other] : theirs) {
-      if (call.kind != other.kind && meet(call, other)) return Difference{id, describe_difference(call.words, peer, other.words)};
+      if (call.kind != other.kind && meet(call, other))
+        return Difference{id, describe_difference(call.words, peer, other.words)};
     }
   }
   return std::nullopt;

@@ -83,7 +83,7 @@ class StepChoice {
   std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
   int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
   std::optional<Contest> contest_;  // during a trial
-  Round round_;  // so far
+  Round round_;                     // so far
   std::int64_t round_number_ = 0;
   std::int64_t counted_from_ = 0;  // the step after the first of the block
   std::int64_t counted_from_time_ = 0;

@@ -59,8 +59,8 @@ class NcclCommunicator {
   // transfers only on their own stream, after Transfer::wait. So a buffer that a later chunk reuses is free by then.
   void follow(cudaStream_t stream);
 
-  // Starts a group; on return it is queued on stream(). Throws TransportError if the thread has a group open, and leaves
-  // the communicator open for good.
+  // Starts a group; on return it is queued on stream(). Throws TransportError if the thread has a group open, and
+  // leaves the communicator open for good.
   void run(const NcclMessages& messages, const Patience& patience);
 
   // Throws if NCCL reported an error since the last call.

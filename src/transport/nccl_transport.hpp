@@ -62,9 +62,9 @@ class NcclTransport final : public Transport {
   void watch(Flight& flight);
   void wake_watchdog();
 
-  // Records the first failure, aborts transfers in progress and notifies peers. Does nothing if the transport has failed
-  // before. With `is_late`, calls that have returned may have queued work behind the transfers: on_undefined_bytes may
-  // end the process before the abort.
+  // Records the first failure, aborts transfers in progress and notifies peers. Does nothing if the transport has
+  // failed before. With `is_late`, calls that have returned may have queued work behind the transfers:
+  // on_undefined_bytes may end the process before the abort.
   void fail(NcclFailure failure, bool ask, bool is_late = false) noexcept;
   [[noreturn]] void throw_failure(const char* prefix);
   void throw_if_failed();

@@ -19,14 +19,14 @@ constexpr auto kAskTimeout = 1s;
 constexpr auto kTellTimeout = 2s;
 
 // Aborts on a separate thread, because NCCL's abort waits for the device and for graphs.
-void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device, std::promise<void> aborted) {
-  static_cast<void>(
-      run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
-        static_cast<void>(cudaSetDevice(device));
-        if (communicator != nullptr) communicator->abort();
-        communicator.reset();
-        aborted.set_value();
-      }));
+void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
+                 std::shared_ptr<std::promise<void>> aborted) {
+  static_cast<void>(run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
+    static_cast<void>(cudaSetDevice(device));
+    if (communicator != nullptr) communicator->abort();
+    communicator.reset();
+    aborted->set_value();
+  }));
 }
 
 }  // namespace
@@ -52,15 +52,15 @@ void NcclTransport::throw_if_failed() {
 // Aborts first, unless the process is to end before: neither the query of peers nor on_failure can delay that.
 void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
   const bool may_end = is_late && options_.on_undefined_bytes;
-  std::promise<void> aborted;
+  const auto aborted = std::make_shared<std::promise<void>>();
   {
     const std::lock_guard lock(state_mutex_);
     if (failure_) return;
     failure_ = failure;
     give_up_ = true;
-    abort_ = aborted.get_future();
+    abort_ = aborted->get_future();
   }
-  if (!may_end) abort_aside(communicator_, device_, std::move(aborted));
+  if (!may_end) abort_aside(communicator_, device_, aborted);
   try {
     if (ask && options_.peer_failure) {
       auto answer = run_aside(options_.peer_failure);
@@ -92,7 +92,7 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
   changed_.notify_all();
   if (!may_end) return;
   options_.on_undefined_bytes(failure.reason);
-  abort_aside(communicator_, device_, std::move(aborted));
+  abort_aside(communicator_, device_, aborted);
 }
 
 void NcclTransport::watch_all() {

@@ -119,8 +119,8 @@ TEST_CASE("threads refuse a message to a rank that the call has not named") {
     transport.begin("a call of two", std::vector<int>{1 - rank}, 10s);
     const std::array<std::byte, 8> bytes{};
     const Send send{2, bytes.data(), 8};
-    CHECK_THROWS_WITH_AS(transport.start({&send, 1}, {}, {}),
-                         "peer: expected one that the call has named, got rank 2", TransportError);
+    CHECK_THROWS_WITH_AS(transport.start({&send, 1}, {}, {}), "peer: expected one that the call has named, got rank 2",
+                         TransportError);
   });
 }
 

@@ -7,11 +7,9 @@ The group's options still apply to buckets of other models and to all other all-
 """
 
 import array
-import functools
 import itertools
 import weakref
 import zlib
-from contextlib import nullcontext
 from dataclasses import dataclass, field  # no postponed annotations here: DDP inspects those of the hook
 
 import torch
@@ -20,7 +18,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.overrides import is_overridden, override
+from zcomm.distributed.overrides import kept_exact
 from zcomm.feedback import ErrorFeedback
 
 
@@ -93,25 +91,17 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     gradients = bucket.buffer()
     buckets, feedback = state._buckets, state.error_feedback
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
-    make_plan = functools.partial(
-        backend.plan_all_reduce,
+    plan = backend.plan_all_reduce(
         gradients,
         dist.ReduceOp.AVG,
         formats=buckets.formats,
         feedback=feedback.block_format if feedback is not None and key is not None else None,
         like=buckets.plans.get(bucket.index()),
     )
-    plan = make_plan()
     if plan is None:
         gradients.div_(backend.size())  # before the sum, which may be beyond float16
-        # Has the call decide once more, alike, for stats() to count why it is exact. "auto" must not decide twice: it
-        # counts the calls of steps.
-        with override(policy="always", all_reduce=None if is_overridden("all_reduce") else state.formats):
-            possible = make_plan()
-            if possible is not None:  # only "auto" keeps the bucket exact
-                buckets.plans[bucket.index()] = possible  # so that the next step does not make it again
-            with nullcontext() if possible is None else override(all_reduce="exact"):
-                work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
+        with kept_exact(all_reduce=state.formats):
+            work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
     else:
         buckets.plans[bucket.index()] = plan
         residual = None

@@ -169,6 +169,8 @@ std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
       result->adds_in_place = value.cast<bool>();
     } else if (name == "_drops_traced") {
       result->drops_traced = value.cast<bool>();
+    } else if (name == "_stays_exact") {
+      result->stays_exact = value.cast<bool>();
     } else {
       result->named.set(set_field(result->values, name, value, true));
     }

@@ -88,6 +88,7 @@ Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
   enforce_strict(policy, call, verdict);
   const bool is_choice =
       verdict == Verdict::compressed && policy.choice == Choice::automatic && !is_exchange(call.collective);
+  if (verdict == Verdict::compressed && policy.stays_exact) return is_choice ? Verdict::no_gain : Verdict::format_exact;
   return is_choice && !auto_policy_.gains(policy, call) ? Verdict::no_gain : verdict;
 }
 

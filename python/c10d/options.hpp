@@ -89,6 +89,7 @@ struct PolicyOverride {
   // Changes of one form, whatever the others are.
   bool adds_in_place = false;
   bool drops_traced = false;
+  bool stays_exact = false;
 
   Policy apply(Policy policy) const;
 };

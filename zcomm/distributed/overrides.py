@@ -84,6 +84,13 @@ def of_copies() -> _Change:
     return _Change({"_adds_in_place": True})
 
 
+def kept_exact(**formats: str | None) -> _Change:
+    """Calls stay exact. They are counted by the reason that keeps them so in these formats of collectives, which an
+    override around the block replaces; None: the group's."""
+    named = {name: format for name, format in formats.items() if format is not None and not is_overridden(name)}
+    return _Change({**named, "_stays_exact": True})
+
+
 @functools.cache
 def tell_apart_what_is_traced() -> None:
     """Exclude DTensor's own redistributions, such as full state dicts, from the calls of compiled graphs."""

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
-from zcomm.distributed.overrides import override
+from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Buffer, Deferred
 from zcomm.fsdp.gathers import GatherCall, GatherStrategy, Plain, finished
@@ -333,7 +333,7 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         parts = gradients_of(input_tensor)
         plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
         if plan is None:
-            with override(reduce_scatter="exact"):
+            with kept_exact(reduce_scatter=owner.rule.planned_gradients):
                 return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = owner.residual_of(output_tensor, plan, backend)
         whole = parts or in_memory(input_tensor)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.overrides import of_copies, override
+from zcomm.distributed.overrides import kept_exact, of_copies
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.rule import Rule
@@ -96,7 +96,8 @@ class Plain:
         if call.plan is None:
             # Allows in-place gathers, because FSDP2 gathers copies: another reason keeps this one exact.
             # The group's options may have other formats than the rule.
-            formats = override(all_gather="exact") if self._owner.rule is not None else contextlib.nullcontext()
+            rule = self._owner.rule
+            formats = kept_exact(all_gather=rule.planned_weights) if rule is not None else contextlib.nullcontext()
             with of_copies(), formats:
                 return self.previous(call.output, call.shard, call.group, call.async_op)
         return call.run(call.plan, self._owner.gathered)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import logged
+from support.calls import logged, newly_counted
 from support.expected import assert_same_bits, reduce_scatter, roundtrip
 from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, whole
 from support.worlds import options, run
@@ -337,3 +337,28 @@ def test_a_custom_collective_in_place_of_a_compressed_one_is_told(name: str) -> 
         model(torch.ones(1, 256)).sum().backward()
 
     run(body, 2, options=options())
+
+
+@pytest.mark.parametrize("policy", ["always", "auto"])
+def test_exact_calls_are_counted_by_their_reason(policy: Any) -> None:
+    def reasons(layer: nn.Module, inputs: torch.Tensor, **settings: Any) -> dict[str, int]:
+        fully_shard(layer)
+        compress(layer, **settings)
+        found = newly_counted(lambda: layer(inputs).abs().sum().backward())
+        return {name: calls for name, calls in found.items() if name.startswith(("all_gather", "reduce_scatter"))}
+
+    def both(reason: str) -> dict[str, int]:
+        return {f"all_gather: {reason}": 1, f"reduce_scatter: {reason}": 1}
+
+    def body() -> None:
+        few, many = torch.ones(1, 8), torch.ones(1, 300)
+        assert reasons(nn.Linear(8, 8), few) == both("min_bytes")
+        assert reasons(nn.Linear(8, 8), few, weights="lossless", exempt=()) == both("min_bytes")
+        assert reasons(nn.Linear(300, 300).double(), many.double()) == both("dtype")
+        assert reasons(nn.Linear(300, 300), many, exempt=["*"]) == both("format_exact")
+        assert reasons(nn.Linear(300, 300), many, weights="exact", gradients="exact") == both("format_exact")
+        with zcomm.exact():
+            assert reasons(nn.Linear(8, 8), few) == both("format_exact")
+        assert zcomm.stats().rehearsals.calls == 0
+
+    run(body, 2, options=zcomm.Options(policy=policy, min_bytes=1 << 12), nodes=[0, 1])

@@ -80,10 +80,9 @@ def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: 
     Rotated wires are added first, in the order given; then the others."""
     call = Call(stream, out, *(wire for wire, *_ in wires))
     values = call.values(out, "out", writable=True)
-    terms = _terms_of(call, wires, values.raw)
     num_bytes = wire_bytes("exact", values.dtype, values.num_elements)
-    addresses = _checked(terms, values, values.num_elements, num_bytes)
-    _core.decode_sum(addresses, factor, values.raw, *_place(call, isa))
+    terms = _apart_from(values, num_bytes, _terms_of(call, wires, values.raw), values.num_elements)
+    _core.decode_sum(terms, factor, values.raw, *_place(call, isa))
     return out
 
 
@@ -106,7 +105,7 @@ def decode_sum_encode(
     terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
     target, view = _target(call, out, wire_bytes(format, "float32", num_elements), like)
-    addresses = _checked(terms, view, num_elements, view.num_bytes)
+    addresses = _apart_from(view, view.num_bytes, terms, num_elements)
     _core.decode_sum_encode(addresses, num_elements, format, view.address, *_place(call, isa), seed, first_element)
     return target
 
@@ -219,13 +218,14 @@ def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -
     return terms
 
 
-def _checked(
-    terms: list[tuple[View, str, str, float]], out: View, num_elements: int, wire_bytes_of_out: int
+def _apart_from(
+    out: View, num_bytes: int, terms: list[tuple[View, str, str, float]], num_elements: int
 ) -> list[tuple[int, str, str, float]]:
-    """Return the terms with their addresses. Raises ValueError if one overlaps ``out``, unless each value is read where
-    it is written."""
+    """Return the terms with their addresses. Raises ValueError if one overlaps ``out``, a wire of ``num_bytes`` or its
+    values, unless it is all of it."""
     for i, (view, format, dtype, _) in enumerate(terms):
-        if view.address != out.address or wire_bytes(format, dtype, num_elements) != wire_bytes_of_out:
+        # Compares bytes of wires: an exact one has padding, which its values may lack.
+        if view.address != out.address or wire_bytes(format, dtype, num_elements) != num_bytes:
             _check_apart(out, view, f"wires[{i}]", ", or all of it")
     return [(view.address, format, dtype, factor) for view, format, dtype, factor in terms]
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zcomm import _core
-
-# Arrays that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
-_IN_GRAPHS: dict[int, Any] = {}
+from zcomm._graphs import keep_for_replays
 
 
 @dataclass
@@ -96,7 +94,7 @@ class ErrorFeedback:
         """Load the ``state_dict`` of the same rank.
 
         Raises ValueError if the format differs. The next reduction raises ValueError if its layout differs: other ranks
-        or nodes, another model, other formats.
+        or nodes, another model, other formats. For a reduction in a CUDA graph this call does.
         """
         if state["format"] != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
@@ -139,11 +137,11 @@ class ErrorFeedback:
             residual.calls = 0
         empty = residual.calls == 0
         if is_captured:
-            self._keep_for_replays(key, residual)
+            self._note_capture(key, residual)
         residual.calls += 1
         return residual.data, empty
 
-    def _keep_for_replays(self, key: str, residual: _Residual) -> None:
+    def _note_capture(self, key: str, residual: _Residual) -> None:
         if self.reset_every is not None:
             raise RuntimeError(
                 f"reset_every: expected None for a reduction that a CUDA graph captures, got {self.reset_every}"
@@ -151,7 +149,7 @@ class ErrorFeedback:
         if residual.calls == 0:
             raise RuntimeError(f"error feedback: expected a call of {key!r} before a CUDA graph captures it, got none")
         residual.in_graph = True
-        _IN_GRAPHS[id(residual.data)] = residual.data
+        keep_for_replays(residual.data)
 
 
 def _copy(array: Any) -> Any:

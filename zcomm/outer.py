@@ -303,7 +303,7 @@ class OuterStep:
         arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]
         values = [fragment.values for fragment in self._fragments]
-        numbers = [zlib.crc32(repr(_told(each)).encode()) for each in (self._settings, arguments, state, values)]
+        numbers = [zlib.crc32(repr(_comparable(each)).encode()) for each in (self._settings, arguments, state, values)]
         mine = torch.tensor([self._inner_steps, *numbers])
         everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
         with losses_told("compared their outer steps"):
@@ -317,7 +317,7 @@ class OuterStep:
         self._compared = True
 
 
-def _told(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return what has the same repr in all processes if ``value`` has the same bits."""
     if isinstance(value, DTensor):
         value = value.to_local()
@@ -327,9 +327,9 @@ def _told(value: Any) -> Any:
             data = torch.nn.functional.pad(data.view(torch.uint8), (0, data.nbytes % 2))  # hashes are of whole halves
         return value.dtype, value.shape, _c10d.hash_of(data.view(torch.uint16)) if len(data) else 0
     if isinstance(value, dict):
-        return sorted((repr(key), _told(each)) for key, each in value.items())
+        return sorted((repr(key), _comparable(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
-        return [_told(each) for each in value]
+        return [_comparable(each) for each in value]
     # Reprs of other objects may tell their addresses.
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 

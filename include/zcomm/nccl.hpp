@@ -58,9 +58,9 @@ struct NcclOptions {
   // Called every 100 ms by the thread that connects. Returns why it is to stop, or an empty string. May throw, which
   // ends the connection, too. May be empty.
   std::function<std::string()> interruption;
-  // Called once, by any thread, with the reason of a failure. May be empty.
-  // It and `peer_failure` run on a separate thread, perhaps beyond the transport's lifetime, so they must own what they
-  // use. They delay an abort only if `on_undefined_bytes` precedes it, by 3 s at most.
+  // Called once, by any thread, with the reason of a failure. May be empty. It and `peer_failure` run on a separate
+  // thread, perhaps beyond the transport's lifetime, so they must own what they use. They delay an abort only if
+  // `on_undefined_bytes` precedes it, by 3 s at most.
   std::function<void(const std::string& reason)> on_failure;
   // Called by the watchdog after `on_failure` and before the abort, if the watchdog found the failure: from the abort
   // on, streams use undefined bytes of calls that had returned. May end the process. May be empty.

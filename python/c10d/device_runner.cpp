@@ -87,7 +87,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   try {
     run(*job, *stream_);
   } catch (const std::exception&) {
-    error = std::current_exception();  // what is queued already goes on to use the tensors
+    error = std::current_exception();  // queued work still uses the tensors
   }
   held->end.record(*stream_);
   if (!capturing) held_.push_back(held);  // events of a graph cannot be queried, and the graph owns its memory

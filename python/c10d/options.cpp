@@ -46,7 +46,7 @@ Policy PolicyOverride::apply(Policy policy) const {
   });
   if (adds_in_place) policy.forms.in_place = true;
   if (drops_traced) policy.forms.traced.clear();
-  policy.stays_exact = stays_exact;
+  if (stays_exact) policy.stays_exact = true;
   return policy;
 }
 

@@ -45,14 +45,13 @@ void check_slots(const Resources& r, const Views& slots, std::int64_t own_elemen
   });
 }
 
-// Checks that the shard, or the sum, shares memory with no slot but the own one, at its address. There may be several
-// views of each slot, which are not checked.
+// Checks that a shard, or a sum, overlaps no slot. It may be the own slot. Slots of several views each are not checked.
 template <class Views, class Slots>
 void check_apart(const Resources& r, const Views& views, const Slots& slots, const char* name) {
   if (views.size() != 1 || slots.size() != static_cast<std::size_t>(r.world.topology.size())) return;
   const int slot = overlapped_slot(views.front(), slots, r.world.rank);
   check_argument(slot < 0, [&] {
-    return std::string(name) + ": expected memory apart from the slots, or the own slot, got some of slot " +
+    return std::string(name) + ": expected memory that overlaps no slot but its own, got some of slot " +
            std::to_string(slot);
   });
 }

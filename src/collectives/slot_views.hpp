@@ -30,7 +30,7 @@ class SlotViews {
   std::size_t per_slot_;
 };
 
-// Returns the first slot with which `view` shares memory, but for the own one at the same address; -1 without one.
+// Returns the first slot that `view` overlaps, or -1. The view may be the own slot.
 template <class View, class Slots>
 int overlapped_slot(const View& view, const Slots& slots, int own) {
   const auto begin_of = [](const auto& each) { return reinterpret_cast<std::uintptr_t>(each.data); };

@@ -53,6 +53,7 @@ class LocalTransport final : public Transport {
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override {
     deadline_ = deadline_after(timeout);
     peers_.assign(peers.begin(), peers.end());
+    std::sort(peers_.begin(), peers_.end());
     CallCheck check(call, peers);
     start(check.sends(), check.recvs(), {})->wait({});
     check.verify();
@@ -71,7 +72,7 @@ class LocalTransport final : public Transport {
 
   std::shared_ptr<Hub> hub_;
   int rank_;
-  std::vector<int> peers_;  // of begin()
+  std::vector<int> peers_;  // of begin(), ascending
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
 };
 
@@ -88,7 +89,7 @@ class LocalTransfer final : public Transfer {
 };
 
 void LocalTransport::check_peer(int peer, std::size_t num_bytes) const {
-  if (num_bytes == 0 || peers_.empty() || std::find(peers_.begin(), peers_.end(), peer) != peers_.end()) return;
+  if (num_bytes == 0 || peers_.empty() || std::binary_search(peers_.begin(), peers_.end(), peer)) return;
   throw TransportError("peer: expected one that the call has named, got rank " + std::to_string(peer));
 }
 

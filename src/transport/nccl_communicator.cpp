@@ -155,12 +155,11 @@ void NcclCommunicator::run(const NcclMessages& messages, const Patience& patienc
   check(first_error, kWhat);
   check(result, kWhat);
   if (result == Result::success) {
-    // NCCL starts a group of a communicator that does not block in the background, and says so. This one is part of a
-    // group that the caller's thread has open, which goes on to use the communicator.
+    // NCCL starts the outermost group of a non-blocking communicator in the background, and returns in_progress. So the
+    // thread has another group open, which still refers to the communicator.
     forget();
     throw TransportError(
-        "expected a thread without an open ncclGroupStart(), at whose end NCCL would start this transfer, got one with "
-        "it");
+        "ncclGroupStart: expected no open group on this thread, got one: NCCL would start the transfer at its end");
   }
   // Waits until the group is on the stream: an event recorded earlier would precede it.
   settle(kWhat, patience);

@@ -170,6 +170,17 @@ TEST_CASE("nccl: ranks that have met, but whose pairs are not connected, are int
   });
 }
 
+TEST_CASE("nccl: a rank that fails before it connects tells its peers") {
+  const NoTraces no_traces;
+  run_nccl_ranks(1, [&](int, NcclOptions options) {
+    const auto told = std::make_shared<std::promise<std::string>>();
+    options.on_failure = [told](const std::string& reason) { told->set_value(reason); };
+    cuda_host::fail_next_stream();
+    CHECK_THROWS_WITH_AS(make_nccl_transport(options), doctest::Contains("could not create a stream"), Error);
+    CHECK(told->get_future().get().find("could not create a stream") != std::string::npos);
+  });
+}
+
 TEST_CASE("nccl: an interruption may throw what the caller knows") {
   const NoTraces no_traces;
   struct Interrupted {};

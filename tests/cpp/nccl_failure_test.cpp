@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "cuda_helpers.hpp"
-#include "transport/nccl_symbols.hpp"
 
 namespace zcomm {
 namespace {
@@ -77,21 +76,30 @@ struct Waiting {
   DeviceArray<unsigned char> bytes;
 };
 
+// Runs body(options) as rank 0 of two. Rank 1 connects, and calls nothing until the body is over.
+template <class Body>
+void run_beside_silent_rank(Body&& body) {
+  std::latch both_done(2);
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    if (rank == 0) {
+      body(options);
+      both_done.arrive_and_wait();
+    } else {
+      const auto transport = make_nccl_transport(options);
+      both_done.arrive_and_wait();
+    }
+  });
+}
+
 }  // namespace
 
 TEST_CASE("nccl: a rank that does not come is a timeout that names the call; streams go on, later calls throw") {
   const NoTraces no_traces;
-  std::latch both_done(2);
-  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+  run_beside_silent_rank([&](NcclOptions options) {
     Reasons reasons;
     Reasons undefined;
     options.on_failure = reasons.recorder();
     options.on_undefined_bytes = undefined.recorder();
-    if (rank == 1) {
-      const auto transport = make_nccl_transport(options);
-      both_done.arrive_and_wait();
-      return;
-    }
     Waiting waiting(options, 2s);
     const std::string reason = reasons.only();
     CHECK(contains(reason, "in all_gather of a test: not done within the timeout, 2000 ms"));
@@ -99,30 +107,20 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
     CHECK_THROWS_AS(waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view()), TimeoutError);
     CHECK(contains(reasons.only(), "2000 ms"));  // told once
     CHECK(undefined.only() == reason);
-    both_done.arrive_and_wait();
   });
 }
 
 TEST_CASE("nccl: a process may end before streams go on with undefined bytes, however long peers are told") {
   const NoTraces no_traces;
-  std::latch both_done(2);
-  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
-    if (rank == 1) {
-      const auto transport = make_nccl_transport(options);
-      both_done.arrive_and_wait();
-      return;
-    }
-    Stream stream;
+  run_beside_silent_rank([](NcclOptions options) {
+    std::atomic<cudaStream_t> stream = nullptr;
     std::atomic<int> state = -1;
     options.on_failure = [](const std::string&) { std::this_thread::sleep_for(500ms); };
     options.on_undefined_bytes = [&](const std::string&) { state = cudaStreamQuery(stream); };
-    const auto transport = make_nccl_transport(options);
-    DeviceArray<unsigned char> bytes(64);
-    transport->begin("a call", {}, 1s);
-    transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
-    synchronize(stream.view());  // until the abort
+    Waiting waiting(options, 2s);
+    stream = waiting.stream;
+    CHECK(contains(waiting.failure(), "not done within the timeout"));
     CHECK(state == cudaErrorNotReady);
-    both_done.arrive_and_wait();
   });
 }
 
@@ -130,12 +128,12 @@ TEST_CASE("nccl: what a peer says ends a start that NCCL keeps") {
   const NoTraces no_traces;
   std::latch both_connected(2);
   run_nccl_ranks(2, [&](int, NcclOptions options) {
-    std::atomic<bool> has_failed = false;
-    options.peer_failure = [&] { return std::string(has_failed ? "a peer gave up" : ""); };
+    const auto has_failed = std::make_shared<std::atomic<bool>>(false);
+    options.peer_failure = [has_failed] { return *has_failed ? "a peer gave up" : ""; };
     const auto transport = make_nccl_transport(options);
     both_connected.arrive_and_wait();
     nccl_host_set_launch_polls(1 << 30);  // NCCL never gets to launch
-    has_failed = true;
+    *has_failed = true;
     Stream stream;
     DeviceArray<unsigned char> bytes(64);
     transport->begin("stuck", {}, 60s);
@@ -143,35 +141,6 @@ TEST_CASE("nccl: what a peer says ends a start that NCCL keeps") {
                          TransportError);
   });
   nccl_host_set_launch_polls(2);
-}
-
-TEST_CASE("nccl: a rank that fails before it connects tells its peers") {
-  const NoTraces no_traces;
-  run_nccl_ranks(1, [&](int, NcclOptions options) {
-    Reasons reasons;
-    options.on_failure = reasons.recorder();
-    cuda_host::fail_next_stream();
-    CHECK_THROWS_WITH_AS(make_nccl_transport(options), doctest::Contains("could not create a stream"), Error);
-    CHECK(contains(reasons.only(), "could not create a stream"));
-  });
-}
-
-// NCCL would start them at the end of that group, behind work that was queued later.
-TEST_CASE("nccl: transfers in a group that the caller's thread has open are refused") {
-  std::latch both_refused(2);
-  run_nccl_ranks(2, [&](int, NcclOptions options) {
-    const auto transport = make_nccl_transport(options);
-    Stream stream;
-    DeviceArray<unsigned char> bytes(64);
-    const nccl::Symbols& symbols = nccl::library().symbols;
-    transport->begin("a call", {}, 60s);
-    CHECK(symbols.GroupStart() == nccl::Result::success);
-    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()),
-                         doctest::Contains("without an open ncclGroupStart()"), TransportError);
-    both_refused.arrive_and_wait();
-    CHECK(symbols.GroupEnd() == nccl::Result::in_progress);
-    CHECK_THROWS_AS(transport->begin("next", {}, 1s), TransportError);
-  });
 }
 
 TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog or by the next call") {
@@ -203,20 +172,13 @@ TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog o
 
 TEST_CASE("nccl: transfers of a shorter timeout fail in time behind those of a longer one") {
   const NoTraces no_traces;
-  std::latch both_done(2);
-  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
+  run_beside_silent_rank([&](NcclOptions options) {
     Reasons reasons;
     options.on_failure = reasons.recorder();
-    if (rank == 1) {
-      const auto transport = make_nccl_transport(options);
-      both_done.arrive_and_wait();
-      return;
-    }
     Waiting waiting(options);
     waiting.transport->begin("second", {}, 2s);
     waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view())->wait(waiting.stream.view());
     CHECK(contains(reasons.only(), "in second: not done within the timeout, 2000 ms"));
-    both_done.arrive_and_wait();
   });
 }
 
@@ -245,13 +207,7 @@ TEST_CASE("nccl: an error that NCCL meets later ends the transfer, with what a p
 
 TEST_CASE("nccl: what a peer says ends transfers under way") {
   const NoTraces no_traces;
-  std::latch both_done(2);
-  run_nccl_ranks(2, [&](int rank, NcclOptions options) {
-    if (rank == 1) {
-      const auto transport = make_nccl_transport(options);
-      both_done.arrive_and_wait();
-      return;
-    }
+  run_beside_silent_rank([&](NcclOptions options) {
     Reasons reasons;
     options.on_failure = reasons.recorder();
     const auto is_under_way = std::make_shared<std::atomic<bool>>(false);
@@ -260,7 +216,6 @@ TEST_CASE("nccl: what a peer says ends transfers under way") {
     *is_under_way = true;
     CHECK(contains(reasons.only(), "in all_gather of a test: rank 1 gave up in its call"));
     CHECK(contains(waiting.failure(), "rank 1 gave up in its call"));
-    both_done.arrive_and_wait();
   });
 }
 

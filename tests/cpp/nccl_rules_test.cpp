@@ -4,6 +4,7 @@
 #include <atomic>
 #include <barrier>
 #include <future>
+#include <latch>
 #include <thread>
 
 #include "nccl_tensors.hpp"
@@ -177,6 +178,24 @@ TEST_CASE("nccl: the first call of a kind waits for no peer, nor does one that a
 }
 
 // Rule: a store may never answer if the rank that serves it is gone. Deadlines must not depend on it.
+// NCCL would start them at the end of that group, behind work that was queued later.
+TEST_CASE("nccl: transfers in a group that the caller's thread has open are refused") {
+  std::latch both_refused(2);
+  run_nccl_ranks(2, [&](int, NcclOptions options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    const nccl::Symbols& symbols = nccl::library().symbols;
+    transport->begin("a call", {}, 60s);
+    CHECK(symbols.GroupStart() == nccl::Result::success);
+    CHECK_THROWS_WITH_AS(transport->all_gather(bytes.bytes(), 32, stream.view()),
+                         doctest::Contains("expected no open group on this thread"), TransportError);
+    both_refused.arrive_and_wait();
+    CHECK(symbols.GroupEnd() == nccl::Result::in_progress);
+    CHECK_THROWS_AS(transport->begin("next", {}, 1s), TransportError);
+  });
+}
+
 TEST_CASE("nccl: a store that does not answer keeps no failure from ending") {
   const NoTraces no_traces;
   std::atomic<bool> done = false;

@@ -110,6 +110,16 @@ TEST_CASE("two sides that disagree on a size fail instead of copying") {
                        doctest::Contains("moves 4 bytes where rank 0 moves 8"), TransportError);
 }
 
+TEST_CASE("a timeout that the clock cannot count is never over") {
+  CHECK(deadline_after(std::chrono::milliseconds::max()) == std::chrono::steady_clock::time_point::max());
+  CHECK(deadline_after(1h) - std::chrono::steady_clock::now() > 59min);
+  auto transports = test::make_transports(2);
+  test::run_ranks(2, [&](int rank) {
+    transports[static_cast<std::size_t>(rank)]->begin("a call", std::vector<int>{1 - rank},
+                                                      std::chrono::milliseconds::max());
+  });
+}
+
 // Ranks over NCCL are connected with the peers that an operation names.
 TEST_CASE("threads refuse a message to a rank that the call has not named") {
   auto transports = test::make_transports(3);

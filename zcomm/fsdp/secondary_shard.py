@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from zcomm._graphs import keep_for_replays
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.single import all_gather_single
@@ -21,9 +22,6 @@ from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.gathers import GatherCall, finished
 from zcomm.fsdp.lossless import LosslessGather, plan_lossless
-
-# Tensors and marks that replays of CUDA graphs use. They are never freed, because nothing reports the end of a graph.
-_IN_GRAPHS: dict[int, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class SecondaryShard(ABC):
 
     def _keep_for_replays(self, used: Any) -> None:
         if self._capture != 0 and used is not None:
-            _IN_GRAPHS[id(used)] = used
+            keep_for_replays(used)
 
     def _note(self, shard: torch.Tensor) -> None:
         """Record the hash of ``shard`` on a GPU, where kernels compare it later so that the host need not wait."""

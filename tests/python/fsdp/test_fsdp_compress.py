@@ -15,13 +15,12 @@ from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, wh
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
 import zcomm
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
-from zcomm.fsdp import compress, one_dimensional, smaller_than
+from zcomm.fsdp import _fsdp2, compress, one_dimensional, smaller_than
 
 
 def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
@@ -323,16 +322,16 @@ def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:
 
 @pytest.mark.parametrize("name", ["set_custom_all_gather", "set_custom_reduce_scatter"])
 def test_a_custom_collective_in_place_of_a_compressed_one_is_told(name: str) -> None:
-    made = {"set_custom_all_gather": DefaultAllGather, "set_custom_reduce_scatter": DefaultReduceScatter}[name]
-
     def body() -> None:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
         for layer in [*model, model]:
             fully_shard(layer)
+        all_gather, reduce_scatter = _fsdp2.collectives_of(_fsdp2.groups_of(model[0])[0])
+        custom = all_gather if name == "set_custom_all_gather" else reduce_scatter
         compress(model[1], weights="int8:256", gradients="int8:128")
         lines = logged()
         for layer in model:
-            getattr(layer, name)(made())
+            getattr(layer, name)(custom)
         assert len(lines) == 1 and lines[0].startswith("FSDPLinear: a custom collective takes the place"), lines
         model(torch.ones(1, 256)).sum().backward()
 

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from zcomm import _core
 from zcomm._averaging import Averaging
 from zcomm._connections import Connections, losses_told
+from zcomm._fragments import Fragment, cut, like
 from zcomm._units import parse_rate
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
@@ -58,35 +59,6 @@ class OuterStats:
     limit_seconds: float
     wait_seconds: float
     connections: int
-
-
-class _Fragment:
-    """Some parameters, their values after their last outer step, and what is under way for the next one."""
-
-    def __init__(self, parameters: list[torch.Tensor], offset: int) -> None:
-        self.parameters = parameters
-        self.offset = offset  # its first outer step begins after as many inner steps
-        self.values = self.read()
-        self.averaging: Averaging
-        self.mean: torch.Tensor | None = None  # once it is there
-        self.gather_at = self.apply_at = 0  # inner steps
-
-    def read(self) -> torch.Tensor:
-        """Return this rank's part of the parameters, as one tensor."""
-        with torch.no_grad():
-            return torch.cat([_local(parameter).flatten() for parameter in self.parameters])
-
-    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of ``flat``, as read() returns it, in the shapes of the parameters on this rank."""
-        shapes = [_local(parameter).shape for parameter in self.parameters]
-        parts = flat.split_with_sizes([shape.numel() for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-    def write(self, flat: torch.Tensor) -> None:
-        """Copy ``flat`` to the parameters."""
-        with torch.no_grad():
-            for parameter, part in zip(self.parameters, self.split(flat), strict=True):
-                _local(parameter).copy_(part)
 
 
 class OuterStep:
@@ -155,13 +127,13 @@ class OuterStep:
         name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
         rank = backend_of(group).rank()
         self._fragments = []
-        for number, part in enumerate(_cut(parameters, fragments)):
-            fragment = _Fragment(part, (number + 1) * every // fragments)
+        for number, part in enumerate(cut(parameters, fragments)):
+            fragment = Fragment(part, (number + 1) * every // fragments)
             key = f"{name}: fragment {number} of {fragments}/rank {rank}"
             device = fragment.values.device
             fragment.averaging = Averaging(len(fragment.values), device, format, self._feedback, key, group)
             self._fragments.append(fragment)
-        self._in_flight: list[_Fragment] = []  # in the order in which they began
+        self._in_flight: list[Fragment] = []  # in the order in which they began
         self._connections = Connections(group)
         # What must be the same in a run that goes on, and at all sites.
         self._settings: dict[str, Any] = {
@@ -251,7 +223,7 @@ class OuterStep:
             elif fragment.gather_at == self._inner_steps and fragment.mean is None:
                 fragment.averaging.gather()
 
-    def _begin(self, fragment: _Fragment, delay: int) -> None:
+    def _begin(self, fragment: Fragment, delay: int) -> None:
         buffer = fragment.averaging.new_buffer()
         torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
         self._keep_rate(fragment.averaging.bytes)
@@ -271,12 +243,12 @@ class OuterStep:
             self._limit_seconds += self._free_at - now
         self._free_at = max(now, self._free_at) + num_bytes / self._rate
 
-    def _wait_for_mean(self, fragment: _Fragment) -> torch.Tensor:
+    def _wait_for_mean(self, fragment: Fragment) -> torch.Tensor:
         if fragment.mean is None:
             fragment.mean = fragment.averaging.finish()
         return fragment.mean
 
-    def _apply(self, fragment: _Fragment, keep: float | None = None) -> None:
+    def _apply(self, fragment: Fragment, keep: float | None = None) -> None:
         """Make the fragment's outer step."""
         keep = self._keep if keep is None else keep
         mean = self._wait_for_mean(fragment)
@@ -286,7 +258,7 @@ class OuterStep:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
         fragment.write(fragment.values)
         for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
-            parameter.grad = _like(part, parameter)
+            parameter.grad = like(part, parameter)
         self._optimizer.step()
         fragment.values = fragment.read()
         if own is not None:
@@ -332,33 +304,6 @@ def _comparable(value: Any) -> Any:
         return [_comparable(each) for each in value]
     # Reprs of other objects may tell their addresses.
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    if not isinstance(parameter, DTensor):
-        return local
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(local, mesh, placements, shape=parameter.shape, stride=parameter.stride())
-
-
-def _cut(parameters: list[torch.Tensor], number: int) -> list[list[torch.Tensor]]:
-    """Cut into parts of about equal size, none empty. Counts elements of whole DTensors, so that all ranks agree."""
-    parts: list[list[torch.Tensor]] = [[]]
-    left, total = len(parameters), sum(parameter.numel() for parameter in parameters)
-    done = 0
-    for parameter in parameters:
-        missing = number - len(parts)
-        is_full = done + parameter.numel() / 2 > len(parts) * total / number
-        if parts[-1] and missing and (is_full or left <= missing):
-            parts.append([])
-        parts[-1].append(parameter)
-        done += parameter.numel()
-        left -= 1
-    return parts
 
 
 def _check_parameters(parameters: list[torch.Tensor]) -> None:

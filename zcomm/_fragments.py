@@ -1,0 +1,66 @@
+"""Parts of a model's parameters, each with outer steps of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from zcomm._averaging import Averaging
+
+
+class Fragment:
+    """Some parameters, their values after their last outer step, and what is under way for the next one."""
+
+    def __init__(self, parameters: list[torch.Tensor], offset: int) -> None:
+        self.parameters = parameters
+        self.offset = offset  # its first outer step begins after as many inner steps
+        self.values = self.read()
+        self.averaging: Averaging
+        self.mean: torch.Tensor | None = None  # once it is there
+        self.gather_at = self.apply_at = 0  # inner steps
+
+    def read(self) -> torch.Tensor:
+        """Return this rank's part of the parameters, as one tensor."""
+        with torch.no_grad():
+            return torch.cat([local_of(parameter).flatten() for parameter in self.parameters])
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of ``flat``, as read() returns it, in the shapes of the parameters on this rank."""
+        shapes = [local_of(parameter).shape for parameter in self.parameters]
+        parts = flat.split_with_sizes([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def write(self, flat: torch.Tensor) -> None:
+        """Copy ``flat`` to the parameters."""
+        with torch.no_grad():
+            for parameter, part in zip(self.parameters, self.split(flat), strict=True):
+                local_of(parameter).copy_(part)
+
+
+def local_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a parameter, itself if it is whole."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part ``local`` of a tensor that is distributed like ``parameter``."""
+    if not isinstance(parameter, DTensor):
+        return local
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(local, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def cut(parameters: list[torch.Tensor], number: int) -> list[list[torch.Tensor]]:
+    """Cut into parts of about equal size, none empty. Counts elements of whole DTensors, so that all ranks agree."""
+    parts: list[list[torch.Tensor]] = [[]]
+    left, total = len(parameters), sum(parameter.numel() for parameter in parameters)
+    done = 0
+    for parameter in parameters:
+        missing = number - len(parts)
+        is_full = done + parameter.numel() / 2 > len(parts) * total / number
+        if parts[-1] and missing and (is_full or left <= missing):
+            parts.append([])
+        parts[-1].append(parameter)
+        done += parameter.numel()
+        left -= 1
+    return parts

@@ -40,6 +40,16 @@ _COMPARED = (  # between sites
     "values after the last outer step",
 )
 
+_TYPES: tuple[tuple[str, Any, str], ...] = (
+    ("every", int, "an int"),
+    ("fragments", int, "an int"),
+    ("delay", int, "an int"),
+    ("keep", int | float, "a float"),
+    ("format", str, "a str"),
+    ("error_feedback", bool | ErrorFeedback, "a bool or an ErrorFeedback"),
+    ("max_rate", str | None, "a str such as '40mbit', or None"),
+)
+
 
 @dataclass
 class OuterStats:
@@ -109,7 +119,7 @@ class OuterStep:
     ) -> None:
         parameters = [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
         _check_parameters(parameters)
-        _check_types(every, fragments, delay, error_feedback)
+        _check_types(locals())
         _check_numbers(every, fragments, delay, keep, len(parameters))
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
@@ -313,12 +323,10 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
         raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
 
 
-def _check_types(every: object, fragments: object, delay: object, error_feedback: object) -> None:
-    for name, number in (("every", every), ("fragments", fragments), ("delay", delay)):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name}: expected an int, got {number!r}")
-    if not isinstance(error_feedback, bool | ErrorFeedback):
-        raise TypeError(f"error_feedback: expected a bool or an ErrorFeedback, got {error_feedback!r}")
+def _check_types(given: dict[str, Any]) -> None:
+    for name, kind, text in _TYPES:
+        if not isinstance(given[name], kind) or (isinstance(given[name], bool) and name != "error_feedback"):
+            raise TypeError(f"{name}: expected {text}, got {given[name]!r}")
 
 
 def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_parameters: int) -> None:

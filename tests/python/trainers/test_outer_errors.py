@@ -74,6 +74,9 @@ OF_OTHER_TYPES: dict[str, tuple[dict[str, Any], str]] = {
     "delay": ({"delay": None}, r"delay: expected an int, got None"),
     "a format": ({"error_feedback": "int8:128"}, r"error_feedback: expected .* got 'int8:128'"),
     "a number": ({"error_feedback": 3}, r"error_feedback: expected a bool or an ErrorFeedback, got 3"),
+    "keep": ({"keep": "half"}, r"keep: expected a float, got 'half'"),
+    "no format": ({"format": None}, r"format: expected a str, got None"),
+    "max_rate": ({"max_rate": 5}, r"max_rate: expected a str such as '40mbit', or None, got 5"),
     "None": ({"error_feedback": None}, r"error_feedback: expected a bool or an ErrorFeedback, got None"),
 }
 

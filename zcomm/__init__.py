@@ -12,7 +12,6 @@ from zcomm._version import __version__
 
 if TYPE_CHECKING:
     from zcomm import codec, ddp, errors, fsdp, outer, testing
-    from zcomm._core import Error
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
     from zcomm.distributed.flight_recorder import dump_flight_recorder
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Communicator",
-    "Error",
     "Options",
     "__version__",
     "codec",
@@ -45,7 +43,6 @@ __all__ = [
 _MODULES = ("codec", "ddp", "errors", "fsdp", "outer", "testing")
 _HOMES = {
     "Communicator": "zcomm.communicator",
-    "Error": "zcomm._core",
     "Options": "zcomm.distributed.options",
     "dump_flight_recorder": "zcomm.distributed.flight_recorder",
     "exact": "zcomm.distributed.overrides",

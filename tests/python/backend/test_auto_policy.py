@@ -274,6 +274,6 @@ def test_the_user_has_the_last_word() -> None:
 def test_ranks_that_call_different_things_are_told() -> None:
     def body() -> None:
         num = NUM * (1 + dist.get_rank())
-        expect(zcomm.Error, f"got an all_gather of {8 * num} bytes of float32", lambda: gather(mine(num)))
+        expect(zcomm.errors.Error, f"got an all_gather of {8 * num} bytes of float32", lambda: gather(mine(num)))
 
     run(body, options=AUTO)

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zcomm"
 WORKSHOP = ROOT / "bench" / "zcomm_bench"
 #: Modules that import torch. In others, a function may import it for callers who have torch.
 WITH_TORCH = re.compile(
-    r"(zcomm\.(distributed|fsdp|ddp|outer|_averaging|_connections|_fragments|_c10d)|"
+    r"(zcomm\.(distributed|fsdp|ddp|outer|_c10d)|"
     r"zcomm_bench\.(contenders|gpu_clock|measure|planner\.units|prove\.stages|tensors|worker))\b"
 )
 

@@ -16,9 +16,9 @@ from support.expected import assert_same_bits
 from support.training import make_model
 from support.worlds import collect, run
 
-from zcomm._connections import Connections
 from zcomm.distributed import backend
 from zcomm.distributed.groups import backend_of
+from zcomm.outer.connections import Connections
 
 STEPS = 18  # outer steps: more than all trials take
 FAR, NEAR = 0.05, 0.0001

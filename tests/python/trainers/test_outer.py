@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 
 import zcomm
 from zcomm import codec
-from zcomm._averaging import Averaging
 from zcomm.codec import ErrorFeedback
+from zcomm.outer.averaging import Averaging
 
 EVERY = 8
 # Parameters 0 to 9 of the model, by fragments of about equal size: four large matrices are nearly all of it.
@@ -281,7 +281,7 @@ def test_fragments_wait_until_the_rate_allows_them(monkeypatch: pytest.MonkeyPat
 
     def body() -> None:
         clock = Clock()
-        monkeypatch.setattr(zcomm.outer, "time", clock)
+        monkeypatch.setattr(zcomm.outer.step, "time", clock)
         model = make_model()
         outer = sites.outer_step(model, every=4, fragments=2, format="int4:64", max_rate="100kbit")
         for step in range(1, 21):

@@ -1,4 +1,4 @@
-"""The mean of a tensor over a group, in few bits, with error feedback on both of its ways: for zcomm.outer."""
+"""The mean of a tensor over a group, in few bits, with error feedback on both of its ways."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from zcomm import codec
-from zcomm._connections import losses_told
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.feedback import ErrorFeedback
+from zcomm.outer.connections import losses_told
 
 _AVERAGED = "averaged their values"
 

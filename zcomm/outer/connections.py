@@ -1,4 +1,4 @@
-"""How many TCP connections two sites need: as many as make the transfers of outer steps faster. For zcomm.outer."""
+"""How many TCP connections two sites need: as many as make the transfers of outer steps faster."""
 
 from __future__ import annotations
 

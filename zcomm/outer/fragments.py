@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from zcomm._averaging import Averaging
+from zcomm.outer.averaging import Averaging
 
 
 class Fragment:

@@ -1,16 +1,4 @@
-"""The outer step of training at several sites, as in DiLoCo (https://arxiv.org/abs/2311.08105).
-
-    outer = zcomm.outer.OuterStep(
-        torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True), every=100, fragments=4, delay=10
-    )
-    for batch in batches:
-        ...
-        optimizer.step()
-        outer.step()
-
-Each site trains by itself. Every ``every`` inner steps the sites average how far they went, in few bits, and the outer
-optimizer makes one step along that mean. docs/outer.md is the guide.
-"""
+"""OuterStep: when each fragment is reduced, gathered and stepped, and whether sites agree."""
 
 from __future__ import annotations
 
@@ -24,13 +12,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from zcomm import _core
-from zcomm._averaging import Averaging
-from zcomm._connections import Connections, losses_told
-from zcomm._fragments import Fragment, cut, like
 from zcomm._units import parse_rate
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
+from zcomm.outer.averaging import Averaging
+from zcomm.outer.connections import Connections, losses_told
+from zcomm.outer.fragments import Fragment, cut, like
 
 _COMPARED = (  # between sites
     "number of inner steps",

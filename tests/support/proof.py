@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ RANKS = NODES * PER_NODE
 SIZES = (1 << 16, 4 << 20)
 LINK = 12.5e6  # bytes per second of a node
 TINY = Scale(
-    sizes=(1 << 16, 1 << 20),
+    sizes=(3 << 14, 1 << 20),  # the first is below the default min_bytes
     noise_sizes=(1 << 16,),
     beside_bytes=1 << 16,
     cell_seconds=0.2,
@@ -28,7 +28,7 @@ TINY = Scale(
     bits_elements=515,
     matrix=64,
     models=(Model(64, 1, 16, 1, 64),),
-    blocks=2,
+    blocks=6,
     block_steps=2,
     drill_seconds=20.0,
 )
@@ -62,7 +62,7 @@ def raw() -> Raw:
         "rehearsal": "on CPUs",
         "environment": {"nodes": NODES, "ranks_per_node": PER_NODE, "node_of": [0, 0, 1, 1], "ranks": [own] * RANKS},
         "link": {"bytes_per_second": LINK, "source": "given by --link"},
-        "scale": asdict(TINY),
+        "scale": asdict(replace(TINY, sizes=SIZES)),
     }
     made["sanity"] = {**next(clock), **sanity()}
     predictions = {"time": next(clock)["started"], **prediction.make(made["sanity"], SIZES)}
@@ -109,6 +109,7 @@ def cell(predicted: Raw) -> Raw:
         "bytes": predicted["bytes"],
         "calls": dict.fromkeys(seconds, 1),
         "samples": {way: jittered(each) for way, each in seconds.items()},
+        "compressed_calls": 14,
         "auto_compresses": seconds["compressed"] < seconds["exact"],
     }
 

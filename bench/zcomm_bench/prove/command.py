@@ -45,6 +45,8 @@ def prove(
 ) -> None:
     """Confirm or refute every claim on this cluster, in 15 minutes: torchrun --nnodes N --nproc-per-node G -m
     zcomm_bench prove. The exit status is 0 if all claims pass."""
+    if verify_file is not None and add is not None:
+        raise typer.BadParameter("expected --verify or --add, got both: --add checks it, too")
     if verify_file is not None or add is not None:
         check(verify_file or add, add is not None, by)  # type: ignore[arg-type]
         return
@@ -53,7 +55,7 @@ def prove(
     if "RANK" in os.environ:
         as_rank(output, link, rehearse, drill)
     elif rehearse:
-        in_lab(output, drill)
+        in_lab(output, checked(network.parse_limit)(link) or REHEARSED_RATE, drill)
     else:
         raise typer.BadParameter(
             "expected a launcher, got none: torchrun --nnodes N --nproc-per-node G -m zcomm_bench prove; "
@@ -94,16 +96,16 @@ def as_rank(output: Path, link: str | None, rehearse: bool, drill: bool) -> None
     os._exit(status)
 
 
-def in_lab(output: Path, drill: bool) -> None:
+def in_lab(output: Path, rate: str, drill: bool) -> None:
     """A rehearsal: nodes are hosts of a network lab, ranks are processes of this machine."""
     path = output / "report.json"
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "--link", REHEARSED_RATE, "-o", str(output)]
+    command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "--link", rate, "-o", str(output)]
     try:
         launched = network.launch(
             [*command, *(["--drill"] if drill else [])],
             nodes=REHEARSED_NODES,
-            rate=REHEARSED_RATE,
+            rate=rate,
             env={"CUDA_VISIBLE_DEVICES": ""},
             on_line=lambda line: print(line, flush=True),
         )

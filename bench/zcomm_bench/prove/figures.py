@@ -69,6 +69,7 @@ def of_cell(cell: Report, predicted: Report, rate: float) -> dict[str, Any]:
         "seconds": {name: median(found) for name, found in samples.items()},
         "speedup": speedup.to_json(),
         "auto_over_exact": of_ratios(forth_and_back["auto"], forth_and_back["exact"]).to_json(),
+        "compressed_calls": cell["compressed_calls"],
         "auto_compresses": cell["auto_compresses"],
         "byte_ratio": byte_ratio,
         "share_of_byte_ratio": scaled(speedup, 1 / byte_ratio),

@@ -12,7 +12,7 @@ from typing import Any
 from zcomm._units import rate_text, size_text, time_text
 from zcomm_bench.prove import claims, figures
 
-SCHEMA = "zcomm-prove/1"
+SCHEMA = "zcomm-prove/2"
 REHEARSAL = "REHEARSAL"
 WIDTH = 140  # of the table where there is no terminal to fit
 Report = dict[str, Any]

@@ -9,6 +9,8 @@ CALLS = {"all_gather": "bfloat16", "reduce_scatter": "float32", "all_reduce": "f
 BENCH_DTYPES = {"bfloat16": "bfloat16", "float32": "float"}
 GATHER, REDUCE = "int8:256", "int8:128/int4:128"  # the defaults, named so that no environment changes them
 FORMATS = {"all_gather": GATHER, "reduce_scatter": REDUCE, "all_reduce": REDUCE}
+NOISE_CALLS = ("all_gather", "reduce_scatter")
+LARGEST = 2  # sizes, over networks of fewer cards
 
 
 @dataclass(frozen=True)

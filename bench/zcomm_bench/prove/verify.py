@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zcomm
 import zcomm_bench
 from zcomm_bench.prove import bits, facts, figures, prediction, report
+from zcomm_bench.prove.scale import CALLS, LARGEST, NOISE_CALLS
 
 LATER = ("noise", "bits", "sweep", "beside", "steps", "networks", "drill")
 SAMPLES = ("samples", "local", "compute", "update", "exact_steps")  # the keys that they stand under
@@ -46,7 +48,7 @@ def check(found: report.Report) -> list[str]:
         predicted = found["predictions"]
         if report.sealed(predicted)["sha256"] != predicted["sha256"]:
             raise NotTrue("predictions: they were changed after they were written")
-        for own in (order, samples, rehearsal, results):
+        for own in (complete, order, samples, rehearsal, results):
             own(found)
         again = report.judged({name: found[name] for name in found if name not in ("figures", "verdicts", "sha256")})
         for name in ("figures", "verdicts"):
@@ -54,8 +56,39 @@ def check(found: report.Report) -> list[str]:
             if where:
                 raise NotTrue(f"{where}: not what the samples say")
         return sources(found)
-    except (KeyError, TypeError, IndexError, AttributeError, StopIteration) as error:
+    except NotTrue:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
         raise NotTrue(f"a part is missing or of another kind: {type(error).__name__} {error}") from None
+
+
+def complete(found: report.Report) -> None:
+    """All that was to be measured was, on all ranks: what is missing may be what fails."""
+    scale, environment = found["scale"], found["environment"]
+    nodes, per_node = shape = environment["nodes"], environment["ranks_per_node"]
+    ranks, per_found = nodes * per_node, Counter(environment["node_of"])
+    if len(environment["ranks"]) != ranks or [*per_found.values()] != [per_node] * nodes:
+        raise NotTrue(f"environment: expected {nodes}x{per_node} ranks, and the node of each")
+    for number, network in enumerate(figures.networks_of(found)):
+        sizes, measured = scale["sizes"][-LARGEST if number else 0 :], network["sanity"]
+        if (measured["rates"]["nodes"], measured["rates"]["ranks_per_node"]) != shape:
+            raise NotTrue(f"environment: expected {nodes}x{per_node} ranks, as the sanity stage")
+        if {name: len(rows) for name, rows in measured["local"].items()} != {"matrix": ranks, "codec": ranks}:
+            raise NotTrue(f"sanity: expected matrix and codec of {ranks} ranks")
+        all_cells("sanity", measured, CALLS, [max(sizes)], ranks)
+        all_cells("sweep", network["sweep"], CALLS, sizes, ranks)
+    all_cells("noise", found["noise"], NOISE_CALLS, scale["noise_sizes"], ranks)
+    if "steps" in found and [run["model"] for run in found["steps"]["runs"]] != scale["models"]:
+        raise NotTrue("steps: expected each model of the scale")
+    if "drill" in found and len(found["drill"]["ends"]) != ranks:
+        raise NotTrue(f"drill: expected the ends of {ranks} ranks")
+
+
+def all_cells(name: str, stage: Mapping[str, Any], calls: Iterable[str], sizes: Sequence[int], ranks: int) -> None:
+    """A stage has one cell of each call in each size."""
+    expected = sorted((call, prediction.whole_bytes(call, size, ranks)) for call in calls for size in sizes)
+    if sorted((cell["collective"], cell["bytes"]) for cell in stage["cells"]) != expected:
+        raise NotTrue(f"{name}: expected a cell for each call and size, {len(expected)} in all")
 
 
 def order(found: report.Report) -> None:
@@ -154,6 +187,8 @@ def results(found: report.Report) -> None:
     to the ranks alone."""
     elements, nodes = found["scale"]["bits_elements"], found["environment"]["node_of"]
     rows = {(row["collective"], row["dtype"], row["format"]): row for row in found["bits"]["rows"]}
+    if len(rows) != len(found["bits"]["rows"]):
+        raise NotTrue("bits: expected one row of each case")
     if len(set(nodes)) > 1 and not any(name == "weights" for name, _, _ in rows):
         raise NotTrue("bits: weights by lossless differences are missing")
     for case in bits.cases(elements):
@@ -199,5 +234,6 @@ def difference(wanted: Any, found: Any, where: str) -> str:
         pairs = enumerate(zip(wanted, found, strict=True))
         return next(filter(None, (difference(one, other, f"{where}.{number}") for number, (one, other) in pairs)), "")
     if isinstance(wanted, float) and isinstance(found, float):
-        return "" if math.isclose(wanted, found, rel_tol=CLOSE, abs_tol=1e-12) else where
+        alike = math.isclose(wanted, found, rel_tol=CLOSE, abs_tol=1e-12) or (math.isnan(wanted) and math.isnan(found))
+        return "" if alike else where
     return "" if wanted == found else where

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from support.proof import Raw, slower
 from typer.testing import CliRunner
 
 from zcomm_bench.cli import app
-from zcomm_bench.prove import claims, facts, plots, report, verify
+from zcomm_bench.prove import claims, command, facts, plots, report, verify
 from zcomm_bench.prove.claims import FAIL, INVALID, PASS
 from zcomm_bench.prove.intervals import of_median, of_ratios
 
@@ -163,11 +165,18 @@ def test_a_fast_link_says_nothing_of_slow_ones() -> None:
     assert "no link here is slow" in proof.why(made, BYTES)
 
 
+def test_exact_calls_say_nothing_of_compressed_ones() -> None:
+    made = proof.judged(lambda made: made["sweep"]["cells"][3].update(compressed_calls=0))
+    assert [claim for claim, verdict in proof.verdicts(made).items() if verdict == INVALID] == [BYTES, MODEL]
+    assert proof.why(made, BYTES) == "not compressed at all: reduce_scatter of 4 MiB"
+
+
 @pytest.mark.parametrize(
     ("change", "verdict", "why"),
     [
         ({"samples": 4.5}, FAIL, "expected at most 1.020"),
         ({"losses": 1.03}, FAIL, "the loss is +3"),
+        ({"losses": float("nan")}, FAIL, "the loss is +nan%"),
         ({"compressed_calls": {"all_gather": 0, "reduce_scatter": 4}}, INVALID, "not compressed"),
     ],
     ids=str,
@@ -273,13 +282,23 @@ def test_ranks_that_mean_nothing_are_refused() -> None:
 
 
 def test_intervals_hold_the_median_and_repeat() -> None:
-    samples = [1.0, 2.0, 3.0, 4.0, 100.0]
+    samples = [1.0, 2.0, 3.0, 4.0, 5.0, 100.0]
     found = of_median(samples)
-    assert (found.value, found.low, found.high) == (3.0, 1.0, 100.0)
-    assert of_median(samples) == found
-    assert of_ratios([2.0, 4.0], [1.0, 2.0]) == of_median([2.0, 2.0])
-    with pytest.raises(ValueError, match="samples: expected at least 1, got 0"):
-        of_median([])
+    assert (found.value, found.low, found.high) == (3.5, 1.0, 100.0)
+    assert of_median(samples[::-1]) == found
+    assert of_ratios([2 * one for one in samples], [2.0] * 6) == found
+    with pytest.raises(ValueError, match="samples: expected at least 6, got 5"):
+        of_median(samples[1:])
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 9, 12, 40, 60])
+def test_intervals_hold_the_true_median_as_often_as_they_say(count: int) -> None:
+    """Of `count` samples k lie below the true median with probability binomial(count, k) / 2 ** count."""
+    found = of_median([float(number) for number in range(count)])
+    inside = sum(math.comb(count, below) for below in range(count + 1) if found.low < below <= found.high)
+    assert inside / 2**count >= 0.95
+    narrower = sum(math.comb(count, below) for below in range(count + 1) if found.low + 1 < below <= found.high - 1)
+    assert narrower / 2**count < 0.95
 
 
 def test_ends_of_intervals_decide() -> None:
@@ -295,3 +314,21 @@ def test_it_needs_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     done = CliRunner().invoke(app, ["prove"])
     assert done.exit_code == 2 and "torchrun" in done.output
+
+
+def test_a_rehearsal_has_the_link_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both the lab and the claims of its ranks."""
+    monkeypatch.delenv("RANK", raising=False)
+    seen = []
+
+    def launch(argv: list[str], *, rate: str, **other: Any) -> SimpleNamespace:
+        seen.append((rate, argv[argv.index("--link") + 1]))
+        return SimpleNamespace(note="")
+
+    monkeypatch.setattr(command.network, "launch", launch)
+    for link in ([], ["--link", "1gbit"]):
+        done = CliRunner().invoke(app, ["prove", "--rehearse", "-o", str(tmp_path), *link])
+        assert done.exit_code == 0, done.output
+    assert seen == [(command.REHEARSED_RATE,) * 2, ("1gbit", "1gbit")]
+    done = CliRunner().invoke(app, ["prove", "--rehearse", "--link", "3.2tbit"])
+    assert done.exit_code == 2 and "between 8kbit and 34gbit" in done.output

@@ -6,9 +6,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,8 @@ from support import proof
 from zcomm_bench.lab import network
 from zcomm_bench.prove import report, verify
 from zcomm_bench.prove.claims import FAIL, INVALID, PASS
-from zcomm_bench.prove.stages import networks, run
+from zcomm_bench.prove.stages import calls, children, networks, run
+from zcomm_bench.spec import NO_LAB
 
 TESTS = Path(__file__).parents[2]
 NODES, RATE = "2x1", "100mbit"
@@ -63,7 +66,14 @@ def test_a_whole_report_is_written_and_holds(tmp_path: Path) -> None:
     assert [each["name"] for each in made["figures"]["networks"]] == ["as it is", "the same"]
     (trained,) = made["steps"]["runs"]
     assert all(count > 0 for count in trained["compressed_calls"].values())
-    assert len(made["sweep"]["cells"]) == 6 and len(made["beside"]["cells"]) == 2
+    cells = made["sweep"]["cells"]
+    assert len(cells) == 6 and len(made["beside"]["cells"]) == 2
+    # The first size is below min_bytes: "auto" has nothing to decide, and "compressed" is compressed all the same.
+    assert [cell["auto_compresses"] is None for cell in cells] == [True, False] * 3
+    assert all(cell["compressed_calls"] > 0 for cell in cells)
+    assert all(len(found) >= 12 for cell in cells for found in cell["samples"].values())
+    assert "lost rank 1" in made["drill"]["ends"][0]["error"]
+    assert not re.search(r"10\.\d+\.\d+|/\w+/", json.dumps(made["drill"]))
 
 
 def test_networks_and_links_follow_from_the_cards() -> None:
@@ -83,6 +93,49 @@ def test_networks_and_links_follow_from_the_cards() -> None:
     assert run.link_of(None, ethernet, 2) == {"bytes_per_second": 3.125e9, "source": "cards eth1"}
     for cards, nodes in ((two, 1), ([card("eth0", None)], 2), ([], 2)):
         assert run.link_of(None, cards, nodes)["bytes_per_second"] is None
+
+
+def test_a_network_that_ends_is_told_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ['  File "/home/someone/job.py", line 3', "DistNetworkError: no answer from (node7.example, 29500) at all"]
+    monkeypatch.setattr(networks, "variants", lambda cards: [{"name": "sockets", "variables": {}}])
+    monkeypatch.setattr(networks, "why_not", lambda ranks, found: "")
+    monkeypatch.setattr(networks.children, "run", lambda *args: [{"ended": "with status 1", "log": log}])
+    said: list[str] = []
+    found = networks.run(SimpleNamespace(scale=proof.TINY, say=said.append))  # type: ignore[arg-type]
+    assert found["not_run"] == "sockets ended with status 1: DistNetworkError: no answer from ... at all"
+    assert all(line in said[-1] for line in log)
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (
+            "lost rank 1 ([/__w/gloo/pair.cc:553] Closed by [10.42.0.2]:25311. GLHF!)",
+            "lost rank 1 ... Closed by ... GLHF!)",
+        ),
+        (
+            "NCCL: remote error (recv from node7.example<4395> failed) (rank 3)",
+            "NCCL: remote error (recv from ... failed) (rank 3)",
+        ),
+        ("rank 0 gave up in reduce_scatter float32[3 x 65536] int8:128/int4:128 times 1", None),
+        ("no route to tcp://node7:29500 or [fe80::1]:80, zcomm 0.1.2", "no route to ... or ... zcomm 0.1.2"),
+    ],
+)
+def test_errors_keep_ranks_and_no_names(error: str, kept: str | None) -> None:
+    assert children.nameless(error) == (kept or error)
+
+
+@pytest.mark.parametrize("name", ["eth0", "enp65s0f0np0"])
+def test_a_link_counts_where_its_interface_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/net/dev pads names to six letters; longer ones start their line."""
+    table = f"Inter-|   Receive\n face |bytes\n{name:>6}: 0 0 0 0 0 0 0 0 7 0 0 0 0 0 0 0\n"
+    monkeypatch.setattr(calls, "Path", lambda file: SimpleNamespace(read_text=lambda: table))
+    for interface, link in ((name, "100000000bit"), (name[1:], NO_LAB), (None, NO_LAB)):
+        if interface is None:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        else:
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+        assert calls.limit_of(12.5e6) == link
 
 
 def test_planted_faults_get_their_verdicts(tmp_path: Path) -> None:

@@ -71,12 +71,60 @@ def test_an_edited_report_is_refused(sound: Raw) -> None:
         ("rehearsal", "", "rehearsal: expected 'on CPUs' of these ranks, got ''"),
         ("environment.ranks.1.zcomm", "9.9", "zcomm: expected the same on all ranks"),
         ("sanity.rates", None, "a part is missing"),
+        ("predictions.calls.0.compressed_link_bytes", 0, "another kind: ZeroDivisionError"),
+        ("sweep.cells.0.samples.auto", [1.0] * 3, "another kind: ValueError"),
+        ("noise.cells.0.samples", dict.fromkeys(("exact", "again"), [1.0] * 10), "samples: expected at least 6, got 5"),
     ],
     ids=str,
 )
 def test_an_edited_report_is_refused_though_it_is_sealed_again(sound: Raw, path: str, value: Any, message: str) -> None:
     with pytest.raises(verify.NotTrue, match=message):
         verify.check(sealed_again(sound, edit(path, value)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made: made["sweep"]["cells"].pop(0), "sweep: expected a cell for each"),
+        (lambda made: made["sweep"]["cells"].append(made["sweep"]["cells"][0]), "sweep: expected a cell for each"),
+        (lambda made: made["noise"]["cells"].pop(), "noise: expected a cell for each"),
+        (lambda made: made["sanity"]["cells"].clear(), "sanity: expected a cell for each"),
+        (lambda made: made["scale"].update(sizes=[1]), "sanity: expected a cell for each"),
+        (lambda made: made["sanity"]["local"].clear(), "sanity: expected matrix and codec of 4 ranks"),
+        (lambda made: made["sanity"]["local"]["codec"].pop(), "sanity: expected matrix and codec of 4 ranks"),
+        (lambda made: made["environment"]["ranks"].pop(), "environment: expected 2x2 ranks"),
+        (lambda made: made["environment"].update(nodes=64), "environment: expected 64x2 ranks"),
+        (lambda made: made["environment"].update(nodes=4, ranks_per_node=1), "environment: expected 4x1 ranks"),
+        (lambda made: made["environment"].update(node_of=[0, 0, 0, 1]), "environment: expected 2x2 ranks"),
+        (lambda made: made["bits"]["rows"].append(made["bits"]["rows"][0]), "bits: expected one row of each"),
+        (lambda made: made["scale"].update(models=[]), "steps: expected each model"),
+        (lambda made: made.update(drill=drill_of_two()), "drill: expected the ends of 4 ranks"),
+        (lambda made: made["networks"]["measured"].append(without_cell(made)), "sweep: expected a cell for each"),
+    ],
+)
+def test_a_report_that_leaves_something_out_is_refused(change: Callable[[Raw], object], message: str) -> None:
+    with pytest.raises(verify.NotTrue, match=message):
+        verify.check(proof.judged(change))
+
+
+def drill_of_two() -> Raw:
+    ends = [{"error": "lost rank 3", "seconds": 0.5}] * 2
+    return {"started": 1e12, "ended": 1e12, "victim": 3, "limit_seconds": 20.0, "ends": ends}
+
+
+def without_cell(made: Raw) -> Raw:
+    """The same network once more, but for a cell of its sweep."""
+    network = {name: copy.deepcopy(made[name]) for name in ("sanity", "predictions", "sweep", "link")}
+    del network["sweep"]["cells"][0]
+    return {"name": "sockets", **network}
+
+
+def test_a_report_with_a_loss_of_nan_holds() -> None:
+    def fault(made: Raw) -> None:
+        made["steps"]["runs"][0]["losses"]["compressed"][-1] = float("nan")
+
+    made = json.loads(json.dumps(proof.judged(fault)))
+    assert verify.check(made) == ["made by the sources that are here"]
 
 
 def test_predictions_that_are_not_the_models_are_refused() -> None:
@@ -126,6 +174,8 @@ def test_verify_and_add_from_the_command_line(sound: Raw, tmp_path: Path, monkey
     assert found["claims_2x2_0.1gbit"].facts["by"] == "a reader"
     assert [row["verdict"] for row in found["claims_2x2_0.1gbit"].records] == [PASS] * 5
     assert len(found["calls_2x2_0.1gbit"].rows) == 6
+    done = CliRunner().invoke(app, ["prove", "--verify", str(file), "--add", str(file)])
+    assert done.exit_code == 2 and "--add checks it, too" in done.output
     file.write_text(json.dumps(sound).replace('"PASS"', '"FAIL"'))
     for option in ("--verify", "--add"):
         done = CliRunner().invoke(app, ["prove", option, str(file)])

@@ -9,8 +9,9 @@ from typing import Any
 
 import zcomm
 from zcomm_bench.contenders import Contender
-from zcomm_bench.lab.network import parse_limit
-from zcomm_bench.prove.scale import BENCH_DTYPES, CALLS
+from zcomm_bench.lab.network import interface_tx_bytes, parse_limit
+from zcomm_bench.prove.intervals import LEAST_SAMPLES
+from zcomm_bench.prove.scale import BENCH_DTYPES, CALLS, NOISE_CALLS
 from zcomm_bench.prove.stages.ranks import Ranks
 from zcomm_bench.spec import NO_LAB, Spec
 from zcomm_bench.worker import Bench
@@ -37,6 +38,7 @@ def cell(ranks: Ranks, collective: str, num_bytes: int, ways: list[Contender]) -
     bench = Bench(spec, ranks.device, ways)
     problem = bench.make_problem(spec.shards[0])
     calls, turns = bench.warm_up(problem)
+    turns = max(turns, LEAST_SAMPLES)
     seconds: list[list[float]] = [[] for _ in ways]
     gc.collect()
     gc.disable()
@@ -56,20 +58,20 @@ def cell(ranks: Ranks, collective: str, num_bytes: int, ways: list[Contender]) -
 def limit_of(rate: float | None) -> str:
     """A link as the benchmark reads it: behind one with a limit a sample has many calls, so bursts count little. Only
     where its interface can be counted."""
-    interface, counted = os.environ.get("GLOO_SOCKET_IFNAME"), Path("/proc/self/net/dev").read_text()
     text = f"{(rate or 0) * 8:.0f}bit"
     try:
         parse_limit(text)
+        interface_tx_bytes(Path("/proc/self/net/dev").read_text(), os.environ.get("GLOO_SOCKET_IFNAME", ""))
     except ValueError:
         return NO_LAB
-    return text if f" {interface}:" in counted else NO_LAB
+    return text
 
 
 def noise(ranks: Ranks) -> dict[str, Any]:
     """Exact against exact: two groups of the same backend."""
     cells = []
     for num_bytes in ranks.scale.noise_sizes:
-        for collective in ("all_gather", "reduce_scatter"):
+        for collective in NOISE_CALLS:
             ranks.say(f"noise: {collective} of {num_bytes} bytes, exact against exact")
             cells.append(cell(ranks, collective, num_bytes, [ranks.exact, ranks.again]))
     return {"cells": cells}
@@ -83,8 +85,19 @@ def sweep(ranks: Ranks) -> dict[str, Any]:
 def of_sweep(ranks: Ranks, collective: str, num_bytes: int) -> dict[str, Any]:
     """One size of it, and what "auto" has decided: None where it has nothing to decide."""
     ranks.say(f"sweep: {collective} of {num_bytes} bytes, exact, compressed and auto")
+    before = compressed_calls(ranks, collective)
     made = cell(ranks, collective, num_bytes, [ranks.exact, ranks.compressed, ranks.auto])
-    decided = zcomm.stats(ranks.auto.group).decisions
-    made["auto_compresses"] = decided[-1].compressed if decided else None
+    made["compressed_calls"] = compressed_calls(ranks, collective) - before
+    made["auto_compresses"] = None
+    for decision in zcomm.stats(ranks.auto.group).decisions:
+        least = decision.least_bytes
+        if decision.collective == collective and least <= made["bytes"] < 2 * least:
+            made["auto_compresses"] = decision.compressed
     ranks.release()
     return made
+
+
+def compressed_calls(ranks: Ranks, collective: str) -> int:
+    """So far, of the way that compresses always."""
+    calls: int = getattr(zcomm.stats(ranks.compressed.group), collective).calls
+    return calls

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from zcomm_bench.prove.stages.ranks import Ranks
 
 LOG_LINES = 5
+# Words with a path, an address, "host<port>" as NCCL has it, and "(host, port)" as torch has it.
+NAMES = re.compile(r"\(\S+, \d+\)|\S*(?:(?<!\w)/|\d\.\d+\.\d+\.\d|<\d+>|\[[\da-f]*:)\S*")
 
 
 def run(ranks: Ranks, program: str, spec: Mapping[str, Any], variables: Mapping[str, str], seconds: float) -> list[Any]:
@@ -46,6 +49,11 @@ def run(ranks: Ranks, program: str, spec: Mapping[str, Any], variables: Mapping[
             lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
             found = {"ended": f"after {seconds:.0f} s" if status is None else f"with status {status}", "log": lines}
     return ranks.of_all(found)
+
+
+def nameless(error: str) -> str:
+    """An error without what names a host or a user. Ranks stay."""
+    return NAMES.sub("...", error)
 
 
 def free_port() -> int:

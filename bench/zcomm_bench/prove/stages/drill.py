@@ -29,7 +29,14 @@ def run(ranks: Ranks) -> dict[str, Any]:
     ranks.say(f"drill: rank {victim} is killed, the others have {limit:.0f} s")
     spec = {"victim": victim, "limit": limit}
     ends = children.run(ranks, __name__, spec, {}, START_SECONDS + 2 * limit)
-    rows = [{"error": end.get("error"), "seconds": end.get("seconds", 0.0), "ended": end.get("ended")} for end in ends]
+    rows = [
+        {
+            "error": children.nameless(end["error"]) if "error" in end else None,
+            "seconds": end.get("seconds", 0.0),
+            "ended": end.get("ended"),
+        }
+        for end in ends
+    ]
     return {"victim": victim, "limit_seconds": limit, "ends": rows}
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from zcomm._network import network_cards
 from zcomm_bench.prove import prediction
-from zcomm_bench.prove.scale import Scale
+from zcomm_bench.prove.scale import LARGEST, Scale
 from zcomm_bench.prove.stages import calls, children, sanity
 from zcomm_bench.prove.stages.ranks import Ranks, start
 
-LARGEST = 2  # sizes
 LIMIT_SECONDS = 300.0
 
 
@@ -64,8 +63,9 @@ def run(ranks: Ranks) -> dict[str, Any]:
         scale = replace(ranks.scale, sizes=ranks.scale.sizes[-LARGEST:], models=())
         (first, *_) = children.run(ranks, __name__, asdict(scale), each["variables"], LIMIT_SECONDS)
         if "ended" in first:
-            ranks.say(f"fewer network cards: {each['name']} ended {first['ended']}")
-            return {"measured": measured, "not_run": f"{each['name']} ended {first['ended']}: {' '.join(first['log'])}"}
+            end, log = f"{each['name']} ended {first['ended']}", first["log"]
+            ranks.say("\n".join([f"fewer network cards: {end}", *log]))
+            return {"measured": measured, "not_run": f"{end}: {children.nameless(' '.join(log[-1:]))}"}
         link = {"bytes_per_second": each["bytes_per_second"], "source": "the card"}
         measured.append({"name": each["name"], "variables": each["variables"], "link": link, **first})
     return {"measured": measured, "not_run": ""}

@@ -80,7 +80,7 @@ class Ranks:
 
     @functools.cached_property
     def compressed(self) -> Zcomm:
-        return Zcomm("compressed", self.zcomm_group(), "default")
+        return Zcomm("compressed", self.zcomm_group(min_bytes=1), "default")
 
     @functools.cached_property
     def auto(self) -> Zcomm:

@@ -15,7 +15,7 @@ from zcomm_bench import report as bench_report
 from zcomm_bench import report_file
 from zcomm_bench.lab import command as lab_command
 from zcomm_bench.lab import gpus, network
-from zcomm_bench.lab.usage import checked
+from zcomm_bench.lab.usage import checked, in_folder
 from zcomm_bench.planner import command as planner
 from zcomm_bench.prove import command as prover
 from zcomm_bench.run import measure_overhead, run_benchmark
@@ -96,8 +96,8 @@ AllToAll = Annotated[str | None, typer.Option(help="Formats intra-node / inter-n
 Broadcast = Annotated[str | None, typer.Option(help="A format, by default that of --all-gather.")]
 CompressedFrom = Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")]
 ChunkBytes = Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")]
-Json = Annotated[Path | None, typer.Option("-J", "--json", help="Write the report to this file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw it into this file (.png, .svg, .pdf).")]
+Json = Annotated[Path | None, typer.Option("-J", "--json", callback=in_folder, help="Write the report to this file.")]
+Plot = Annotated[Path | None, typer.Option(callback=in_folder, help="Draw it into this file (.png, .svg, .pdf).")]
 
 
 def run_bench(
@@ -185,7 +185,8 @@ def measure_cluster(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file that rank 0 writes.")],
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
 ) -> None:
-    """Measure this cluster, for `plan` and for policy="auto". Start it on every rank, by torchrun or srun."""
+    """Measure this cluster, for `plan` and for policy="auto". Start it on every rank, by torchrun, or by srun
+    with the variables that torchrun sets: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     need_torch()
     from zcomm_bench.measure import write
 
@@ -211,7 +212,9 @@ def plot(
 ) -> None:
     """Draw bandwidth and time against message size."""
     try:
-        reports = {file.stem: report_file.load(file) for file in files}
+        stems = [file.stem for file in files]
+        names = [str(file) if stems.count(file.stem) > 1 else file.stem for file in files]
+        reports = {name: report_file.load(file) for name, file in zip(names, files, strict=True)}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     bench_report.plot(reports, output)

@@ -1,5 +1,5 @@
-"""Measures a cluster: links, hops, the codec and the cost of a launch for ``python -m zcomm_bench plan``, and for
-``policy="auto"`` which calls gain by compression.
+"""Measures a cluster: links, hops and the codec for ``python -m zcomm_bench plan``, and for ``policy="auto"`` which
+calls gain by compression.
 
 Every rank runs `run`, under torchrun or srun. All ranks measure the same things in the same order.
 """
@@ -188,17 +188,6 @@ def _device_difference(elements: int, device: torch.device) -> Callable[[], int]
     return turn
 
 
-def _launch_seconds(device: torch.device) -> float:
-    """What the caller's thread spends to start one small collective."""
-    value, works, samples = torch.zeros(1, device=device), [], []
-    for _ in range(20):
-        start = time.perf_counter()
-        works.append(dist.all_reduce(value, async_op=True))
-        samples.append(time.perf_counter() - start)
-        works[-1].wait()
-    return median(samples)
-
-
 def _exact_reduce_factor(device: torch.device) -> float:
     """Seconds of an exact reduce-scatter over those of an all-gather of as many bytes: 2 for Gloo, 1 for NCCL."""
     ranks = dist.get_world_size()
@@ -232,7 +221,7 @@ def _rehearsals(members: Group, nodes: int, ranks_per_node: int, device: torch.d
     if nodes > 1 and kinds[:1] == [("all_gather", False)]:
         kinds.append(("all_gather", True))
     for collective, again in kinds:
-        num_bytes = 1 << (formats.min_bytes.bit_length() - 1)
+        num_bytes = 1 << (max(1, formats.min_bytes).bit_length() - 1)
         while num_bytes <= MAX_BYTES[device.type]:
             _call(group, collective, num_bytes, device, again)
             if stats_of(backend_of(group)).decisions[-1].exact_seconds >= BULK_SECONDS:
@@ -268,7 +257,6 @@ def run(device: torch.device) -> dict[str, Any]:
     groups = world(device)
     calibration: dict[str, Any] = {"schema": SCHEMA, **rates(groups), "network_cards": network_cards()}
     calibration["lossless_bytes_per_second"] = _lossless_rate(device)
-    calibration["launch_seconds"] = _launch_seconds(device)
     calibration["decisions"] = _decisions(groups, device)
     return calibration
 
@@ -318,6 +306,8 @@ def write(output: Path, device: str) -> None:
         raise ValueError(
             "measure: expected RANK and WORLD_SIZE, which torchrun sets; start it with torchrun -m zcomm_bench"
         )
+    if os.environ["RANK"] == "0":
+        output.parent.mkdir(parents=True, exist_ok=True)
     chosen = torch.device(device)
     if device == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -58,9 +58,9 @@ COLUMNS = (
     Column("mean err", "mean_error", "{:.1e}"),
 )
 LEGEND = (
-    "time: median of the samples, per call. speed-up: over the first backend, turn by turn. wire: payload sent by one "
-    "rank; ratio: what an exact collective must send, over that. busy: share of the link's rate that its interface "
-    "counted; a burst can exceed it. errors: from the float64 result, relative to its root mean square."
+    "time: median of the samples, per call. speed-up: over the first backend, turn by turn. wire: payload sent by "
+    "a rank on average; ratio: what an exact collective must send, over that. busy: share of the link's rate that its "
+    "interface counted; a burst can exceed it. errors: from the float64 result, relative to its root mean square."
 )
 
 

@@ -86,6 +86,8 @@ def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
     figures = {name: median(name) for name in FIGURES}
     seconds = (figures["median_us"] or 0.0) * 1e-6
     factor = bus_factor(spec.collective, spec.num_ranks)
+    # A broadcast's last rank sends nothing, and bytes are a mean over ranks.
+    sent = (spec.num_ranks - 1) / spec.num_ranks if spec.collective == "broadcast" else factor
     size, wire, link = first["size"], figures["wire_bytes"], figures["link_bytes"]
     rate = spec.link_rate
     return {
@@ -99,7 +101,7 @@ def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
         **figures,
         "algbw": algbw(size, seconds),
         "busbw": algbw(size, seconds) * factor,
-        "ratio": size * factor / wire if wire else None,
+        "ratio": size * sent / wire if wire else None,
         "hops": _median_hops([sample["hops"] for sample in samples if sample["hops"]]),
         "link_busy": link / rate / seconds if link is not None and rate else None,
         "launch_medians_us": [sample["median_us"] for sample in samples],
@@ -123,7 +125,7 @@ FIGURES = {
     "median_us": "time",
     "p90_us": "time that nine of ten samples keep below",
     "speedup": "median over the turns of (time of the first backend / time)",
-    "wire_bytes": "payload that one rank sends, by the backend's own account",
+    "wire_bytes": "payload that a rank sends on average, by the backend's own account",
     "link_bytes": "bytes that leave a node, by the counter of its interface, headers included",
     "codec_us": "time spent encoding and decoding; on a GPU, of the same passes with nothing beside them",
     "transfer_us": "time spent waiting for transfers; None on a GPU, where the host does not wait",

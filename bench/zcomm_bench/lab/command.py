@@ -55,7 +55,8 @@ def run(
     loss_percent: Loss = 0.0,
 ) -> None:
     """Run a command on every host at once; HOST is its number, HOSTS the addresses of all, joined by commas."""
-    with network.NetLab(hosts, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent) as lab:
+    lab = network.NetLab(hosts, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
+    with network.raise_on_sigterm(), lab:
         warn(lab.note)
         common = {"HOSTS": ",".join(lab.addresses)}
         processes = [lab.popen(host, command, {**common, "HOST": str(host)}) for host in range(hosts)]
@@ -87,7 +88,8 @@ def selfcheck(
     rate: Rate = "100mbit", seconds: float = 3.0, round_trip_ms: RoundTrip = 0.0, loss_percent: Loss = 0.0
 ) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
-    with network.NetLab(2, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent) as lab:
+    lab = network.NetLab(2, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
+    with network.raise_on_sigterm(), lab:
         warn(lab.note)
         here = [sys.executable, "-m", "zcomm_bench", "lab"]
         sink = lab.popen(1, [*here, "sink", lab.addresses[1]], stdout=subprocess.PIPE)

@@ -41,6 +41,7 @@ _RELAY = str(Path(__file__).with_name("_relay.py"))
 _MAX_HOSTS = 64
 _LEAST_RATE, _MOST_RATE = 1_000, 4_250_000_000  # bytes per second, which tbf counts in 32 bits
 _POLL_SECONDS = 0.05
+_LAST_SECONDS = 1.0  # for the end of rank 0's output, once the ranks have ended
 _LOG_LINES = 40
 
 
@@ -66,7 +67,8 @@ class NetLab:
     trip, and loses some by chance. It needs a processor: unlimited links become links of a few hundred Mbit/s.
 
     `addresses[host]` is the address of a host and `interface` the name of its interface. Processes of a host talk to
-    each other at memory speed. Everything is torn down on `close`, and also when this process is killed.
+    each other at memory speed. Everything is torn down on `close`. When this process is killed, namespaces and the
+    processes that it started go all the same, but what those have started in the background stays.
     """
 
     def __init__(
@@ -176,9 +178,14 @@ class NetLab:
             arguments["pass_fds"] = [*arguments.get("pass_fds", ()), *descriptors]
             command = [*_INTERPRETER, "enter", str(os.getpid()), str(self._user), str(self._networks[host]), *command]
         process: subprocess.Popen[str] = subprocess.Popen(
-            command, env={**os.environ, **(env or {})}, text=True, start_new_session=True, **arguments
+            command,
+            env={**os.environ, **(env or {})},
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            **arguments,
         )
-        self._processes = [other for other in self._processes if other.poll() is None] + [process]
+        self._processes.append(process)
         return process
 
     def run(
@@ -216,11 +223,12 @@ def interface_tx_bytes(table: str, interface: str) -> int:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process that `NetLab.popen` started, and its children."""
-    if process.poll() is None:
+    """Kill a process that `NetLab.popen` started, and its children, which may outlive it."""
+    # Ids of groups that have members are not given away. So a process with the id of one that was reaped is a stranger.
+    if process.returncode is None or not Path(f"/proc/{process.pid}").exists():
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
 
 
 class RankFailed(RuntimeError):
@@ -257,7 +265,7 @@ def launch(
     """
     num_nodes, ranks_per_node = parse_nodes(nodes)
     made = NetLab(num_nodes, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent, isolate=isolate)
-    with made as lab, tempfile.TemporaryDirectory() as folder, _raise_on_sigterm():
+    with made as lab, tempfile.TemporaryDirectory() as folder, raise_on_sigterm():
         common = {
             "WORLD_SIZE": str(num_nodes * ranks_per_node),
             "LOCAL_WORLD_SIZE": str(ranks_per_node),
@@ -285,33 +293,34 @@ def _follow(
     ranks: list[subprocess.Popen[str]], logs: list[Path], on_line: Callable[[str], object], deadline: float | None
 ) -> None:
     """Pass rank 0's lines on until every rank has ended well."""
-    lines: queue.Queue[str | None] = queue.Queue()
+    lines: queue.Queue[str] = queue.Queue()
     output = ranks[0].stdout
     assert output is not None
-    threading.Thread(target=_read_lines, args=(output, lines), daemon=True).start()
-    ended = False  # rank 0's output, not the rank
-    while not ended or any(process.poll() is None for process in ranks):
-        try:
-            line = lines.get(timeout=_POLL_SECONDS)
-            if line is None:
-                ended = True
-            else:
-                on_line(line)
-        except queue.Empty:
-            pass
-        failed = [(process.returncode, rank) for rank, process in enumerate(ranks) if process.poll()]
-        if failed:
-            status, rank = min(failed)  # below 0: killed, which others may have failed of
-            raise RankFailed(_failure(rank, status, logs[rank]))
-        if deadline is not None and time.monotonic() > deadline:
-            slow = [rank for rank, process in enumerate(ranks) if process.poll() is None]
-            raise TimeoutError(f"ranks {slow} still ran at the timeout")
+    reader = threading.Thread(target=_read_lines, args=(output, lines), daemon=True)
+    reader.start()
+    statuses: list[int | None] = [None]
+    while None in statuses and not any(statuses) and (deadline is None or time.monotonic() < deadline):
+        with suppress(queue.Empty):
+            on_line(lines.get(timeout=_POLL_SECONDS))
+        statuses = [process.poll() for process in ranks]
+    reader.join(_LAST_SECONDS)
+    for process in ranks:
+        kill(process)  # a child that rank 0 left in the background keeps the output open
+    reader.join(_LAST_SECONDS)
+    for _ in range(lines.qsize()):
+        on_line(lines.get())
+    failed = [(status, rank) for rank, status in enumerate(statuses) if status]
+    if failed:
+        status, rank = min(failed)  # below 0: killed, which others may have failed of
+        raise RankFailed(_failure(rank, status, logs[rank]))
+    if None in statuses:
+        slow = [rank for rank, status in enumerate(statuses) if status is None]
+        raise TimeoutError(f"ranks {slow} still ran at the timeout")
 
 
-def _read_lines(output: IO[str], lines: queue.Queue[str | None]) -> None:
+def _read_lines(output: IO[str], lines: queue.Queue[str]) -> None:
     for line in output:
         lines.put(line.rstrip("\n"))
-    lines.put(None)
 
 
 def _failure(rank: int, status: int, log: Path) -> str:
@@ -328,7 +337,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _raise_on_sigterm() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM into SystemExit, so that ranks and temporary files are cleaned up as they are after Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Only the main thread may set handlers; elsewhere the kernel still kills the ranks with us.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
@@ -19,3 +20,13 @@ def checked(parse: Callable[[str], object]) -> Callable[[str | None], str | None
         return text
 
     return check
+
+
+def in_folder(path: Path | None) -> Path | None:
+    """A callback of typer: makes the folder of a file that is written at the end, when an error would lose the work."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(str(error)) from None
+    return path

@@ -30,13 +30,14 @@ def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
         given = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"expected a YAML file: {error}") from None
-    names = {parameter.name for parameter in context.command.params if parameter.name} - {"cluster_file"}
+    parameters = {option.lstrip("-"): each.name for each in context.command.params for option in each.opts}
+    del parameters["cluster"]
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{path}: expected a mapping of options to values, got {type(given).__name__}")
-    options = {str(name).replace("-", "_"): value for name, value in given.items()}
-    if unknown := sorted(options.keys() - names):
-        raise typer.BadParameter(f"{path}: expected some of {', '.join(sorted(names))}, got {', '.join(unknown)}")
-    context.default_map = options
+    options = {str(name).replace("_", "-"): value for name, value in given.items()}
+    if unknown := sorted(options.keys() - parameters.keys()):
+        raise typer.BadParameter(f"{path}: expected some of {', '.join(sorted(parameters))}, got {', '.join(unknown)}")
+    context.default_map = {parameters[name]: value for name, value in options.items()}
     return path
 
 
@@ -70,8 +71,8 @@ def plan(
         Path | None,
         typer.Option("--cluster", callback=read_cluster, is_eager=True, help="A YAML file of the options below."),
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 2,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 8,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes: those of the calibration, or 2.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks per node: as --nodes, or 8.")] = None,
     inter: Inter = "100gbit",
     intra: Intra = "nvlink4",
     gpu: Gpu = "h100",
@@ -99,10 +100,12 @@ def plan(
         if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
         compute = hardware.processor(gpu, share_of_peak)
-        cluster = Cluster(nodes, gpus_per_node, hardware.intra_link(intra), hardware.inter_link(inter), compute)
+        found = {} if calibration is None else load(calibration)
+        shape = (nodes or found.get("nodes", 2), gpus_per_node or found.get("ranks_per_node", 8))
+        cluster = Cluster(*shape, hardware.intra_link(intra), hardware.inter_link(inter), compute)
         cluster = measured.applied(cluster, gpu)
         if calibration is not None:
-            cluster = hardware.calibrated(cluster, load(calibration))
+            cluster = hardware.calibrated(cluster, found)
         hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
         if step_seconds is not None:
             cluster = step.calibrate_step(work, cluster, step_seconds, hidden)
@@ -112,7 +115,7 @@ def plan(
     if plot is not None:
         report.plot(made, plot)
     if as_json:
-        console.print_json(json.dumps(report.to_json(made)))
+        console.print_json(json.dumps(report.to_json(made) | ({"scale": scale.to_json(made)} if grow else {})))
         return
     report.show(made, console)
     if grow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zcomm._units import size_text, time_text
@@ -39,6 +39,11 @@ def points(plan: Plan, option: step.Option, max_ranks: int = MAX_RANKS) -> Itera
         )
         yield Point(nodes, ranks, exact.step_seconds, other.step_seconds, exact.inter_bytes, other.inter_bytes)
         nodes *= 2
+
+
+def to_json(plan: Plan) -> list[dict[str, Any]]:
+    """The same rows for programs, for the last of the plan's options: seconds and bytes."""
+    return [{**asdict(each), "speedup": each.speedup} for each in points(plan, plan.predictions[-1].option)]
 
 
 def show(plan: Plan, console: Any) -> None:

@@ -92,7 +92,8 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
         key_values = config.get("num_key_value_heads") or heads
         products = 2 * hidden * head * heads + 2 * hidden * head * key_values + 3 * hidden * config["intermediate_size"]
         layer = products + 2 * hidden
-        root = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2) + hidden
+        tied = config.get("tie_word_embeddings", kind in ("gemma", "smollm3"))  # as transformers has it
+        root = vocabulary * hidden * (1 if tied else 2) + hidden
     else:
         raise ValueError(
             f"model_type: expected gpt2, llama, mistral, qwen2, qwen3, gemma, smollm3 or olmo2, got {kind!r}; "

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import zcomm
 from bench import results_file
+from zcomm_bench import report as bench_report
 from zcomm_bench import report_file
 from zcomm_bench.cli import app
 from zcomm_bench.run import FIGURES, merge
@@ -108,6 +109,14 @@ def test_records_merge_launches() -> None:
     assert record["hops"] is None
 
 
+def test_the_ratio_of_a_broadcast_is_that_of_its_bytes() -> None:
+    """Of 4 ranks in a chain the last sends nothing, so that a byte per value is 3/4 of one on average."""
+    spec = Spec("broadcast", [1_000_000], nodes="4x1")
+    record = merge(spec, [sample(wire_bytes=0.75 * 250_000)])
+    assert record["ratio"] == pytest.approx(4.0)
+    assert record["busbw"] == record["algbw"]
+
+
 def test_hops_are_medians_of_launches() -> None:
     launches = [[hop(0.0, 8.0, wait), hop(4.0, 0.0, None)] for wait in (3.0, 9.0, 5.0)]
     record = merge(Spec("all_gather", [1_000_000], launches=3), [sample(hops=hops) for hops in launches])
@@ -118,7 +127,7 @@ def hop(intra_node: float, inter_node: float, wait_us: float | None) -> dict[str
     return {"intra_node_bytes": intra_node, "inter_node_bytes": inter_node, "wait_us": wait_us}
 
 
-def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
+def test_reports_are_saved_loaded_and_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     spec = Spec("all_gather", [1 << 10, 1 << 20], backends=["gloo", "zcomm"])
     samples = [sample(size=size, backend=name) for size in spec.sizes for name in spec.backends]
@@ -137,6 +146,14 @@ def test_reports_are_saved_loaded_and_plotted(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plot", *map(str, files), "-o", str(tmp_path / "plot.png")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    seen: list[str] = []
+    monkeypatch.setattr(bench_report, "plot", lambda reports, path: seen.extend(reports))
+    (tmp_path / "other").mkdir()
+    same = tmp_path / "other" / "one.json"
+    report_file.save(report, same)
+    done = CliRunner().invoke(app, ["plot", *map(str, [*files, same]), "-o", str(tmp_path / "plot.png")])
+    assert done.exit_code == 0, done.output
+    assert seen == [str(files[0]), "two", str(same)]
     files[1].write_text("[]")
     with pytest.raises(ValueError, match="not a report"):
         report_file.load(files[1])
@@ -170,6 +187,13 @@ def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
     assert "expected" in done.output and name in done.output
 
 
+def test_a_folder_that_cannot_be_made_ends_the_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["all_gather", "--json", str(tmp_path / "file" / "report.json")]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"})
+    assert done.exit_code == 2 and "--json" in done.output
+
+
 def test_the_version_is_shown() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output.strip()) == (0, zcomm.__version__)
@@ -196,7 +220,7 @@ def test_a_training_step_with_lossless_weights_is_that_with_exact_weights(tmp_pa
 
 @needs_ranks
 def test_a_small_run(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
+    file = tmp_path / "made" / "report.json"
     options = "--backends gloo,zcomm,exact_all_to_all,naive --nodes 2x1 --link none -n 2 -w 1 -m 1"
     sizes = "-b 8 -e 8K -f 1024 --min-bytes 4096 -d bfloat16 -o avg --reduce-scatter int8:128"
     done = CliRunner().invoke(app, ["reduce_scatter", *options.split(), *sizes.split(), "--json", str(file)])
@@ -235,6 +259,7 @@ def test_exchanges_are_measured(collective: str, tmp_path: Path) -> None:
     assert (exact["backend"], exact["redop"], exact["size"], exact["max_error"]) == ("gloo", "none", 8192, 0.0)
     # Averaged over ranks: 2048 values to the other, or 4096 from one of the two. A scale of two bytes for every 128.
     assert (compressed["wire_bytes"], compressed["format"]) == (2048 + 32, "int8:128")
+    assert compressed["ratio"] == pytest.approx(4096 / 2080)
     assert 0 < compressed["mean_error"] < compressed["max_error"] < 0.1
 
 

@@ -27,7 +27,7 @@ BURST = 1.25  # a limited link lets a little more through at first
 
 
 def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
-    file, config = tmp_path / "cluster.json", tmp_path / "config.json"
+    file, config = tmp_path / "made" / "cluster.json", tmp_path / "config.json"
     command = [sys.executable, "-m", "zcomm_bench", "measure", "--output", str(file)]
     lines: list[str] = []
     env = {"PYTHONWARNINGS": "error::FutureWarning", "ZCOMM_MIN_BYTES": str(LEAST_BYTES)}
@@ -52,6 +52,7 @@ def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["plan", "--model", str(config), "--calibration", str(file), "--json"])
     assert result.exit_code == 0, result.output
     planned = json.loads(result.output)["cluster"]
+    assert (planned["nodes"], planned["ranks_per_node"]) == (2, 2)
     assert planned["inter"]["bandwidth"] == {"value": calibration["inter"]["bytes_per_second"], "source": "measured"}
 
 
@@ -91,6 +92,17 @@ def test_nodes_are_those_of_a_zcomm_group(size: int, fields: dict[str, Any], sha
     assert [found for found, _ in outcomes] == [shape] * size
     if size == 4:
         assert outcomes[0][1] == [[0, 2], [0, 1]] and outcomes[3][1] == [[1, 3], [2, 3]]
+
+
+def test_the_smallest_calls_are_measured_where_none_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(measure.MAX_BYTES, "cpu", 2)
+
+    def body() -> set[int]:
+        rows = measure._rehearsals(dist.group.WORLD, 1, 2, torch.device("cpu"))
+        return {row["least_bytes"] for row in rows}
+
+    first, second = run(body, 2, backend="gloo", env={"ZCOMM_MIN_BYTES": "0"})
+    assert first == second and len(first) > 0
 
 
 def test_nodes_of_unequal_size_are_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyroute2")
 
-from zcomm_bench.lab.network import NetLab, RankFailed, interface_tx_bytes, launch, parse_limit
+from zcomm_bench.lab.network import NetLab, RankFailed, interface_tx_bytes, kill, launch, parse_limit
 
 PAYLOAD = 1_000_000
 SEND = f"""
@@ -183,6 +183,54 @@ def test_launch_shows_the_failing_rank_and_kills_the_rest() -> None:
 def test_launch_stops_at_its_timeout() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[0, 1\]"):
         launch(["sleep", "1000"], nodes="1x2", timeout=0.5)
+
+
+def test_output_that_is_no_text_is_passed_on() -> None:
+    lines: list[str] = []
+    launch(["printf", r"a\n\377\nb\n"], nodes="1x1", on_line=lines.append, timeout=30)
+    assert lines == ["a", "\ufffd", "b"]
+
+
+def test_the_last_lines_of_a_rank_that_fails_are_passed_on() -> None:
+    lines: list[str] = []
+    with pytest.raises(RankFailed, match="rank 0 exited with status 3"):
+        launch(["sh", "-c", "seq 100000; exit 3"], nodes="1x1", on_line=lines.append, timeout=60)
+    assert len(lines) == 100_000 and lines[-1] == "100000"
+
+
+def test_launch_does_not_wait_for_what_a_rank_left_in_the_background() -> None:
+    lines: list[str] = []
+    launch(["sh", "-c", "sleep 1000 & echo $!"], nodes="1x1", on_line=lines.append, timeout=30)
+    wait_until_dead(int(lines[0]))
+
+
+def test_children_of_processes_that_have_ended_are_killed() -> None:
+    with NetLab(1, isolate=False) as lab:
+        child = int(lab.run(0, ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], timeout=60).stdout)
+        lab.run(0, ["true"], timeout=60)
+        assert is_alive(child)
+    wait_until_dead(child)
+
+
+def test_a_stranger_with_the_id_of_a_process_that_has_ended_is_spared() -> None:
+    with NetLab(1, isolate=False) as lab:
+        ended, stranger = lab.popen(0, ["true"]), lab.popen(0, ["sleep", "1000"])
+        ended.wait(timeout=60)
+        ended.pid = stranger.pid
+        kill(ended)
+        assert stranger.poll() is None
+
+
+def test_nothing_is_left_of_a_command_that_is_terminated() -> None:
+    pytest.importorskip("typer")
+    command = [sys.executable, "-m", "zcomm_bench", "lab", "run", "--hosts", "1", "--"]
+    shell = ["sh", "-c", "sleep 1000 & echo $!; wait"]
+    with subprocess.Popen([*command, *shell], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        owner.terminate()
+        assert owner.wait(timeout=60) == 128 + signal.SIGTERM
+    wait_until_dead(child)
 
 
 PROBE = """

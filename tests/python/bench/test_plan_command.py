@@ -11,6 +11,7 @@ pytest.importorskip("rich")
 from support.model_configs import GPT2, LLAMA_8B
 from typer.testing import CliRunner
 
+from zcomm.distributed.decisions import SCHEMA
 from zcomm_bench.cli import app
 from zcomm_bench.planner.cluster import processor
 
@@ -73,8 +74,8 @@ def test_wrong_arguments_are_named(arguments: list[str], reason: str) -> None:
 def test_a_cluster_in_a_file(tmp_path: Path) -> None:
     model, file = tmp_path / "config.json", tmp_path / "cluster.yaml"
     model.write_text(json.dumps(GPT2))
-    file.write_text("nodes: 4\ngpus-per-node: 2\ninter: 25gbit\ngpu: a100\n")
-    arguments = ["plan", "--json", "--model", str(model), "--cluster", str(file)]
+    file.write_text("json: true\nnodes: 4\ngpus-per-node: 2\ninter: 25gbit\ngpu: a100\n")
+    arguments = ["plan", "--model", str(model), "--cluster", str(file)]
 
     def planned(*more: str) -> dict:
         result = CliRunner().invoke(app, [*arguments, *more])
@@ -92,6 +93,34 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
         assert result.exit_code == 2 and message in result.output
 
 
-def test_the_help_names_the_scale() -> None:
-    result = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "200"})
-    assert "--scale" in result.output
+def test_a_calibration_has_the_shape_of_the_cluster(tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.json"
+    model.write_text(json.dumps(GPT2))
+    file.write_text(json.dumps({"schema": SCHEMA, "nodes": 3, "ranks_per_node": 1}))
+
+    def planned(*more: str) -> tuple[int, int]:
+        result = CliRunner().invoke(app, ["plan", "--json", "--model", str(model), *more])
+        assert result.exit_code == 0, result.output
+        made = json.loads(result.output)["cluster"]
+        return made["nodes"], made["ranks_per_node"]
+
+    assert planned() == (2, 8)
+    assert planned("--calibration", str(file)) == (3, 1)
+    assert planned("--calibration", str(file), "--gpus-per-node", "4") == (3, 4)
+
+
+def test_the_scale_is_printed_and_in_the_json(tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.yaml"
+    model.write_text(json.dumps(GPT2))
+    file.write_text("scale: true\n")
+    arguments = ["plan", "--model", str(model), "--cluster", str(file)]
+    table = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert table.exit_code == 0, table.output
+    assert "as the cluster grows" in table.output
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.output)
+    assert [row["ranks"] for row in made["scale"]] == [8 << shift for shift in range(10)]
+    last = made["options"][-1]
+    assert (made["scale"][1]["seconds"], made["scale"][1]["speedup"]) == (last["step_seconds"], last["speedup"])
+    assert "scale" not in json.loads(CliRunner().invoke(app, ["plan", "--json", "--model", str(model)]).output)

@@ -41,6 +41,15 @@ def test_parameters_are_those_of_the_published_models(config: dict, parameters: 
     assert workload(config).num_parameters == parameters
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "olmo2"])
+def test_a_config_that_does_not_say_so_ties_embeddings_as_transformers_does(kind: str) -> None:
+    tied = kind in ("gemma", "smollm3")
+    assert (
+        workload({**LLAMA_8B, "model_type": kind}).num_parameters
+        == workload({**LLAMA_8B, "model_type": kind, "tie_word_embeddings": tied}).num_parameters
+    )
+
+
 def test_a_module_on_the_meta_device_has_the_same_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     (tmp_path / "tiny_model.py").write_text(

@@ -312,12 +312,12 @@ def endings() -> dict[str, list[tuple[int | None, str]]]:
     """Return the exit codes and outputs of the ranks of each scenario in exits.py."""
     program = Path(exits.__file__)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=540, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(300)  # the fixture runs all scenarios, in processes of their own
+@pytest.mark.timeout(600)  # the fixture runs all scenarios, in processes of their own
 @pytest.mark.parametrize("scenario", exits.SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, list[tuple[int | None, str]]]) -> None:
     """Processes end by themselves, soon, with the exit code of their failure, and without a crash on the way out."""

@@ -161,6 +161,24 @@ class Residual:
 #: ranks or of this one.
 TensorOrParts: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
+class Verdict:
+    """Why a call stays exact: docs/options.md."""
+
+    name: str
+    value: int
+    compressed: Verdict
+    single_rank: Verdict
+    format_exact: Verdict
+    not_a_float: Verdict
+    dtype: Verdict
+    operation: Verdict
+    layout: Verdict
+    form: Verdict
+    out_of_place: Verdict
+    in_place: Verdict
+    min_bytes: Verdict
+    no_gain: Verdict
+
 class Operation:
     """A collective that is planned, held by who makes it again and again. Bytes are those that this rank sends; None:
     the values decide."""
@@ -245,7 +263,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         parts: Parts = [],
         again: bool = False,
         like: Operation | None = None,
-    ) -> Operation | None: ...
+    ) -> Operation | Verdict: ...
     def plan_lossless(
         self, output: TensorOrParts, input: TensorOrParts, *, parts: Parts = [], like: Operation | None = None
     ) -> Operation: ...
@@ -262,7 +280,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         parts: Parts = [],
         feedback: BlockFormat | None = None,
         like: Operation | None = None,
-    ) -> Operation | None: ...
+    ) -> Operation | Verdict: ...
     def plan_all_reduce(
         self,
         tensor: torch.Tensor,
@@ -271,7 +289,7 @@ class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
         formats: PolicyOverride | None = None,
         feedback: BlockFormat | None = None,
         like: Operation | None = None,
-    ) -> Operation | None: ...
+    ) -> Operation | Verdict: ...
     @property
     def plans_made(self) -> int: ...
     def set_step(self, step: int) -> None: ...

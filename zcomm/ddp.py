@@ -98,9 +98,9 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
         feedback=feedback.block_format if feedback is not None and key is not None else None,
         like=buckets.plans.get(bucket.index()),
     )
-    if plan is None:
+    if isinstance(plan, _c10d.Verdict):
         gradients.div_(backend.size())  # before the sum, which may be beyond float16
-        with kept_exact(all_reduce=state.formats):
+        with kept_exact(plan):
             work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
     else:
         buckets.plans[bucket.index()] = plan

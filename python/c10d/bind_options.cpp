@@ -165,12 +165,10 @@ std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
   auto result = std::make_unique<PolicyOverride>();
   for (const auto& [key, value] : fields) {
     const auto name = key.cast<std::string>();
-    if (name == "_adds_in_place") {
-      result->adds_in_place = value.cast<bool>();
-    } else if (name == "_drops_traced") {
+    if (name == "_drops_traced") {
       result->drops_traced = value.cast<bool>();
-    } else if (name == "_stays_exact") {
-      result->stays_exact = value.cast<bool>();
+    } else if (name == "_exact_because") {
+      result->exact_because = value.cast<Verdict>();
     } else {
       result->named.set(set_field(result->values, name, value, true));
     }
@@ -211,6 +209,11 @@ void bind_options(py::module_& module) {
       .def("__hash__", [](const ZcommOptions& o) { return py::hash(py::str(to_string(o))); })
       .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + to_string(o) + ")"; });
 
+  py::enum_<Verdict> verdicts(module, "Verdict");
+  for (int i = 0; i < kNumVerdicts; ++i) {
+    const auto verdict = static_cast<Verdict>(i);
+    verdicts.value(std::string(to_string(verdict)).c_str(), verdict);
+  }
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
   module.def("has_high_priority", &has_high_priority);

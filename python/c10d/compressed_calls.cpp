@@ -84,11 +84,11 @@ std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
   device_runner_.check();
   handshake_.topology();
+  if (policy.exact_because) return *policy.exact_because;
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);
   const bool is_choice =
       verdict == Verdict::compressed && policy.choice == Choice::automatic && !is_exchange(call.collective);
-  if (verdict == Verdict::compressed && policy.stays_exact) return is_choice ? Verdict::no_gain : Verdict::format_exact;
   return is_choice && !auto_policy_.gains(policy, call) ? Verdict::no_gain : verdict;
 }
 

@@ -145,8 +145,8 @@ PlannedPtr Operations::planned(Collective collective, HopFormats format, const W
                                                              {}});
 }
 
-PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats,
-                                   const Parts& parts, bool again, const PlannedPtr& like) {
+PlanOrVerdict Operations::plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats,
+                                      const Parts& parts, bool again, const PlannedPtr& like) {
   Policy policy = policy_of(formats);
   policy.forms.in_place = true;  // FSDP2 gathers copies of its shards
   const int size = group_.getSize();
@@ -161,11 +161,12 @@ PlannedPtr Operations::plan_gather(const Whole& output, const Whole& input, cons
     call.dtype = DType::float32;
     policy.choice = Choice::always;
   }
-  if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
+  if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
   const BlockFormat format = is_bytes ? BlockFormat{} : policy.all_gather;
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
   World world = compressed_.world(input[0].device().type());
-  if (is_bytes ? world.topology.num_nodes() == 1 : is_all_exact(parts)) return nullptr;
+  if (is_bytes && world.topology.num_nodes() == 1) return Verdict::not_a_float;
+  if (!is_bytes && is_all_exact(parts)) return Verdict::format_exact;
   check_shapes(output, input, size, "output", "input");
   return planned(Collective::all_gather, {format, format}, output, parts, {},
                  make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),
@@ -190,15 +191,16 @@ PlannedPtr Operations::plan_lossless(const Whole& output, const Whole& input, co
                      segments_of(parts, elements_of(input), BlockFormat{}))));
 }
 
-PlannedPtr Operations::plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
-                                   const PolicyOverride* formats, const Parts& parts,
-                                   const std::optional<BlockFormat>& feedback, const PlannedPtr& like) {
+PlanOrVerdict Operations::plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
+                                      const PolicyOverride* formats, const Parts& parts,
+                                      const std::optional<BlockFormat>& feedback, const PlannedPtr& like) {
   const Policy policy = policy_of(formats);
   const int size = group_.getSize();
   check_whole(input, parts, size, "input");
   Call call = describe(Collective::reduce_scatter, Form::single, output, input, op);
   call.num_bytes = size * static_cast<std::int64_t>(output.nbytes());
-  if (compressed_.decide(policy, call) != Verdict::compressed || is_all_exact(parts)) return nullptr;
+  if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
+  if (is_all_exact(parts)) return Verdict::format_exact;
   const HopFormats format = policy.reduce_scatter;
   if (is_planned(like, Collective::reduce_scatter, format, input, parts, feedback)) return like;
   check_shapes(input, {output}, size, "input", "output", true);
@@ -207,12 +209,12 @@ PlannedPtr Operations::plan_reduce(const at::Tensor& output, const Whole& input,
                                       segments_of(parts, output.numel(), format), feedback}));
 }
 
-PlannedPtr Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
-                                       const PolicyOverride* formats, const std::optional<BlockFormat>& feedback,
-                                       const PlannedPtr& like) {
+PlanOrVerdict Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
+                                          const PolicyOverride* formats, const std::optional<BlockFormat>& feedback,
+                                          const PlannedPtr& like) {
   const Policy policy = policy_of(formats);
   const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
-  if (compressed_.decide(policy, call) != Verdict::compressed) return nullptr;
+  if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
   if (is_planned(like, Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback)) return like;
   return planned(Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback,
                  make_all_reduce({compressed_.world(tensor.device().type()), tensor.numel(), view_of(tensor).dtype,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <tuple>
+#include <variant>
 
 #include "compressed_calls.hpp"
 #include "device_codecs.hpp"
@@ -36,6 +37,8 @@ struct PlannedOperation {
   std::shared_ptr<TensorKept> kept;
 };
 using PlannedPtr = std::shared_ptr<PlannedOperation>;
+// A planned operation, or why the call stays exact.
+using PlanOrVerdict = std::variant<PlannedPtr, Verdict>;
 
 // Residual in the planned format.
 struct HeldResidual {
@@ -51,22 +54,22 @@ class Operations {
              CompressedCalls& compressed)
       : group_(group), options_(std::move(options)), inner_(inner), compressed_(compressed) {}
 
-  // Returns null if the call stays exact: the policy says so, or all parts are exempt. `formats` replaces the group's
-  // formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
-  // announces a gather from kept values, which Choice::automatic takes into account. Bytes in pairs, as uint16, are
-  // planned exactly in groups of several nodes, which can keep them.
-  PlannedPtr plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats, const Parts& parts,
-                         bool again, const PlannedPtr& like);
+  // A call stays exact if the policy says so, or all parts are exempt. `formats` replaces the group's formats; an
+  // active override wins over both. Returns `like` if that is the same operation; it may be null. `again` announces a
+  // gather from kept values, which Choice::automatic takes into account. Bytes in pairs, as uint16, are planned exactly
+  // in groups of several nodes, which can keep them.
+  PlanOrVerdict plan_gather(const Whole& output, const Whole& input, const PolicyOverride* formats, const Parts& parts,
+                            bool again, const PlannedPtr& like);
   // Plans a gather of bfloat16, float16, or bytes as uint16; throws ValueError for other types. The policy does not
   // apply.
   PlannedPtr plan_lossless(const Whole& output, const Whole& input, const Parts& parts, const PlannedPtr& like);
   // Plans a reduction; `feedback` is the format of the residual, if any. The input may be narrower than a float32
   // output.
-  PlannedPtr plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
-                         const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
-                         const PlannedPtr& like);
-  PlannedPtr plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
-                             const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
+  PlanOrVerdict plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
+                            const PolicyOverride* formats, const Parts& parts,
+                            const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
+  PlanOrVerdict plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
+                                const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
 
   // Runs an operation. `output` is an all-reduce's tensor; a gather may leave `wires` instead. Without an input,
   // repeats a gather from kept values; precondition: no rank has changed the values since. `op` and `residual` are for

@@ -44,9 +44,8 @@ Policy PolicyOverride::apply(Policy policy) const {
     }
     ++row;
   });
-  if (adds_in_place) policy.forms.in_place = true;
   if (drops_traced) policy.forms.traced.clear();
-  if (stays_exact) policy.stays_exact = true;
+  if (exact_because) policy.exact_because = exact_because;
   return policy;
 }
 

@@ -85,11 +85,9 @@ struct ZcommOptions : ::c10d::Backend::Options, OptionValues {
 // Changes to the policy for the calls of one thread, and of the autograd threads that it starts.
 struct PolicyOverride {
   OptionValues values;
-  std::bitset<32> named;  // which fields count, by their place in the table
-  // Changes of one form, whatever the others are.
-  bool adds_in_place = false;
-  bool drops_traced = false;
-  bool stays_exact = false;
+  std::bitset<32> named;                 // which fields count, by their place in the table
+  bool drops_traced = false;             // of the forms, and leaves the others as they are
+  std::optional<Verdict> exact_because;  // see Policy
 
   Policy apply(Policy policy) const;
 };

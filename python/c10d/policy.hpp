@@ -113,8 +113,8 @@ struct Policy {
   Forms forms;
   // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
   bool strict = false;
-  // Sends all exactly, and counts calls by what else keeps them exact: no option, but of an override.
-  bool stays_exact = false;
+  // Why all calls stay exact, if whoever makes them has decided it already: no option, but of an override.
+  std::optional<Verdict> exact_because;
 
   // Returns the formats of a collective; for an all-gather twice the same.
   HopFormats formats_of(Collective collective) const;

@@ -79,16 +79,9 @@ class override(_Change):
             tell_apart_what_is_traced()
 
 
-def of_copies() -> _Change:
-    """All-gathers in place are compressed, too: what they round are copies."""
-    return _Change({"_adds_in_place": True})
-
-
-def kept_exact(**formats: str | None) -> _Change:
-    """Calls stay exact. They are counted by the reason that keeps them so in these formats of collectives, which an
-    override around the block replaces; None: the group's."""
-    named = {name: format for name, format in formats.items() if format is not None and not is_overridden(name)}
-    return _Change({**named, "_stays_exact": True})
+def kept_exact(because: _c10d.Verdict) -> _Change:
+    """Calls stay exact, and are counted by this reason."""
+    return _Change({"_exact_because": because})
 
 
 @functools.cache

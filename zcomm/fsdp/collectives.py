@@ -169,7 +169,8 @@ class Collectives:
         numel = shard.numel() // dtype.itemsize * dtype.itemsize
         whole, own = (output[: size * numel].view(dtype) for size in (backend.size(), 1))
         with override(policy="always"):  # a trial would make calls that nobody asked for
-            return backend.plan_gather(whole, own, formats=self.rule.formats if self.rule else None) is not None
+            plan = backend.plan_gather(whole, own, formats=self.rule.formats if self.rule else None)
+        return isinstance(plan, _c10d.Operation)
 
     def warn_of_floats(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> None:
         """Warn if parameters that could be compressed are gathered as bytes, among those of others."""
@@ -192,9 +193,9 @@ class Collectives:
         *,
         group: str,
         is_mixed: bool,
-    ) -> _c10d.Operation | None:
-        """Plan a gather in the process group of this name; None if torch carries it out. ``is_mixed``: parameters have
-        several dtypes."""
+    ) -> _c10d.Operation | _c10d.Verdict:
+        """Plan a gather in the process group of this name, or return why torch carries it out. ``is_mixed``: parameters
+        have several dtypes."""
         rule = self.rule
         formats = rule.formats if rule else None
         is_bytes = shard.dtype == torch.uint16
@@ -202,21 +203,23 @@ class Collectives:
         if not parts and not isinstance(output, torch.Tensor):
             parts = [(part.numel() // backend.size(), False) for part in output]
         if parts and (total := sum(numel for numel, _ in parts)) != shard.numel():
-            if backend.plan_gather(output, shard, formats=formats) is not None:
-                what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
-                self.warn("weights", what, backend)
-            return None
+            plan = backend.plan_gather(output, shard, formats=formats)
+            if isinstance(plan, _c10d.Verdict):
+                return plan
+            what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
+            self.warn("weights", what, backend)
+            return _c10d.Verdict.layout
         again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
         like = self._gather_plans.get(group)
         plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=like)
-        if plan is not None:
+        if isinstance(plan, _c10d.Operation):
             self._gather_plans[group] = plan
         return plan
 
     def plan_reduce(
         self, output: torch.Tensor, whole: torch.Tensor | Sequence[torch.Tensor], op: Any, backend: Backend
-    ) -> _c10d.Operation | None:
-        """Plan a reduce-scatter; None if it stays exact."""
+    ) -> _c10d.Operation | _c10d.Verdict:
+        """Plan a reduce-scatter, or return why it stays exact."""
         rule = self.rule
         assert rule is not None
         parts: Parts = [
@@ -226,19 +229,21 @@ class Collectives:
         ]
         total = sum(numel for numel, _ in parts)
         if total != output.numel():
-            if backend.plan_reduce(output, whole, op, formats=rule.formats) is not None:
-                self.warn(
-                    "gradients",
-                    f"has gradients for some of its parameters only ({output.numel()} elements of {total}), and "
-                    "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
-                    backend,
-                )
-            return None
+            plan = backend.plan_reduce(output, whole, op, formats=rule.formats)
+            if isinstance(plan, _c10d.Verdict):
+                return plan
+            self.warn(
+                "gradients",
+                f"has gradients for some of its parameters only ({output.numel()} elements of {total}), and "
+                "which ones cannot be told: set_reduce_scatter_unused_params(True) sends zeros for the others",
+                backend,
+            )
+            return _c10d.Verdict.layout
         feedback = rule.error_feedback.block_format if rule.error_feedback else None
         plan = backend.plan_reduce(
             output, whole, op, formats=rule.formats, parts=parts, feedback=feedback, like=self._reduce_plan
         )
-        if plan is not None and plan is not self._reduce_plan:
+        if isinstance(plan, _c10d.Operation) and plan is not self._reduce_plan:
             self._reduce_plan = plan
             self._reduce_layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}"
         return plan
@@ -292,7 +297,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         is_mixed = shard is not input_tensor
         output, shard = owner.as_pairs(output, shard, backend)
         plan = owner.plan_gather(parts or output, shard, backend, group=group.group_name, is_mixed=is_mixed)
-        if plan is None:  # exact gathers keep FSDP2's view as bytes
+        if isinstance(plan, _c10d.Verdict):  # exact gathers keep FSDP2's view as bytes
             output, shard, parts, is_late = output_tensor, input_tensor, (), False
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
@@ -332,8 +337,8 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
         backend = backend_of(group)
         parts = gradients_of(input_tensor)
         plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
-        if plan is None:
-            with kept_exact(reduce_scatter=owner.rule.planned_gradients):
+        if isinstance(plan, _c10d.Verdict):
+            with kept_exact(plan):
                 return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = owner.residual_of(output_tensor, plan, backend)
         whole = parts or in_memory(input_tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,22 +10,21 @@ import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.overrides import kept_exact, of_copies
+from zcomm.distributed.overrides import kept_exact
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
-from zcomm.fsdp.rule import Rule
 
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``plan`` is None if it stays exact. ``parts``: of each parameter the place of all ranks'
+    """One all-gather of FSDP2. ``plan``: or why it stays exact. ``parts``: of each parameter the place of all ranks'
     shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``output`` has none either if it
     is deferred and there are no parts: then wires are left. Planned bytes are uint16."""
 
     output: torch.Tensor
     shard: torch.Tensor
     group: dist.ProcessGroup
-    plan: _c10d.Operation | None
+    plan: _c10d.Operation | _c10d.Verdict
     async_op: bool
     parts: Sequence[torch.Tensor] = ()
 
@@ -75,17 +73,16 @@ class GatherStrategy(Protocol):
         ...
 
 
-class Ruled(Protocol):
-    """A parameter group: its rule, if any, and the site of its gathers."""
+class Counted(Protocol):
+    """A parameter group: the site of its gathers."""
 
-    rule: Rule | None
     gathered: _c10d.Site
 
 
 class Plain:
     """Gathers in the formats of the rule, or of the process group."""
 
-    def __init__(self, owner: Ruled) -> None:
+    def __init__(self, owner: Counted) -> None:
         self._owner = owner
         self.previous: _fsdp2.AllGather  #: FSDP2's own
 
@@ -93,12 +90,8 @@ class Plain:
         return self.previous.allocate(size, dtype=dtype, device=device)
 
     def gather(self, call: GatherCall) -> Any:
-        if call.plan is None:
-            # Allows in-place gathers, because FSDP2 gathers copies: another reason keeps this one exact.
-            # The group's options may have other formats than the rule.
-            rule = self._owner.rule
-            formats = kept_exact(all_gather=rule.planned_weights) if rule is not None else contextlib.nullcontext()
-            with of_copies(), formats:
+        if isinstance(call.plan, _c10d.Verdict):
+            with kept_exact(call.plan):
                 return self.previous(call.output, call.shard, call.group, call.async_op)
         return call.run(call.plan, self._owner.gathered)
 

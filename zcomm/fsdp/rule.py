@@ -31,20 +31,10 @@ class Rule:
     def is_lossless(self) -> bool:
         return self.weights == "lossless"
 
-    @property
-    def planned_weights(self) -> str | None:
-        """The format in which gathers are planned."""
-        if self.is_lossless:
-            return _INSTEAD_OF_LOSSLESS
-        return "exact" if all(self.exempt) else self.weights
-
-    @property
-    def planned_gradients(self) -> str | None:
-        """The formats in which reductions are planned."""
-        return "exact" if all(self.exempt) else self.gradients
-
     @functools.cached_property
     def formats(self) -> _c10d.PolicyOverride:
         """Read once."""
-        named = {"all_gather": self.planned_weights, "reduce_scatter": self.planned_gradients}
+        nothing = all(self.exempt)  # is compressed, whatever else is decided
+        weights = _INSTEAD_OF_LOSSLESS if self.is_lossless else "exact" if nothing else self.weights
+        named = {"all_gather": weights, "reduce_scatter": "exact" if nothing else self.gradients}
         return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})

@@ -119,10 +119,10 @@ class SecondaryShard(ABC):
 
     def gather(self, call: GatherCall) -> Any:
         plan = call.plan
-        version = None if plan is None else self._version_of(plan, call.shard)
+        version = None if isinstance(plan, _c10d.Verdict) else self._version_of(plan, call.shard)
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
-        if plan is None:
+        if isinstance(plan, _c10d.Verdict):
             self.gathers_plain += 1
             return self._group.plain.gather(call)
         if version is None or (is_captured and not self._can_be_captured()):

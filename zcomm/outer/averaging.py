@@ -122,7 +122,11 @@ class Averaging:
         residual = self._feedback.block_format if self._feedback is not None else None
         reduced = backend.plan_reduce(shard, buffer, dist.ReduceOp.AVG, formats=policy, feedback=residual)
         gathered = backend.plan_gather(buffer, shard, formats=policy)
-        if reduced is None or gathered is None or {reduced.format, gathered.format} != {self._format}:
+        if (
+            isinstance(reduced, _c10d.Verdict)
+            or isinstance(gathered, _c10d.Verdict)
+            or {reduced.format, gathered.format} != {self._format}
+        ):
             raise RuntimeError(
                 f"format: expected {self._format!r} to hold, got a zcomm.exact() or zcomm.override() around this call"
             )

@@ -9,6 +9,7 @@ import pytest
 from support import worlds
 from support.stand_in import Gather, dist, host, run, torch, values
 
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.collectives import gradients_of
 from zcomm.fsdp.fused import Buffer, Deferred
@@ -66,7 +67,7 @@ def test_gradients_are_held_until_the_buffer_is_dropped(dtype: torch.dtype) -> N
             memory = torch.zeros(sum(shards))
             output, parts = host.as_cuda(memory), gradients_of(deferred)
             plan = backend.plan_reduce(output, parts, op, parts=[(numel, False) for numel in shards])
-            assert plan is not None
+            assert isinstance(plan, _c10d.Operation)
             host.close_gate()  # the reduction begins when it opens
             plan.run(output, parts, op)
             deferred.buffer.spend_gradients()
@@ -99,7 +100,7 @@ def test_a_gather_waits_for_the_decode_of_wires_that_it_overwrites() -> None:
         memory = torch.zeros(dist.get_world_size(), numel)
         first, second = (values(numel, seed=seed) for seed in (0, 1))
         plan = backend.plan_gather(host.as_cuda(memory), host.as_cuda(first))
-        assert plan is not None
+        assert isinstance(plan, _c10d.Operation)
         plan.run(host.as_cuda(memory), host.as_cuda(first)).wait()
         host.synchronize()
         keeping = plan.keeping(host.as_cuda(torch.zeros(plan.kept_bytes, dtype=torch.uint8)))

@@ -10,6 +10,7 @@ from support import worlds
 from support.stand_in import NCCL, Gather, dist, host, run, values
 
 import zcomm
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.testing import LocalWorld
 
@@ -65,7 +66,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
         def reduced(tensors: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
             out, inputs = torch.zeros(numel, dtype=dtype), [host.as_cuda(tensor) for tensor in tensors]
             plan = backend.plan_reduce(host.as_cuda(out), inputs, op, parts=parts)
-            assert plan is not None
+            assert isinstance(plan, _c10d.Operation)
             plan.run(host.as_cuda(out), inputs, op).wait()
             host.synchronize()
             return out
@@ -79,7 +80,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
         targets = [torch.zeros_like(part) for part in apart]
         for output in (host.as_cuda(gathered), [host.as_cuda(target) for target in targets]):
             plan = backend.plan_gather(output, host.as_cuda(shard), parts=parts)
-            assert plan is not None
+            assert isinstance(plan, _c10d.Operation)
             plan.run(output, host.as_cuda(shard)).wait()
         host.synchronize()
         assert torch.equal(torch.cat(targets, dim=1), gathered) and bool(gathered.any())
@@ -88,7 +89,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
             return host.as_cuda(torch.zeros(num_bytes, dtype=torch.uint8))
 
         plan = backend.plan_gather(host.as_cuda(gathered), host.as_cuda(shard), parts=parts)
-        assert plan is not None
+        assert isinstance(plan, _c10d.Operation)
         keeping, wires = plan.keeping(on_gpu(plan.kept_bytes)), on_gpu(plan.wires_bytes)
         for gather, source in ((plan, shard), (keeping, shard), (keeping, None)):
             gather.run(None, source if source is None else host.as_cuda(source), wires=wires).wait()

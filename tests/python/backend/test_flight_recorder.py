@@ -18,6 +18,7 @@ from support.worlds import options, run
 from torch.distributed.flight_recorder import fr_trace
 
 import zcomm
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
 SOON = 2.0  # a group's timeout, where ranks wait for it
@@ -203,7 +204,7 @@ def test_a_gather_that_leaves_wires_is_recorded_with_the_dtype_of_its_values(tmp
     def body() -> None:
         own = torch.ones(NUM, dtype=torch.bfloat16)
         plan = backend_of().plan_gather(torch.empty(2 * NUM, dtype=torch.bfloat16), own)
-        assert plan is not None
+        assert isinstance(plan, _c10d.Operation)
         plan.run(None, own, wires=torch.empty(plan.wires_bytes, dtype=torch.uint8)).wait()
         entry = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())["entries"][-1]
         assert (entry["output_dtypes"], entry["output_sizes"]) == (["BFloat16"], [[2 * NUM]])

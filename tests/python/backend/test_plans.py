@@ -101,14 +101,14 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
         whole = torch.ones(2000)
         own = whole[dist.get_rank() * 1000 :][:1000]
         plan = backend.plan_gather(whole, own)
-        assert plan is not None
+        assert isinstance(plan, _c10d.Operation)
         assert backend.plan_gather(whole, own, like=plan) is plan
         with zcomm.override(all_gather="int4:64"):
             other = backend.plan_gather(whole, own, like=plan)
-            assert other is not plan and other is not None and other.format == "int4:64"
+            assert other is not plan and other.format == "int4:64"
         with zcomm.exact():
-            assert backend.plan_gather(whole, own, like=plan) is None
-        assert backend.plan_gather(whole, own, parts=[(1000, True)], like=plan) is None
+            assert backend.plan_gather(whole, own, like=plan) == _c10d.Verdict.format_exact
+        assert backend.plan_gather(whole, own, parts=[(1000, True)], like=plan) == _c10d.Verdict.format_exact
         with pytest.raises(ValueError, match="as was planned"):
             plan.run(whole[:1000], own[:500])
         with pytest.raises(ValueError, match=r"expected a tensor of 2000 Float on cpu, as was planned, got .* on meta"):

@@ -353,6 +353,9 @@ def test_exact_calls_are_counted_by_their_reason(policy: Any) -> None:
         few, many = torch.ones(1, 8), torch.ones(1, 300)
         assert reasons(nn.Linear(8, 8), few) == both("min_bytes")
         assert reasons(nn.Linear(8, 8), few, weights="lossless", exempt=()) == both("min_bytes")
+        mixed = nn.Linear(8, 8)  # FSDP2 gathers its dtypes as bytes
+        mixed.frozen = nn.Parameter(torch.ones(8, dtype=torch.bfloat16), requires_grad=False)
+        assert reasons(mixed, few) == both("min_bytes")
         assert reasons(nn.Linear(300, 300).double(), many.double()) == both("dtype")
         assert reasons(nn.Linear(300, 300), many, exempt=["*"]) == both("format_exact")
         assert reasons(nn.Linear(300, 300), many, weights="exact", gradients="exact") == both("format_exact")

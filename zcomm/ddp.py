@@ -7,14 +7,17 @@ The group's options still apply to buckets of other models and to all other all-
 """
 
 import array
+import gc
 import itertools
 import weakref
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field  # no postponed annotations here: DDP inspects those of the hook
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
@@ -32,6 +35,7 @@ class _Buckets:
         self._next = itertools.count()
         self._seen: set[str] = set()
         self.plans: dict[int, _c10d.Operation] = {}  # by bucket, of its last all-reduce
+        self._models: dict[int, tuple[weakref.ref[torch.Tensor], Callable[[], DistributedDataParallel | None]]] = {}
 
     def name_of(self, bucket: GradBucket) -> str:
         numbers = array.array("Q")
@@ -41,6 +45,18 @@ class _Buckets:
                 known = self._numbers[id(parameter)] = (weakref.ref(parameter), next(self._next))
             numbers.append(known[1])
         return f"bucket {bucket.index()} of {bucket.buffer().numel()}, order {zlib.crc32(numbers.tobytes()):08x}"
+
+    def group_of(self, state: "CompressState", bucket: GradBucket) -> dist.ProcessGroup | None:
+        """Return the group of the bucket's model, which need not be the world: a bucket does not know it. None if the
+        state is not that of a model's own hook."""
+        parameter = bucket.parameters()[0]
+        known = self._models.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            model = _model_of(state, parameter)
+            found = weakref.ref(model) if model is not None else lambda: None
+            known = self._models[id(parameter)] = (weakref.ref(parameter), found)
+        model = known[1]()
+        return model.process_group if model is not None else None
 
     def is_new(self, name: str) -> bool:
         if name in self._seen:
@@ -56,7 +72,7 @@ class CompressState:
     Args:
         formats: intra-node and inter-node format, ``"int8:128/int4:128"``, or one format for both. The mean is gathered
             in the intra-node format.
-        process_group: the model's group, made with the backend "zcomm"; by default the world.
+        process_group: a group with the backend "zcomm" to reduce in; by default the model's.
         error_feedback: adds the error of a bucket's reduction to the bucket's next reduction. DDP rebuilds its buckets
             after the first backward pass, so feedback starts the second time a bucket is seen with the same parameters
             in the same order, also after a resume.
@@ -87,9 +103,10 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     """
     if not isinstance(state, CompressState):
         raise TypeError(f"state: expected a zcomm.ddp.CompressState, got {state!r}")
-    backend = backend_of(state.process_group)
-    gradients = bucket.buffer()
     buckets, feedback = state._buckets, state.error_feedback
+    group = state.process_group if state.process_group is not None else buckets.group_of(state, bucket)
+    backend = backend_of(group)
+    gradients = bucket.buffer()
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
     plan = backend.plan_all_reduce(
         gradients,
@@ -101,7 +118,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     if isinstance(plan, _c10d.Verdict):
         gradients.div_(backend.size())  # before the sum, which may be beyond float16
         with kept_exact(plan):
-            work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
+            work = dist.all_reduce(gradients, group=group, async_op=True)
     else:
         buckets.plans[bucket.index()] = plan
         residual = None
@@ -117,6 +134,18 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
         work = plan.run(gradients, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
     return future
+
+
+def _model_of(state: CompressState, parameter: torch.Tensor) -> DistributedDataParallel | None:
+    """Return the model that has the parameter, and a hook with this state."""
+    models: list[DistributedDataParallel] = [
+        each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)
+    ]
+    for model in models:
+        has_state = any(state is other for _, other in model._comm_hooks)
+        if has_state and any(parameter is other for other in model.parameters()):
+            return model
+    return None
 
 
 def _residual_key(

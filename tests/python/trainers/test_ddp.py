@@ -26,6 +26,7 @@ from support.training import (
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -170,6 +171,42 @@ def test_exact_buckets_are_counted_by_their_reason(policy: Any) -> None:
         assert zcomm.stats().rehearsals.calls == 0
 
     run(body, 2, options=zcomm.Options(policy=policy, min_bytes=1 << 12))
+
+
+@pytest.mark.parametrize("how", ["a mesh", "groups", "one state for both"])
+def test_gradients_are_averaged_over_the_models_own_group(how: str) -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+        group = mesh.get_group("dp")
+        among = {"device_mesh": mesh["dp"]} if how == "a mesh" else {"process_group": group}
+        model = DistributedDataParallel(nn.Linear(256, 64, bias=False), **among)
+        state = zcomm.ddp.CompressState("int8:128")
+        model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        models = [(model, [2 * (rank // 2), 2 * (rank // 2) + 1])]
+        if how == "one state for both":
+            other = DistributedDataParallel(nn.Linear(256, 64, bias=False))
+            other.register_comm_hook(state, zcomm.ddp.compress_hook)
+            models.append((other, [0, 1, 2, 3]))
+        for _ in range(2):
+            for each, ranks in models:
+                each.zero_grad()
+                each(torch.full((1, 256), 4.0**rank)).sum().backward()
+                wanted = sum(4.0**peer for peer in ranks) / len(ranks)
+                torch.testing.assert_close(each.module.weight.grad, torch.full((64, 256), wanted), rtol=0.03, atol=0)
+        assert zcomm.stats(group).all_reduce.calls == 2
+
+    run(body, 4, options=options())
+
+
+def test_a_model_of_another_backend_is_refused() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(nn.Linear(300, 300), process_group=dist.new_group(backend="gloo"))
+        model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
+        with pytest.raises(ValueError, match=r"expected the backend 'zcomm'.* got 'gloo'"):
+            model(torch.ones(1, 300)).sum().backward()
+
+    run(body, 2)
 
 
 def test_what_gains_nothing_stays_exact(tmp_path: Path) -> None:

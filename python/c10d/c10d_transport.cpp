@@ -220,8 +220,8 @@ void C10dTransport::fail(int peer, const std::exception& error) {
   if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError((*answer)->words);
   if (std::chrono::steady_clock::now() >= deadline_) {
     throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " + std::to_string(timeout_.count()) +
-                       " ms: it is stuck, or its call went another way (are zcomm.exact() and zcomm.override() "
-                       "the same on all ranks, and gathering in place and contiguity?)");
+                       " ms: it is stuck, waits for another rank, or its call went another way (are zcomm.exact() and "
+                       "zcomm.override() the same on all ranks, and gathering in place and contiguity?)");
   }
   throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
 }

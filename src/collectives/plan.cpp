@@ -11,15 +11,23 @@
 namespace zcomm {
 namespace {
 
-// Returns "int8:256", or the number of segments and a hash of them. Ranks compare it: a change breaks the protocol.
+// Returns "int8:256", or "3 segments of int8:256 and exact #1234": two of the formats, and a hash of all. Ranks compare
+// it: a change breaks the protocol.
 template <class Format>
 std::string describe(std::span<const Segment<Format>> segments) {
-  if (segments.size() == 1) return segments[0].format.to_string();
+  const auto format_of = [](const Segment<Format>& segment) { return segment.format.to_string(); };
+  if (segments.size() == 1) return format_of(segments[0]);
   std::uint64_t hash = kFnvBasis;
   for (const Segment<Format>& segment : segments) {
-    hash = fnv1a(std::to_string(segment.num_elements) + " " + segment.format.to_string() + ",", hash);
+    hash = fnv1a(std::to_string(segment.num_elements) + " " + format_of(segment) + ",", hash);
   }
-  return std::to_string(segments.size()) + " segments #" + std::to_string(hash);
+  std::string formats;
+  if (!segments.empty()) {
+    formats = " of " + format_of(segments[0]);
+    const auto other = std::ranges::find_if(segments, [&](const auto& s) { return s.format != segments[0].format; });
+    if (other != segments.end()) formats += " and " + format_of(*other);
+  }
+  return std::to_string(segments.size()) + " segments" + formats + " #" + std::to_string(hash);
 }
 
 // Returns the bytes of the pieces of a slot of `length` elements, each in the format that `format_of` picks.

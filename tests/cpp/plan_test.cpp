@@ -357,7 +357,7 @@ TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") 
   CHECK(words({{12, 12}}, {{12, int8}}) == "float32[2 x 12] int8:32");
   CHECK(words({{12, 7}, DType::bfloat16}, {{12, int8}}) == "bfloat16[12,7] int8:32");
   const std::string two = words({{12, 12}}, {{6, int8}, {6, {}}});
-  CHECK(two.starts_with("float32[2 x 12] 2 segments #"));
+  CHECK(two.starts_with("float32[2 x 12] 2 segments of int8:32 and exact #"));
   CHECK(two != words({{12, 12}}, {{5, int8}, {7, {}}}));
 }
 

@@ -27,7 +27,7 @@ if environment.log_level() == "info":
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
 _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
-_NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning
+_NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning, if it is not tiny
 _FAILED = "failed: "
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
@@ -167,8 +167,9 @@ class _Group:
         self._steps += 1
         if self._steps != _TOLD_AFTER or self._rank > 0 or len(set(self._nodes)) < 2:
             return
-        share, line = stats_of(backend).explain_exact()
-        level = logging.WARNING if share >= _NOTABLE else logging.INFO
+        changeable, total, line = stats_of(backend).explain_exact()
+        is_notable = changeable >= max(_NOTABLE * total, self._steps * self._options.min_bytes, 1)
+        level = logging.WARNING if is_notable else logging.INFO
         _log.log(level, "group '%s', between nodes: %s", self._options.group_name, line)
 
     def _tell_decision(self) -> None:

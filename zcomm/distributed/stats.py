@@ -168,6 +168,7 @@ class Stats:
     ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
+    ``formats``: the group's own, by collective.
     """
 
     all_gather: CollectiveStats
@@ -186,6 +187,7 @@ class Stats:
     by_steps: StepDecision | None = None
     node_memory: str = ""
     threshold: str = ""
+    formats: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -202,7 +204,8 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        del counters["decisions"], counters["by_steps"], counters["node_memory"], counters["threshold"]
+        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats"):
+            del counters[name]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
         return counters
@@ -231,7 +234,7 @@ class Stats:
             parts.append(f"send_recv {messages.calls} calls, {size_text(messages.bytes)}: sent {sent}")
         parts += [f"auto: {line}" for line in self.explain_auto()]
         if any(getattr(self, name).exact for name in BYTES_MOVED):
-            parts.append(self.explain_exact()[1])
+            parts.append(self.explain_exact()[2])
         if self.others.calls:
             parts.append(f"others {self.others.calls} calls")
         if self.node_memory not in ("", "shared"):
@@ -242,9 +245,9 @@ class Stats:
         """Return a line for ``threshold``, for each of ``decisions``, and for that by steps."""
         return [str(line) for line in (self.threshold, *self.decisions, self.by_steps) if line]
 
-    def explain_exact(self) -> tuple[float, str]:
-        """Two things about exact calls: the share of all bytes that a setting would compress, and a line that has them
-        by reason, with that setting. Bytes are those of the tensors; those of all-reduces count twice."""
+    def explain_exact(self) -> tuple[int, int, str]:
+        """Return the bytes that a setting would compress, those of all calls, and a line that has the exact ones by
+        reason, with that setting. Bytes are those of the tensors; those of all-reduces count twice."""
         exact: dict[tuple[str, str], int] = {}
         total = 0
         for name, times in BYTES_MOVED.items():
@@ -255,14 +258,21 @@ class Stats:
                 total += times * calls.bytes
         parts, changeable = [], 0
         for (name, reason), num_bytes in sorted(exact.items(), key=lambda item: -item[1]):
-            setting = _FORMATS.get(name, "") if reason == "format_exact" else _SETTINGS.get(reason, "")
+            setting = self._setting(name, reason)
             changeable += num_bytes if setting else 0
             if num_bytes >= 0.01 * total:
                 share = f"{num_bytes / total:.0%} {name} {reason}"
                 parts.append(f"{share} (to compress: {setting})" if setting else share)
-        total = max(total, 1)
-        share = f"{sum(exact.values()) / total:.0%} of the bytes stayed exact"
-        return changeable / total, ": ".join([share, *([", ".join(parts)] if parts else [])])
+        share = f"{sum(exact.values()) / max(total, 1):.0%} of the bytes stayed exact"
+        return changeable, total, ": ".join([share, *([", ".join(parts)] if parts else [])])
+
+    def _setting(self, name: str, reason: str) -> str:
+        """Return the setting that would compress such calls; "" if there is none, as where the user's own exact() or
+        compress() has made them exact."""
+        if reason != "format_exact":
+            return _SETTINGS.get(reason, "")
+        is_exact = set(self.formats[name].split("/")) <= {"exact", "bf16"}  # bf16: of values of 16 bits
+        return _FORMATS.get(name, "") if is_exact else ""
 
 
 def stats(group: dist.ProcessGroup | None = None) -> Stats:
@@ -299,4 +309,5 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         by_steps=StepDecision(**by_steps) if by_steps else None,
         node_memory=raw["node_memory"],
         threshold=options.threshold,
+        formats={name: getattr(options, name) for name in metrics.COLLECTIVES},
     )

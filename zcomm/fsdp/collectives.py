@@ -41,6 +41,7 @@ class Collectives:
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._told: set[str] = set()  # what warnings were about
+        self.gathers_exact = 0
         self.gathers_fused = 0
         self.reduces_fused = 0
         # By the process group's name: of reshard_after_forward's mesh there is another one.
@@ -85,6 +86,7 @@ class Collectives:
             return
         self.strategy.forget()
         self._told.clear()
+        self.gathers_exact = self.gathers_fused = self.reduces_fused = 0
         self.rule, self.strategy = rule, strategy or self.plain
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
@@ -299,6 +301,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         plan = owner.plan_gather(parts or output, shard, backend, group=group.group_name, is_mixed=is_mixed)
         if isinstance(plan, _c10d.Verdict):  # exact gathers keep FSDP2's view as bytes
             output, shard, parts, is_late = output_tensor, input_tensor, (), False
+            owner.gathers_exact += 1
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
         elif not is_late:

@@ -73,12 +73,15 @@ def compress(
             the parameters. :meth:`Compression.stats` counts both.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
             ``"lossless"`` without ``keep_in_node``; at a gather, weights of float32 or float64 with ``"lossless"``; at
             the first forward pass, a process group without the backend "zcomm".
         RuntimeError: ``fully_shard`` was applied to no module by the first step of the model's optimizer; weights of a
             module have changed on some ranks only; a CUDA graph captures a gather with ``"lossless"``.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if max_bytes is not None and max_bytes < 0:
         raise ValueError(f"max_bytes: expected 0 or more, or None, got {max_bytes}")
     if weights == "lossless" and not keep_in_node:
@@ -327,6 +330,7 @@ def _stats_of(group: Collectives, rule: Rule) -> ModuleStats:
         elements=sum(numels),
         exempt_elements=sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt),
         gathers=group.gathered.calls,
+        gathers_plain=group.gathers_exact,
         gathers_fused=group.gathers_fused,
         reduces_fused=group.reduces_fused,
         gathered_intra_node_bytes=group.gathered.intra_node_bytes,
@@ -342,7 +346,7 @@ def _stats_of(group: Collectives, rule: Rule) -> ModuleStats:
         made.gathered_inter_node_bytes += shard.intra_node.inter_node_bytes
         made.gathers_inter_node = shard.gathers_inter_node
         made.gathers_intra_node = shard.gathers_intra_node
-        made.gathers_plain = shard.gathers_plain
+        made.gathers_plain += shard.gathers_plain
         made.gathers_beyond_limit = shard.gathers_beyond_limit
         made.memory_bytes = shard.memory_bytes
     if isinstance(shard, KeptValues):

@@ -123,7 +123,6 @@ class SecondaryShard(ABC):
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
         if isinstance(plan, _c10d.Verdict):
-            self.gathers_plain += 1
             return self._group.plain.gather(call)
         if version is None or (is_captured and not self._can_be_captured()):
             self.gathers_plain += 1

@@ -338,6 +338,27 @@ def test_a_custom_collective_in_place_of_a_compressed_one_is_told(name: str) -> 
     run(body, 2, options=options())
 
 
+def test_exact_gathers_are_counted_until_other_settings_are_made() -> None:
+    def body() -> None:
+        layer = nn.Linear(300, 300)
+        fully_shard(layer)
+        for weights, gathers, plain in (("exact", 0, 1), ("int8:256", 1, 0), ("exact", 0, 1)):
+            compression = compress(layer, weights=weights)
+            layer(torch.ones(1, 300)).sum().backward()
+            layer.reshard()
+            (stats,) = compression.stats().values()
+            assert (stats.gathers, stats.gathers_plain, stats.gathers_fused, stats.reduces_fused) == (
+                gathers, plain, gathers, 1,
+            )  # fmt: skip
+
+    run(body, 2, options=options(), nodes=[0, 1])
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got list"):
+        compress([nn.Linear(2, 2)])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("policy", ["always", "auto"])
 def test_exact_calls_are_counted_by_their_reason(policy: Any) -> None:
     def reasons(layer: nn.Module, inputs: torch.Tensor, **settings: Any) -> dict[str, int]:

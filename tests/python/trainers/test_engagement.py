@@ -215,12 +215,37 @@ def test_what_stays_exact_is_told_once(name: str) -> None:
     assert "between nodes: " in told[0][0] and TOLD[name][1] in told[0][0]
 
 
+def test_a_few_bytes_are_no_warning() -> None:
+    def body() -> None:
+        told = logged()
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(6):
+            parameter.grad = torch.ones(4)
+            dist.all_reduce(torch.ones(1))
+            optimizer.step()
+        assert told == []
+
+    run(body, 2, nodes=[0, 1])
+
+
+def test_what_the_user_made_exact_has_no_advice() -> None:
+    def body() -> None:
+        with zcomm.exact():
+            dist.reduce_scatter_single(torch.empty(1 << 16), torch.ones(1 << 17))
+        changeable, total, line = zcomm.stats().explain_exact()
+        assert changeable == 0 < total
+        assert line == "100% of the bytes stayed exact: 100% reduce_scatter format_exact"
+
+    run(body, 2)
+
+
 def test_the_counters_say_what_stays_exact_and_why() -> None:
     def body() -> None:
         dist.all_reduce(torch.ones(1 << 16))
         dist.all_gather_single(torch.empty(1 << 17), torch.ones(1 << 16))
-        share, line = zcomm.stats().explain_exact()
-        assert share == 1.0
+        changeable, total, line = zcomm.stats().explain_exact()
+        assert changeable == total > 0
         assert line.startswith(
             "100% of the bytes stayed exact: 50% all_gather out_of_place (to compress: forms='out_of_place'), "
             "50% all_reduce format_exact (to compress: all_reduce='int8:128/int4:128', or "

@@ -7,20 +7,18 @@ The group's options still apply to buckets of other models and to all other all-
 """
 
 import array
-import gc
 import itertools
 import weakref
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field  # no postponed annotations here: DDP inspects those of the hook
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
-from torch.nn.parallel import DistributedDataParallel
 
+from zcomm.distributed import _ddp
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.groups import backend_of
+from zcomm.distributed.groups import backend_of, living_backends
 from zcomm.distributed.overrides import kept_exact
 from zcomm.feedback import ErrorFeedback
 
@@ -34,8 +32,8 @@ class _Buckets:
         self._numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = itertools.count()
         self._seen: set[str] = set()
-        self.plans: dict[int, _c10d.Operation] = {}  # by bucket, of its last all-reduce
-        self._models: dict[int, tuple[weakref.ref[torch.Tensor], Callable[[], DistributedDataParallel | None]]] = {}
+        # Of the last all-reduce of each bucket, by its index and its first parameter.
+        self.plans: dict[tuple[int, int], _c10d.Operation] = {}
 
     def name_of(self, bucket: GradBucket) -> str:
         numbers = array.array("Q")
@@ -45,18 +43,6 @@ class _Buckets:
                 known = self._numbers[id(parameter)] = (weakref.ref(parameter), next(self._next))
             numbers.append(known[1])
         return f"bucket {bucket.index()} of {bucket.buffer().numel()}, order {zlib.crc32(numbers.tobytes()):08x}"
-
-    def group_of(self, state: "CompressState", bucket: GradBucket) -> dist.ProcessGroup | None:
-        """Return the group of the bucket's model, which need not be the world: a bucket does not know it. None if the
-        state is not that of a model's own hook."""
-        parameter = bucket.parameters()[0]
-        known = self._models.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            model = _model_of(state, parameter)
-            found = weakref.ref(model) if model is not None else lambda: None
-            known = self._models[id(parameter)] = (weakref.ref(parameter), found)
-        model = known[1]()
-        return model.process_group if model is not None else None
 
     def is_new(self, name: str) -> bool:
         if name in self._seen:
@@ -104,23 +90,24 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     if not isinstance(state, CompressState):
         raise TypeError(f"state: expected a zcomm.ddp.CompressState, got {state!r}")
     buckets, feedback = state._buckets, state.error_feedback
-    group = state.process_group if state.process_group is not None else buckets.group_of(state, bucket)
+    group = state.process_group if state.process_group is not None else _group_of(bucket)
     backend = backend_of(group)
     gradients = bucket.buffer()
+    place = bucket.index(), id(bucket.parameters()[0])
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
     plan = backend.plan_all_reduce(
         gradients,
         dist.ReduceOp.AVG,
         formats=buckets.formats,
         feedback=feedback.block_format if feedback is not None and key is not None else None,
-        like=buckets.plans.get(bucket.index()),
+        like=buckets.plans.get(place),
     )
     if isinstance(plan, _c10d.Verdict):
         gradients.div_(backend.size())  # before the sum, which may be beyond float16
         with kept_exact(plan):
             work = dist.all_reduce(gradients, group=group, async_op=True)
     else:
-        buckets.plans[bucket.index()] = plan
+        buckets.plans[place] = plan
         residual = None
         if feedback is not None and key is not None:
             data, empty = feedback.use(
@@ -136,15 +123,14 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     return future
 
 
-def _model_of(state: CompressState, parameter: torch.Tensor) -> DistributedDataParallel | None:
-    """Return the model that has the parameter, and a hook with this state."""
-    models: list[DistributedDataParallel] = [
-        each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)
-    ]
-    for model in models:
-        has_state = any(state is other for _, other in model._comm_hooks)
-        if has_state and any(parameter is other for other in model.parameters()):
-            return model
+def _group_of(bucket: GradBucket) -> dist.ProcessGroup | None:
+    """Return the group of the bucket's model; None, the world, if the model is unknown and there is no other group."""
+    model = _ddp.model_of(bucket.parameters()[0])
+    if model is not None:
+        return model.process_group
+    backend_of()  # raises if the world has another backend
+    if len(living_backends()) > 1:
+        raise ValueError("process_group: expected the model's, as no model has registered a hook for these gradients")
     return None
 
 

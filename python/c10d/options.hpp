@@ -86,7 +86,7 @@ struct ZcommOptions : ::c10d::Backend::Options, OptionValues {
 struct PolicyOverride {
   OptionValues values;
   std::bitset<32> named;                 // which fields count, by their place in the table
-  bool drops_traced = false;             // of the forms, and leaves the others as they are
+  bool drops_traced = false;             // clears Forms::traced, and leaves the other forms as they are
   std::optional<Verdict> exact_because;  // see Policy
 
   Policy apply(Policy policy) const;

@@ -113,7 +113,7 @@ struct Policy {
   Forms forms;
   // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
   bool strict = false;
-  // Why all calls stay exact, if whoever makes them has decided it already: no option, but of an override.
+  // Why all calls stay exact, where a plan has decided it already. No option: kept_exact() in Python sets it.
   std::optional<Verdict> exact_because;
 
   // Returns the formats of a collective; for an all-gather twice the same.

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
 from zcomm import _core, _nccl
 from zcomm._version import __version__
-from zcomm.distributed import decisions, environment, groups, rendezvous, threshold
+from zcomm.distributed import _ddp, decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_FIELDS, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
@@ -34,6 +34,7 @@ _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
+    _ddp.watch_hooks()
     watch_fsdp2()
     groups.count_steps()
     environment.turns_node_memory_off()

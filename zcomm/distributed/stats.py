@@ -271,7 +271,7 @@ class Stats:
         compress() has made them exact."""
         if reason != "format_exact":
             return _SETTINGS.get(reason, "")
-        is_exact = set(self.formats[name].split("/")) <= {"exact", "bf16"}  # bf16: of values of 16 bits
+        is_exact = set(self.formats.get(name, "exact").split("/")) <= {"exact", "bf16"}  # bf16: of values of 16 bits
         return _FORMATS.get(name, "") if is_exact else ""
 
 

@@ -17,9 +17,9 @@ from zcomm.fsdp.fused import Deferred
 
 @dataclass(frozen=True)
 class GatherCall:
-    """One all-gather of FSDP2. ``plan``: or why it stays exact. ``parts``: of each parameter the place of all ranks'
-    shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``output`` has none either if it
-    is deferred and there are no parts: then wires are left. Planned bytes are uint16."""
+    """One all-gather of FSDP2. ``plan``: the operation, or why the call stays exact. ``parts``: of each parameter the
+    place of all ranks' shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``output`` has
+    none either if it is deferred and there are no parts: then wires are left. Planned bytes are uint16."""
 
     output: torch.Tensor
     shard: torch.Tensor

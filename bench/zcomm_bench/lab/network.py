@@ -226,7 +226,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill a process that `NetLab.popen` started, and its children, which may outlive it."""
     # Ids of groups that have members are not given away. So a process with the id of one that was reaped is a stranger.
     if process.returncode is None or not Path(f"/proc/{process.pid}").exists():
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -298,14 +298,15 @@ def _follow(
     assert output is not None
     reader = threading.Thread(target=_read_lines, args=(output, lines), daemon=True)
     reader.start()
-    statuses: list[int | None] = [None]
+    statuses: list[int | None] = [None] * len(ranks)
     while None in statuses and not any(statuses) and (deadline is None or time.monotonic() < deadline):
         with suppress(queue.Empty):
             on_line(lines.get(timeout=_POLL_SECONDS))
         statuses = [process.poll() for process in ranks]
-    reader.join(_LAST_SECONDS)
+    if None not in statuses:
+        reader.join(_LAST_SECONDS)  # a child that rank 0 left in the background may keep the output open
     for process in ranks:
-        kill(process)  # a child that rank 0 left in the background keeps the output open
+        kill(process)
     reader.join(_LAST_SECONDS)
     for _ in range(lines.qsize()):
         on_line(lines.get())

@@ -205,7 +205,7 @@ def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
         parts = [(300, False), (50, True), (50, False)]
         site = _c10d.Site("head", ["weight", "scale"])
         plan = backend_of().plan_gather(whole, own, parts=parts)
-        assert plan is not None
+        assert isinstance(plan, _c10d.Operation)
         plan.run(whole, own, site=site).wait()
         assert [(row["collective"], row["site"], row["format"], row["calls"]) for row in losses()] == [
             ("all_gather", "all_gather of 800 bfloat16", "int8:256", 1),

@@ -218,7 +218,8 @@ def test_a_stranger_with_the_id_of_a_process_that_has_ended_is_spared() -> None:
         ended.wait(timeout=60)
         ended.pid = stranger.pid
         kill(ended)
-        assert stranger.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.5)
 
 
 def test_nothing_is_left_of_a_command_that_is_terminated() -> None:

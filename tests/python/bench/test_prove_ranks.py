@@ -119,6 +119,10 @@ def test_a_network_that_ends_is_told_without_names(monkeypatch: pytest.MonkeyPat
         ),
         ("rank 0 gave up in reduce_scatter float32[3 x 65536] int8:128/int4:128 times 1", None),
         ("no route to tcp://node7:29500 or [fe80::1]:80, zcomm 0.1.2", "no route to ... or ... zcomm 0.1.2"),
+        (
+            "SocketImpl(fd=9, remote=[node7.example]:29500), node7:29500 in 30000 ms",
+            "SocketImpl(fd=9, ... ... in 30000 ms",
+        ),
     ],
 )
 def test_errors_keep_ranks_and_no_names(error: str, kept: str | None) -> None:

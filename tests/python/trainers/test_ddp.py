@@ -27,6 +27,8 @@ from support.worlds import options, run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -197,6 +199,48 @@ def test_gradients_are_averaged_over_the_models_own_group(how: str) -> None:
         assert zcomm.stats(group).all_reduce.calls == 2
 
     run(body, 4, options=options())
+
+
+@pytest.mark.parametrize("how", ["with tensor parallelism", "wrapped again", "in a hook of the user's"])
+def test_the_group_is_that_of_the_model(how: str) -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        layer, state = nn.Linear(256, 64, bias=False), zcomm.ddp.CompressState("int8:128")
+        if how == "with tensor parallelism":
+            layer = parallelize_module(layer, mesh["tp"], RowwiseParallel(input_layouts=Replicate()))
+        if how == "wrapped again":
+            kept = DistributedDataParallel(layer)
+            kept.register_comm_hook(state, zcomm.ddp.compress_hook)
+        model = DistributedDataParallel(layer, device_mesh=mesh["dp"])
+        if how == "in a hook of the user's":
+
+            def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP inspects annotations
+                return zcomm.ddp.compress_hook(state, bucket)
+
+            model.register_comm_hook(None, hook)
+        else:
+            model.register_comm_hook(state, zcomm.ddp.compress_hook)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 256), 4.0 ** (rank // 2))).sum().backward()
+        dp = zcomm.stats(mesh.get_group("dp")).all_reduce
+        assert (dp.calls, zcomm.stats().all_reduce.calls) == (2, 0)
+
+    run(body, 4, options=options())
+
+
+def test_gradients_of_no_known_model_are_refused() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(nn.Linear(300, 300))
+        dist._register_comm_hook(model.reducer, zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
+        model(torch.ones(1, 300)).sum().backward()
+        assert zcomm.stats().all_reduce.calls == 1  # of the only group
+        dist.new_group()
+        with pytest.raises(ValueError, match="process_group: expected the model's"):
+            model(torch.ones(1, 300)).sum().backward()
+
+    run(body, 2, options=options())
 
 
 def test_a_model_of_another_backend_is_refused() -> None:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from zcomm_bench.prove.stages.ranks import Ranks
 
 LOG_LINES = 5
-# Words with a path, an address, "host<port>" as NCCL has it, and "(host, port)" as torch has it.
-NAMES = re.compile(r"\(\S+, \d+\)|\S*(?:(?<!\w)/|\d\.\d+\.\d+\.\d|<\d+>|\[[\da-f]*:)\S*")
+# Words with a path, an address, "host<port>" as NCCL has it, "(host, port)" and "[host]:port" as torch has them.
+NAMES = re.compile(r"\(\S+, \d+\)|\S*(?:(?<!\w)/|\d\.\d+\.\d+\.\d|<\d+>|\[[\da-f]*:|[\w\]]:\d{4,5}\b)\S*")
 
 
 def run(ranks: Ranks, program: str, spec: Mapping[str, Any], variables: Mapping[str, str], seconds: float) -> list[Any]:
@@ -53,7 +53,7 @@ def run(ranks: Ranks, program: str, spec: Mapping[str, Any], variables: Mapping[
 
 def nameless(error: str) -> str:
     """An error without what names a host or a user. Ranks stay."""
-    return NAMES.sub("...", error)
+    return NAMES.sub("...", error).replace(socket.gethostname(), "...")
 
 
 def free_port() -> int:

@@ -84,8 +84,8 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
 
     Several buckets are reduced at the same time. Buckets below the group's ``min_bytes`` stay exact, as do buckets of
     dtypes other than float32, bfloat16 and float16, and all buckets inside ``zcomm.exact()``. They have the
-    bits of torch's ``allreduce_hook``. Raises ValueError if the group is not zcomm's, and TypeError if the hook was
-    registered with another state.
+    bits of torch's ``allreduce_hook``. Raises ValueError if the group is not zcomm's, or not known among several as
+    ``register_comm_hook`` was bypassed; and TypeError if the hook was registered with another state.
     """
     if not isinstance(state, CompressState):
         raise TypeError(f"state: expected a zcomm.ddp.CompressState, got {state!r}")

@@ -30,7 +30,7 @@ class SlotViews {
   std::size_t per_slot_;
 };
 
-// Returns the first slot that `view` overlaps, or -1. The view may be the own slot.
+// Returns the first slot that `view` overlaps, or -1. Ignores slot `own` if it begins at the address of the view.
 template <class View, class Slots>
 int overlapped_slot(const View& view, const Slots& slots, int own) {
   const auto begin_of = [](const auto& each) { return reinterpret_cast<std::uintptr_t>(each.data); };

@@ -112,6 +112,10 @@ def test_one_module_reads_the_private_names_of_dtensor() -> None:
     assert readers == {"_dtensor.py"}
 
 
+def test_one_module_reads_the_private_names_of_ddp() -> None:
+    assert {file.name for file in PACKAGE.rglob("*.py") if "_module_parameters" in file.read_text()} == {"_ddp.py"}
+
+
 def test_functions_of_the_package_fit_on_a_page() -> None:
     for file in modules().values():
         for node in ast.walk(ast.parse(file.read_text())):

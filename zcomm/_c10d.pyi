@@ -74,7 +74,7 @@ class OptionField:
 COLLECTIVES: tuple[str, ...]
 OPTION_FIELDS: tuple[OptionField, ...]
 
-class Options(Backend.Options):  # type: ignore[misc,unused-ignore]
+class Options(Backend.Options):  # type: ignore[misc]
     """A property for each option."""
 
     @property
@@ -224,7 +224,7 @@ class Operation:
     # On the current stream, which must wait for the gather.
     def decode(self, output: TensorOrParts, wires: torch.Tensor) -> None: ...
 
-class ProcessGroup(Backend):  # type: ignore[misc,unused-ignore]
+class ProcessGroup(Backend):  # type: ignore[misc]
     def __init__(
         self,
         exact_cpu: Backend,

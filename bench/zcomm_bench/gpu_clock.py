@@ -39,7 +39,7 @@ def seconds_of(passes: Sequence[Pass], repeats: int, *, flush: bool = True, warm
 
 
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def codec_seconds(problem: Problem, formats: str, num_ranks: int, ranks_per_node: int) -> float:

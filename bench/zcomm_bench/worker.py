@@ -325,7 +325,7 @@ def _median_step(marks: Sequence[float]) -> float:
 def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     # On a GPU every piece costs a wait for it, and there is more memory.
     elements = CHECK_ELEMENTS if tensor.device.type == "cpu" else 64 * CHECK_ELEMENTS
-    return torch.split(tensor, elements)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+    return torch.split(tensor, elements)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def overhead(batch: int) -> list[dict[str, Any]]:

@@ -272,7 +272,7 @@ class Collectives:
             _log.warning("%s %s: left exact", self.name, what)
 
 
-class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
+class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
     def __init__(self, owner: Collectives) -> None:
         self.owner = owner
 
@@ -314,7 +314,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc,unused-ignore]
         return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
-class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc,unused-ignore]
+class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
     def __init__(self, owner: Collectives, previous: _fsdp2.ReduceScatter) -> None:
         self._owner = owner
         self._previous = previous

@@ -113,7 +113,7 @@ def _padded(gradient: torch.Tensor, num_ranks: int) -> torch.Tensor:
     return gradient.reshape(-1)
 
 
-class Deferred(torch.Tensor):  # type: ignore[misc,unused-ignore]
+class Deferred(torch.Tensor):  # type: ignore[misc]
     """Stand-in for a buffer of FSDP2's, or a view of it."""
 
     buffer: Buffer
@@ -125,7 +125,7 @@ class Deferred(torch.Tensor):  # type: ignore[misc,unused-ignore]
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override,unused-ignore]
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         handler = _HANDLERS.get(func)

@@ -56,5 +56,5 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
         parts = name.split(".")[:-1]
         return any(isinstance(modules[".".join(parts[:depth])], selector) for depth in range(len(parts) + 1))
     if _is_function(selector):
-        return bool(selector(name, parameter))  # type: ignore[call-arg,unused-ignore]
+        return bool(selector(name, parameter))  # type: ignore[call-arg]
     raise ValueError(f"exempt: expected a pattern, a type of module, or a function, got {selector!r}")

@@ -55,7 +55,7 @@ def _become_privileged() -> int | None:
 
 def _new_network() -> tuple[int, Any]:
     """Move into a new network namespace; returns its descriptor and a netlink socket that stays in it."""
-    from pyroute2 import IPRoute  # type: ignore[import-untyped, unused-ignore]
+    from pyroute2 import IPRoute  # type: ignore[import-untyped]
 
     _unshare(CLONE_NEWNET, "network")
     return os.open("/proc/self/ns/net", os.O_RDONLY), IPRoute()

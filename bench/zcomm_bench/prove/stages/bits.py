@@ -76,7 +76,7 @@ def call(case: bits.Case, own: torch.Tensor, group: Any) -> torch.Tensor:
             return torch.cat(parts) if parts else own
         case "scatter":
             shard = own.new_empty(case.elements)
-            dist.scatter(shard, list(own.split(case.elements)) if rank == 0 else None, src=0, group=group)  # type: ignore[no-untyped-call, unused-ignore]
+            dist.scatter(shard, list(own.split(case.elements)) if rank == 0 else None, src=0, group=group)  # type: ignore[no-untyped-call]
             return shard
         case "send_recv":
             if rank % 2:

@@ -22,7 +22,7 @@ ALONE_STEPS = 6  # the first of which warm up
 WARMUP_STEPS = 2
 
 
-class Decoder(nn.Module):  # type: ignore[misc, unused-ignore]
+class Decoder(nn.Module):  # type: ignore[misc]
     """From tokens to the loss of predicting the next one."""
 
     def __init__(self, model: Model) -> None:
@@ -63,7 +63,7 @@ class Copy:
 
     def compute(self, text: Tensor) -> Tensor:
         loss: Tensor = self.module(text)
-        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def update(self) -> None:
@@ -86,7 +86,7 @@ def text_of(model: Model, rank: int, number: int, device: torch.device) -> Tenso
 def alone(ranks: Ranks, model: Model) -> dict[str, Any]:
     """Seconds of computing and of the optimizer without a network: each rank is a world of its own, all at once. Its
     optimizer has the weights of all ranks."""
-    own = dist.new_subgroups_by_enumeration([[rank] for rank in range(ranks.size)])[0]  # type: ignore[no-untyped-call, unused-ignore]
+    own = dist.new_subgroups_by_enumeration([[rank] for rank in range(ranks.size)])[0]  # type: ignore[no-untyped-call]
     copy = Copy(model, own, ranks.device)
     seconds: list[list[float]] = [[], []]
     for number in range(ALONE_STEPS):
@@ -151,7 +151,7 @@ def blocks(ranks: Ranks, model: Model) -> dict[str, Any]:
 def mean_over_ranks(values: list[float]) -> list[float]:
     found = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(found)
-    return (found / dist.get_world_size()).tolist()  # type: ignore[no-any-return, unused-ignore]
+    return (found / dist.get_world_size()).tolist()  # type: ignore[no-any-return]
 
 
 def run(ranks: Ranks) -> dict[str, Any]:

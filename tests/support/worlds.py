@@ -39,6 +39,7 @@ LEAVE_SECONDS = 1.0  # for the other ranks to be done, too; a test may well wait
 HIDDEN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 _fork = multiprocessing.get_context("fork")
+torch.set_num_threads(1)  # OpenMP's threads are not forked, and ranks would wait for them for ever
 
 
 class WorldError(AssertionError):

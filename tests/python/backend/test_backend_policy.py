@@ -380,3 +380,15 @@ def test_worlds_report_failures() -> None:
 
     with pytest.raises(WorldError, match="only rank 0 is fine"):
         run(body)
+
+
+def test_ranks_may_use_threads_after_the_process_that_forks_them_has_computed() -> None:
+    def compute() -> None:
+        torch.ones(1 << 20).add_(1)
+
+    def body() -> None:
+        torch.set_num_threads(3)
+        compute()
+
+    compute()
+    run(body, seconds=20.0)

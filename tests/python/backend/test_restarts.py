@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support import restarts
+from support.worlds import run
 
 import zcomm
 
@@ -53,42 +55,10 @@ os._exit(0)  # as above
 """
 
 
-# Steps have batches of their own, so that a step that is left out or made twice is noticed.
 TRAINER = """
-import os, pathlib, signal, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-import zcomm
-from support.training import make_batch, make_model, whole
-
-folder, killed_at = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-checkpoint = folder / "checkpoint"
-begin = 4 if (checkpoint / ".metadata").exists() else 0  # which is written last
-dist.init_process_group("zcomm")
-model = make_model()
-for block in [*model, model]:
-    fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-secondary = zcomm.fsdp.compress(model, weights="lossless")
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-if begin > 0:
-    states = get_state_dict(model, optimizer)
-    dcp.load(dict(zip(("model", "optimizer"), states)), checkpoint_id=checkpoint)
-    set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1])
-for step in range(begin, 10):
-    inputs, targets = make_batch(step * dist.get_world_size() + dist.get_rank())
-    loss = (model(inputs).float() - targets).square().mean()
-    if step == killed_at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if step + 1 == 4:
-        dcp.save(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer))), checkpoint_id=checkpoint)
-parameters = [whole(parameter) for parameter in model.parameters()]
-if dist.get_rank() == 0:
-    generations = [stats.generation for stats in secondary.stats().values()]
-    torch.save({"begin": begin, "generations": generations, "parameters": parameters}, folder / "end.pt")
-dist.destroy_process_group()
+import os, pathlib, sys
+from support.restarts import train
+train(pathlib.Path(sys.argv[1]), killed_at=6)
 os._exit(0)  # as above
 """
 
@@ -132,20 +102,21 @@ def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_p
     assert [process.returncode for process in agents] == [0, 0], "\n".join(end[-3000:] for end in ends)
 
 
-@pytest.mark.timeout(500)  # twelve processes import torch
+@pytest.mark.timeout(400)  # eight processes import torch
 def test_training_by_lossless_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
     """A rank is killed between the forward and the backward pass of step 6. All begin again at the checkpoint of step
     4, without what they held, and end with the parameters of a training that nothing has interrupted."""
-    ends = {}
-    for name, killed_at in (("interrupted", 6), ("whole", -1)):
-        folder = tmp_path / name
+    env = {"ZCOMM_NODE_SIZE": "2", "ZCOMM_MIN_BYTES": "1"}
+    folders = [tmp_path / name for name in ("interrupted", "whole")]
+    for folder in folders:
         folder.mkdir()
-        env = {"PYTHONPATH": str(Path(__file__).parents[2]), "ZCOMM_NODE_SIZE": "2", "ZCOMM_MIN_BYTES": "1"}
-        run_agent(folder, TRAINER, 4, str(folder), str(killed_at), OMP_NUM_THREADS="1", **env)
-        ends[name] = torch.load(folder / "end.pt")
-    assert (ends["interrupted"]["begin"], ends["whole"]["begin"]) == (4, 0)
-    assert (ends["interrupted"]["generations"], ends["whole"]["generations"]) == ([6, 6, 6], [10, 10, 10])
-    for resumed, expected in zip(ends["interrupted"]["parameters"], ends["whole"]["parameters"], strict=True):
+    path = str(Path(__file__).parents[2])
+    run_agent(folders[0], TRAINER, 4, str(folders[0]), OMP_NUM_THREADS="1", PYTHONPATH=path, **env)
+    run(lambda: restarts.train(folders[1], killed_at=-1), 4, backend=None, launched=True, env=env)
+    interrupted, whole = (torch.load(folder / "end.pt") for folder in folders)
+    assert (interrupted["begin"], whole["begin"]) == (4, 0)
+    assert (interrupted["generations"], whole["generations"]) == ([6, 6, 6], [10, 10, 10])
+    for resumed, expected in zip(interrupted["parameters"], whole["parameters"], strict=True):
         assert torch.equal(resumed, expected)
 
 

@@ -21,17 +21,25 @@ from zcomm_bench import measure
 from zcomm_bench.cli import app
 from zcomm_bench.lab import network
 
-RATE = 100e6 / 8
-LEAST_BYTES = 1 << 18  # of calls that are rehearsed
+RATE = 1e9 / 8
+LEAST_BYTES = 1 << 20  # of calls that are rehearsed
+# The command itself, with messages that the ranks of a small machine pass on in a moment.
+SMALL = """
+from zcomm_bench import measure
+from zcomm_bench.cli import app
+measure.MAX_BYTES["cpu"] = 2 << 20
+measure.CODEC_ELEMENTS["cpu"] = 1 << 18
+app()
+"""
 BURST = 1.25  # a limited link lets a little more through at first
 
 
 def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
     file, config = tmp_path / "made" / "cluster.json", tmp_path / "config.json"
-    command = [sys.executable, "-m", "zcomm_bench", "measure", "--output", str(file)]
+    command = [sys.executable, "-c", SMALL, "measure", "--output", str(file)]
     lines: list[str] = []
     env = {"PYTHONWARNINGS": "error::FutureWarning", "ZCOMM_MIN_BYTES": str(LEAST_BYTES)}
-    launched = network.launch(command, nodes="2x2", rate="100mbit", timeout=110, env=env, on_line=lines.append)
+    launched = network.launch(command, nodes="2x2", rate="1gbit", timeout=110, env=env, on_line=lines.append)
     calibration = load(file)
     assert lines[0] == "2 nodes of 2 ranks"
     assert lines[1].startswith("between nodes, of a node: ") and lines[2].startswith("inside a node, of a rank: ")

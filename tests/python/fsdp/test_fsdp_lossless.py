@@ -60,7 +60,7 @@ def train(
 
 
 def adamw(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, fused=True)
 
 
 def parameters_of(model: nn.Module) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx  # what compilers need: here, not in each rank
 import torch.distributed as dist
 from support.calls import logged
 from support.decisions import SLOW_LINK, table
@@ -42,9 +43,9 @@ class Layer(nn.Module):
         return result
 
 
-def make_model() -> nn.Sequential:
+def make_model(layers: int = 2) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(Layer(), Layer())
+    return nn.Sequential(*(Layer() for _ in range(layers)))
 
 
 def shard(model: nn.Sequential, **fields: Any) -> nn.Module:
@@ -81,7 +82,7 @@ def hsdp() -> nn.Module:
 
 
 def traced() -> nn.Module:
-    model = simple_fsdp(make_model(), init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",)))
+    model = simple_fsdp(make_model(layers=1), init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",)))
     model.compile(backend="aot_eager", fullgraph=True)
     return model
 
@@ -138,7 +139,7 @@ def bytes_between_nodes() -> tuple[int, int]:
 
 def train(wrap: Callable[[], nn.Module], steps: int = STEPS) -> list[float]:
     model = wrap()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
     losses = []
     for step in range(steps):
         generator = torch.Generator().manual_seed(10 * step + dist.get_rank())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx  # what compilers need: here, not in each rank
 import torch.distributed as dist
 from support.calls import newly_counted
 from support.cpp_example import needs_compiler

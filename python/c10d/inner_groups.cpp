@@ -33,7 +33,7 @@ BackendPtr InnerGroups::existing_cuda() {
   if (type == at::kCPU) return *cpu_;
   TORCH_CHECK_VALUE(type == at::kCUDA, "zcomm: expected a tensor on cpu or cuda, got one on ", type);
   ::c10d::Backend& inner = cuda();
-  if (coalescing_ && !coalescing_cuda_) {
+  if (is_coalescing() && !coalescing_cuda_) {
     inner.startCoalescing();
     coalescing_cuda_ = true;
   }
@@ -49,24 +49,24 @@ void InnerGroups::set_group_uid(const std::string& uid) {
 }
 
 void InnerGroups::start_coalescing() {
+  coalescing_thread_ = std::this_thread::get_id();
   interrupt_coalescing();  // torch does not end a block that raised
   coalesced_.clear();
-  coalescing_ = true;
 }
 
 WorkPtr InnerGroups::end_coalescing() {
-  TORCH_CHECK(coalescing_, "zcomm: endCoalescing was called without startCoalescing");
+  TORCH_CHECK(is_coalescing(), "zcomm: endCoalescing was called without startCoalescing");
   interrupt_coalescing();
-  coalescing_ = false;
+  coalescing_thread_ = std::thread::id();
   return c10::make_intrusive<CombinedWork>(cpu_->getRank(), std::exchange(coalesced_, {}));
 }
 
 void InnerGroups::interrupt_coalescing() {
-  if (std::exchange(coalescing_cuda_, false)) track(cuda().endCoalescing());
+  if (is_coalescing() && std::exchange(coalescing_cuda_, false)) track(cuda().endCoalescing());
 }
 
 WorkPtr InnerGroups::track(WorkPtr work) {
-  if (coalescing_ && work) coalesced_.push_back(work);
+  if (is_coalescing() && work) coalesced_.push_back(work);
   return work;
 }
 

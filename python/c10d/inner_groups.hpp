@@ -1,7 +1,9 @@
 // Inner groups: torch's own groups, Gloo and for GPU tensors NCCL, which carry the exact calls.
 #pragma once
 
+#include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "flight_recorder.hpp"
 #include "python_hooks.hpp"
@@ -58,11 +60,11 @@ class InnerGroups {
   }
   void set_group_uid(const std::string& uid);
 
-  // Begins coalescing: NCCL's calls become one; Gloo has no groups of calls, and compressed ones start at once. The
-  // caller gets one work for all.
+  // Begins coalescing of this thread's calls: NCCL's become one; Gloo has no groups of calls, and compressed ones start
+  // at once. The caller gets one work for all.
   void start_coalescing();
   WorkPtr end_coalescing();
-  bool is_coalescing() const { return coalescing_; }
+  bool is_coalescing() const { return coalescing_thread_.load() == std::this_thread::get_id(); }
   // Sends NCCL's calls so far, if they are being coalesced. NCCL would delay a compressed call that is made in between
   // to the end of its group.
   void interrupt_coalescing();
@@ -78,8 +80,8 @@ class InnerGroups {
   std::mutex cuda_mutex_;  // guards the next two
   BackendPtr cuda_;
   std::string uid_;
-  bool coalescing_ = false;
-  bool coalescing_cuda_ = false;  // the inner group has been told
+  std::atomic<std::thread::id> coalescing_thread_{};  // alone uses the next two
+  bool coalescing_cuda_ = false;                       // the inner group has been told
   std::vector<WorkPtr> coalesced_;
 };
 

@@ -68,7 +68,8 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr barrier(const ::c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  bool supportsCoalescing() const override { return true; }
+  // Without GPUs no, as Gloo: torch's blocks keep a group's calls of all threads, and of a block that raised for ever.
+  bool supportsCoalescing() const override { return at::hasCUDA(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   bool supportsSplitting() const override { return true; }

@@ -26,7 +26,7 @@ inline void require_cuda(cudaError_t result) {
 // Waits until the counts have not changed for a while: abandoned resources are freed on detached threads.
 inline cuda_host::Counts settled_counts() {
   cuda_host::Counts counts = cuda_host::counts();
-  for (int unchanged = 0; unchanged < 20;) {
+  for (int unchanged = 0; unchanged < 100;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const cuda_host::Counts now = cuda_host::counts();
     unchanged = now == counts ? unchanged + 1 : 0;

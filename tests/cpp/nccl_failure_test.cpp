@@ -226,7 +226,7 @@ TEST_CASE("nccl: two sides that disagree on a size fail instead of writing past 
     Stream stream;
     DeviceArray<unsigned char> bytes(100);
     bytes.set(std::vector<unsigned char>(100), stream);
-    transport->begin("uneven", {}, 500ms);
+    transport->begin("uneven", {}, 3s);
     const Send send{1, bytes.bytes(), 100};
     const Recv recv{0, bytes.bytes(), 60};
     std::string failure;

@@ -106,12 +106,12 @@ def caught() -> None:
 def aborted() -> None:
     call()
     if dist.get_rank() == 1:
-        time.sleep(2)
+        time.sleep(3)
         return
-    threading.Timer(0.2, lambda: dist.distributed_c10d._abort_process_group()).start()
+    threading.Timer(1.0, lambda: dist.distributed_c10d._abort_process_group()).start()
     try:
         call()
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # this one if a busy machine begins the call after the abort
         return
     raise AssertionError("abort did not end the call")
 

@@ -30,7 +30,7 @@ TINY = Scale(
     models=(Model(64, 1, 16, 1, 64),),
     blocks=6,
     block_steps=2,
-    drill_seconds=20.0,
+    drill_seconds=60.0,
 )
 RATES = {
     "nodes": NODES,

@@ -55,6 +55,8 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
     of_others: object = dist.GroupMember.NON_GROUP_MEMBER  # what new_group() returns to other ranks
     if group == of_others:
         raise ValueError("group: expected one that this rank is in, got NON_GROUP_MEMBER")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: expected a ProcessGroup, got {group!r}")
     backend = find_backend(group)
     if backend is None:
         backend_name = dist.get_backend(group)

@@ -105,7 +105,7 @@ class OuterStep:
         max_rate: str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        parameters = [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
+        parameters = _parameters_of(optimizer)
         _check_parameters(parameters)
         _check_types(locals())
         _check_numbers(every, fragments, delay, keep, len(parameters))
@@ -131,6 +131,7 @@ class OuterStep:
             device = fragment.values.device
             fragment.averaging = Averaging(len(fragment.values), device, format, self._feedback, key, group)
             self._fragments.append(fragment)
+        self._num_parameters = len(parameters)
         self._in_flight: list[Fragment] = []  # in the order in which they began
         self._connections = Connections(group)
         # What must be the same in a run that goes on, and at all sites.
@@ -144,6 +145,7 @@ class OuterStep:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
         if not self._compared:
             self._compare_sites()
+        self._check_number()
         self._inner_steps += 1
         self._advance()
         for fragment in self._fragments:
@@ -176,6 +178,7 @@ class OuterStep:
             in_flight.append((self._fragments.index(fragment), fragment.apply_at, mean.clone()))
         return {
             "settings": dict(self._settings),
+            "rank": dist.get_rank(),
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "in_flight": in_flight,
@@ -189,6 +192,8 @@ class OuterStep:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if state["settings"] != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {state['settings']}")
+        if state["rank"] != dist.get_rank():
+            raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {state['rank']}")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values in zip(self._fragments, state["values"], strict=True):
@@ -251,7 +256,7 @@ class OuterStep:
         keep = self._keep if keep is None else keep
         mean = self._wait_for_mean(fragment)
         own = fragment.read() if keep else None
-        gradients = [(p, p.grad) for chosen in self._optimizer.param_groups for p in chosen["params"]]
+        gradients = [(parameter, parameter.grad) for parameter in _parameters_of(self._optimizer)]
         for parameter, _ in gradients:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
         fragment.write(fragment.values)
@@ -266,9 +271,18 @@ class OuterStep:
         fragment.mean = None
         self._in_flight.remove(fragment)
 
+    def _check_number(self) -> None:
+        number = len(_parameters_of(self._optimizer))
+        if number != self._num_parameters:
+            raise ValueError(
+                f"optimizer: expected the {self._num_parameters} parameters that it had when the OuterStep was made, "
+                f"got {number}"
+            )
+
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""
         self._compared = False
+        self._check_number()
         groups = self._optimizer.param_groups
         arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]
@@ -302,6 +316,10 @@ def _comparable(value: Any) -> Any:
         return [_comparable(each) for each in value]
     # Reprs of other objects may tell their addresses.
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
 
 
 def _check_parameters(parameters: list[torch.Tensor]) -> None:

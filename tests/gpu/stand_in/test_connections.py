@@ -154,9 +154,9 @@ def test_an_end_by_another_thread(how: str, monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_ctrl_c_ends_a_communicator_that_connects() -> None:
     def body() -> None:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             zcomm.Communicator(0, 2, zcomm.Communicator.unique_id(), timeout=GROUP_SECONDS)
 
     run(body, 1, backend=None, seconds=IN_TIME)

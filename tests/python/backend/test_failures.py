@@ -227,16 +227,17 @@ def test_abort_from_another_thread(how: str, first: bool) -> None:
         if not first:
             gather(mine())
         group, rank, whole = dist.group.WORLD, dist.get_rank(), torch.ones(2 * NUM)
+        store = dist.distributed_c10d._get_default_store()
         if rank == 0:
-            abort = group.abort if how == "group.abort" else dist.distributed_c10d._abort_process_group
-            threading.Timer(0.3, abort).start()
             call = lambda: gather_in_place(whole, group)  # noqa: E731
+            abort = group.abort if how == "group.abort" else dist.distributed_c10d._abort_process_group
+            threading.Timer(1.0, lambda: (abort(), store.set("aborted", ""))).start()
             message = fails(call)
             assert "abort" in message or "shut down" in message, message
             time.sleep(1)  # an exit would explain the end of the other rank, too
             fails(call)
         elif not first:
-            time.sleep(0.6)
+            store.wait(["aborted"])
             message = fails(lambda: gather(mine()))
             assert "rank 0" in message and "abort" in message, message
 

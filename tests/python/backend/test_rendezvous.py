@@ -108,8 +108,8 @@ def test_an_interrupt_passes_through_a_call_that_waits(raised: type[BaseExceptio
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
             number = signal.SIGINT if raised is KeyboardInterrupt else signal.SIGTERM
-            threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
             with pytest.raises(raised):
+                threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
                 gather(mine())
             store.set("interrupted", "")
         store.wait(["interrupted"])

@@ -79,10 +79,12 @@ def run_agent(folder: Path, program: str, size: int, *arguments: str, **env: str
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
+@pytest.mark.timeout(300)
 def test_workers_that_an_agent_restarts_connect_again(tmp_path: Path) -> None:
     run_agent(tmp_path, WORKER, 2)
 
 
+@pytest.mark.timeout(300)
 def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
@@ -95,7 +97,7 @@ def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_p
     command = [*agent(tmp_path, FAR_WORKER, 1, *where), str(begun)]
     agents = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        ends = [process.communicate(timeout=100)[1] for process in agents]
+        ends = [process.communicate(timeout=280)[1] for process in agents]
     finally:
         for process in agents:
             process.kill()

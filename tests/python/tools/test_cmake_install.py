@@ -27,9 +27,10 @@ def run(*command: str | Path) -> str:
 @pytest.mark.skipif(CMAKE is None or NINJA is None, reason="there is no cmake or ninja")
 @pytest.mark.timeout(900)
 def test_the_example_builds_outside_of_the_tree_against_an_installed_core(tmp_path: Path) -> None:
-    build = ROOT / "build/plain"  # where `make check` has compiled it
     shared = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}"]
+    build = ROOT / "build/plain"  # where `make check` has compiled it
     if not (build / "CMakeCache.txt").exists():
+        build = tmp_path / "core"
         run(CMAKE, *shared, "-S", ROOT, "-B", build, "-DZCOMM_CUDA=OFF")
     run(CMAKE, "--build", build, "--target", "zcomm_core")
     run(CMAKE, "--install", build, "--prefix", tmp_path / "installed")

@@ -235,3 +235,37 @@ def test_another_state_is_refused() -> None:
             other.load_state_dict(state)
 
     run(body, 2)
+
+
+def test_the_state_of_another_rank_is_refused() -> None:
+    def body() -> None:
+        states: list[Any] = [None, None]
+        dist.all_gather_object(states, sites.outer_step(make_model()).state_dict())
+        outer = sites.outer_step(make_model())
+        rank = dist.get_rank()
+        with pytest.raises(ValueError, match=f"state: expected that of rank {rank}, got that of rank {1 - rank}"):
+            outer.load_state_dict(states[1 - rank])
+        outer.load_state_dict(states[rank])
+
+    run(body, 2)
+
+
+def test_parameters_that_the_optimizer_got_later_are_refused() -> None:
+    def body() -> None:
+        optimizer = sites.nesterov(make_model().parameters())
+        outer = zcomm.outer.OuterStep(optimizer, every=2)
+        outer.step()
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+        for call in (outer.step, outer.synchronize):
+            with pytest.raises(ValueError, match=r"optimizer: expected the 10 parameters that it had .* got 11"):
+                call()
+
+    run(body, 2)
+
+
+def test_a_group_that_is_none_is_refused() -> None:
+    def body() -> None:
+        with pytest.raises(TypeError, match="group: expected a ProcessGroup, got 5"):
+            sites.outer_step(make_model(), group=5)
+
+    run(body, 1)

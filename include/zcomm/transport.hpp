@@ -27,6 +27,9 @@ struct Send {
   const std::byte* data = nullptr;
   std::size_t num_bytes = 0;
   bool has_limit = false;  // the receiver knows only a limit of the size: see Recv::is_limit
+  // Elements that the receiver must expect, where only the two of them know the length: wires of several lengths have
+  // as many bytes. NCCL does not compare it.
+  std::int64_t num_elements = 0;
 };
 
 struct Recv {
@@ -37,6 +40,7 @@ struct Recv {
   // If not null, the bytes may stay in memory of the transport until the transfer is destroyed. Each wait() of the rank
   // may point this at another place where they are. It must point at `data` first, and some transports leave it there.
   const std::byte** place = nullptr;
+  std::int64_t num_elements = 0;  // as Send has it
 };
 
 // Transfer in progress. Its memory must stay valid until wait() has returned (on a GPU: until the stream has passed

@@ -80,14 +80,14 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
 
 int C10dTransport::tag_of_send(const Send& send) {
   int& count = num_sent_[static_cast<std::size_t>(send.peer)];
-  const int tag = tag_of(count, send.has_limit ? 0 : send.num_bytes, rank(), send.peer);
+  const int tag = tag_of(count, send.has_limit ? 0 : send.num_bytes, send.num_elements, rank(), send.peer);
   count = (count + 1) % kTags;
   return tag;
 }
 
 int C10dTransport::tag_of_recv(const Recv& recv) {
   int& count = num_received_[static_cast<std::size_t>(recv.peer)];
-  const int tag = tag_of(count, recv.is_limit ? 0 : recv.num_bytes, recv.peer, rank());
+  const int tag = tag_of(count, recv.is_limit ? 0 : recv.num_bytes, recv.num_elements, recv.peer, rank());
   count = (count + 1) % kTags;
   return tag;
 }

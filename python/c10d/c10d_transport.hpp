@@ -57,12 +57,13 @@ class C10dTransport final : public Transport {
   c10::intrusive_ptr<::c10d::Store> store_;
   const std::unique_ptr<NodeMemory> memory_;
   // Computes a tag from the number of the message between two ranks, which both count, from the call and from the
-  // size, 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one and
-  // leaves the other incomplete, so they must not match. Ranks that call different things wait until the watch finds
-  // it. The lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if bytes
-  // arrive on it.
-  int tag_of(int count, std::size_t num_bytes, int sender, int receiver) const {
-    const auto of_size = static_cast<int>(num_bytes * 0x9e3779b97f4a7c15u >> 35);  // as many bits as kTags has
+  // sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one
+  // and leaves the other incomplete, so they must not match. Ranks that call different things wait until the watch
+  // finds it. The lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if
+  // bytes arrive on it.
+  int tag_of(int count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver) const {
+    const std::size_t size = num_bytes + (static_cast<std::size_t>(num_elements) << 32);
+    const auto of_size = static_cast<int>(size * 0x9e3779b97f4a7c15u >> 35);  // as many bits as kTags has
     return (call_tag_ ^ count ^ of_size) * 2 + (sender < receiver ? 1 : 0);
   }
   // Returns the tag of the next message, and counts it.

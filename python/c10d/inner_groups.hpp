@@ -81,7 +81,7 @@ class InnerGroups {
   BackendPtr cuda_;
   std::string uid_;
   std::atomic<std::thread::id> coalescing_thread_{};  // alone uses the next two
-  bool coalescing_cuda_ = false;                       // the inner group has been told
+  bool coalescing_cuda_ = false;                      // the inner group has been told
   std::vector<WorkPtr> coalesced_;
 };
 

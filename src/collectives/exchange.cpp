@@ -205,7 +205,10 @@ class Exchange final : public Stages {
       const Message& message = plan_.recvs()[i];
       std::byte* const data = is_exact(message) ? part(arguments_.outputs, message.peer, chunk).data
                                                 : incoming_.data(static_cast<int>(i), chunk);
-      recvs_.push_back({message.peer, data, plan_.num_bytes(message, chunk)});
+      recvs_.push_back({.peer = message.peer,
+                        .data = data,
+                        .num_bytes = plan_.num_bytes(message, chunk),
+                        .num_elements = message.num_elements});
     }
     const bool one_by_one = r_.transport.starts_at_once();
     if (one_by_one) start_listed(chunk);
@@ -220,12 +223,15 @@ class Exchange final : public Stages {
     const Message& message = plan_.sends()[index];
     const ConstTensorView values = part(arguments_.inputs, message.peer, chunk);
     if (values.num_elements == 0) return;
-    if (is_exact(message)) return sends_.push_back({message.peer, values.data, values.num_bytes()});
+    Send send{message.peer, values.data, values.num_bytes(), false, message.num_elements};
+    if (is_exact(message)) return sends_.push_back(send);
     const std::int64_t begin = chunk * plan_.chunk_elements();
     const Piece<BlockFormat> piece{begin, values.num_elements, message.format, 0, begin};
     std::byte* const wire = outgoing_.data(static_cast<int>(index), chunk);
     encodes_.push_back({values, message.format, wire, rounding_of(r_, message.peer, piece, message.format)});
-    sends_.push_back({message.peer, wire, plan_.num_bytes(message, chunk)});
+    send.data = wire;
+    send.num_bytes = plan_.num_bytes(message, chunk);
+    sends_.push_back(send);
   }
 
   // Encodes the listed jobs, starts the listed messages, and clears the lists.

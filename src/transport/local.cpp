@@ -16,7 +16,8 @@ struct Message {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
   std::size_t num_bytes = 0;  // as given by the first side; once matched, the bytes sent
-  bool is_limit = false;      // set by the receiver
+  std::int64_t num_elements = 0;
+  bool is_limit = false;  // set by the receiver
   // Flags guarded by Hub::mutex. A matched message is being copied until `done`: neither side may release its memory.
   bool matched = false;
   bool done = false;
@@ -101,22 +102,27 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
   std::vector<std::shared_ptr<Message>> all;
   std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
   std::string error;
-  const auto match = [&](auto& others, auto& own, int peer, std::size_t num_bytes, auto&& fits, auto&& fill) {
-    if (num_bytes == 0 || !error.empty()) return;
+  const auto match = [&](auto& others, auto& own, const auto& side, auto&& fits, auto&& fill) {
+    if (side.num_bytes == 0 || !error.empty()) return;
     std::shared_ptr<Message> message;
     if (others.empty()) {
       message = std::make_shared<Message>();
-      message->num_bytes = num_bytes;
+      message->num_bytes = side.num_bytes;
+      message->num_elements = side.num_elements;
       own.push_back(message);
     } else {
       message = others.front();
       if (message->dropped) {
-        error = "rank " + std::to_string(peer) + " gave up";
+        error = "rank " + std::to_string(side.peer) + " gave up";
         return;
       }
-      if (!fits(*message)) {
-        error = "rank " + std::to_string(rank_) + " moves " + std::to_string(num_bytes) + " bytes where rank " +
-                std::to_string(peer) + " moves " + std::to_string(message->num_bytes);
+      if (!fits(*message) || message->num_elements != side.num_elements) {
+        error = "rank " + std::to_string(rank_) + " moves " + std::to_string(side.num_bytes) + " bytes where rank " +
+                std::to_string(side.peer) + " moves " + std::to_string(message->num_bytes);
+        if (side.num_elements > 0) {
+          error += ", of " + std::to_string(side.num_elements) + " and " + std::to_string(message->num_elements) +
+                   " elements";
+        }
         return;
       }
       others.pop_front();
@@ -132,7 +138,7 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
     for (const Send& send : sends) {
       Hub::Waiting& queue = hub_->between(rank_, send.peer);
       const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
-      match(queue.recvs, queue.sends, send.peer, send.num_bytes, fits, [&](Message& m) {
+      match(queue.recvs, queue.sends, send, fits, [&](Message& m) {
         m.source = send.data;
         m.num_bytes = send.num_bytes;
       });
@@ -140,7 +146,7 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
     for (const Recv& recv : recvs) {
       Hub::Waiting& queue = hub_->between(recv.peer, rank_);
       const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
-      match(queue.sends, queue.recvs, recv.peer, recv.num_bytes, fits, [&](Message& m) {
+      match(queue.sends, queue.recvs, recv, fits, [&](Message& m) {
         m.target = recv.data;
         m.is_limit = recv.is_limit;
       });

@@ -48,6 +48,21 @@ SPLITS = [
 ]
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=str)
+@pytest.mark.parametrize(("format", "expected"), [("int8:128", 97), ("int4:64", 128)])
+def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes(
+    format: str, expected: int, nodes: list[int]
+) -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        sent, received = ([50, 100], [50, 50]) if rank == 0 else ([50, 50], [expected, 50])
+        dist.all_to_all_single(torch.empty(sum(received)), torch.ones(sum(sent)), received, sent)
+
+    assert zcomm.codec.wire_bytes(format, "float32", 100) == zcomm.codec.wire_bytes(format, "float32", expected)
+    outcomes = collect(body, 2, nodes=nodes, options=zcomm.Options(all_to_all=format, min_bytes=1), group_seconds=3.0)
+    assert (outcomes[1].error or "").startswith("DistBackendError"), outcomes  # rank 0 may have sent its part
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_to_all_of_one_tensor(dtype: torch.dtype) -> None:
     def body() -> None:

@@ -127,6 +127,16 @@ def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
             call()
 
 
+def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes() -> None:
+    def body(rank: LocalRank) -> None:
+        sent, received = ([50, 100], [50, 50]) if rank.rank == 0 else ([50, 50], [103, 50])
+        output = np.empty(sum(received), np.float32)
+        rank.all_to_all(np.ones(sum(sent), np.float32), output, splits=sent, out_splits=received, formats="int8:128")
+
+    with pytest.raises(RuntimeError, match=r"moves 128 bytes where rank . moves 128, of 10[03] and 10[03] elements"):
+        LocalWorld([0, 0], timeout=5).run(body)
+
+
 def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
     rank, other = LocalWorld("1x2").ranks
     held = HeldShards()

@@ -68,7 +68,7 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr barrier(const ::c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // Without GPUs no, as Gloo: torch's blocks keep a group's calls of all threads, and of a block that raised for ever.
+  // Without GPUs no, as Gloo: a block of torch's takes other threads' calls along, and if it raises all later ones.
   bool supportsCoalescing() const override { return at::hasCUDA(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;

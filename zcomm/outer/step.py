@@ -71,8 +71,9 @@ class OuterStep:
     stop the compression.
 
     Args:
-        optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device. It steps them
-            in place, at once with the inner one's changes. Checkpoint it like the inner one.
+        optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device, with the values to
+            begin with. It steps them in place, at once with the inner one's changes. It may get no others later.
+            Checkpoint it like the inner one.
         every: inner steps from one outer step of a parameter to its next.
         fragments: parts of about equal size, in the order of the parameters. They take turns: one begins every
             ``every / fragments`` inner steps.
@@ -143,9 +144,9 @@ class OuterStep:
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
+        self._check_parameters()
         if not self._compared:
             self._compare_sites()
-        self._check_number()
         self._inner_steps += 1
         self._advance()
         for fragment in self._fragments:
@@ -158,6 +159,7 @@ class OuterStep:
         """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
         parameters have the same bits at all sites: for an evaluation, or at the end of the training. Raises ValueError
         at all sites if they have not."""
+        self._check_parameters()
         if not self._compared:
             self._compare_sites()
         for fragment in list(self._in_flight):
@@ -186,14 +188,14 @@ class OuterStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the ``state_dict`` of the same rank. Raises ValueError if it is of other arguments or parameters, and
-        RuntimeError while fragments are under way."""
+        """Load the ``state_dict`` of the same rank. Raises ValueError if it is of another one, of other arguments or
+        parameters, and RuntimeError while fragments are under way."""
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if state["settings"] != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {state['settings']}")
-        if state["rank"] != dist.get_rank():
-            raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {state['rank']}")
+        if (rank := state.get("rank")) != dist.get_rank():
+            raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {rank}")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values in zip(self._fragments, state["values"], strict=True):
@@ -271,7 +273,7 @@ class OuterStep:
         fragment.mean = None
         self._in_flight.remove(fragment)
 
-    def _check_number(self) -> None:
+    def _check_parameters(self) -> None:
         number = len(_parameters_of(self._optimizer))
         if number != self._num_parameters:
             raise ValueError(
@@ -282,7 +284,6 @@ class OuterStep:
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""
         self._compared = False
-        self._check_number()
         groups = self._optimizer.param_groups
         arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support import calls
 from support.expected import roundtrip
 from support.gpu_world import (
     DEVICE,
@@ -28,6 +29,7 @@ from support.gpu_world import (
     values,
 )
 from support.worlds import options
+from support.worlds import run as run_on_hosts
 
 import zcomm
 
@@ -371,3 +373,8 @@ def test_ranks_are_refused_by_a_parent_that_has_started_cuda() -> None:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert alone(body) == 7
+
+
+@pytest.mark.cuda_only
+def test_cpu_tensors_beside_nccl() -> None:
+    run_on_hosts(lambda: calls.gather(calls.mine()).sum(), backend="cpu:zcomm,cuda:nccl")

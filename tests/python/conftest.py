@@ -3,9 +3,14 @@ with ``--hypothesis-profile explore``."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch.distributed as dist
 from hypothesis import settings
+
+# With GPUs, autograd would have a thread for each in this process, and ranks that are forked from it could not use it.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=5000, deadline=None)

@@ -280,11 +280,6 @@ def test_backend_names(backend: str) -> None:
     run(body, backend=backend)
 
 
-@pytest.mark.skipif(not dist.is_nccl_available() or not torch.cuda.is_available(), reason="needs NCCL and a GPU")
-def test_beside_nccl() -> None:
-    run(lambda: gather(mine()).sum(), backend="cpu:zcomm,cuda:nccl")
-
-
 def test_lazy_connections_of_gloo() -> None:
     """Contexts that connect lazily must not share a device: Gloo tells their connections apart by rank alone."""
 

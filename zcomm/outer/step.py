@@ -144,7 +144,7 @@ class OuterStep:
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
-        self._check_parameters()
+        self._check_same_parameters()
         if not self._compared:
             self._compare_sites()
         self._inner_steps += 1
@@ -159,7 +159,7 @@ class OuterStep:
         """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
         parameters have the same bits at all sites: for an evaluation, or at the end of the training. Raises ValueError
         at all sites if they have not."""
-        self._check_parameters()
+        self._check_same_parameters()
         if not self._compared:
             self._compare_sites()
         for fragment in list(self._in_flight):
@@ -273,7 +273,7 @@ class OuterStep:
         fragment.mean = None
         self._in_flight.remove(fragment)
 
-    def _check_parameters(self) -> None:
+    def _check_same_parameters(self) -> None:
         number = len(_parameters_of(self._optimizer))
         if number != self._num_parameters:
             raise ValueError(

@@ -1,9 +1,10 @@
-"""Order of waits: callbacks, first calls, calls refused in part, and groups that end during calls."""
+"""Order of calls and waits: callbacks, first calls, coalesced calls, and groups that end during calls."""
 
 from __future__ import annotations
 
 import datetime
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,6 +105,43 @@ def test_a_coalesced_call_is_checked_whole_before_any_byte_moves() -> None:
         assert_same_bits(whole, gathered(3), rank)
 
     run(body, options=options(forms="in_place,coalesced"))
+
+
+def test_a_batch_that_raised_takes_no_later_call_along() -> None:
+    """torch keeps the calls of a block that raised, for ever, of backends that coalesce: not of Gloo, nor of zcomm."""
+
+    def body() -> None:
+        other = 1 - dist.get_rank()
+        with pytest.raises(RuntimeError, match="contiguous"):
+            dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(8)[::2], other)])
+        for dtype in (torch.float64, torch.float32):
+            values = torch.ones(NUM, dtype=dtype)
+            dist.all_reduce(values)
+            assert values.unique().tolist() == [2]
+
+    run(body)
+
+
+def test_a_block_takes_no_call_of_another_thread_along() -> None:
+    def body() -> None:
+        def broadcast() -> None:
+            for number in range(3000):
+                values = torch.full((4,), dist.get_rank() or number, dtype=torch.float64)
+                dist.broadcast(values, 0)
+                assert values.tolist() == [number] * 4
+
+        other, block_of = 1 - dist.get_rank(), dist.distributed_c10d._coalescing_manager
+        sent, box = torch.ones(4), torch.empty(4)
+        with ThreadPoolExecutor(1) as aside:
+            done = aside.submit(broadcast)
+            for _ in range(3000):
+                with block_of(device=sent.device, async_ops=True) as block:
+                    dist.isend(sent, other)
+                    dist.irecv(box, other)
+                block.wait()
+            done.result()
+
+    run(body)
 
 
 def test_premul_sum_of_float64_is_exact() -> None:

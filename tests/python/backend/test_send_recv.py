@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -59,42 +58,6 @@ def test_messages_have_the_bits_of_the_codec(dtype: torch.dtype) -> None:
         assert zcomm.stats().others.calls == 0
 
     run(body, size=3, options=OPTIONS, nodes=NODES)
-
-
-def test_a_batch_that_raised_takes_no_later_call_along() -> None:
-    """torch keeps the calls of a block that raised, for ever, of backends that coalesce: not of Gloo, nor of zcomm."""
-
-    def body() -> None:
-        with pytest.raises(RuntimeError, match="contiguous"):
-            dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(8)[::2], other())])
-        for dtype in (torch.float64, torch.float32):
-            values = torch.ones(NUM, dtype=dtype)
-            dist.all_reduce(values)
-            assert values.unique().tolist() == [2]
-
-    run(body, options=OPTIONS)
-
-
-def test_a_block_takes_no_call_of_another_thread_along() -> None:
-    def body() -> None:
-        def broadcast() -> None:
-            for number in range(3000):
-                values = torch.full((4,), dist.get_rank() or number, dtype=torch.float64)
-                dist.broadcast(values, 0)
-                assert values.tolist() == [number] * 4
-
-        block_of = dist.distributed_c10d._coalescing_manager
-        sent, box = torch.ones(4), torch.empty(4)
-        with ThreadPoolExecutor(1) as aside:
-            done = aside.submit(broadcast)
-            for _ in range(3000):
-                with block_of(device=sent.device, async_ops=True) as block:
-                    dist.isend(sent, other())
-                    dist.irecv(box, other())
-                block.wait()
-            done.result()
-
-    run(body)
 
 
 def test_what_is_not_compressed() -> None:

@@ -53,7 +53,6 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
-    if (!difference_.empty()) throw TransportError(difference_);  // found since the last call
   }
   // Its last messages are in memory still; those of the next call will not come.
   if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt)

@@ -45,6 +45,7 @@ C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_
       num_connections_(num_connections),
       store_(std::move(store)),
       memory_(std::move(memory)),
+      num_calls_(static_cast<std::size_t>(size_)),
       num_sent_(static_cast<std::size_t>(size_)),
       num_received_(static_cast<std::size_t>(size_)),
       watch_(store_, rank(), size()) {}
@@ -62,7 +63,10 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   call_ = call;
   call_tag_ = static_cast<int>(call_fingerprint(call) % kTags);
   std::vector<CallWatch::Channel> channels;
-  for (const int peer : peers) channels.push_back({std::min(rank(), peer), std::max(rank(), peer)});
+  for (const int peer : peers) {
+    channels.push_back({std::min(rank(), peer), std::max(rank(), peer)});
+    ++num_calls_[static_cast<std::size_t>(peer)];
+  }
   watched_.push_back(
       watch_.begin(call_words(call), call_fingerprint(call), channels, [this](const std::string& difference) {
         {

@@ -56,21 +56,24 @@ class C10dTransport final : public Transport {
   int num_connections_;
   c10::intrusive_ptr<::c10d::Store> store_;
   const std::unique_ptr<NodeMemory> memory_;
-  // Computes a tag from the number of the message between two ranks, which both count, from the call and from the
-  // sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends the process at one
-  // and leaves the other incomplete, so they must not match. Ranks that call different things wait until the watch
-  // finds it. The lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if
-  // bytes arrive on it.
+  // Computes a tag from the numbers of the call and of the message between two ranks, which both count, from the call's
+  // words and from the sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends
+  // the process at one and leaves the other incomplete, so they must not match. Nor may messages of two calls, where
+  // one rank alone has a message in the first. Ranks that call different things wait until the watch finds it. The
+  // lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if bytes arrive on
+  // it.
   int tag_of(int count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver) const {
     const std::size_t size = num_bytes + (static_cast<std::size_t>(num_elements) << 32);
-    const auto of_size = static_cast<int>(size * 0x9e3779b97f4a7c15u >> 35);  // as many bits as kTags has
-    return (call_tag_ ^ count ^ of_size) * 2 + (sender < receiver ? 1 : 0);
+    const std::size_t call = num_calls_[static_cast<std::size_t>(sender == rank_ ? receiver : sender)];
+    const auto mixed = static_cast<int>((size * 0x9e3779b97f4a7c15u ^ call * 0xd1342543de82ef95u) >> 35);
+    return (call_tag_ ^ count ^ mixed) * 2 + (sender < receiver ? 1 : 0);  // `mixed` has as many bits as kTags
   }
   // Returns the tag of the next message, and counts it.
   int tag_of_send(const Send& send);
   int tag_of_recv(const Recv& recv);
   std::string call_;
   int call_tag_ = 0;
+  std::vector<std::size_t> num_calls_;  // with each rank, as the next two
   std::vector<int> num_sent_;
   std::vector<int> num_received_;
   std::chrono::steady_clock::time_point deadline_;

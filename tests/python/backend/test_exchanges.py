@@ -63,6 +63,24 @@ def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes(
     assert (outcomes[1].error or "").startswith("DistBackendError"), outcomes  # rank 0 may have sent its part
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=str)
+@pytest.mark.parametrize("differs", ["the receiver", "the sender"])
+def test_a_part_that_one_rank_has_alone_is_never_taken_for_that_of_another_call(differs: str, nodes: list[int]) -> None:
+    """The words of an all-to-all lack the lengths, and nothing is sent for a length of 0."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        for call in range(3):
+            sends, expects = (0 if call == 0 and differs == side else NUM for side in ("the sender", "the receiver"))
+            sent, received = ([0, sends], [0, 0]) if rank == 0 else ([0, 0], [expects, 0])
+            output = torch.zeros(sum(received))
+            dist.all_to_all_single(output, torch.full((sum(sent),), call + 1.0), received, sent)
+            assert set(output.tolist()) <= {call + 1.0}, f"call {call} got {output[0]}"
+
+    outcomes = collect(body, 2, nodes=nodes, options=OPTIONS, group_seconds=3.0)
+    assert (outcomes[1].error or "").startswith("DistBackendError"), outcomes
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_to_all_of_one_tensor(dtype: torch.dtype) -> None:
     def body() -> None:

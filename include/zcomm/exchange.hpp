@@ -56,7 +56,7 @@ class ExchangePlan {
   // Returns the messages in the order in which they start: those to other nodes first, from the next rank on.
   std::span<const Message> sends() const { return sends_; }
   std::span<const Message> recvs() const { return recvs_; }
-  // Returns the ranks that take part, without this one.
+  // Returns the ranks that call it, without this one: all compare what they call, also those that exchange nothing.
   const std::vector<int>& peers() const { return peers_; }
   // Returns the elements of a whole chunk of a message, by which all ranks cut all messages. A rank has as many chunks
   // as its longest message.

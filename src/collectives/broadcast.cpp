@@ -145,11 +145,8 @@ class BroadcastOperation final : public Operation {
     });
   }
   std::string words(const Arguments&) const override { return plan_.description(); }
-  std::vector<int> peers(const Arguments&) const override {
-    std::vector<int> peers = plan_.targets();
-    if (!plan_.is_root()) peers.push_back(plan_.source());
-    return peers;
-  }
+  // Names all ranks: those that call it with other roots have none in common else.
+  std::vector<int> peers(const Arguments&) const override { return world().topology.others(world().rank); }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_.num_chunks() == 0) return {};
     return {{}, std::make_unique<Broadcast>(r, plan_, arguments.outputs.front())};

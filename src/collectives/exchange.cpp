@@ -30,10 +30,6 @@ ExchangeShape nothing(const World& world, DType dtype) {
   return {zeros, zeros, dtype};
 }
 
-std::vector<int> peers_of_root(const World& world, int root) {
-  return world.rank == root ? world.topology.others(root) : std::vector<int>{root};
-}
-
 }  // namespace
 
 ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes,
@@ -102,7 +98,7 @@ ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elemen
   ExchangeShape shape = nothing(world, dtype);
   shape.sent[static_cast<std::size_t>(root)] = num_elements;
   if (world.rank == root) shape.received.assign(shape.received.size(), num_elements);
-  std::vector<int> peers = peers_of_root(world, root);
+  std::vector<int> peers = world.topology.others(world.rank);
   return {std::move(world),
           std::move(shape),
           formats,

@@ -123,12 +123,13 @@ TEST_CASE("broadcast: what cannot be planned or run is refused before a byte mov
 }
 
 TEST_CASE("broadcast: ranks that name different roots learn so") {
-  auto communicators = make_communicators({0, 0});
-  std::vector<std::string> errors(2);
-  run_ranks(2, [&](int rank) {
+  auto communicators = make_communicators({0, 0, 1});
+  std::vector<std::string> errors(3);
+  run_ranks(3, [&](int rank) {
     Bytes values = random_bytes(4, DType::float32);
+    const int root = rank == 2 ? 1 : 0;
     try {
-      test::broadcast(*communicators[static_cast<std::size_t>(rank)], view_of(values, DType::float32), rank, {}, 20s);
+      test::broadcast(*communicators[static_cast<std::size_t>(rank)], view_of(values, DType::float32), root, {}, 20s);
     } catch (const TransportError& error) {
       errors[static_cast<std::size_t>(rank)] = error.what();
     }

@@ -212,6 +212,30 @@ TEST_CASE("gather and scatter: the root exchanges equal parts with all ranks") {
   }
 }
 
+TEST_CASE("gather and scatter: ranks that name different roots learn so") {
+  for (const bool gathers : {true, false}) {
+    auto communicators = make_communicators({0, 0, 1});
+    std::vector<std::string> errors(3);
+    run_ranks(3, [&](int rank) {
+      auto& communicator = *communicators[static_cast<std::size_t>(rank)];
+      const int root = rank == 2 ? 1 : 0;
+      const auto plan_of = gathers ? &ExchangePlan::gather : &ExchangePlan::scatter;
+      const ExchangePlan plan = plan_of(communicator.world(), root, 65, DType::float32, HopFormats::parse("int8:64"));
+      Tensor input(plan.shape().sent, DType::float32);
+      Tensor output(plan.shape().received, DType::float32);
+      try {
+        communicator.run(*make_exchange(plan), {input.const_views(), output.views()}, 20s);
+      } catch (const TransportError& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+    for (const std::string& error : errors) {
+      CHECK(error.find(gathers ? "gather to 0 " : "scatter from 0 ") != std::string::npos);
+      CHECK(error.find(gathers ? "gather to 1 " : "scatter from 1 ") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("messages: two ranks exchange values while others call nothing") {
   const std::vector<int> ids{0, 0, 1};
   auto communicators = make_communicators(ids, 256);

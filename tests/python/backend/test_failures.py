@@ -123,6 +123,29 @@ def test_ranks_that_call_different_things_are_told_both(first: str, second: str,
             assert text in message
 
 
+@pytest.mark.parametrize("collective", ["broadcast", "gather", "scatter"])
+def test_ranks_that_name_different_roots_are_told_both(collective: str) -> None:
+    """Those that need nothing from the others learn it in their next call."""
+
+    def calls() -> None:
+        rank = dist.get_rank()
+        root = 1 if rank == 2 else 0
+        every = [torch.ones(NUM) for _ in range(3)] if rank == root else None
+        if collective == "broadcast":
+            dist.broadcast(torch.ones(NUM), root)
+        elif collective == "gather":
+            dist.gather(torch.ones(NUM), every, root)
+        else:
+            dist.scatter(torch.empty(NUM), every, root)
+        gather(mine())
+
+    lossy = dict.fromkeys(("broadcast", "gather", "scatter"), "int8:128")
+    way = "to" if collective == "gather" else "from"
+    for message in run(lambda: fails(calls), 3, options=options(**lossy)):
+        assert "called different things" in message
+        assert all(f'"{collective} {way} {root} ' in message for root in (0, 1)), message
+
+
 def test_a_rank_that_comes_late_calls_nothing_else() -> None:
     """A wait that is long enough to be looked into, again and again, ends well."""
 

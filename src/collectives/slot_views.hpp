@@ -30,13 +30,14 @@ class SlotViews {
   std::size_t per_slot_;
 };
 
-// Returns the first slot that `view` overlaps, or -1. Ignores slot `own` if it begins at the address of the view.
+// Returns the first slot that `view` overlaps, or -1. Ignores slot `own` if it is the same memory.
 template <class View, class Slots>
 int overlapped_slot(const View& view, const Slots& slots, int own) {
   const auto begin_of = [](const auto& each) { return reinterpret_cast<std::uintptr_t>(each.data); };
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::uintptr_t begin = begin_of(slots[i]);
-    const bool is_same = static_cast<int>(i) == own && begin == begin_of(view);
+    const bool is_same =
+        static_cast<int>(i) == own && begin == begin_of(view) && slots[i].num_bytes() == view.num_bytes();
     if (!is_same && begin < begin_of(view) + view.num_bytes() && begin_of(view) < begin + slots[i].num_bytes()) {
       return static_cast<int>(i);
     }

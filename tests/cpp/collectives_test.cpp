@@ -250,6 +250,16 @@ TEST_CASE("promise 9: wrong arguments raise before any byte moves and leave the 
   CHECK_THROWS_WITH_AS(
       test::reduce_scatter(communicator, contributions, view(four).slice(1, 2), HopFormats{format, format}, 1.0f, 1s),
       doctest::Contains("output: expected memory that overlaps no slot but its own"), ArgumentError);
+  // Begins where the last rank's own slot does, and is twice as long.
+  TensorView halves = view(four);
+  halves.dtype = DType::float16;
+  const auto short_slots = split(halves, 2, 2);
+  const std::vector<ConstTensorView> short_ones(short_slots.begin(), short_slots.end());
+  TensorView sums = view(four).slice(1, 2);
+  CHECK_THROWS_WITH_AS(
+      test::reduce_scatter(*communicators[1], short_ones, sums, HopFormats{format, format}, 1.0f, 1s),
+      doctest::Contains("output: expected memory that overlaps no slot but its own, got some of slot 1"),
+      ArgumentError);
   test::run_ranks(2, [&](int rank) {
     Values gathered{1, 2, 3, 4};
     const auto own = split(view(gathered), 2, 2);

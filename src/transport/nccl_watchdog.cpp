@@ -76,14 +76,13 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
     const std::lock_guard lock(state_mutex_);
     failure_ = failure;
   }
-  if (options_.on_failure) {
-    static_cast<void>(run_aside([tell = options_.on_failure, reason = failure.reason] {
-                        try {
-                          tell(reason);
-                        } catch (...) {
-                          // The notification failed; peers will time out.
-                        }
-                      }).wait_for(kTellTimeout));
+  try {
+    if (options_.on_failure) {
+      const auto told = run_aside([tell = options_.on_failure, reason = failure.reason] { tell(reason); });
+      static_cast<void>(told.wait_for(kTellTimeout));
+    }
+  } catch (...) {
+    // No thread could be started; peers will time out, as they do if the notification fails.
   }
   {
     const std::lock_guard lock(state_mutex_);
@@ -187,13 +186,15 @@ std::optional<NcclFailure> NcclTransport::look_at_peers() {
 // Polls the answer without waiting for it.
 std::string NcclTransport::ask_peers(std::chrono::milliseconds interval) {
   if (!options_.peer_failure) return {};
-  if (!answer_.valid() && Clock::now() >= next_question_) answer_ = run_aside(options_.peer_failure);
-  if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
-  next_question_ = Clock::now() + interval;
+  const auto now = Clock::now();
   try {
+    if (!answer_.valid() && now >= next_question_) answer_ = run_aside(options_.peer_failure);
+    if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
+    next_question_ = now + interval;
     return answer_.get();
   } catch (...) {
-    return {};  // the query failed; the next one may succeed
+    next_question_ = now + interval;
+    return {};  // the query failed, or no thread could be started for it; the next one may succeed
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 from zcomm import _core
 from zcomm._graphs import keep_for_replays
+
+_log = logging.getLogger("zcomm")
 
 
 @dataclass
@@ -74,13 +77,23 @@ class ErrorFeedback:
     def reset(self) -> None:
         """Forget all residuals, on all ranks, and free those that no CUDA graph uses."""
         self._loaded.clear()
-        self._residuals = {key: one for key, one in self._residuals.items() if one.in_graph}
-        for residual in self._residuals.values():
-            residual.data[:] = 0  # the wire of zeros, in every format
-            residual.calls = 0
+        self._start_over(lambda key: True)
+
+    def _start_over(self, selected: Callable[[str], bool]) -> None:
+        for key in filter(selected, list(self._residuals)):
+            residual = self._residuals[key]
+            if residual.in_graph:
+                residual.data[:] = 0  # the wire of zeros, in every format
+                residual.calls = 0
+            else:
+                del self._residuals[key]
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals. With them a run of FSDP2 resumes bit for bit on the same ranks and nodes."""
+        if self._loaded and self._residuals:
+            _log.warning(
+                "error feedback: keeps residuals that were loaded, but no reduction has used: %s", sorted(self._loaded)
+            )
         residuals = {**self._loaded, **self._residuals}
         return {
             "format": self.format,
@@ -93,8 +106,9 @@ class ErrorFeedback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank.
 
-        Raises ValueError if the format differs. The next reduction raises ValueError if its layout differs: other ranks
-        or nodes, another model, other formats. For a reduction in a CUDA graph this call does.
+        Raises ValueError if the format differs. The next reduction raises ValueError if the state is another rank's, or
+        if its layout differs: other nodes, another model, other formats. For a reduction in a CUDA graph this call
+        does.
         """
         if state["format"] != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
@@ -108,10 +122,15 @@ class ErrorFeedback:
                 residual.data[:], residual.calls = loaded.data, loaded.calls
 
     def claim(self, owner: object, name: str) -> str:
-        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same."""
+        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same.
+
+        The residuals of an owner of this key that is gone are forgotten."""
         key, number = name, 2
-        while self._owners.setdefault(key, owner) is not owner:
+        while (holder := self._owners.get(key)) is not None and holder is not owner:
             key, number = f"{name}#{number}", number + 1
+        if holder is None:
+            self._owners[key] = owner
+            self._start_over(lambda used: used.startswith((f"{key}/", f"{key}:", f"{key},")))
         return key
 
     def has(self, key: str) -> bool:
@@ -130,6 +149,11 @@ class ErrorFeedback:
             fresh = allocate(num_bytes)
             fresh[:] = loaded.data  # moves it to the gradients' device
             self._residuals[key] = _Residual(fresh, layout, loaded.calls)
+        elif (other := self._loaded_of_another_rank(key)) is not None:
+            raise ValueError(
+                f"error feedback: the state that was loaded is of {other!r}, this reduction is of {key!r}: each rank "
+                "loads its own; reset() starts over"
+            )
         residual = self._residuals.get(key)
         if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:
             residual = self._residuals[key] = _Residual(allocate(num_bytes), layout)
@@ -140,6 +164,10 @@ class ErrorFeedback:
             self._note_capture(key, residual)
         residual.calls += 1
         return residual.data, empty
+
+    def _loaded_of_another_rank(self, key: str) -> str | None:
+        name, rank, _ = key.rpartition("/rank ")
+        return next((other for other in self._loaded if rank and other.startswith(name + rank)), None)
 
     def _note_capture(self, key: str, residual: _Residual) -> None:
         if self.reset_every is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import logged
 from support.expected import assert_same_bits
 from support.fsdp_model import NODES, batch, sharded, whole
 from support.worlds import options, run
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -175,6 +178,35 @@ def test_fsdp2_resumes_bit_for_bit() -> None:
     run(body, 4, nodes=NODES, options=options())
 
 
+def test_residuals_of_another_rank_are_refused_and_those_of_no_reduction_told() -> None:
+    def body() -> None:
+        def step(feedback: zcomm.codec.ErrorFeedback) -> None:
+            layer = nn.Linear(256, 256)
+            fully_shard(layer)
+            compress(layer, gradients="int4:32", error_feedback=feedback)
+            layer(torch.ones(1, 256)).sum().backward()
+
+        saved = zcomm.codec.ErrorFeedback()
+        step(saved)
+        states: list[Any] = [saved.state_dict()]
+        dist.broadcast_object_list(states)
+        loaded = zcomm.codec.ErrorFeedback()
+        loaded.load_state_dict(states[0])
+        if dist.get_rank() == 0:
+            loaded.use("another/rank 0", "64 values", 96, lambda size: torch.empty(size, dtype=torch.uint8))
+            lines = logged()
+            assert len(loaded.state_dict()["residuals"]) == 2
+            assert len(lines) == 1 and "loaded, but no reduction has used: ['FSDPLinear/rank 0']" in lines[0]
+        else:
+            wanted = r"state that was loaded is of 'FSDPLinear/rank 0', this reduction is of 'FSDPLinear/rank 1'"
+            with pytest.raises(ValueError, match=wanted):
+                loaded.use("FSDPLinear/rank 1", "64 values", 96, lambda size: torch.empty(size, dtype=torch.uint8))
+            loaded.reset()
+            loaded.use("FSDPLinear/rank 1", "64 values", 96, lambda size: torch.empty(size, dtype=torch.uint8))
+
+    run(body, 2, options=options(), nodes=[0, 1])
+
+
 def test_modules_of_the_same_name_have_residuals_of_their_own() -> None:
     def body() -> None:
         totals = []
@@ -197,6 +229,50 @@ def test_modules_of_the_same_name_have_residuals_of_their_own() -> None:
         assert errors[2] < errors[1] / 5
 
     run(body, 2, nodes=[0, 1], options=options(all_gather="exact", reduce_scatter="exact"))
+
+
+def test_a_model_made_anew_starts_without_the_residuals_of_the_one_that_is_gone() -> None:
+    def body() -> None:
+        def gradient(feedback: zcomm.codec.ErrorFeedback, scale: float) -> torch.Tensor:
+            torch.manual_seed(0)
+            layer = nn.Linear(256, 256)
+            fully_shard(layer)
+            compress(layer, gradients="int2:32", error_feedback=feedback)
+            inputs = torch.randn(3, 256, generator=torch.Generator().manual_seed(dist.get_rank()))
+            (scale * layer(inputs).square()).sum().backward()
+            grad: torch.Tensor = layer.weight.grad.to_local().clone()  # type: ignore[union-attr]
+            return grad
+
+        kept = zcomm.codec.ErrorFeedback()
+        gradient(kept, 100.0)
+        gc.collect()
+        assert torch.equal(gradient(kept, 1.0), gradient(zcomm.codec.ErrorFeedback(), 1.0))
+        assert {one["calls"] for one in kept.state_dict()["residuals"].values()} == {1}
+
+    run(body, 2, options=options(), nodes=[0, 1])
+
+
+def test_a_residual_in_a_graph_starts_over_for_a_new_owner() -> None:
+    class Owner:
+        pass
+
+    feedback = zcomm.codec.ErrorFeedback("int8:32")
+
+    def use(owner: Owner, is_captured: bool = False) -> tuple[np.ndarray[Any, Any], bool]:
+        key = f"{feedback.claim(owner, 'a')}/rank 0"
+        found: tuple[np.ndarray[Any, Any], bool] = feedback.use(
+            key, "64 values", 96, lambda size: np.ones(size, np.uint8), is_captured
+        )
+        return found
+
+    first = Owner()
+    use(first)
+    data, _ = use(first, is_captured=True)
+    del first
+    second = Owner()
+    again, empty = use(second)
+    assert again is data and empty and not data.any()
+    assert not use(second)[1]
 
 
 def test_residuals_of_ddp_belong_to_parameters_in_their_order() -> None:

@@ -153,7 +153,8 @@ class SecondaryShard(ABC):
         self._reserved = None
 
     def _fits(self, num_bytes: int) -> bool:
-        if self._reserved is None:
+        if self._reserved is None or 0 < self._reserved < num_bytes:
+            self.forget()  # of fewer bytes
             self._reserved = num_bytes if self._owner.reserve(self._group.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.calls import logged
 from support.training import make_batch, make_model, whole
 from support.worlds import options, run
 from torch import nn
@@ -241,6 +242,33 @@ def test_a_limit_leaves_whole_modules_out_and_names_them(caplog: pytest.LogCaptu
         assert without and all(any(name in text for text in records) for name in without)
 
     run(body, 3, nodes=[0, 0, 1], options=options())
+
+
+def test_a_shard_that_grows_beyond_the_limit_is_freed() -> None:
+    """Another format than that of the first gather needs more."""
+
+    def body() -> None:
+        layer = nn.Linear(256, 256)
+        fully_shard(layer)
+
+        def kept_after_gathers(max_bytes: int | None) -> list[int]:
+            compression = compress(layer, max_bytes=max_bytes, exempt=())
+            kept = []
+            for format in ("int4:64", "int8:256", "int4:64"):
+                with zcomm.override(all_gather=format):
+                    layer.unshard()
+                    layer.reshard()
+                (stats,) = compression.stats().values()
+                kept.append(stats.memory_bytes)
+            return kept
+
+        small, large, _ = kept_after_gathers(None)
+        lines = logged()
+        assert kept_after_gathers(small) == [small, 0, 0]
+        assert len(lines) == 1 and f"its {large} bytes would exceed max_bytes={small}" in lines[0], lines
+        assert kept_after_gathers(large)[:2] == [small, large]
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
 def test_secondary_shards_cost_half_of_what_bfloat16_ones_would() -> None:

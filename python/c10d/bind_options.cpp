@@ -169,6 +169,9 @@ std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
       result->drops_traced = value.cast<bool>();
     } else if (name == "_exact_because") {
       result->exact_because = value.cast<Verdict>();
+    } else if (name == "_all_reduce_of") {
+      const auto [group, formats] = value.cast<std::pair<c10::intrusive_ptr<::c10d::Backend>, std::string>>();
+      result->all_reduce_of = {group.get(), HopFormats::parse(formats)};
     } else {
       result->named.set(set_field(result->values, name, value, true));
     }

@@ -118,7 +118,7 @@ void add_residual(Job& job, const std::optional<HeldResidual>& residual, const s
 }  // namespace
 
 Policy Operations::policy_of(const PolicyOverride* formats) const {
-  return effective_policy(formats != nullptr ? formats->apply(options_->policy) : options_->policy);
+  return effective_policy(formats != nullptr ? formats->apply(options_->policy, nullptr) : options_->policy);
 }
 
 bool Operations::is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,

@@ -36,7 +36,8 @@ std::string to_string(const OptionValues& values) {
   return text;
 }
 
-Policy PolicyOverride::apply(Policy policy) const {
+Policy PolicyOverride::apply(Policy policy, const ::c10d::Backend* group) const {
+  if (all_reduce_of && all_reduce_of->first == group) policy.all_reduce = all_reduce_of->second;
   std::size_t row = 0;
   for_each_field([&](const OptionField&, auto member) {
     if constexpr (is_overridable(decltype(member){})) {
@@ -49,12 +50,12 @@ Policy PolicyOverride::apply(Policy policy) const {
   return policy;
 }
 
-Policy effective_policy(const Policy& policy) {
+Policy effective_policy(const Policy& policy, const ::c10d::Backend* group) {
   if (!at::impl::ThreadLocalPythonObjects::contains(kOverrideKey)) return policy;
   const auto& stashed = at::impl::ThreadLocalPythonObjects::get(kOverrideKey);
   const pybind11::gil_scoped_acquire gil;
   const pybind11::handle object(stashed->ptr(&stashed->pyinterpreter()));
-  return object.is_none() ? policy : object.cast<const PolicyOverride&>().apply(policy);
+  return object.is_none() ? policy : object.cast<const PolicyOverride&>().apply(policy, group);
 }
 
 }  // namespace zcomm::c10d_binding

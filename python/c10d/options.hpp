@@ -88,12 +88,14 @@ struct PolicyOverride {
   std::bitset<32> named;                 // which fields count, by their place in the table
   bool drops_traced = false;             // clears Forms::traced, and leaves the other forms as they are
   std::optional<Verdict> exact_because;  // see Policy
+  // Formats of the all-reduces of this group alone, where no field names others.
+  std::optional<std::pair<const ::c10d::Backend*, HopFormats>> all_reduce_of;
 
-  Policy apply(Policy policy) const;
+  Policy apply(Policy policy, const ::c10d::Backend* group) const;
 };
 
-// Returns `policy` with the changes of the override in force on this thread.
-Policy effective_policy(const Policy& policy);
+// Returns `policy` of `group`, if any, with the changes of the override in force on this thread.
+Policy effective_policy(const Policy& policy, const ::c10d::Backend* group = nullptr);
 
 // Name of the override in force in torch's thread-local storage, which holds it as a Python object. torch carries that
 // storage over to autograd threads.

@@ -96,7 +96,7 @@ class ProcessGroup final : public ::c10d::Backend {
   }
   template <class CallOptions>
   CallSettings settings_of(const CallOptions& opts) const {
-    return {effective_policy(options_->policy), timeout_of(opts), opts.asyncOp || inner_.is_coalescing()};
+    return {effective_policy(options_->policy, this), timeout_of(opts), opts.asyncOp || inner_.is_coalescing()};
   }
   // Tells whether `policy` names this group as one in which compiled graphs gather weights and reduce gradients.
   bool is_traced(const Policy& policy) const { return names_group(policy.forms.traced, getGroupDesc()); }

@@ -84,6 +84,11 @@ def kept_exact(because: _c10d.Verdict) -> _Change:
     return _Change({"_exact_because": because})
 
 
+def all_reduce_of(group: _c10d.ProcessGroup, formats: str) -> _Change:
+    """All-reduces of this group have these formats, unless an inner override names others."""
+    return _Change({"_all_reduce_of": (group, formats)})
+
+
 @functools.cache
 def tell_apart_what_is_traced() -> None:
     """Exclude DTensor's own redistributions, such as full state dicts, from the calls of compiled graphs."""

@@ -132,6 +132,16 @@ def set_collectives(group: Any, all_gather: AllGather, reduce_scatter: ReduceSca
     group._all_gather_comm, group._reduce_scatter_comm = all_gather, reduce_scatter
 
 
+def set_owner(group: Any, owner: Any) -> None:
+    """Keep in the group what replaces its collectives."""
+    group._zcomm_owner = owner
+
+
+def owner_of(group: Any) -> Any:
+    """Return what replaces the group's collectives, or would but for a user's own ones; None without such."""
+    return getattr(group, "_zcomm_owner", None)
+
+
 def gathers_again(group: Any) -> bool:
     """Tell whether the backward pass gathers the same shards as the forward pass."""
     return bool(group.post_forward_mesh_info == group.mesh_info)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from zcomm.distributed.groups import find_backend
-from zcomm.distributed.overrides import is_overridden, override
+from zcomm.distributed.overrides import all_reduce_of, is_overridden
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, full_name_of, owner_of
+from zcomm.fsdp.collectives import Collectives, full_name_of
 
 _log = logging.getLogger("zcomm")
 
@@ -34,17 +34,10 @@ def _adopt(param_group: Any) -> None:
         Collectives(full_name_of(path, param_group.modules[0], param_group), path, param_group)
 
 
-@contextlib.contextmanager
-def _given_back(param_group: Any) -> Iterator[None]:
+def _given_back(param_group: Any) -> Any:
     """Restore torch's collectives while torch changes them: it refuses to change any others."""
-    owner = owner_of(param_group)
-    if owner is not None:
-        owner.give_back()
-    try:
-        yield
-    finally:
-        if owner is not None and (_fsdp2.has_plain_gather(param_group) or not owner.is_plain()):
-            owner.take_over()
+    owner = _fsdp2.owner_of(param_group)
+    return owner.given_back() if owner is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -62,7 +55,7 @@ def _refused(param_group: Any) -> Iterator[None]:
 def _told(module: Any) -> Iterator[None]:
     """Warn if the user's own collectives take the place of compressed ones."""
     groups = _fsdp2.groups_of(module)
-    before = [(owner_of(group), _fsdp2.collectives_of(group)) for group in groups]
+    before = [(_fsdp2.owner_of(group), _fsdp2.collectives_of(group)) for group in groups]
     yield
     for group, (owner, collectives) in zip(groups, before, strict=True):
         if owner is not None and not owner.is_plain() and _fsdp2.collectives_of(group) != collectives:
@@ -71,21 +64,28 @@ def _told(module: Any) -> Iterator[None]:
 
 def _formats_of_replicas(param_group: Any) -> Any:
     """Override the formats of the all-reduce of HSDP's replicas: with policy="auto" those of reduce-scatters."""
-    formats = _automatic_formats(param_group)
-    return override(all_reduce=formats) if formats is not None else contextlib.nullcontext()
-
-
-def _automatic_formats(param_group: Any) -> str | None:
-    """Return the formats; None if other formats are set, or if the override would affect calls that are not FSDP2's."""
+    unchanged = contextlib.nullcontext()
     shards, replicas = _fsdp2.process_groups_of(param_group)
     backend = find_backend(replicas) if shards is not None and replicas is not None else None
     if backend is None or backend.options.policy != "auto" or backend.options.all_reduce != "exact":
-        return None
+        return unchanged
     if is_overridden("all_reduce") or not _fsdp2.reduces_replicas_alone(param_group):
-        return None
-    owner = owner_of(param_group)
+        return unchanged
+    owner = _fsdp2.owner_of(param_group)
     rule = owner.rule if owner is not None else None
-    if rule is not None and any(rule.exempt):
-        return None
     formats: str = (rule.gradients if rule is not None else None) or backend.options.reduce_scatter
-    return None if formats.startswith("exact") else formats
+    if formats.startswith("exact"):
+        return unchanged
+    if rule is not None and any(rule.exempt):
+        if not all(rule.exempt):
+            _tell_of_exempt()
+        return unchanged
+    return all_reduce_of(backend, formats)
+
+
+@functools.cache
+def _tell_of_exempt() -> None:
+    _log.warning(
+        "the all-reduce of HSDP's replicas stays exact, as it has exempt parameters in its messages: exempt=() lets "
+        "policy='auto' compress it, or all_reduce= of the options"
+    )

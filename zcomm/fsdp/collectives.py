@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,13 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.fused import Buffer, Deferred
+from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
 from zcomm.fsdp.gathers import GatherCall, GatherStrategy, Plain, finished
 from zcomm.fsdp.rule import Rule
 
 _log = logging.getLogger("zcomm")
 
 Backend: TypeAlias = "_c10d.ProcessGroup"
-
-_COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
 
 #: Pairs (number of elements of a shard, whether they are sent exactly), from its first element on.
 Parts = list[tuple[int, bool]]
@@ -50,6 +49,8 @@ class Collectives:
         self._reduce_layout = ""
         self.plain = Plain(self)
         self.strategy: GatherStrategy = self.plain
+        self._gather, self._reduce = _Gather(self), _Reduce(self)
+        _fsdp2.set_owner(param_group, self)
         self.take_over()
 
     @property
@@ -69,21 +70,39 @@ class Collectives:
         """Whether no rule is set."""
         return self.rule is None
 
-    def give_back(self) -> None:
-        """Restore the group's own collectives, until :meth:`take_over`."""
-        _fsdp2.set_collectives(self._param_group, *self._previous)
+    def take_over(self, gather: bool = True, reduce: bool = True) -> None:
+        """Replace these collectives of the group, those of a user, too."""
+        found = _fsdp2.collectives_of(self._param_group)
+        if gather and found[0] is not self._gather:
+            self.plain.previous = found[0]
+        if reduce and found[1] is not self._reduce:
+            self._reduce.previous = found[1]
+        ours = self._gather if gather else found[0], self._reduce if reduce else found[1]
+        _fsdp2.set_collectives(self._param_group, *ours)
 
-    def take_over(self) -> None:
-        """Replace the collectives that the group has now."""
-        self._previous = _fsdp2.collectives_of(self._param_group)
-        self.plain.previous = self._previous[0]
-        _fsdp2.set_collectives(self._param_group, _Gather(self), _Reduce(self, self._previous[1]))
+    @contextlib.contextmanager
+    def given_back(self) -> Iterator[None]:
+        """Restore the collectives that were replaced, inside of a block."""
+        gather, reduce = _fsdp2.collectives_of(self._param_group)
+        is_ours = gather is self._gather, reduce is self._reduce
+        previous = self.plain.previous if is_ours[0] else gather, self._reduce.previous if is_ours[1] else reduce
+        _fsdp2.set_collectives(self._param_group, *previous)
+        try:
+            yield
+        finally:
+            self.take_over(*is_ours)
 
     def set_rule(self, rule: Rule, strategy: GatherStrategy | None) -> None:
         """Counts anew: what is sent differently is not added up. Leaves a rule of a later number. ``strategy``: in
         place of plain gathers."""
         if self.rule is not None and self.rule.number > rule.number:
             return
+        if _fsdp2.process_groups_of(self._param_group)[0] is None:
+            raise ValueError(
+                f"model: expected modules of fully_shard, got {self.name} of replicate(), which gathers no weights and "
+                "all-reduces its gradients: all_reduce= of zcomm.Options compresses these"
+            )
+        self.take_over()
         self.strategy.forget()
         self._told.clear()
         self.gathers_exact = self.gathers_fused = self.reduces_fused = 0
@@ -110,7 +129,7 @@ class Collectives:
             if dtype is None:
                 return output, shard
             num_bytes.setdefault(dtype, []).append(numel * dtype.itemsize)
-        for dtype in sorted(num_bytes.keys() & _COMPRESSIBLE, key=lambda dtype: -sum(num_bytes[dtype])):
+        for dtype in sorted(num_bytes.keys() & COMPRESSIBLE, key=lambda dtype: -sum(num_bytes[dtype])):
             if all(size % dtype.itemsize == 0 for sizes in num_bytes.values() for size in sizes):
                 return output.view(dtype), shard.view(dtype)
         return output, shard
@@ -133,12 +152,12 @@ class Collectives:
         rule = self.rule
         if rule is None or not rule.fused or rule.weights == "exact" or (rule.is_lossless and decodes_later(device)):
             return False
-        return self.strategy.takes_parts() and dtype in _COMPRESSIBLE
+        return self.strategy.takes_parts() and dtype in COMPRESSIBLE
 
     def defers_reduce(self, num_elements: int, dtype: torch.dtype) -> bool:
         """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves."""
         rule = self.rule
-        if rule is None or not rule.fused or rule.gradients == "exact" or dtype not in _COMPRESSIBLE:
+        if rule is None or not rule.fused or rule.gradients == "exact" or dtype not in COMPRESSIBLE:
             return False
         shards, _ = _fsdp2.process_groups_of(self._param_group)
         size = shards.size() if shards is not None else 1
@@ -182,7 +201,7 @@ class Collectives:
             return
         dtypes = [_fsdp2.gathered_part(param)[1] for param in self.params]
         exempt = rule.exempt if rule else [False] * len(dtypes)
-        has_floats = any(dtype in _COMPRESSIBLE and not each for dtype, each in zip(dtypes, exempt, strict=True))
+        has_floats = any(dtype in COMPRESSIBLE and not each for dtype, each in zip(dtypes, exempt, strict=True))
         if has_floats and self._would_plan(torch.float32, output, shard, backend):
             what = "gathers floats among the bytes of others, and would compress them in a module apart"
             self.warn("floats", what, backend)
@@ -315,13 +334,13 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
-    def __init__(self, owner: Collectives, previous: _fsdp2.ReduceScatter) -> None:
+    def __init__(self, owner: Collectives) -> None:
         self._owner = owner
-        self._previous = previous
+        self.previous: _fsdp2.ReduceScatter  #: FSDP2's own, or a user's
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         def allocated() -> torch.Tensor:
-            return self._previous.allocate(size, dtype=dtype, device=device)
+            return self.previous.allocate(size, dtype=dtype, device=device)
 
         is_deferred = self._owner.defers_reduce(math.prod(size), dtype)
         return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
@@ -336,13 +355,13 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
     ) -> Any:
         owner = self._owner
         if owner.rule is None:
-            return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
+            return self.previous(output_tensor, in_memory(input_tensor), group, op, async_op)
         backend = backend_of(group)
         parts = gradients_of(input_tensor)
         plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
         if isinstance(plan, _c10d.Verdict):
             with kept_exact(plan):
-                return self._previous(output_tensor, in_memory(input_tensor), group, op, async_op)
+                return self.previous(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = owner.residual_of(output_tensor, plan, backend)
         whole = parts or in_memory(input_tensor)
         work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)
@@ -359,29 +378,10 @@ def decodes_later(device: torch.device) -> bool:
     return bool(device.type != "cpu")
 
 
-def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, with memory."""
-    return tensor.buffer.memory() if isinstance(tensor, Deferred) else tensor
-
-
-def gradients_of(reduced: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradients that a reduction may read themselves, in its dtype or, where that is float32, another."""
-    gradients = reduced.buffer.gradients() if isinstance(reduced, Deferred) else []
-    given = {gradient.dtype for gradient in gradients}
-    is_exact = given == {reduced.dtype} or (reduced.dtype == torch.float32 and given < _COMPRESSIBLE)
-    return gradients if is_exact else []
-
-
 def full_name_of(name: str, module: FSDPModule, param_group: Any) -> str:
     """Return the name of one parameter group of ``module``, which is called ``name``."""
     groups = list(_fsdp2.groups_of(module))
     return (name or type(module).__name__) + (f"[{groups.index(param_group)}]" if len(groups) > 1 else "")
-
-
-def owner_of(param_group: Any) -> Collectives | None:
-    """Return the replacement of the group's collectives, if any."""
-    current = _fsdp2.collectives_of(param_group)[0]
-    return current.owner if isinstance(current, _Gather) else None
 
 
 def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
@@ -391,7 +391,7 @@ def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
             continue
         for param_group in _fsdp2.groups_of(module):
             full_name = full_name_of(name, module, param_group)
-            if (owner := owner_of(param_group)) is not None:
+            if (owner := _fsdp2.owner_of(param_group)) is not None:
                 if len(name) >= len(owner.path):  # longer in a larger model
                     owner.name, owner.path = full_name, name
                 yield owner

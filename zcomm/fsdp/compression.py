@@ -20,7 +20,7 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
-from zcomm.fsdp.collectives import Collectives, collectives_of, owner_of
+from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall
 from zcomm.fsdp.lossless import prepare
 from zcomm.fsdp.rule import Rule
@@ -49,8 +49,9 @@ def compress(
         zcomm.fsdp.compress(model.lm_head, weights="int8:256", gradients="exact")
 
     A later call replaces all settings of the modules that it reaches: call it for the model, then for the parts that
-    are to differ. All ranks make the same calls. What the options leave exact for other reasons than its format stays
-    exact, and ``zcomm.exact()`` and ``zcomm.override()`` have the last word.
+    are to differ. A custom collective that is set later stays until the next call. All ranks make the same calls. What
+    the options leave exact for other reasons than its format stays exact, and ``zcomm.exact()`` and
+    ``zcomm.override()`` have the last word.
 
     Args:
         weights: a format such as ``"int8:256"``; None: that of the process group. ``"exact"``: as torch sends them.
@@ -75,8 +76,9 @@ def compress(
     Raises:
         TypeError: ``model`` is no module.
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
-            ``"lossless"`` without ``keep_in_node``; at a gather, weights of float32 or float64 with ``"lossless"``; at
-            the first forward pass, a process group without the backend "zcomm".
+            ``"lossless"`` without ``keep_in_node``; modules of ``replicate()``, which gather no weights; at a gather,
+            weights of float32 or float64 with ``"lossless"``; at the first forward pass, a process group without the
+            backend "zcomm".
         RuntimeError: ``fully_shard`` was applied to no module by the first step of the model's optimizer; weights of a
             module have changed on some ranks only; a CUDA graph captures a gather with ``"lossless"``.
     """
@@ -361,7 +363,7 @@ _WATCHING: weakref.WeakValueDictionary[int, _Modules] = weakref.WeakValueDiction
 def _watch_new_groups() -> None:
     def install(group: Any) -> None:
         for modules in list(_WATCHING.values()):
-            if not modules.reaches(owner_of(group)):
+            if not modules.reaches(_fsdp2.owner_of(group)):
                 modules.install()
 
     _fsdp2.before_first_use(install)

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map
 
 from zcomm.fsdp import _fsdp2
 
+COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
+
 
 class Buffer:
     """What the views of one deferred tensor share."""
@@ -164,3 +166,16 @@ def _copy_gradients(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, 
 _HANDLERS: dict[Any, Callable[..., Any]] = {torch.ops.aten.view.default: _view}
 _HANDLERS.update(zip(_fsdp2.COPIES, (_copy_in, _copy_out, _copy_gradients), strict=True))
 _HANDLERS.pop(None, None)
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, with memory."""
+    return tensor.buffer.memory() if isinstance(tensor, Deferred) else tensor
+
+
+def gradients_of(reduced: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients that a reduction may read themselves, in its dtype or, where that is float32, another."""
+    gradients = reduced.buffer.gradients() if isinstance(reduced, Deferred) else []
+    given = {gradient.dtype for gradient in gradients}
+    is_exact = given == {reduced.dtype} or (reduced.dtype == torch.float32 and given < COMPRESSIBLE)
+    return gradients if is_exact else []

@@ -84,7 +84,7 @@ class Plain:
 
     def __init__(self, owner: Counted) -> None:
         self._owner = owner
-        self.previous: _fsdp2.AllGather  #: FSDP2's own
+        self.previous: _fsdp2.AllGather  #: FSDP2's own, or a user's
 
     def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.previous.allocate(size, dtype=dtype, device=device)

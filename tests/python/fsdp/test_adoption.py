@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import logged
 from support.decisions import FAST_LINK, SLOW_LINK, table
 from support.fsdp_model import whole
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import zcomm
 
@@ -93,6 +95,46 @@ def test_replicas_of_a_rule_have_its_format(tmp_path: Path) -> None:
         gradients_of(model)
         decisions = zcomm.stats(mesh.get_group("replicate")).decisions
         assert {one.format for one in decisions if one.collective == "all_reduce"} == {"int8:64"}
+
+    run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
+
+
+def test_exempt_parameters_keep_replicas_exact_and_that_is_told_once(tmp_path: Path) -> None:
+    def body() -> None:
+        mesh = replicas()
+        model = make_model(mesh=mesh)
+        zcomm.fsdp.compress(model)
+        lines = logged()
+        for _ in range(2):
+            gradients_of(model)
+        assert zcomm.stats(mesh.get_group("replicate")).all_reduce.calls == 0
+        told = [line for line in lines if "all-reduce" in line]
+        assert len(told) == 1 and "exempt=() lets policy='auto' compress it, or all_reduce= of the options" in told[0]
+
+    run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
+
+
+def test_formats_of_replicas_leave_other_groups_alone(tmp_path: Path) -> None:
+    """FSDP2 sums partial gradients of a tensor-parallel group, and calls users' hooks, inside of its reduction."""
+
+    def body() -> None:
+        mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        norm = nn.Sequential(nn.LayerNorm(1 << 15))
+        parallelize_module(norm, mesh["tp"], {"0": SequenceParallel(use_local_output=True)})
+        fully_shard(norm, mesh=mesh["replicate", "shard"])
+        other, metric = dist.new_group(pg_options=dist.group.WORLD._get_backend(torch.device("cpu")).options), []
+
+        def reduce_metric(parameter: torch.Tensor) -> None:
+            metric.append(torch.ones(1 << 15))
+            dist.all_reduce(metric[-1], group=other)
+
+        norm[0].weight.register_post_accumulate_grad_hook(reduce_metric)
+        norm(torch.randn(1, 2, 1 << 15)).square().sum().backward()
+        assert len(metric) == 1
+        for group in (mesh.get_group("tp"), other):
+            stats = zcomm.stats(group).all_reduce
+            assert stats.calls == 0 and stats.exact
+        assert zcomm.stats(mesh.get_group("replicate")).all_reduce.calls == 1
 
     run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
 

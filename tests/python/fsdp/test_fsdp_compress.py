@@ -320,20 +320,100 @@ def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:
     run(body, 2, options=options())
 
 
-@pytest.mark.parametrize("name", ["set_custom_all_gather", "set_custom_reduce_scatter"])
-def test_a_custom_collective_in_place_of_a_compressed_one_is_told(name: str) -> None:
+class CountedGather(_fsdp2.AllGather):  # type: ignore[misc]
+    """A user's own."""
+
+    calls = 0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        self.calls += 1
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+class CountedReduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
+    calls = 0
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        self.calls += 1
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("after_a_step", [False, True])
+@pytest.mark.parametrize("kinds", [("all_gather",), ("reduce_scatter",), ("all_gather", "reduce_scatter")], ids=str)
+def test_a_custom_collective_in_place_of_a_compressed_one_is_told_and_stays_until_the_next_call(
+    kinds: tuple[str, ...], after_a_step: bool, reduce_dtype: torch.dtype | None
+) -> None:
     def body() -> None:
-        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
-        for layer in [*model, model]:
-            fully_shard(layer)
-        all_gather, reduce_scatter = _fsdp2.collectives_of(_fsdp2.groups_of(model[0])[0])
-        custom = all_gather if name == "set_custom_all_gather" else reduce_scatter
-        compress(model[1], weights="int8:256", gradients="int8:128")
+        layer = nn.Linear(256, 256)
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
+
+        def step() -> None:
+            layer(torch.ones(1, 256)).sum().backward()
+
+        compression = compress(layer, weights="int8:256", gradients="int8:128")
+        if after_a_step:
+            step()
         lines = logged()
-        for layer in model:
-            getattr(layer, name)(custom)
-        assert len(lines) == 1 and lines[0].startswith("FSDPLinear: a custom collective takes the place"), lines
-        model(torch.ones(1, 256)).sum().backward()
+        custom: dict[str, Any] = {"all_gather": CountedGather(), "reduce_scatter": CountedReduce()}
+        for kind in kinds:
+            getattr(layer, f"set_custom_{kind}")(custom[kind])
+        assert len(lines) == len(kinds), lines
+        assert all(line.startswith("FSDPLinear: a custom collective takes the place") for line in lines)
+        for _ in range(2):
+            step()
+            layer.unshard()
+            layer.reshard()
+        gathers, reduces = custom["all_gather"].calls, custom["reduce_scatter"].calls
+        assert (gathers > 0) == ("all_gather" in kinds) and reduces == (2 if "reduce_scatter" in kinds else 0)
+        (before,) = compression.stats().values()
+        assert before.reduces == after_a_step + (2 if reduces == 0 else 0)
+        again = compress(layer, weights="int8:256", gradients="int4:32")
+        step()
+        (after,) = again.stats().values()
+        assert after.gathers > 0 and after.reduces == 1
+        assert custom["all_gather"].calls == gathers and custom["reduce_scatter"].calls == reduces
+
+    run(body, 2, options=options())
+
+
+def test_a_custom_collective_stays_where_memory_of_the_process_group_is_chosen() -> None:
+    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_allocate_memory_from_process_group_for_comm"):
+        pytest.skip("came with torch 2.12")
+
+    def body() -> None:
+        layer = nn.Linear(256, 256)
+        fully_shard(layer)
+        compress(layer)
+        custom = CountedReduce()
+        layer.set_custom_reduce_scatter(custom)
+        with pytest.raises(AssertionError, match="when reduce scatter comm is custom: CountedReduce"):
+            layer.set_allocate_memory_from_process_group_for_comm(True)
+        layer(torch.ones(1, 256)).sum().backward()
+        assert custom.calls == 1 and zcomm.stats().all_gather.calls > 0
+
+    run(body, 2, options=options())
+
+
+def test_modules_of_replicate_are_refused() -> None:
+    composable = pytest.importorskip("torch.distributed._composable.replicate_with_fsdp")
+
+    def body() -> None:
+        model = nn.Sequential(nn.Linear(256, 256))
+        composable.replicate(model[0])
+        wanted = r"model: expected modules of fully_shard, got 0 of replicate\(\), which gathers no weights"
+        with pytest.raises(ValueError, match=wanted):
+            compress(model, gradients="int8:64")
 
     run(body, 2, options=options())
 

@@ -1,7 +1,7 @@
 """The torch binding: python/c10d. What torch.distributed itself calls of a backend is left out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import torch
 from torch._C._distributed_c10d import Backend, ReduceOp, Store, Work
@@ -11,50 +11,6 @@ from zcomm._core import BlockFormat
 Op: TypeAlias = "ReduceOp | ReduceOp.RedOpType"
 Parts: TypeAlias = "Sequence[tuple[int, bool]]"  # number of elements of a shard, whether they are sent exactly
 
-class Calls(TypedDict):
-    calls: int
-    bytes: int
-
-class Loss(TypedDict):
-    collective: str
-    site: str
-    hop: str
-    format: str
-    calls: int
-    samples: int
-    elements: float
-    blocks: float
-    finite_blocks: float
-    nonzero: float
-    zeroed: float
-    signal: float
-    noise: float
-    block_errors: float
-    largest_block_error: float
-
-class Decision(TypedDict):
-    collective: str
-    dtype: str
-    least_bytes: int
-    format: str
-    by: str
-    compressed: bool
-    one_hop: bool
-    exact_seconds: float
-    compressed_seconds: float
-    one_hop_seconds: float
-    rounds: int
-    again: bool
-
-class StepDecision(TypedDict):
-    compressed: bool
-    steps: int
-    exact_seconds: float
-    exact_spread: float
-    compressed_seconds: float
-    compressed_spread: float
-
-torch_version: str
 OVERRIDE_KEY: str
 
 def has_high_priority() -> bool: ...  # TORCH_NCCL_HIGH_PRIORITY, by default on
@@ -294,7 +250,7 @@ class ProcessGroup(Backend):  # type: ignore[misc]
     def plans_made(self) -> int: ...
     def set_step(self, step: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
-    def decisions(self) -> list[Decision]: ...
+    def decisions(self) -> list[dict[str, Any]]: ...
     def end_step(self) -> None: ...
-    def step_decision(self) -> StepDecision | None: ...
-    def losses(self) -> list[Loss]: ...
+    def step_decision(self) -> dict[str, Any] | None: ...
+    def losses(self) -> list[dict[str, Any]]: ...

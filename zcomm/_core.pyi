@@ -105,29 +105,16 @@ class Topology:
     def __init__(self, node_ids: Sequence[int]) -> None: ...
     def same_node(self, a: int, b: int) -> bool: ...
     def holder(self, node: int, slot: int) -> int: ...
-    def gather_hops(self, rank: int) -> tuple[Hop, Hop]: ...
     def reduce_hops(self, rank: int) -> tuple[Hop, Hop]: ...
-    def secondary_hop(self, rank: int) -> Hop: ...
 
 class LinkBytes:
     intra_node: int
     inter_node: int
-    total: int
-
-class CodecPasses:
-    encoded: int
-    decoded: int
 
 class GatherPlan:
-    description: str
-    num_chunks: int
     bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
-    passes: CodecPasses
-    secondary_bytes: int
-    largest_secondary_bytes: int
     bytes_from_secondary: LinkBytes
-    passes_from_secondary: CodecPasses
     def __init__(
         self,
         topology: Topology,
@@ -142,10 +129,8 @@ class GatherPlan:
 
 class ReducePlan:
     description: str
-    num_chunks: int
     bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
-    passes: CodecPasses
     residual_bytes: int
     def __init__(
         self,
@@ -160,11 +145,8 @@ class ReducePlan:
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class AllReducePlan:
-    description: str
     bytes_by_hop: list[LinkBytes]
     bytes: LinkBytes
-    passes: CodecPasses
-    residual_bytes: int
     def __init__(
         self,
         topology: Topology,
@@ -178,10 +160,6 @@ class AllReducePlan:
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class ExchangePlan:
-    description: str
-    num_chunks: int
-    bytes: LinkBytes
-    passes: CodecPasses
     def __init__(
         self,
         topology: Topology,
@@ -195,9 +173,7 @@ class ExchangePlan:
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class LosslessPlan:
-    description: str
     num_chunks: int
-    passes: CodecPasses
     bytes_from_secondary: LinkBytes
     kept_bytes: int
     largest_kept_bytes: int

@@ -49,7 +49,6 @@ class ExchangePlan {
   const std::string& description() const { return description_; }
 
   LinkBytes bytes() const;
-  CodecPasses passes() const;  // without exact messages, which no codec sees
 
   // --- For the collective itself
 

@@ -49,14 +49,6 @@ struct LinkBytes {
   }
 };
 
-// Values that a rank's codec writes into wires and reads from them, exact parts included. Own contributions, which a
-// sum takes without a wire, do not count.
-struct CodecPasses {
-  std::int64_t encoded = 0;
-  std::int64_t decoded = 0;
-  friend bool operator==(const CodecPasses&, const CodecPasses&) = default;
-};
-
 // Plan of an all_gather, and of the gathers from the secondary shards that it fills.
 class GatherPlan {
  public:
@@ -78,14 +70,12 @@ class GatherPlan {
 
   std::array<LinkBytes, 2> bytes_by_hop() const { return {bytes_of(hops_[0]), bytes_of(hops_[1])}; }
   LinkBytes bytes() const { return bytes_of(hops_[0]) + bytes_of(hops_[1]); }
-  CodecPasses passes() const;
 
   // Returns the bytes of this rank's secondary shard; the second function, the largest of all ranks.
   std::size_t secondary_bytes() const { return static_cast<std::size_t>(num_held_) * wire_offsets_.back(); }
   std::size_t largest_secondary_bytes() const;
-  // Returns the bytes that a gather from secondary shards sends, and the values that it decodes; it encodes none.
+  // Returns the bytes that a gather from secondary shards sends.
   LinkBytes bytes_from_secondary() const { return bytes_of(secondary_hop_); }
-  CodecPasses passes_from_secondary() const { return {0, passes().decoded}; }
 
   // --- For the collective itself
 
@@ -163,7 +153,6 @@ class LosslessPlan {
   // Returns the bytes of a gather whose differences of this rank's shard take `body_bytes`, without headers.
   LinkBytes bytes(std::size_t body_bytes) const;
   // Returns the values that the difference codec encodes and decodes, without copied ones.
-  CodecPasses passes() const;
   // Returns the bytes of a gather of unchanged values.
   LinkBytes bytes_from_secondary() const;
 
@@ -228,7 +217,6 @@ class ReducePlan {
 
   std::array<LinkBytes, 2> bytes_by_hop() const;
   LinkBytes bytes() const;
-  CodecPasses passes() const;                                     // without those of a residual
   std::size_t residual_bytes() const { return residual_bytes_; }  // 0 without feedback
 
   // --- For the collective itself
@@ -283,7 +271,6 @@ class AllReducePlan {
 
   std::array<LinkBytes, 4> bytes_by_hop() const;  // two of the reduce_scatter, then two of the all_gather
   LinkBytes bytes() const { return reduce_.bytes() + gather_.bytes(); }
-  CodecPasses passes() const;
   std::size_t residual_bytes() const { return reduce_.residual_bytes(); }
 
  private:

@@ -113,7 +113,7 @@ class CompressedCalls {
   // Starts it on the device of its tensors.
   WorkPtr launch(JobPtr job, const CallSettings& settings);
 
-  // Drains both runners: see Runner.
+  // Drains both runners.
   bool drain(std::chrono::milliseconds limit) { return host_runner_.drain(limit) && device_runner_.drain(limit); }
   void drain_host() { host_runner_.drain(kNoLimit); }
   void abort(const std::string& reason) noexcept;

@@ -11,25 +11,26 @@
 
 #include "device_work.hpp"
 #include "group_errors.hpp"
-#include "runner.hpp"
+#include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
 
-class DeviceRunner final : public Runner {
+class DeviceRunner {
  public:
   // Makes the communicator at the first job, on its device. It sets failures in the Failure, which can interrupt it.
   using Connect = std::function<std::unique_ptr<Communicator>(at::Device, std::shared_ptr<Failure>)>;
   // Takes the priority of the group's stream. With `blocking_wait`, wait() blocks the host until the job is done.
   DeviceRunner(Connect connect, GroupErrors& errors, bool high_priority, bool blocking_wait)
       : connect_(std::move(connect)), errors_(errors), high_priority_(high_priority), blocking_wait_(blocking_wait) {}
-  ~DeviceRunner() override;
+  ~DeviceRunner();
 
-  WorkPtr launch(JobPtr job) override;
+  WorkPtr launch(JobPtr job);
   // Throws if transfers have failed after their calls returned, with undefined results.
   void check() const { failure_->check(); }
-  bool drain(std::chrono::milliseconds limit) override;
-  void abort(const std::string& reason) noexcept override;
-  void stop() override;
+  // As those of the HostRunner.
+  bool drain(std::chrono::milliseconds limit);
+  void abort(const std::string& reason) noexcept;
+  void stop();
 
  private:
   void connect(at::Device device);

@@ -5,26 +5,29 @@
 #include <mutex>
 
 #include "group_errors.hpp"
-#include "runner.hpp"
+#include "job.hpp"
+#include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
 
 // All functions release Python's lock while they wait, because jobs may need it.
-class HostRunner final : public Runner {
+class HostRunner {
  public:
   // Makes the communicator at the first job. Jobs in progress hold `keep_alive`, their owner.
   HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
              std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive);
-  ~HostRunner() override;
+  ~HostRunner();
 
   // Runs the job after all earlier ones: on this thread if it is synchronous and nothing else is queued, which saves
   // two thread switches; else on the runner's thread. A callback on that thread may launch jobs, too: each has then run
   // on return. If callbacks are nested deeply, it runs after they have returned.
-  WorkPtr launch(JobPtr job) override;
-  bool drain(std::chrono::milliseconds limit) override;
-  void abort(const std::string& reason) noexcept override;
-  // Runs the queued jobs, then ends the thread. Thread-safe.
-  void stop() override;
+  WorkPtr launch(JobPtr job);
+  // Blocks until all jobs so far are done; returns false after `limit`.
+  bool drain(std::chrono::milliseconds limit);
+  // Makes jobs in progress and later ones fail, on the peers as well. Thread-safe.
+  void abort(const std::string& reason) noexcept;
+  // Launches no more jobs, runs those in the queue and ends the thread. Idempotent and thread-safe.
+  void stop();
 
   // Runs the next job of a `queue` inside of a callback on the runner's own thread, where nobody else can, and
   // completes its work. Returns false and does nothing elsewhere, or without a job.

@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/util/SmallVector.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +19,8 @@
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
+
+inline constexpr std::chrono::hours kNoLimit{24 * 365};  // of a wait for jobs
 
 // Summary of a call in the terms of torch's traces.
 struct CallSummary {

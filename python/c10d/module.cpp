@@ -5,7 +5,6 @@ namespace zcomm::c10d_binding {
 
 PYBIND11_MODULE(_c10d, module) {
   py::module_::import("torch.distributed");
-  module.attr("torch_version") = ZCOMM_TORCH_VERSION;
   py::module_::import("zcomm._core");  // registers formats
   bind_options(module);
   bind_stats(module);

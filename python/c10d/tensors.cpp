@@ -44,13 +44,6 @@ TensorView view_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor).value()};
 }
 
-std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<TensorView> views;
-  views.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) views.push_back(view_of(tensor));
-  return views;
-}
-
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 StreamView current_view(at::Device device) {

@@ -24,7 +24,6 @@ at::ScalarType scalar_type_of(DType dtype);
 
 // Borrows the values of a contiguous tensor of such a type.
 TensorView view_of(const at::Tensor& tensor);
-std::vector<TensorView> views_of(const std::vector<at::Tensor>& tensors);
 
 // Returns torch's current stream of a GPU.
 c10::Stream current_stream(at::Device device);

@@ -20,15 +20,10 @@ void bind_costs(py::module_& module) {
   py::class_<LinkBytes>(module, "LinkBytes", "Bytes that one rank sends.")
       .def_readonly("intra_node", &LinkBytes::intra_node, "To ranks of the same node.")
       .def_readonly("inter_node", &LinkBytes::inter_node, "To other nodes.")
-      .def_property_readonly("total", [](const LinkBytes& self) { return self.intra_node + self.inter_node; })
       .def("__repr__", [](const LinkBytes& self) {
         return "LinkBytes(intra_node=" + std::to_string(self.intra_node) +
                ", inter_node=" + std::to_string(self.inter_node) + ")";
       });
-
-  py::class_<CodecPasses>(module, "CodecPasses", "Values that one rank's codec handles.")
-      .def_readonly("encoded", &CodecPasses::encoded, "Written into wires.")
-      .def_readonly("decoded", &CodecPasses::decoded, "Read out of wires.");
 }
 
 void bind_trace(py::module_& module) {
@@ -54,15 +49,9 @@ void bind_gather(py::module_& module) {
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
            py::arg("in_one_hop") = false, py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &GatherPlan::description)
-      .def_property_readonly("num_chunks", &GatherPlan::num_chunks)
       .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
       .def_property_readonly("bytes", &GatherPlan::bytes)
-      .def_property_readonly("passes", &GatherPlan::passes)
-      .def_property_readonly("secondary_bytes", &GatherPlan::secondary_bytes)
-      .def_property_readonly("largest_secondary_bytes", &GatherPlan::largest_secondary_bytes)
       .def_property_readonly("bytes_from_secondary", &GatherPlan::bytes_from_secondary)
-      .def_property_readonly("passes_from_secondary", &GatherPlan::passes_from_secondary)
       .def(
           "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
           py::arg("grouped"), py::arg("again") = false);
@@ -77,10 +66,8 @@ void bind_lossless_gather(py::module_& module) {
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &LosslessPlan::description)
       .def_property_readonly("num_chunks", &LosslessPlan::num_chunks)
       .def("bytes", &LosslessPlan::bytes, py::arg("body_bytes"))
-      .def_property_readonly("passes", &LosslessPlan::passes)
       .def_property_readonly("bytes_from_secondary", &LosslessPlan::bytes_from_secondary)
       .def_property_readonly("kept_bytes", &LosslessPlan::kept_bytes)
       .def_property_readonly("largest_kept_bytes", &LosslessPlan::largest_kept_bytes);
@@ -97,10 +84,8 @@ void bind_reduce(py::module_& module) {
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
            py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("description", &ReducePlan::description)
-      .def_property_readonly("num_chunks", &ReducePlan::num_chunks)
       .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &ReducePlan::bytes)
-      .def_property_readonly("passes", &ReducePlan::passes)
       .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes)
       .def("trace", [](const ReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
@@ -115,11 +100,8 @@ void bind_all_reduce(py::module_& module) {
           }),
           py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
           py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &AllReducePlan::description)
       .def_property_readonly("bytes_by_hop", &AllReducePlan::bytes_by_hop)
       .def_property_readonly("bytes", &AllReducePlan::bytes)
-      .def_property_readonly("passes", &AllReducePlan::passes)
-      .def_property_readonly("residual_bytes", &AllReducePlan::residual_bytes)
       .def(
           "trace", [](const AllReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
@@ -136,10 +118,6 @@ void bind_exchange(py::module_& module) {
            }),
            py::arg("topology"), py::arg("rank"), py::arg("sent"), py::arg("received"), py::arg("dtype"),
            py::arg("formats"), py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &ExchangePlan::description)
-      .def_property_readonly("num_chunks", &ExchangePlan::num_chunks)
-      .def_property_readonly("bytes", &ExchangePlan::bytes)
-      .def_property_readonly("passes", &ExchangePlan::passes)
       .def("trace", [](const ExchangePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 

@@ -32,21 +32,11 @@ void bind_topology(py::module_& module) {
       .def("same_node", &Topology::same_node, py::arg("a"), py::arg("b"))
       .def("holder", &Topology::holder, py::arg("node"), py::arg("slot"))
       .def(
-          "gather_hops",
-          [](const Topology& self, int rank) {
-            const auto hops = self.gather_hops(rank);
-            return std::pair(named(hops[0]), named(hops[1]));
-          },
-          py::arg("rank"))
-      .def(
           "reduce_hops",
           [](const Topology& self, int rank) {
             const auto hops = self.reduce_hops(rank);
             return std::pair(named(hops[0]), named(hops[1]));
           },
-          py::arg("rank"))
-      .def(
-          "secondary_hop", [](const Topology& self, int rank) { return named(self.secondary_hop(rank)); },
           py::arg("rank"));
 }
 

@@ -14,27 +14,28 @@ class AllGather final : public Stages {
         plan_(plan),
         shard_(shard, 1),
         slots_(slots),
+        is_again_(shard.empty()),
         leaves_wires_(!wires.empty()),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
-        window_(plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
-        wires_(r, plan, secondary, secondary, depth(), wires),
+        window_(is_again_ || plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
+        wires_(r, plan, secondary, is_again_ ? nullptr : secondary, depth(), wires),
         first_hop_(depth()),
         second_hop_(depth()) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
-  int num_hops() const override { return plan_.num_hops(); }
+  int num_hops() const override { return is_again_ ? 1 : plan_.num_hops(); }
   int window() const override { return window_; }
 
  private:
   int depth() const { return window_ + num_hops(); }  // chunks in progress
 
   void first_hop(std::int64_t chunk) override {
-    encode(chunk);
+    if (!is_again_) encode(chunk);
     if (uses_own_all_gather_) {  // equal wires, side by side
       first_hop_[chunk] = start_all_gather(r_, wires_.room(0, chunk), plan_.slot_bytes(chunk));
       return;
     }
-    wires_.list(plan_.hops()[0], chunk, sends_, recvs_);
+    wires_.list(is_again_ ? plan_.secondary_hop() : plan_.hops()[0], chunk, sends_, recvs_);
     first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
@@ -68,6 +69,7 @@ class AllGather final : public Stages {
   const GatherPlan& plan_;
   const SlotViews<ConstTensorView> shard_;
   const std::span<const TensorView> slots_;
+  const bool is_again_;
   const bool leaves_wires_;
   const bool uses_own_all_gather_;
   const int window_;
@@ -174,7 +176,6 @@ class AllGatherOperation : public Operation {
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_->num_chunks() == 0) return {};
     std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
-    if (is_again(arguments)) return {{}, secondary_stages(r, *plan_, kept, arguments.outputs, arguments.wires)};
     return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires)};
   }
 

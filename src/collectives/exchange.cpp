@@ -150,17 +150,6 @@ LinkBytes ExchangePlan::bytes() const {
   return total;
 }
 
-CodecPasses ExchangePlan::passes() const {
-  const auto sum = [](const std::vector<Message>& messages) {
-    std::int64_t num_elements = 0;
-    for (const Message& message : messages) {
-      if (message.format.kind != ElementKind::exact) num_elements += message.num_elements;
-    }
-    return num_elements;
-  };
-  return {sum(sends_), sum(recvs_)};
-}
-
 namespace {
 
 using Message = ExchangePlan::Message;

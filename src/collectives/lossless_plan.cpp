@@ -55,13 +55,6 @@ LinkBytes LosslessPlan::bytes(std::size_t body_bytes) const {
   return total;
 }
 
-CodecPasses LosslessPlan::passes() const {
-  CodecPasses passes;
-  if (!inter_node_hop_.sends.empty()) passes.encoded = slots_.lengths[static_cast<std::size_t>(rank())];
-  for (const Move& move : inter_node_hop_.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
-  return passes;
-}
-
 LinkBytes LosslessPlan::bytes_from_secondary() const {
   LinkBytes total;
   for (const Move& move : intra_node_hop_.sends) {

@@ -132,12 +132,6 @@ LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   return total;
 }
 
-CodecPasses GatherPlan::passes() const {
-  CodecPasses passes{slots_.lengths[static_cast<std::size_t>(rank())], 0};
-  for (const std::int64_t length : slots_.lengths) passes.decoded += length;
-  return passes;
-}
-
 // --- ReducePlan
 
 namespace {
@@ -224,17 +218,6 @@ LinkBytes ReducePlan::bytes() const {
   return first + second;
 }
 
-CodecPasses ReducePlan::passes() const {
-  CodecPasses passes;
-  for (const Hop& hop : hops_) {
-    for (const Move& move : hop.sends) {
-      if (!is_direct()) passes.encoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
-    }
-    for (const Move& move : hop.recvs) passes.decoded += slots_.lengths[static_cast<std::size_t>(move.slot)];
-  }
-  return passes;
-}
-
 // --- AllReducePlan
 
 std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats) {
@@ -271,12 +254,6 @@ std::array<LinkBytes, 4> AllReducePlan::bytes_by_hop() const {
   const auto reduced = reduce_.bytes_by_hop();
   const auto gathered = gather_.bytes_by_hop();
   return {reduced[0], reduced[1], gathered[0], gathered[1]};
-}
-
-CodecPasses AllReducePlan::passes() const {
-  const CodecPasses reduced = reduce_.passes();
-  const CodecPasses gathered = gather_.passes();
-  return {reduced.encoded + gathered.encoded, reduced.decoded + gathered.decoded};
 }
 
 }  // namespace zcomm

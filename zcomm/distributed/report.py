@@ -122,7 +122,7 @@ def report_of(backend: _c10d.ProcessGroup) -> Report:
     return Report(backend.rank(), backend.options.sample_errors_every, **sites, advice=advice, decisions=decisions)
 
 
-def _site_of(loss: _c10d.Loss) -> SiteReport:
+def _site_of(loss: dict[str, Any]) -> SiteReport:
     def share(part: float, whole: float) -> float:
         return part / whole if whole else 0.0
 

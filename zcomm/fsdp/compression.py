@@ -48,10 +48,9 @@ def compress(
         zcomm.fsdp.compress(model, weights="lossless")
         zcomm.fsdp.compress(model.lm_head, weights="int8:256", gradients="exact")
 
-    A later call replaces all settings of the modules that it reaches: call it for the model, then for the parts that
-    are to differ. A custom collective that is set later stays until the next call. All ranks make the same calls. What
-    the options leave exact for other reasons than its format stays exact, and ``zcomm.exact()`` and
-    ``zcomm.override()`` have the last word.
+    A later call replaces all settings of the modules that it reaches, and custom collectives: call it for the model,
+    then for the parts that are to differ. All ranks make the same calls. What the options leave exact for other reasons
+    than its format stays exact, and ``zcomm.exact()`` and ``zcomm.override()`` have the last word.
 
     Args:
         weights: a format such as ``"int8:256"``; None: that of the process group. ``"exact"``: as torch sends them.

@@ -219,7 +219,8 @@ def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster
     shape = _shape(num_elements, dtype, cluster)
     plan = _lossless_plan(shape)
     copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
-    coded = lossless_bytes(plan.passes.encoded, plan.passes.decoded, bits)
+    num_others = cluster.nodes - 1
+    coded = lossless_bytes(shape[0] * min(num_others, 1), shape[0] * num_others, bits)
     codec = copied / cluster.compute.codec_rate + coded / cluster.compute.lossless_rate
     cost = _in_chunks(plan, plan.bytes(round(shape[0] * bits / 8)), 2, codec, cluster)
     headers = cluster.inter.start_seconds(2 * (cluster.nodes - 1)) if cluster.nodes > 1 else 0.0

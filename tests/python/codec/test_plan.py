@@ -47,7 +47,7 @@ def test_a_plan_tells_what_a_call_sends(nodes: list[int]) -> None:
         assert [(plan.bytes.intra_node, plan.bytes.inter_node) for plan in plans] == sent[rank]
 
 
-def test_routes_and_passes() -> None:
+def test_routes() -> None:
     topology = _core.Topology([0, 0, 1, 1])
     assert topology.is_hierarchical and str(topology) == "2x2"
     (sends, receives), (forwards, sums) = topology.reduce_hops(1)
@@ -55,7 +55,6 @@ def test_routes_and_passes() -> None:
     assert forwards == [(3, 3)] and sums == [(3, 1)]
     assert topology.holder(1, 0) == 2
     plan = _core.ReducePlan(topology, 1, [100] * 4, "float32", [(100, "int8:32")], feedback="int8:128")
-    assert (plan.passes.encoded, plan.passes.decoded) == (300, 300)
     assert plan.residual_bytes == _core.WireLayout("int8:128", "float32", 100).num_bytes
     assert plan.description == "float32[4 x 100] int8:32"
 

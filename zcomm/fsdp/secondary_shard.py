@@ -153,8 +153,9 @@ class SecondaryShard(ABC):
         self._reserved = None
 
     def _fits(self, num_bytes: int) -> bool:
-        if self._reserved is None or 0 < self._reserved < num_bytes:
-            self.forget()  # of fewer bytes
+        if 0 < (self._reserved or 0) < num_bytes:
+            self.forget()
+        if self._reserved is None:
             self._reserved = num_bytes if self._owner.reserve(self._group.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 

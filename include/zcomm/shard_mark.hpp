@@ -5,6 +5,8 @@
 #include <memory>
 #include <span>
 
+#include "zcomm/codec.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/workspace.hpp"
@@ -15,18 +17,24 @@ namespace zcomm {
 // bytes. Calls only queue kernels and can be captured in a graph; the mark must outlive such graphs.
 class ShardMark {
  public:
-  virtual ~ShardMark() = default;
+  // Throws Error in a build without CUDA.
+  explicit ShardMark(std::unique_ptr<Workspace> workspace);
 
   // Records the hash of `shard`.
-  virtual void note(ConstTensorView shard, StreamView stream) = 0;
+  void note(ConstTensorView shard, StreamView stream);
   // Compares the hash of `shard` with the recorded one. If they differ, has_changed() becomes true and `kept` is filled
   // with NaN, so that nobody reads stale values. `kept` holds encoded or plain values, aligned to kWireAlignment.
-  virtual void check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream) = 0;
+  void check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream);
   // Tells whether a completed check has found a different hash. Thread-safe.
-  virtual bool has_changed() const = 0;
-};
+  bool has_changed() const;
 
-// Makes a mark. Throws Error in a build without CUDA.
-std::unique_ptr<ShardMark> make_shard_mark(std::unique_ptr<Workspace> workspace);
+ private:
+  std::uint64_t* hash() const;
+  std::uint32_t* status() const;
+
+  std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<JobMemory> memory_;  // the hash, and a status word
+};
 
 }  // namespace zcomm

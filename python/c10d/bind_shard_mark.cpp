@@ -2,6 +2,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <optional>
+
 #include "bind.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
@@ -30,7 +32,7 @@ class BoundMark {
  public:
   explicit BoundMark(at::Device device) : device_(device) {
     const c10::DeviceGuard on_device(device);
-    mark_ = make_shard_mark(make_torch_workspace(device.type()));
+    mark_.emplace(make_torch_workspace(device.type()));
   }
 
   void note(const at::Tensor& shard) {
@@ -52,7 +54,7 @@ class BoundMark {
 
  private:
   at::Device device_;
-  std::unique_ptr<ShardMark> mark_;
+  std::optional<ShardMark> mark_;
 };
 
 }  // namespace

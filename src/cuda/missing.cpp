@@ -2,7 +2,6 @@
 
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
-#include "zcomm/shard_mark.hpp"
 
 namespace zcomm {
 
@@ -21,6 +20,5 @@ void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
-std::unique_ptr<ShardMark> make_shard_mark(std::unique_ptr<Workspace>) { throw_cuda_missing(); }
 
 }  // namespace zcomm

@@ -27,7 +27,6 @@ void check_all_nan(const DeviceBuffer& kept, BlockFormat format, DType dtype, st
 TEST_CASE("shard mark: any changed bit of a shard is found, and all that was made of it becomes NaN") {
   const NoTraces no_traces;
   std::mt19937 random(1);
-  const auto mark = make_shard_mark(make_cuda_workspace());
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     for (const char* name : {"exact", "int8:256", "int4:32", "fp8:64", "int2:128"}) {
       const BlockFormat format = BlockFormat::parse(name);
@@ -37,17 +36,17 @@ TEST_CASE("shard mark: any changed bit of a shard is found, and all that was mad
         const WireLayout layout(format, dtype, n);
         const Bytes wire(align_wire(layout.num_bytes), std::byte{0x11});
         DeviceBuffer values(shard), kept(wire);
-        const auto own = make_shard_mark(make_cuda_workspace());
-        own->note({values.data(), n, dtype}, {});
-        own->check({values.data(), n, dtype}, {kept.data(), wire.size()}, {});
+        ShardMark own(make_cuda_workspace());
+        own.note({values.data(), n, dtype}, {});
+        own.check({values.data(), n, dtype}, {kept.data(), wire.size()}, {});
         synchronize({});
-        CHECK(!own->has_changed());
+        CHECK(!own.has_changed());
         CHECK(kept.bytes() == wire);
         shard[random() % shard.size()] ^= std::byte{1};
         values.set(shard);
-        own->check({values.data(), n, dtype}, {kept.data(), wire.size()}, {});
+        own.check({values.data(), n, dtype}, {kept.data(), wire.size()}, {});
         synchronize({});
-        CHECK(own->has_changed());
+        CHECK(own.has_changed());
         check_all_nan(kept, format, dtype, n);
       }
     }
@@ -57,15 +56,15 @@ TEST_CASE("shard mark: any changed bit of a shard is found, and all that was mad
 TEST_CASE("shard mark: noted and checked in a graph, whose replays see the values of then") {
   const NoTraces no_traces;
   const Patterns first(3000, 0x3c00), second(3000, 0x3c01);
-  const auto mark = make_shard_mark(make_cuda_workspace());
+  ShardMark mark(make_cuda_workspace());
   DeviceBuffer values(bytes_of(first)), kept(Bytes(6000, std::byte{1}));
   const ConstTensorView shard{values.data(), 3000, DType::bfloat16};
   Stream stream;
-  mark->note(shard, stream.view());  // allocates scratch
+  mark.note(shard, stream.view());  // allocates scratch
   synchronize(stream.view());
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-  mark->note(shard, stream.view());
-  mark->check(shard, {kept.data(), 6000}, stream.view());
+  mark.note(shard, stream.view());
+  mark.check(shard, {kept.data(), 6000}, stream.view());
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
@@ -74,12 +73,12 @@ TEST_CASE("shard mark: noted and checked in a graph, whose replays see the value
     values.set(bytes_of(now));
     REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
     synchronize(stream.view());
-    CHECK(!mark->has_changed());
+    CHECK(!mark.has_changed());
   }
   values.set(bytes_of(first));  // after the replay's note
-  mark->check(shard, {kept.data(), 6000}, stream.view());
+  mark.check(shard, {kept.data(), 6000}, stream.view());
   synchronize(stream.view());
-  CHECK(mark->has_changed());
+  CHECK(mark.has_changed());
   cudaGraphExecDestroy(exec);
   cudaGraphDestroy(graph);
 }

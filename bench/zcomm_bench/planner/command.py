@@ -79,6 +79,7 @@ def plan(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and micro-batch.")] = 4096,
     sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 4096,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 1,
+    accumulate: Annotated[bool, typer.Option(help="Gradients are summed whole, and reduced once a step.")] = False,
     recompute: Annotated[bool, typer.Option(help="Activations are computed again in the backward pass.")] = False,
     reduce_dtype: Annotated[str, typer.Option(help="Of gradients: float32 or bfloat16.")] = "float32",
     learning_rate: LearningRate = None,
@@ -96,7 +97,9 @@ def plan(
         raise typer.BadParameter('expected --model with a config.json or "MODULE:FUNCTION"')
     try:
         units, flops = workload.load_model(model, sequence)
-        work = workload.Workload(units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype)
+        work = workload.Workload(
+            units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype, accumulate=accumulate
+        )
         if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
         compute = hardware.processor(gpu, share_of_peak)

@@ -148,6 +148,10 @@ def assumptions(plan: Plan) -> str:
         f"{workload.tokens} tokens x {workload.micro_batches} micro-batches per rank. Activations are not counted."
     ]
     lines += [f"  {name}: {text} ({figure.source})" for name, figure, text in figures]
+    if workload.accumulated_bytes:
+        lines.append(f"  gradients: accumulated whole, {size_text(workload.accumulated_bytes)} per rank (given)")
+    elif workload.micro_batches > 1:
+        lines.append("  gradients: reduced in each micro-batch (assumed)")
     if cluster.ranks > 384:
         lines.append("  Nothing above 384 ranks was validated: there, ring latency decides, and flatters compression.")
     return "\n".join(lines)

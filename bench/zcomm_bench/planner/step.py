@@ -119,11 +119,12 @@ def combine(compute: float, cost: Cost, overlap: float, taken_share: float = 1.0
 
 
 def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
-    """Bytes of a rank's sharded states, its secondary shards, and two gathered units. Activations are not counted."""
+    """Bytes of a rank's sharded states, accumulated gradients and secondary shards, and of two gathered units.
+    Activations are not counted."""
     parameters = workload.num_parameters
     largest = max(unit.num_elements for unit in workload.units)
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
-    total = STATE_BYTES * parameters / cluster.ranks + gathered
+    total = STATE_BYTES * parameters / cluster.ranks + workload.accumulated_bytes + gathered
     if option.is_lossless:
         kept = (collectives.kept_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units)
         total += sum(num_bytes * unit.count for num_bytes, unit in zip(kept, workload.units, strict=True))

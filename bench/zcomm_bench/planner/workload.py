@@ -30,8 +30,8 @@ class Workload:
     """A training step on each rank.
 
     `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 gathers every unit twice
-    in each micro-batch, and reduces its gradients once in each, or once a step where the trainer accumulates them
-    (`reduce_every_micro_batch=False`). `recompute`: activations are computed again in the backward pass.
+    in each micro-batch, and reduces its gradients once in each. With `accumulate` it sums whole gradients, and reduces
+    once a step: the trainer calls set_requires_gradient_sync(False). `recompute`: activations are computed again in the backward pass.
     `bits_per_weight`: of lossless differences.
     """
 
@@ -42,7 +42,7 @@ class Workload:
     recompute: bool = False
     gather_dtype: str = "bfloat16"
     reduce_dtype: str = "bfloat16"
-    reduce_every_micro_batch: bool = False
+    accumulate: bool = False
     bits_per_weight: Figure = BITS_PER_WEIGHT
 
     def __post_init__(self) -> None:
@@ -68,7 +68,12 @@ class Workload:
 
     @property
     def reductions(self) -> int:
-        return self.micro_batches if self.reduce_every_micro_batch else 1
+        return 1 if self.accumulate else self.micro_batches
+
+    @property
+    def accumulated_bytes(self) -> int:
+        """Of the whole gradient that a rank keeps from a micro-batch to the next."""
+        return self.num_parameters * DTYPE_BYTES[self.reduce_dtype] if self.reductions < self.micro_batches else 0
 
 
 def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, ...], float]:

@@ -87,7 +87,7 @@ def of_step(measured: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """A row for one model. The overlap is the one that explains the exact steps; the optimizer has a share of the
     weights that it had alone."""
     units = tuple(Unit(name, size) for name, size in measured["units"])
-    workload = Workload(units, flops_per_token=1.0, tokens=1, reduce_dtype="float32", reduce_every_micro_batch=True)
+    workload = Workload(units, flops_per_token=1.0, tokens=1, reduce_dtype="float32")
     compute = median(measured["compute"]) + median(measured["update"]) / cluster.ranks
     rate = Compute(Figure(workload.flops / compute, "measured"), Figure(1.0), Figure(1.0), Figure(1.0))
     rate = replace(rate, memory_bandwidth=cluster.compute.memory_bandwidth, codec_share=cluster.compute.codec_share)

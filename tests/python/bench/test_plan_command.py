@@ -11,6 +11,7 @@ pytest.importorskip("rich")
 from support.model_configs import GPT2, LLAMA_8B
 from typer.testing import CliRunner
 
+from bench import gpu_model
 from zcomm.distributed.decisions import SCHEMA
 from zcomm_bench.cli import app
 from zcomm_bench.planner.cluster import processor
@@ -31,6 +32,21 @@ def test_the_command_prints_json_and_draws(tmp_path: Path) -> None:
     assert table.exit_code == 0, table.output
     assert "(assumed)" in table.output
     assert "(given)" in table.output
+
+
+def test_micro_batches_are_reduced_one_by_one_or_accumulated(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(gpu_model.LLAMA_70B))
+    arguments = ["plan", "--model", str(config), "--nodes", "8", "--micro-batches", "8"]
+    for more, said in [
+        ([], "gradients: reduced in each micro-batch (assumed)"),
+        (["--accumulate"], "gradients: accumulated whole, 262.8 GiB per rank (given)"),
+    ]:
+        result = CliRunner().invoke(app, [*arguments, *more], env={"COLUMNS": "1000"})
+        assert result.exit_code == 0, result.output
+        assert said in result.output and ("does not fit" in result.output) == bool(more)
+    made = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)["workload"]
+    assert (made["micro_batches"], made["accumulate"]) == (8, False)
 
 
 def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:

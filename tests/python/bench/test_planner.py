@@ -179,6 +179,20 @@ def test_what_does_not_fit_is_said() -> None:
     assert made.best.option.name == "with secondary shards"
 
 
+def test_gradients_are_reduced_in_each_micro_batch_or_summed_whole() -> None:
+    """FSDP2 keeps the sum unsharded, in the dtype of the reduction, after set_requires_gradient_sync(False)."""
+    summed, reduced = (
+        workload(micro_batches=2, accumulate=accumulate, reduce_dtype="float32") for accumulate in (True, False)
+    )
+    for option in step.OPTIONS:
+        once, twice = (step.costs_of(option, each, cluster())["reduce_scatter"] for each in (summed, reduced))
+        assert (twice.inter_bytes, twice.intra_bytes) == (2 * once.inter_bytes, 2 * once.intra_bytes)
+        more = step.memory_of(option, summed, cluster()) - step.memory_of(option, reduced, cluster())
+        assert more == 4 * summed.num_parameters
+        single = dataclasses.replace(summed, micro_batches=1)
+        assert step.memory_of(option, single, cluster()) == step.memory_of(option, reduced, cluster())
+
+
 def test_exact_weights_are_recommended_where_they_are_as_fast() -> None:
     """Not where int8 is faster by more than the planner's error."""
 

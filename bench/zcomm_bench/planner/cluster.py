@@ -181,10 +181,10 @@ def intra_link(text: str) -> Link:
     return Link(bandwidth, Figure(0.8), hop=Figure(2e-6), exchange=Figure(15e-6), bulk_hop=Figure(2e-6))
 
 
-def inter_link(text: str) -> Link:
-    """The link of a node to the other nodes: a rate per node. Share and hop are those of the bus bandwidths that are
-    published for 4 to 128 nodes of 8 x 400 Gbit/s (nccl#1229)."""
-    bandwidth = Figure(parse_rate(text), "given")
+def inter_link(text: str, source: str = "given") -> Link:
+    """The link of a node to the other nodes: a rate per node, and its source. Share and hop are those of the bus
+    bandwidths that are published for 4 to 128 nodes of 8 x 400 Gbit/s (nccl#1229)."""
+    bandwidth = Figure(parse_rate(text), source)
     return Link(bandwidth, Figure(0.9), hop=Figure(8e-6), exchange=Figure(30e-6), bulk_hop=Figure(10e-6))
 
 
@@ -205,12 +205,13 @@ def calibrated(cluster: Cluster, calibration: Mapping[str, Any]) -> Cluster:
     for name in ("intra", "inter"):
         measured, link = calibration.get(name), getattr(cluster, name)
         if measured is not None:
+            hop = Figure(measured["hop_seconds"], "measured")
             link = replace(
                 link,
                 bandwidth=Figure(measured["bytes_per_second"], "measured"),
                 efficiency=Figure(1.0, "measured"),
-                hop=Figure(measured["hop_seconds"], "measured"),
-                bulk_hop=Figure(max(measured["hop_seconds"], link.bulk_hop.value if queued else 0.0), "measured"),
+                hop=hop,
+                bulk_hop=max(hop, link.bulk_hop, key=lambda each: each.value) if queued else hop,
                 exchange=Figure(measured["exchange_seconds"], "measured"),
             )
         links[name] = link

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -41,6 +42,32 @@ def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def source_of(context: typer.Context, name: str) -> str:
+    """The source of an option's figure: "given" on the command line or in a file, or "assumed"."""
+    source = context.get_parameter_source(name)
+    return "assumed" if source is None or source.name == "DEFAULT" else "given"
+
+
+def refuse_replaced(context: typer.Context, found: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that another one, or the calibration `found`, would replace."""
+    for name in ("inter", "intra"):
+        if name in found and source_of(context, name) == "given":
+            raise ValueError(f"{name}: expected --{name} or a --calibration that has this link, got both")
+    if context.params["share_of_peak"] is not None and context.params["step_seconds"] is not None:
+        raise ValueError("share_of_peak: expected it or --step-seconds, got both")
+
+
+def shape_of(nodes: int | None, gpus_per_node: int | None, found: Mapping[str, Any]) -> tuple[int, int]:
+    """Nodes and ranks per node: as given, or those of the calibration `found`, about which a line warns if it has
+    others."""
+    own = found.get("nodes", 2), found.get("ranks_per_node", 8)
+    shape = nodes or own[0], gpus_per_node or own[1]
+    if found and shape != own:
+        text = "warning: the calibration is of {} x {} ranks, the plan of {} x {}"
+        typer.echo(text.format(*own, *shape), err=True)
+    return shape
+
+
 Model = Annotated[
     str | None, typer.Option(help='A Hugging Face config.json, or "MODULE:FUNCTION" that builds the module.')
 ]
@@ -66,6 +93,7 @@ Overlap = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Of comput
 
 
 def plan(
+    context: typer.Context,
     model: Model = None,
     cluster_file: Annotated[
         Path | None,
@@ -102,13 +130,11 @@ def plan(
         )
         if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
-        compute = hardware.processor(gpu, share_of_peak)
         found = {} if calibration is None else load(calibration)
-        shape = (nodes or found.get("nodes", 2), gpus_per_node or found.get("ranks_per_node", 8))
-        cluster = Cluster(*shape, hardware.intra_link(intra), hardware.inter_link(inter), compute)
-        cluster = measured.applied(cluster, gpu)
-        if calibration is not None:
-            cluster = hardware.calibrated(cluster, found)
+        refuse_replaced(context, found)
+        links = hardware.intra_link(intra), hardware.inter_link(inter, source_of(context, "inter"))
+        cluster = Cluster(*shape_of(nodes, gpus_per_node, found), *links, hardware.processor(gpu, share_of_peak))
+        cluster = hardware.calibrated(measured.applied(cluster, gpu), found)
         hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
         if step_seconds is not None:
             cluster = step.calibrate_step(work, cluster, step_seconds, hidden)

@@ -48,11 +48,11 @@ def bits_per_weight(learning_rate: float) -> float:
 
 
 def figure(learning_rate: float | None, bits: float | None) -> Figure | None:
-    """Bits per weight as given, or assumed for a learning rate. None if neither is there.
+    """Bits per weight as given, or of a learning rate that is given. None if neither is there.
 
     Raises ValueError for both, and as `bits_per_weight`."""
     if learning_rate is not None and bits is not None:
         raise ValueError("bits_per_weight: expected it or a learning rate, got both")
     if learning_rate is not None:
-        return Figure(bits_per_weight(learning_rate))
+        bits = bits_per_weight(learning_rate)
     return None if bits is None else Figure(bits, "given")

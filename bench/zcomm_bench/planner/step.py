@@ -140,22 +140,24 @@ def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: floa
     return combine(workload.flops / compute.flops, total, overlap, compute.taken_share.value)
 
 
-def _variants(workload: Workload, cluster: Cluster, overlap: float) -> Iterator[tuple[Workload, Cluster, float]]:
-    """The same within what is not known: rates of links and compute 10 % off, no or full overlap, and, where they were
-    not measured or given, hops of 5 to 15 us, and half or twice the bits of differences."""
+def _variants(workload: Workload, cluster: Cluster, known: Figure) -> Iterator[tuple[Workload, Cluster, float]]:
+    """The same within what is not known: rates of links and compute 10 % off, and, where they were not measured or
+    given, no or full overlap, hops of 5 to 15 us, and half or twice the bits of differences."""
+    overlap = known.value
     for factor in (0.9, 1.1):
         inter = replace(cluster.inter, bandwidth=_scaled(cluster.inter.bandwidth, factor))
         yield workload, replace(cluster, inter=inter), overlap
         compute = replace(cluster.compute, efficiency=_scaled(cluster.compute.efficiency, factor))
         yield workload, replace(cluster, compute=compute), overlap
-    if cluster.inter.hop.source != "measured":
+    if cluster.inter.bulk_hop.source != "measured":
         for hop in (5e-6, 15e-6):
             yield workload, replace(cluster, inter=replace(cluster.inter, bulk_hop=Figure(hop))), overlap
     if workload.bits_per_weight.source != "given":
         for factor in (0.5, 2.0):
             yield replace(workload, bits_per_weight=_scaled(workload.bits_per_weight, factor)), cluster, overlap
-    for edge in (0.0, 1.0):
-        yield workload, cluster, edge
+    if known.source == "assumed":
+        for edge in (0.0, 1.0):
+            yield workload, cluster, edge
 
 
 def _scaled(figure: Figure, factor: float) -> Figure:
@@ -165,7 +167,7 @@ def _scaled(figure: Figure, factor: float) -> Figure:
 def predict(option: Option, workload: Workload, cluster: Cluster, overlap: Figure = OVERLAP) -> Prediction:
     """The step with `option`. The band reruns the model at the edges of what is not known."""
     seconds = _seconds(option, workload, cluster, overlap.value)
-    band = [_seconds(option, *variant) for variant in _variants(workload, cluster, overlap.value)]
+    band = [_seconds(option, *variant) for variant in _variants(workload, cluster, overlap)]
     memory = memory_of(option, workload, cluster)
     return Prediction(
         option,

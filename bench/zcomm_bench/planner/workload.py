@@ -31,8 +31,8 @@ class Workload:
 
     `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 gathers every unit twice
     in each micro-batch, and reduces its gradients once in each. With `accumulate` it sums whole gradients, and reduces
-    once a step: the trainer calls set_requires_gradient_sync(False). `recompute`: activations are computed again in the backward pass.
-    `bits_per_weight`: of lossless differences.
+    once a step: the trainer calls set_requires_gradient_sync(False). `recompute`: activations are computed again in the
+    backward pass. `bits_per_weight`: of lossless differences.
     """
 
     units: tuple[Unit, ...]

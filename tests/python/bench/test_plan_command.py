@@ -61,7 +61,7 @@ def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
     assert planned("--bits-per-weight", "2.5") == {"value": 2.5, "source": "given"}
     slow, fast = planned("--learning-rate", "1e-5"), planned("--learning-rate", "1e-3")
     assert slow["value"] < planned()["value"] < fast["value"]
-    assert slow["source"] == fast["source"] == "assumed"
+    assert slow["source"] == fast["source"] == "given"
     for arguments, reason in [
         (["--learning-rate", "1e-3", "--bits-per-weight", "2"], "expected it or a learning rate, got both"),
         (["--learning-rate", "-1"], "learning_rate: expected 0 to 1, got -1.0"),
@@ -109,20 +109,53 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
         assert result.exit_code == 2 and message in result.output
 
 
+LINK = {"bytes_per_second": 1e9, "hop_seconds": 1e-5, "exchange_seconds": 1e-5}
+CALIBRATION = {"schema": SCHEMA, "nodes": 3, "ranks_per_node": 1, "inter": LINK}
+
+
 def test_a_calibration_has_the_shape_of_the_cluster(tmp_path: Path) -> None:
     model, file = tmp_path / "config.json", tmp_path / "cluster.json"
     model.write_text(json.dumps(GPT2))
-    file.write_text(json.dumps({"schema": SCHEMA, "nodes": 3, "ranks_per_node": 1}))
+    file.write_text(json.dumps(CALIBRATION))
 
-    def planned(*more: str) -> tuple[int, int]:
+    def planned(*more: str) -> tuple[int, int, str]:
         result = CliRunner().invoke(app, ["plan", "--json", "--model", str(model), *more])
         assert result.exit_code == 0, result.output
-        made = json.loads(result.output)["cluster"]
-        return made["nodes"], made["ranks_per_node"]
+        made = json.loads(result.stdout)["cluster"]
+        return made["nodes"], made["ranks_per_node"], result.stderr
 
-    assert planned() == (2, 8)
-    assert planned("--calibration", str(file)) == (3, 1)
-    assert planned("--calibration", str(file), "--gpus-per-node", "4") == (3, 4)
+    assert planned() == (2, 8, "")
+    assert planned("--calibration", str(file)) == (3, 1, "")
+    assert planned("--calibration", str(file), "--gpus-per-node", "4") == (
+        *(3, 4),
+        "warning: the calibration is of 3 x 1 ranks, the plan of 3 x 4\n",
+    )
+
+
+def test_what_another_option_would_replace_is_refused(tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.json"
+    model.write_text(json.dumps(GPT2))
+    file.write_text(json.dumps(CALIBRATION))
+    calibrated = ["--calibration", str(file)]
+    for arguments, reason in [
+        (
+            [*calibrated, "--inter", "100gbit"],
+            "inter: expected --inter or a --calibration that has this link, got both",
+        ),
+        (["--share-of-peak", "0.4", "--step-seconds", "1"], "share_of_peak: expected it or --step-seconds, got both"),
+    ]:
+        result = CliRunner().invoke(app, ["plan", "--model", str(model), *arguments], env={"COLUMNS": "1000"})
+        assert result.exit_code == 2 and reason in result.output
+    made = CliRunner().invoke(app, ["plan", "--model", str(model), *calibrated, "--intra", "nvlink5", "--json"])
+    assert json.loads(made.output)["cluster"]["intra"]["bandwidth"]["value"] == 900e9
+
+
+def test_a_link_that_nobody_named_is_assumed(tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(GPT2))
+    for more, source in [([], "assumed"), (["--inter", "100gbit"], "given")]:
+        result = CliRunner().invoke(app, ["plan", "--json", "--model", str(model), *more])
+        assert json.loads(result.output)["cluster"]["inter"]["bandwidth"] == {"value": 12.5e9, "source": source}
 
 
 def test_the_scale_is_printed_and_in_the_json(tmp_path: Path) -> None:

@@ -247,6 +247,30 @@ def test_a_calibration_replaces_what_was_assumed() -> None:
     assert compute.lossless_share.source == "measured"
 
 
+def test_a_hop_of_large_messages_is_assumed_where_that_is_longer_than_the_measured_one() -> None:
+    """And the band then holds other ones."""
+    option, bands = step.OPTIONS[0], []
+    for seconds, source in ((8e-6, "assumed"), (12e-6, "measured")):
+        link = {"bytes_per_second": 5e10, "hop_seconds": seconds, "exchange_seconds": 4e-6}
+        hardware = calibrated(cluster(64), {"inter": link})
+        assert hardware.inter.bulk_hop == Figure(max(seconds, 10e-6), source)
+        made = step.predict(option, workload(), hardware, Figure(0.5, "given"))
+        known = dataclasses.replace(hardware.inter, bulk_hop=Figure(hardware.inter.bulk_hop.value, "measured"))
+        narrow = step.predict(option, workload(), dataclasses.replace(hardware, inter=known), Figure(0.5, "given"))
+        bands.append((made.low < narrow.low, made.high > narrow.high))
+    assert bands == [(True, True), (False, False)]
+    host = calibrated(cluster(), {"backend": "gloo", "inter": {**link, "hop_seconds": 1e-6}})
+    assert host.inter.bulk_hop == Figure(1e-6, "measured")
+
+
+def test_an_overlap_that_is_given_stays() -> None:
+    assumed, given = (
+        step.predict(Option("exact"), workload(tokens=32768), cluster(), Figure(0.5, source))
+        for source in ("assumed", "given")
+    )
+    assert assumed.low < given.low and given.high < assumed.high
+
+
 def test_cost_over_the_number_of_nodes() -> None:
     made = report.make(workload(), cluster(ranks_per_node=8), step.OPTIONS, step.OVERLAP)
     points = list(scale.points(made, step.OPTIONS[2]))

@@ -1,8 +1,9 @@
 """Holds the model against training steps that were measured in network namespaces (lab_steps.json).
 
 Calibrated are the seconds of a step without a limited link, exact and compressed, and the overlap on the exact step
-behind 1 Gbit/s. The other steps are then predicted, and the bytes of all. Steps have one micro-batch. Those that differ in how weights are sent
-have a calibration of their own: compute and overlap, by a step with exact weights behind each of two links.
+behind 1 Gbit/s. The other steps are then predicted, and the bytes of all. Steps have one micro-batch. Those
+that differ in how weights are sent have a calibration of their own: compute and overlap, by a step with exact weights
+behind each of two links.
 """
 
 from __future__ import annotations

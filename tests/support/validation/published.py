@@ -1,8 +1,8 @@
 """Holds the model against published training steps of ZeRO-3 and ZeRO++ (zeropp_rows.json).
 
 Six parameters are fitted to the exact steps alone: the share of line rate with up to two network cards and with more,
-FLOP/s, seconds of a ring's hop, and the overlap of each width of model. ZeRO++ steps are then predicted. Steps are taken
-to have one micro-batch, whose gradients are reduced once: the charts do not say.
+FLOP/s, seconds of a ring's hop, and the overlap of each width of model. ZeRO++ steps are then predicted. Steps are
+taken to have one micro-batch, whose gradients are reduced once: the charts do not say.
 """
 
 from __future__ import annotations

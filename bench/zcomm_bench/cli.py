@@ -68,7 +68,7 @@ AggIters = Annotated[
     int, typer.Option("-m", "--agg_iters", "--agg-iters", help="Calls per sample; 0: enough to time them well.")
 ]
 DataType = Annotated[str, typer.Option("-d", "--datatype", help="float, bfloat16 or half.")]
-Op = Annotated[str, typer.Option("-o", "--op", help="sum or avg.")]
+Op = Annotated[str, typer.Option("-o", "--op", help="sum, or avg of reductions.")]
 Check = Annotated[bool, typer.Option(help="Compare with the result in float64.")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda: ranks share the GPUs if there are fewer.")]
 Backends = Annotated[

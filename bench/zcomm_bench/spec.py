@@ -102,6 +102,8 @@ class Spec:
         for name, values in accepted:
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}: expected one of {', '.join(values)}, got {getattr(self, name)!r}")
+        if self.op == "avg" and self.collective not in REDUCTIONS:
+            raise ValueError(f"op: expected sum for {self.collective}, got 'avg'")
         for name, least in (("iters", 1), ("warmup", 1), ("calls", 0), ("launches", 1), ("seconds", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")

@@ -86,7 +86,7 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
         raise ValueError(f"model_type: expected a dense decoder, got {kind!r} with experts; use MODULE:FUNCTION")
     if kind == "gpt2":
         hidden, layers, vocabulary = config["n_embd"], config["n_layer"], config["vocab_size"]
-        inner = config.get("n_inner") or 4 * hidden
+        width, inner = hidden, config.get("n_inner") or 4 * hidden
         layer = 4 * hidden * hidden + 2 * hidden * inner + 4 * hidden + hidden + inner + 4 * hidden
         products = 4 * hidden * hidden + 2 * hidden * inner
         root = vocabulary * hidden + config["n_positions"] * hidden + 2 * hidden
@@ -95,7 +95,8 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
         heads = config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
         key_values = config.get("num_key_value_heads") or heads
-        products = 2 * hidden * head * heads + 2 * hidden * head * key_values + 3 * hidden * config["intermediate_size"]
+        width = head * heads
+        products = 2 * hidden * width + 2 * hidden * head * key_values + 3 * hidden * config["intermediate_size"]
         layer = products + 2 * hidden
         tied = config.get("tie_word_embeddings", kind in ("gemma", "smollm3"))  # as transformers has it
         root = vocabulary * hidden * (1 if tied else 2) + hidden
@@ -104,7 +105,7 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
             f"model_type: expected gpt2, llama, mistral, qwen2, qwen3, gemma, smollm3 or olmo2, got {kind!r}; "
             "use MODULE:FUNCTION for another model"
         )
-    attention = 4 * sequence * hidden / 2  # scores and values; causal: half of them
+    attention = 4 * sequence * width / 2  # scores and values; causal: half of them
     flops = 2 * layers * products + layers * attention + 2 * vocabulary * hidden
     return (Unit("layer", layer, layers), Unit("root", root)), flops
 

@@ -47,8 +47,11 @@ def prove(
     zcomm_bench prove. The exit status is 0 if all claims pass."""
     if verify_file is not None and add is not None:
         raise typer.BadParameter("expected --verify or --add, got both: --add checks it, too")
-    if verify_file is not None or add is not None:
-        check(verify_file or add, add is not None, by)  # type: ignore[arg-type]
+    if (file := verify_file or add) is not None:
+        for name, value in (("--rehearse", rehearse), ("--drill", drill), ("--link", link)):
+            if value:
+                raise typer.BadParameter(f"{name}: expected nothing to measure with beside --verify or --add")
+        check(file, add is not None, by)
         return
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("prove: expected torch, which is not installed: pip install torch")

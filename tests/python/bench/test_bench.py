@@ -68,6 +68,7 @@ def test_backends_parse() -> None:
     [
         ({"dtype": "int"}, "dtype: expected one of float, bfloat16, half"),
         ({"op": "max"}, "op: expected one of sum, avg"),
+        ({"op": "avg"}, "op: expected sum for all_gather, got 'avg'"),
         ({"iters": 0}, "iters: expected at least 1"),
         ({"backends": ["gloo", "gloo"]}, "no backend twice"),
         ({"backends": ["exact_all_to_all"]}, "not for all_gather"),

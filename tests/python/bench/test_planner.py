@@ -50,6 +50,13 @@ def test_a_config_that_does_not_say_so_ties_embeddings_as_transformers_does(kind
     )
 
 
+def test_attention_is_as_wide_as_its_heads() -> None:
+    """Of Qwen3-0.6B: 16 heads of 128, and 1024 hidden values."""
+    wide = {**LLAMA_8B, "model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 128}
+    short, long = (from_config(wide, sequence)[1] for sequence in (1, 2))
+    assert long - short == wide["num_hidden_layers"] * 4 * 16 * 128 / 2
+
+
 def test_a_module_on_the_meta_device_has_the_same_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     (tmp_path / "tiny_model.py").write_text(

@@ -15,7 +15,7 @@ from zcomm_bench import report as bench_report
 from zcomm_bench import report_file
 from zcomm_bench.lab import command as lab_command
 from zcomm_bench.lab import gpus, network
-from zcomm_bench.lab.usage import checked, in_folder
+from zcomm_bench.lab.usage import checked, in_folder, picture, refusals
 from zcomm_bench.planner import command as planner
 from zcomm_bench.prove import command as prover
 from zcomm_bench.run import measure_overhead, run_benchmark
@@ -97,7 +97,7 @@ Broadcast = Annotated[str | None, typer.Option(help="A format, by default that o
 CompressedFrom = Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")]
 ChunkBytes = Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")]
 Json = Annotated[Path | None, typer.Option("-J", "--json", callback=in_folder, help="Write the report to this file.")]
-Plot = Annotated[Path | None, typer.Option(callback=in_folder, help="Draw it into this file (.png, .svg, .pdf).")]
+Plot = Annotated[Path | None, typer.Option(callback=picture, help="Draw it into this file (.png, .svg, .pdf).")]
 
 
 def run_bench(
@@ -190,10 +190,8 @@ def measure_cluster(
     need_torch()
     from zcomm_bench.measure import write
 
-    try:
+    with refusals():
         write(output, device)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
@@ -208,13 +206,11 @@ def overhead(
 @app.command()
 def plot(
     files: Annotated[list[Path], typer.Argument(help="Reports that --json wrote.", exists=True, dir_okay=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The picture (.png, .svg, .pdf).")],
+    output: Annotated[Path, typer.Option("-o", "--output", callback=picture, help="The picture (.png, .svg, .pdf).")],
 ) -> None:
     """Draw bandwidth and time against message size."""
-    try:
-        stems = [file.stem for file in files]
-        names = [str(file) if stems.count(file.stem) > 1 else file.stem for file in files]
+    stems = [file.stem for file in files]
+    names = [str(file) if stems.count(file.stem) > 1 else file.stem for file in files]
+    with refusals():
         reports = {name: report_file.load(file) for name, file in zip(names, files, strict=True)}
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     bench_report.plot(reports, output)

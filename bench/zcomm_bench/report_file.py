@@ -22,9 +22,14 @@ def save(report: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Read a report. Raises ValueError if the file is something else."""
-    report = json.loads(path.read_text())
+    try:
+        report = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a report of {SCHEMA}, got no JSON: {error}") from None
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: not a report of this benchmark ({SCHEMA})")
+        raise ValueError(f"{path}: expected a report of {SCHEMA}, got another file")
+    if missing := {"config", "note", "results"} - report.keys():
+        raise ValueError(f"{path}: expected a report of {SCHEMA}, got none of {', '.join(sorted(missing))}")
     return report
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from zcomm_bench.lab import network
-from zcomm_bench.lab.usage import checked
+from zcomm_bench.lab.usage import checked, refusals
 
 PORT = 5201
 CHUNK_BYTES = 1 << 20
@@ -55,7 +55,8 @@ def run(
     loss_percent: Loss = 0.0,
 ) -> None:
     """Run a command on every host at once; HOST is its number, HOSTS the addresses of all, joined by commas."""
-    lab = network.NetLab(hosts, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
+    with refusals():
+        lab = network.NetLab(hosts, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
     with network.raise_on_sigterm(), lab:
         warn(lab.note)
         common = {"HOSTS": ",".join(lab.addresses)}
@@ -76,7 +77,10 @@ def ranks(
 ) -> None:
     """Run a command as every rank of a job and print what rank 0 prints."""
     try:
-        result = network.launch(command, nodes=nodes, rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
+        with refusals():
+            result = network.launch(
+                command, nodes=nodes, rate=rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent
+            )
     except network.RankFailed as error:
         raise SystemExit(str(error)) from None
     warn(result.note)
@@ -88,7 +92,8 @@ def selfcheck(
     rate: Rate = "100mbit", seconds: float = 3.0, round_trip_ms: RoundTrip = 0.0, loss_percent: Loss = 0.0
 ) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
-    lab = network.NetLab(2, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
+    with refusals():
+        lab = network.NetLab(2, rate, round_trip_ms=round_trip_ms, loss_percent=loss_percent)
     with network.raise_on_sigterm(), lab:
         warn(lab.note)
         here = [sys.executable, "-m", "zcomm_bench", "lab"]

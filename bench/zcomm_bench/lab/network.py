@@ -81,7 +81,7 @@ class NetLab:
         isolate: bool = True,
     ) -> None:
         if not 1 <= num_hosts <= _MAX_HOSTS:
-            raise ValueError(f"expected 1 to {_MAX_HOSTS} hosts, got {num_hosts}")
+            raise ValueError(f"hosts: expected 1 to {_MAX_HOSTS}, got {num_hosts}")
         if not 0 <= round_trip_ms < math.inf:
             raise ValueError(f"round_trip_ms: expected at least 0, got {round_trip_ms}")
         if not 0 <= loss_percent < 100:

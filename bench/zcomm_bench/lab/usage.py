@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Let a ValueError end the program with its reason."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def checked(parse: Callable[[str], object]) -> Callable[[str | None], str | None]:
@@ -13,10 +25,8 @@ def checked(parse: Callable[[str], object]) -> Callable[[str | None], str | None
 
     def check(text: str | None) -> str | None:
         if text is not None:
-            try:
+            with refusals():
                 parse(text)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from None
         return text
 
     return check
@@ -30,3 +40,10 @@ def in_folder(path: Path | None) -> Path | None:
         except OSError as error:
             raise typer.BadParameter(str(error)) from None
     return path
+
+
+def picture(path: Path | None) -> Path | None:
+    """`in_folder` of a picture, whose name has to say its kind."""
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise typer.BadParameter(f"expected a name that ends in .png, .svg or .pdf, got {path.name!r}")
+    return in_folder(path)

@@ -12,10 +12,9 @@ import typer
 import yaml
 from rich.console import Console
 
-from zcomm.distributed.decisions import load
-from zcomm_bench.lab.usage import checked
+from zcomm_bench.lab.usage import checked, picture
 from zcomm_bench.planner import cluster as hardware
-from zcomm_bench.planner import lossless, measured, report, scale, step, workload
+from zcomm_bench.planner import inputs, lossless, measured, report, scale, step, workload
 from zcomm_bench.planner.cluster import Cluster, Figure
 
 console = Console(highlight=False)
@@ -117,7 +116,9 @@ def plan(
     step_seconds: Annotated[float | None, typer.Option(help="Seconds of a measured exact step.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="What python -m zcomm_bench measure wrote.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the step over bandwidth into this file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=picture, help="Draw the step over bandwidth into this file.")
+    ] = None,
     grow: Annotated[bool, typer.Option("--scale", help="Print how the cost grows with the nodes.")] = False,
 ) -> None:
     """Predict a training step with and without compression, and say what to use."""
@@ -130,7 +131,7 @@ def plan(
         )
         if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
-        found = {} if calibration is None else load(calibration)
+        found = {} if calibration is None else inputs.calibration(calibration)
         refuse_replaced(context, found)
         links = hardware.intra_link(intra), hardware.inter_link(inter, source_of(context, "inter"))
         cluster = Cluster(*shape_of(nodes, gpus_per_node, found), *links, hardware.processor(gpu, share_of_peak))

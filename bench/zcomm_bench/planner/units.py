@@ -33,21 +33,27 @@ def of_function(name: str) -> tuple[list[tuple[str, int]], int]:
     """`units_of` and `product_elements` of the module that "MODULE:FUNCTION" returns, built on the meta device. The
     module is also looked for in the current folder.
 
-    Raises ValueError where there is no such function, and for a function that returns something else."""
+    Raises ValueError where there is no such function, and for one that raises or returns something else."""
     module_name, colon, function = name.partition(":")
     if not colon or not function:
         raise ValueError(f'model: expected a config.json or "MODULE:FUNCTION", got {name!r}')
     sys.path.insert(0, os.getcwd())
     try:
         build = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the user's module may raise any
         raise ValueError(f"model: expected a function {name!r}: {error}") from None
     finally:
         sys.path.pop(0)
-    with torch.device("meta"):
-        module = build()
+    expected = f"model: expected {name} to return a torch.nn.Module"
+    try:
+        with torch.device("meta"):
+            module = build()
+    except Exception as error:  # and so may its function
+        raise ValueError(f"{expected}, got {type(error).__name__}: {error}") from None
     if not isinstance(module, torch.nn.Module):
-        raise ValueError(f"model: expected {name} to return a torch.nn.Module, got {type(module).__name__}")
+        raise ValueError(f"{expected}, got {type(module).__name__}")
+    if _num_elements(module) == 0:
+        raise ValueError(f"{expected} with parameters, got none")
     return units_of(module), product_elements(module)
 
 

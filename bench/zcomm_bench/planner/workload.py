@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm_bench.planner.cluster import Figure
+from zcomm_bench.planner.inputs import positive
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BITS_PER_WEIGHT = Figure(3.43)  # of a lossless difference at a learning rate of 3e-4
@@ -81,22 +82,26 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
     Llama and its relatives (RMSNorm, gated MLP, grouped queries), or GPT-2.
 
     Raises ValueError for another architecture: hand over a function that builds the module instead."""
+
+    def size(name: str, default: int | None = None) -> int:
+        value = config.get(name)
+        return int(positive(name, default if value is None else value, whole=True))
+
     kind = config.get("model_type")
     if any("expert" in key for key in config):
         raise ValueError(f"model_type: expected a dense decoder, got {kind!r} with experts; use MODULE:FUNCTION")
     if kind == "gpt2":
-        hidden, layers, vocabulary = config["n_embd"], config["n_layer"], config["vocab_size"]
-        width, inner = hidden, config.get("n_inner") or 4 * hidden
+        hidden, layers, vocabulary = size("n_embd"), size("n_layer"), size("vocab_size")
+        width, inner = hidden, size("n_inner", 4 * hidden)
         layer = 4 * hidden * hidden + 2 * hidden * inner + 4 * hidden + hidden + inner + 4 * hidden
         products = 4 * hidden * hidden + 2 * hidden * inner
-        root = vocabulary * hidden + config["n_positions"] * hidden + 2 * hidden
+        root = vocabulary * hidden + size("n_positions") * hidden + 2 * hidden
     elif kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "olmo2"):
-        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads = config["num_attention_heads"]
-        head = config.get("head_dim") or hidden // heads
-        key_values = config.get("num_key_value_heads") or heads
+        hidden, layers, vocabulary = size("hidden_size"), size("num_hidden_layers"), size("vocab_size")
+        heads = size("num_attention_heads")
+        head, key_values = size("head_dim", hidden // heads), size("num_key_value_heads", heads)
         width = head * heads
-        products = 2 * hidden * width + 2 * hidden * head * key_values + 3 * hidden * config["intermediate_size"]
+        products = 2 * hidden * width + 2 * hidden * head * key_values + 3 * hidden * size("intermediate_size")
         layer = products + 2 * hidden
         tied = config.get("tie_word_embeddings", kind in ("gemma", "smollm3"))  # as transformers has it
         root = vocabulary * hidden * (1 if tied else 2) + hidden
@@ -125,7 +130,6 @@ def load_model(name: str, sequence: int) -> tuple[tuple[Unit, ...], float]:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"model: expected a config.json: {error}") from None
-    try:
-        return from_config(config, sequence)
-    except KeyError as error:
-        raise ValueError(f"model: expected the key {error} in {path}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"model: expected a config.json, got a {type(config).__name__} in {path}")
+    return from_config(config, sequence)

@@ -26,6 +26,7 @@ needs_ranks = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "pyroute2", "zcomm._core")),
     reason="needs torch, pyroute2 and the torch.distributed backend",
 )
+WIDE = {"COLUMNS": "1000"}  # no line of an error is broken
 RECORD_KEYS = {
     *("size", "count", "type", "redop", "backend", "format", "exact_reason", "algbw", "busbw", "ratio", "link_busy"),
     *("launch_medians_us", "hops", *FIGURES),
@@ -155,9 +156,11 @@ def test_reports_are_saved_loaded_and_plotted(tmp_path: Path, monkeypatch: pytes
     done = CliRunner().invoke(app, ["plot", *map(str, [*files, same]), "-o", str(tmp_path / "plot.png")])
     assert done.exit_code == 0, done.output
     assert seen == [str(files[0]), "two", str(same)]
-    files[1].write_text("[]")
-    with pytest.raises(ValueError, match="not a report"):
-        report_file.load(files[1])
+    without = json.dumps({name: value for name, value in report.items() if name != "results"})
+    for text in ("[]", "{", without):
+        files[1].write_text(text)
+        done = CliRunner().invoke(app, ["plot", str(files[1]), "-o", str(tmp_path / "plot.png")], env=WIDE)
+        assert done.exit_code == 2 and f"{files[1]}: expected a report of zcomm-bench/1, got " in done.output
 
 
 @pytest.mark.parametrize("command", [[], ["all_gather"], ["overhead"], ["plot"]])
@@ -180,10 +183,11 @@ def test_help(command: list[str]) -> None:
         (["--all-gather", "int4:100"], "all_gather: "),
         (["--link", "fast"], "--link"),
         (["--nodes", "4"], "--nodes"),
+        (["--plot", "plot.xyz"], "--plot"),
     ],
 )
 def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
-    done = CliRunner().invoke(app, ["all_gather", *wrong], env={"COLUMNS": "1000"})
+    done = CliRunner().invoke(app, ["all_gather", *wrong], env=WIDE)
     assert done.exit_code == 2
     assert "expected" in done.output and name in done.output
 
@@ -191,7 +195,7 @@ def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
 def test_a_folder_that_cannot_be_made_ends_the_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     arguments = ["all_gather", "--json", str(tmp_path / "file" / "report.json")]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"})
+    done = CliRunner().invoke(app, arguments, env=WIDE)
     assert done.exit_code == 2 and "--json" in done.output
 
 

@@ -280,6 +280,25 @@ def test_frames_are_late_and_some_are_lost() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["run", "--hosts", "0"], "hosts: expected 1 to 64, got 0"),
+        (["ranks", "--nodes", "2"], "nodes: expected NODESxRANKS such as '2x4', got '2'"),
+        (["ranks", "--nodes", "65x1"], "hosts: expected 1 to 64, got 65"),
+        (["selfcheck", "--round-trip-ms", "inf"], "round_trip_ms: expected at least 0, got inf"),
+    ],
+    ids=str,
+)
+def test_a_lab_that_cannot_be_is_refused_by_name(arguments: list[str], message: str) -> None:
+    typer_testing = pytest.importorskip("typer.testing")
+    from zcomm_bench.lab.command import app
+
+    command = [] if arguments[0] == "selfcheck" else ["--", "true"]
+    done = typer_testing.CliRunner().invoke(app, [*arguments, *command], env={"COLUMNS": "1000"})
+    assert done.exit_code == 2 and message in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ({"round_trip_ms": -1}, "round_trip_ms: expected at least 0, got -1"),
         ({"loss_percent": 100}, "loss_percent: expected 0 to less than 100, got 100"),
     ],

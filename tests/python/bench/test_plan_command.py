@@ -66,8 +66,7 @@ def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
         (["--learning-rate", "1e-3", "--bits-per-weight", "2"], "expected it or a learning rate, got both"),
         (["--learning-rate", "-1"], "learning_rate: expected 0 to 1, got -1.0"),
     ]:
-        result = CliRunner().invoke(app, ["plan", "--model", str(config), *arguments], env={"COLUMNS": "1000"})
-        assert result.exit_code == 2 and reason in result.output
+        refuses(["--model", str(config), *arguments], reason)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +81,7 @@ def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], reason: str) -> None:
-    result = CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "1000"})
-    assert result.exit_code == 2
-    assert reason in " ".join(result.output.split())
+    refuses(arguments, reason)
 
 
 def test_a_cluster_in_a_file(tmp_path: Path) -> None:
@@ -105,8 +102,7 @@ def test_a_cluster_in_a_file(tmp_path: Path) -> None:
     assert planned("--nodes", "8")["nodes"] == 8  # the command line has the last word
     for text, message in [("speed: 1", "got speed"), ("[1]", "expected a mapping"), ("a: [", "expected a YAML file")]:
         file.write_text(text)
-        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"})
-        assert result.exit_code == 2 and message in result.output
+        refuses(arguments[1:], message)
 
 
 LINK = {"bytes_per_second": 1e9, "hop_seconds": 1e-5, "exchange_seconds": 1e-5}
@@ -132,6 +128,69 @@ def test_a_calibration_has_the_shape_of_the_cluster(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"nodes": "2"}, "nodes: expected a whole number above 0, got '2'"),
+        ({"nodes": None}, "nodes: expected a whole number above 0, got None"),
+        ({"ranks_per_node": True}, "ranks_per_node: expected a whole number above 0, got True"),
+        ({"inter": None}, "inter: expected a measured link, got None"),
+        ({"inter": {}}, "inter.bytes_per_second: expected a number above 0, got None"),
+        ({"inter": {**LINK, "bytes_per_second": 0}}, "inter.bytes_per_second: expected a number above 0, got 0"),
+        ({"inter": {**LINK, "hop_seconds": float("nan")}}, "inter.hop_seconds: expected a number above 0, got nan"),
+        ({"ranks_per_node": 2}, "intra: expected a measured link, got None"),
+        ({"codec_bytes_per_second": "fast"}, "codec_bytes_per_second: expected a number above 0, got 'fast'"),
+    ],
+    ids=str,
+)
+def test_a_calibration_that_measured_nothing_is_refused(wrong: dict, reason: str, tmp_path: Path) -> None:
+    model, file = tmp_path / "config.json", tmp_path / "cluster.json"
+    model.write_text(json.dumps(GPT2))
+    file.write_text(json.dumps(CALIBRATION | wrong))
+    refuses(["--model", str(model), "--calibration", str(file)], reason)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([], "model: expected a config.json, got a list"),
+        ({**LLAMA_8B, "hidden_size": "x"}, "hidden_size: expected a whole number above 0, got 'x'"),
+        ({**LLAMA_8B, "num_attention_heads": 0}, "num_attention_heads: expected a whole number above 0, got 0"),
+        ({**LLAMA_8B, "head_dim": 0.5}, "head_dim: expected a whole number above 0, got 0.5"),
+        ({"model_type": "gpt2"}, "n_embd: expected a whole number above 0, got None"),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_a_config_without_sizes_is_refused(content: object, reason: str, tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(content))
+    refuses(["--model", str(model)], reason)
+
+
+def test_a_function_that_raises_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "raising_model.py").write_text(
+        "import torch\ndef build():\n    raise KeyError('layers')\nempty = torch.nn.Module\n"
+    )
+    (tmp_path / "raising_import.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    expected = "model: expected raising_model:{} to return a torch.nn.Module"
+    refuses(["--model", "raising_model:build"], expected.format("build") + ", got KeyError: 'layers'")
+    refuses(["--model", "raising_model:empty"], expected.format("empty") + " with parameters, got none")
+    refuses(["--model", "raising_import:build"], "model: expected a function 'raising_import:build': division by zero")
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refuses(["--plot", "plan.xyz"], "'--plot': expected a name that ends in .png, .svg or .pdf, got 'plan.xyz'")
+    refuses(["--plot", str(tmp_path / "file" / "plan.png")], "Invalid value for '--plot'")
+
+
+def refuses(arguments: list[str], reason: str) -> None:
+    result = CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "1000"})
+    assert result.exit_code == 2 and reason in result.output, result.output
+
+
 def test_what_another_option_would_replace_is_refused(tmp_path: Path) -> None:
     model, file = tmp_path / "config.json", tmp_path / "cluster.json"
     model.write_text(json.dumps(GPT2))
@@ -144,8 +203,7 @@ def test_what_another_option_would_replace_is_refused(tmp_path: Path) -> None:
         ),
         (["--share-of-peak", "0.4", "--step-seconds", "1"], "share_of_peak: expected it or --step-seconds, got both"),
     ]:
-        result = CliRunner().invoke(app, ["plan", "--model", str(model), *arguments], env={"COLUMNS": "1000"})
-        assert result.exit_code == 2 and reason in result.output
+        refuses(["--model", str(model), *arguments], reason)
     made = CliRunner().invoke(app, ["plan", "--model", str(model), *calibrated, "--intra", "nvlink5", "--json"])
     assert json.loads(made.output)["cluster"]["intra"]["bandwidth"]["value"] == 900e9
 

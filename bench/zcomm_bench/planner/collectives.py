@@ -223,8 +223,9 @@ def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster
     coded = lossless_bytes(shape[0] * min(num_others, 1), shape[0] * num_others, bits)
     codec = copied / cluster.compute.codec_rate + coded / cluster.compute.lossless_rate
     cost = _in_chunks(plan, plan.bytes(round(shape[0] * bits / 8)), 2, codec, cluster)
-    headers = cluster.inter.start_seconds(2 * (cluster.nodes - 1)) if cluster.nodes > 1 else 0.0
-    return cost + Cost(seconds=headers)
+    if cluster.nodes > 1 and cluster.launch.is_queued:
+        cost += Cost(seconds=cluster.inter.start_seconds(2 * (cluster.nodes - 1)))
+    return cost
 
 
 def gather_unchanged(num_elements: int, dtype: str, cluster: Cluster) -> Cost:

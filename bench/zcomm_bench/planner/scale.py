@@ -42,16 +42,17 @@ def points(plan: Plan, option: step.Option, max_ranks: int = MAX_RANKS) -> Itera
 
 
 def to_json(plan: Plan) -> list[dict[str, Any]]:
-    """The same rows for programs, for the last of the plan's options: seconds and bytes."""
-    return [{**asdict(each), "speedup": each.speedup} for each in points(plan, plan.predictions[-1].option)]
+    """The same rows for programs, for the option that the plan shows: seconds and bytes."""
+    option = plan.shown.option
+    return [{"option": option.name, **asdict(each), "speedup": each.speedup} for each in points(plan, option)]
 
 
 def show(plan: Plan, console: Any) -> None:
-    """Print a row per number of nodes, for the last of the plan's options."""
+    """Print a row per number of nodes, for the option that the plan shows."""
     from rich import box
     from rich.table import Table
 
-    option = plan.predictions[-1].option
+    option = plan.shown.option
     table = Table(title=f"exact, and {option.name}, as the cluster grows", box=box.SIMPLE_HEAD)
     for title in ("nodes", "ranks", "exact step", "step", "speed-up", "a node sends, exact", "a node sends"):
         table.add_column(title, justify="right")

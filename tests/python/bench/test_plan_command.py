@@ -228,6 +228,7 @@ def test_the_scale_is_printed_and_in_the_json(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     made = json.loads(result.output)
     assert [row["ranks"] for row in made["scale"]] == [8 << shift for shift in range(10)]
-    last = made["options"][-1]
-    assert (made["scale"][1]["seconds"], made["scale"][1]["speedup"]) == (last["step_seconds"], last["speedup"])
+    used = next(each for each in made["options"] if each["option"]["name"] == made["use"])
+    assert {row["option"] for row in made["scale"]} == {made["use"]}
+    assert (made["scale"][1]["seconds"], made["scale"][1]["speedup"]) == (used["step_seconds"], used["speedup"])
     assert "scale" not in json.loads(CliRunner().invoke(app, ["plan", "--json", "--model", str(model)]).output)

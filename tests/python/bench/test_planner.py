@@ -24,7 +24,7 @@ from zcomm_bench.planner import (
     scale,
     step,
 )
-from zcomm_bench.planner.cluster import calibrated, inter_link, intra_link, processor
+from zcomm_bench.planner.cluster import ON_HOST, calibrated, inter_link, intra_link, processor
 from zcomm_bench.planner.workload import Unit, from_config, load_model
 
 
@@ -171,6 +171,28 @@ def test_compression_pays_on_a_slow_link_and_not_on_a_fast_one() -> None:
     fast = report.make(workload(tokens=65536), cluster(inter="25.6tbit"), step.OPTIONS, step.OVERLAP)
     assert fast.best is fast.exact
     assert fast.advice.startswith("Stay exact")
+
+
+def test_tables_over_the_cluster_are_of_the_option_that_is_advised() -> None:
+    """Or of the last one, where the advice is to stay exact."""
+    rounded = Cluster(2, 8, intra_link("20GB/s"), inter_link("200gbit"), processor("h100"))
+    fast, last = cluster(inter="25.6tbit"), step.OPTIONS[-1].name
+    for hardware, tokens, name in ((rounded, 4096, "with secondary shards"), (fast, 65536, last)):
+        made = report.make(workload(tokens=tokens), hardware, step.OPTIONS, step.OVERLAP)
+        assert made.shown.option.name == name
+        assert {row["option"] for row in scale.to_json(made)} == {name}
+        assert made.shown is (made.predictions[-1] if made.best is made.exact else made.best)
+
+
+def test_headers_of_differences_go_ahead_on_gpus_alone() -> None:
+    """On CPUs each goes with its difference, so that no call waits for them."""
+    on_gpus = cluster()
+    slow = dataclasses.replace(on_gpus.inter, exchange=Figure(1.0))
+    for launch, num_starts in ((on_gpus.launch, 1), (ON_HOST, 0)):
+        hardware = dataclasses.replace(on_gpus, launch=launch, inter=slow)
+        plan = collectives._lossless_plan(collectives._shape(1 << 20, "bfloat16", hardware))
+        seconds = collectives.gather_lossless(1 << 20, "bfloat16", 3.4, hardware).seconds
+        assert int(seconds) == plan.num_chunks + 1 + num_starts  # a start per chunk, and one of the second hop
 
 
 def test_what_does_not_fit_is_said() -> None:

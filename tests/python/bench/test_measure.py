@@ -13,6 +13,7 @@ pytest.importorskip("pyroute2")
 
 import torch
 import torch.distributed as dist
+from support import decisions
 from support.worlds import run
 from typer.testing import CliRunner
 
@@ -43,7 +44,7 @@ def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
     calibration = load(file)
     assert lines[0] == "2 nodes of 2 ranks"
     assert lines[1].startswith("between nodes, of a node: ") and lines[2].startswith("inside a node, of a rank: ")
-    assert lines[3].endswith(" kinds of calls are faster compressed")
+    assert lines[3].endswith(" kinds of calls are faster compressed, at some sizes at least")
     assert lines[4] == f"written to {file}"
     assert (calibration["nodes"], calibration["ranks_per_node"], calibration["backend"]) == (2, 2, "gloo")
     for name in ("intra", "inter"):
@@ -81,6 +82,19 @@ def check_decisions(file: Path) -> None:
             )
             assert once is not None and (twice is not None) == (collective == "all_gather" and ranks != "1x2")
             assert min(once[:2]) > 0 and (once[2] > 0) == (collective == "all_gather" and ranks == "2x2")
+
+
+def test_kinds_of_calls_are_counted_by_the_verdicts_of_the_group() -> None:
+    """Not sizes, and not gains of less than the group wants."""
+    gather = {**decisions.row((1.0, 0.99, 0.0), "all_gather", "int8:256"), "compressed": False}
+    rows = [
+        gather,
+        {**gather, "least_bytes": 2, "compressed": True},
+        {**gather, "least_bytes": 4, "compressed": True},
+        {**gather, "again": True},
+    ]
+    lines = measure.summary({"nodes": 2, "ranks_per_node": 2, "decisions": rows}).splitlines()
+    assert lines == ["2 nodes of 2 ranks", "1 of 2 kinds of calls are faster compressed, at some sizes at least"]
 
 
 @pytest.mark.parametrize(

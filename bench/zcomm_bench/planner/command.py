@@ -12,7 +12,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from zcomm_bench.lab.usage import checked, picture
+from zcomm_bench.lab.usage import checked, picture, refusals
 from zcomm_bench.planner import cluster as hardware
 from zcomm_bench.planner import inputs, lossless, measured, report, scale, step, workload
 from zcomm_bench.planner.cluster import Cluster, Figure
@@ -124,7 +124,7 @@ def plan(
     """Predict a training step with and without compression, and say what to use."""
     if model is None:
         raise typer.BadParameter('expected --model with a config.json or "MODULE:FUNCTION"')
-    try:
+    with refusals():
         units, flops = workload.load_model(model, sequence)
         work = workload.Workload(
             units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype, accumulate=accumulate
@@ -139,8 +139,6 @@ def plan(
         hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
         if step_seconds is not None:
             cluster = step.calibrate_step(work, cluster, step_seconds, hidden)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     made = report.make(work, cluster, step.OPTIONS, hidden)
     if plot is not None:
         report.plot(made, plot)

@@ -184,6 +184,17 @@ def test_tables_over_the_cluster_are_of_the_option_that_is_advised() -> None:
         assert made.shown is (made.predictions[-1] if made.best is made.exact else made.best)
 
 
+def test_the_picture_names_the_option_that_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    exact, *others = step.OPTIONS
+    made = report.make(workload(), cluster(), (exact, *others[::-1]), step.OVERLAP)
+    report.plot(made, tmp_path / "plan.png")
+    labels = [str(line.get_label()) for line in drawn[0].axes[0].lines]
+    assert labels[-1].startswith("exact is as fast as exact weights by differences: ")
+
+
 def test_headers_of_differences_go_ahead_on_gpus_alone() -> None:
     """On CPUs each goes with its difference, so that no call waits for them."""
     on_gpus = cluster()

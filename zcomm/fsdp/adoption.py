@@ -28,8 +28,10 @@ def watch_fsdp2() -> None:
 
 
 def _adopt(param_group: Any) -> None:
+    if _fsdp2.owner_of(param_group) is not None or not _fsdp2.has_plain_gather(param_group):
+        return
     shards, _ = _fsdp2.process_groups_of(param_group)
-    if shards is not None and find_backend(shards) is not None and _fsdp2.has_plain_gather(param_group):
+    if shards is not None and find_backend(shards) is not None:
         path = _fsdp2.name_in_root(param_group)
         Collectives(full_name_of(path, param_group.modules[0], param_group), path, param_group)
 

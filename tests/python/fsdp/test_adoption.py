@@ -14,7 +14,8 @@ from support.fsdp_model import whole
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 import zcomm
@@ -171,6 +172,20 @@ def test_memory_of_the_process_group_can_be_chosen_at_any_time(ruled: bool) -> N
         assert stats.calls == 2 * before and not stats.exact
 
     run(body, options=options(forms=()))
+
+
+def test_torchs_own_gather_may_be_set_again() -> None:
+    def body() -> None:
+        layer = nn.Linear(256, 256)
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+        zcomm.fsdp.compress(layer)
+        for _ in range(2):
+            layer.set_custom_all_gather(_fsdp_collectives.DefaultAllGather())
+            layer(torch.ones(1, 256)).sum().backward()
+        stats = zcomm.stats()
+        assert stats.all_gather.calls == 0 and stats.reduce_scatter.calls == 2
+
+    run(body, 2, options=options(forms=()))
 
 
 def test_symmetric_memory_is_refused_and_changes_nothing() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ from typing import Any
 from zcomm import _core
 from zcomm._graphs import keep_for_replays
 
-_log = logging.getLogger("zcomm")
-
 
 @dataclass
 class _Residual:
@@ -21,6 +19,7 @@ class _Residual:
     layout: str  # layout of its reduction
     calls: int = 0  # since it was last empty
     in_graph: bool = False  # replays use it, so it stays where it is
+    is_loaded: bool = False  # and was not used since
 
     def check(self, key: str, layout: str, num_bytes: int) -> None:
         """Raise ValueError if this loaded residual is not of such a reduction."""
@@ -90,10 +89,6 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals. With them a run of FSDP2 resumes bit for bit on the same ranks and nodes."""
-        if self._loaded and self._residuals:
-            _log.warning(
-                "error feedback: keeps residuals that were loaded, but no reduction has used: %s", sorted(self._loaded)
-            )
         residuals = {**self._loaded, **self._residuals}
         return {
             "format": self.format,
@@ -119,7 +114,7 @@ class ErrorFeedback:
         for key, residual in self._residuals.items():  # in graphs
             if (loaded := self._loaded.pop(key, None)) is not None:
                 loaded.check(key, residual.layout, residual.data.nbytes)
-                residual.data[:], residual.calls = loaded.data, loaded.calls
+                residual.data[:], residual.calls, residual.is_loaded = loaded.data, loaded.calls, True
 
     def claim(self, owner: object, name: str) -> str:
         """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same.
@@ -130,7 +125,8 @@ class ErrorFeedback:
             key, number = f"{name}#{number}", number + 1
         if holder is None:
             self._owners[key] = owner
-            self._start_over(lambda used: used.startswith((f"{key}/", f"{key}:", f"{key},")))
+            owned = (f"{key}/", f"{key}:", f"{key},")
+            self._start_over(lambda used: used.startswith(owned) and not self._residuals[used].is_loaded)
         return key
 
     def has(self, key: str) -> bool:
@@ -149,7 +145,7 @@ class ErrorFeedback:
             fresh = allocate(num_bytes)
             fresh[:] = loaded.data  # moves it to the gradients' device
             self._residuals[key] = _Residual(fresh, layout, loaded.calls)
-        elif (other := self._loaded_of_another_rank(key)) is not None:
+        elif key not in self._residuals and (other := self._loaded_of_another_rank(key)) is not None:
             raise ValueError(
                 f"error feedback: the state that was loaded is of {other!r}, this reduction is of {key!r}: each rank "
                 "loads its own; reset() starts over"
@@ -163,11 +159,13 @@ class ErrorFeedback:
         if is_captured:
             self._note_capture(key, residual)
         residual.calls += 1
+        residual.is_loaded = False
         return residual.data, empty
 
     def _loaded_of_another_rank(self, key: str) -> str | None:
-        name, rank, _ = key.rpartition("/rank ")
-        return next((other for other in self._loaded if rank and other.startswith(name + rank)), None)
+        """Return the key of another rank's residual of the same reduction, if any was loaded."""
+        of_any_rank = re.sub(r"/rank \d+", "/rank N", key)
+        return next((other for other in self._loaded if re.sub(r"/rank \d+", "/rank N", other) == of_any_rank), None)
 
     def _note_capture(self, key: str, residual: _Residual) -> None:
         if self.reset_every is not None:

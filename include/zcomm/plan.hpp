@@ -152,7 +152,6 @@ class LosslessPlan {
 
   // Returns the bytes of a gather whose differences of this rank's shard take `body_bytes`, without headers.
   LinkBytes bytes(std::size_t body_bytes) const;
-  // Returns the values that the difference codec encodes and decodes, without copied ones.
   // Returns the bytes of a gather of unchanged values.
   LinkBytes bytes_from_secondary() const;
 

@@ -58,10 +58,10 @@ class C10dTransport final : public Transport {
   const std::unique_ptr<NodeMemory> memory_;
   // Computes a tag from the numbers of the call and of the message between two ranks, which both count, from the call's
   // words and from the sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends
-  // the process at one and leaves the other incomplete, so they must not match. Nor may messages of two calls, where
-  // one rank alone has a message in the first. Ranks that call different things wait until the watch finds it. The
-  // lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if bytes arrive on
-  // it.
+  // the process at one and leaves the other incomplete, so they must not match. Messages of different calls must not
+  // match either: one rank may have a message in a call that the other lacks. So both name each other in begin(). Ranks
+  // that call different things wait until the watch finds it. The lowest bit separates directions: while one thread
+  // sends on a connection, Gloo's own thread spins if bytes arrive on it.
   int tag_of(int count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver) const {
     const std::size_t size = num_bytes + (static_cast<std::size_t>(num_elements) << 32);
     const std::size_t call = num_calls_[static_cast<std::size_t>(sender == rank_ ? receiver : sender)];

@@ -145,7 +145,7 @@ class BroadcastOperation final : public Operation {
     });
   }
   std::string words(const Arguments&) const override { return plan_.description(); }
-  // Names all ranks: those that call it with other roots have none in common else.
+  // Names all ranks. Ranks that name different roots might otherwise share no peer, and never compare their calls.
   std::vector<int> peers(const Arguments&) const override { return world().topology.others(world().rank); }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_.num_chunks() == 0) return {};

@@ -57,10 +57,11 @@ def _refused(param_group: Any) -> Iterator[None]:
 def _told(module: Any) -> Iterator[None]:
     """Warn if the user's own collectives take the place of compressed ones."""
     groups = _fsdp2.groups_of(module)
-    before = [(_fsdp2.owner_of(group), _fsdp2.collectives_of(group)) for group in groups]
+    owners = [owner for group in groups if (owner := _fsdp2.owner_of(group)) is not None and not owner.is_plain()]
+    before = [owner.are_ours() for owner in owners]
     yield
-    for group, (owner, collectives) in zip(groups, before, strict=True):
-        if owner is not None and not owner.is_plain() and _fsdp2.collectives_of(group) != collectives:
+    for owner, were_ours in zip(owners, before, strict=True):
+        if owner.are_ours() < were_ours:  # one less than before
             _log.warning("%s: a custom collective takes the place of the one that zcomm.fsdp.compress set", owner.name)
 
 

@@ -80,11 +80,16 @@ class Collectives:
         ours = self._gather if gather else found[0], self._reduce if reduce else found[1]
         _fsdp2.set_collectives(self._param_group, *ours)
 
+    def are_ours(self) -> tuple[bool, bool]:
+        """Tell whether the gather and the reduction of the group are these, and not a user's."""
+        gather, reduce = _fsdp2.collectives_of(self._param_group)
+        return gather is self._gather, reduce is self._reduce
+
     @contextlib.contextmanager
     def given_back(self) -> Iterator[None]:
         """Restore the collectives that were replaced, inside of a block."""
         gather, reduce = _fsdp2.collectives_of(self._param_group)
-        is_ours = gather is self._gather, reduce is self._reduce
+        is_ours = self.are_ours()
         previous = self.plain.previous if is_ours[0] else gather, self._reduce.previous if is_ours[1] else reduce
         _fsdp2.set_collectives(self._param_group, *previous)
         try:
@@ -97,11 +102,6 @@ class Collectives:
         place of plain gathers."""
         if self.rule is not None and self.rule.number > rule.number:
             return
-        if _fsdp2.process_groups_of(self._param_group)[0] is None:
-            raise ValueError(
-                f"model: expected modules of fully_shard, got {self.name} of replicate(), which gathers no weights and "
-                "all-reduces its gradients: all_reduce= of zcomm.Options compresses these"
-            )
         self.take_over()
         self.strategy.forget()
         self._told.clear()

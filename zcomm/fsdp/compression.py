@@ -25,7 +25,7 @@ from zcomm.fsdp.gathers import GatherCall
 from zcomm.fsdp.lossless import prepare
 from zcomm.fsdp.rule import Rule
 from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
-from zcomm.fsdp.selection import Selector, one_dimensional, select
+from zcomm.fsdp.selection import Selector, check_sharded, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
 _numbers = itertools.count()
@@ -89,6 +89,7 @@ def compress(
         raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
     _check_formats(weights, gradients)
     select(model, exempt)
+    check_sharded(model)
     settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback, fused)
     return Compression(_Modules(model, settings, max_bytes, check))
 
@@ -217,6 +218,7 @@ class _Modules:
         new = [group for group in collectives_of(self._model) if group not in self._rules]
         if not new:
             return
+        check_sharded(self._model)
         self._hooks[0].remove()
         exempt = select(self._model, self._settings.exempt)
         for group in new:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from zcomm.fsdp import _fsdp2
 
 #: Which parameters: a pattern for their names (``"*.norm.*"``, as in fnmatch), a type of module that holds them, or a
 #: function of a name and a parameter, whose shape is that of the whole parameter.
@@ -58,3 +61,14 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
     if _is_function(selector):
         return bool(selector(name, parameter))  # type: ignore[call-arg]
     raise ValueError(f"exempt: expected a pattern, a type of module, or a function, got {selector!r}")
+
+
+def check_sharded(model: nn.Module) -> None:
+    """Raise ValueError if a module has no shards."""
+    for name, module in model.named_modules():
+        groups = _fsdp2.groups_of(module) if isinstance(module, FSDPModule) else []
+        if any(_fsdp2.process_groups_of(group)[0] is None for group in groups):
+            raise ValueError(
+                f"model: expected modules of fully_shard, got {name or 'one'} of replicate(), which gathers no weights "
+                "and all-reduces its gradients: all_reduce= of zcomm.Options compresses these"
+            )

@@ -366,7 +366,7 @@ def test_a_custom_collective_in_place_of_a_compressed_one_is_told_and_stays_unti
             step()
         lines = logged()
         custom: dict[str, Any] = {"all_gather": CountedGather(), "reduce_scatter": CountedReduce()}
-        for kind in kinds:
+        for kind in (*kinds, *kinds):
             getattr(layer, f"set_custom_{kind}")(custom[kind])
         assert len(lines) == len(kinds), lines
         assert all(line.startswith("FSDPLinear: a custom collective takes the place") for line in lines)
@@ -409,13 +409,23 @@ def test_modules_of_replicate_are_refused() -> None:
     composable = pytest.importorskip("torch.distributed._composable.replicate_with_fsdp")
 
     def body() -> None:
-        model = nn.Sequential(nn.Linear(256, 256))
-        composable.replicate(model[0])
-        wanted = r"model: expected modules of fully_shard, got 0 of replicate\(\), which gathers no weights"
-        with pytest.raises(ValueError, match=wanted):
-            compress(model, gradients="int8:64")
+        wanted = r"model: expected modules of fully_shard, got 1 of replicate\(\), which gathers no weights"
+        for early in (False, True):
+            model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+            if early:
+                compress(model, weights="int4:64", gradients="int8:64")
+            fully_shard(model[0])
+            composable.replicate(model[1])
+            if not early:
+                with pytest.raises(ValueError, match=wanted):
+                    compress(model, weights="int4:64", gradients="int8:64")
+                model(torch.ones(1, 256)).sum().backward()
+            for _ in range(2 * early):
+                with pytest.raises(ValueError, match=wanted):
+                    model(torch.ones(1, 256))
+        assert zcomm.stats().all_gather.calls == zcomm.stats().reduce_scatter.calls == 0
 
-    run(body, 2, options=options())
+    run(body, 2, options=options(all_gather="exact", reduce_scatter="exact"))
 
 
 def test_exact_gathers_are_counted_until_other_settings_are_made() -> None:

@@ -89,7 +89,6 @@ def compress(
         raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
     _check_formats(weights, gradients)
     select(model, exempt)
-    check_sharded(model)
     settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback, fused)
     return Compression(_Modules(model, settings, max_bytes, check))
 
@@ -195,6 +194,7 @@ class _Modules:
     """Those that a call of compress() reaches. The model keeps this object; so does each rule."""
 
     def __init__(self, model: nn.Module, settings: _Settings, max_bytes: int | None, check: bool) -> None:
+        check_sharded(model)
         self._model = model
         self._settings = settings
         self.checks = check

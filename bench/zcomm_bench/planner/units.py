@@ -44,16 +44,15 @@ def of_function(name: str) -> tuple[list[tuple[str, int]], int]:
         raise ValueError(f"model: expected a function {name!r}: {error}") from None
     finally:
         sys.path.pop(0)
-    expected = f"model: expected {name} to return a torch.nn.Module"
     try:
         with torch.device("meta"):
             module = build()
     except Exception as error:  # and so may its function
-        raise ValueError(f"{expected}, got {type(error).__name__}: {error}") from None
+        raise ValueError(f"model: expected {name} to return a module, got {type(error).__name__}: {error}") from None
     if not isinstance(module, torch.nn.Module):
-        raise ValueError(f"{expected}, got {type(module).__name__}")
+        raise ValueError(f"model: expected {name} to return a torch.nn.Module, got {type(module).__name__}")
     if _num_elements(module) == 0:
-        raise ValueError(f"{expected} with parameters, got none")
+        raise ValueError(f"model: expected {name} to return a module with parameters, got none")
     return units_of(module), product_elements(module)
 
 

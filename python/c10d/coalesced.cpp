@@ -19,10 +19,10 @@ std::vector<at::Tensor> pick(const std::vector<at::Tensor>& tensors, const std::
   return picked;
 }
 
-// Joins works into one, for the caller.
-WorkPtr combine(int rank, std::vector<WorkPtr> works) {
+// Joins works into one, for the caller, which gets its tensors in the order of the call.
+WorkPtr combine(int rank, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) {
   if (works.size() == 1) return works[0];
-  return c10::make_intrusive<CombinedWork>(rank, std::move(works));
+  return c10::make_intrusive<CombinedWork>(rank, std::move(works), outputs);
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
       return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
     }));
   }
-  return combine(getRank(), std::move(works));
+  return combine(getRank(), std::move(works), outputs);
 }
 
 WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
@@ -84,7 +84,7 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
       return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
     }));
   }
-  return combine(getRank(), std::move(works));
+  return combine(getRank(), std::move(works), outputs);
 }
 
 WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
@@ -109,7 +109,7 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
       return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
     }));
   }
-  return combine(getRank(), std::move(works));
+  return combine(getRank(), std::move(works), tensors);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -18,8 +18,8 @@ void append(c10::List<at::Tensor>& tensors, const c10::IValue& value) {
 
 }  // namespace
 
-CombinedWork::CombinedWork(int rank, std::vector<WorkPtr> works)
-    : Work(rank, ::c10d::OpType::COALESCED), works_(std::move(works)) {}
+CombinedWork::CombinedWork(int rank, std::vector<WorkPtr> works, std::vector<at::Tensor> results)
+    : Work(rank, ::c10d::OpType::COALESCED), works_(std::move(works)), results_(std::move(results)) {}
 
 bool CombinedWork::isCompleted() {
   return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
@@ -51,6 +51,7 @@ void CombinedWork::abort() {
 }
 
 std::vector<at::Tensor> CombinedWork::result() {
+  if (!results_.empty()) return results_;
   std::vector<at::Tensor> all;
   for (const auto& work : works_) {
     const auto part = work->result();
@@ -65,12 +66,12 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
   for (const auto& work : works_) futures.push_back(work->getFuture());
   // Joins their tensors into one list, as in the future of a single call.
   return c10::collectAll(futures)->then(
-      [futures](c10::ivalue::Future&) {
+      [futures, results = results_](c10::ivalue::Future&) {
         c10::List<at::Tensor> tensors;
         for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures) {
-          append(tensors, future->value());
+          append(tensors, future->value());  // throws the error of a call that failed
         }
-        return c10::IValue(tensors);
+        return c10::IValue(results.empty() ? tensors : c10::List<at::Tensor>(results));
       },
       c10::ListType::ofTensors());
 }

@@ -9,7 +9,8 @@ namespace zcomm::c10d_binding {
 
 class CombinedWork final : public ::c10d::Work {
  public:
-  CombinedWork(int rank, std::vector<WorkPtr> works);
+  // Takes the caller's tensors in its order; without any, the results are those of the works, in their order.
+  CombinedWork(int rank, std::vector<WorkPtr> works, std::vector<at::Tensor> results = {});
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -22,6 +23,7 @@ class CombinedWork final : public ::c10d::Work {
 
  private:
   std::vector<WorkPtr> works_;
+  std::vector<at::Tensor> results_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -107,6 +107,22 @@ def test_a_coalesced_call_is_checked_whole_before_any_byte_moves() -> None:
     run(body, options=options(forms="in_place,coalesced"))
 
 
+def test_the_future_of_a_coalesced_call_has_its_tensors_in_order() -> None:
+    """Though exact ones go out in one call, after the compressed ones."""
+
+    def body(backend: str) -> None:
+        for sizes in ([3, 2 * NUM], [2 * NUM, 3], [2 * NUM, 3, 2 * NUM]):
+            tensors = [torch.full((size,), float(size)) for size in sizes]
+            work = dist.group.WORLD.allreduce_coalesced(tensors)
+            if backend == "zcomm":
+                assert [one.data_ptr() for one in work.result()] == [one.data_ptr() for one in tensors]
+            then = work.get_future().then(lambda future: [one.numel() for one in future.value()])
+            assert then.wait() == sizes, backend
+
+    run(lambda: body("gloo"), backend="gloo")
+    run(lambda: body("zcomm"), options=zcomm.Options(forms="coalesced", all_reduce="int8:128"))
+
+
 def test_a_batch_that_raised_takes_no_later_call_along() -> None:
     """torch keeps the calls of a block that raised, for ever, of backends that coalesce: not of Gloo, nor of zcomm."""
 

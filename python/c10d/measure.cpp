@@ -32,7 +32,7 @@ Measured measure_on_host(const at::Tensor& original, const at::Tensor& decoded) 
       noise += off * off;
       nonzero += value != 0.0;
       zeroed += value != 0.0 && y[i] == 0.0f;
-      finite = finite && std::isfinite(x[i]);
+      finite = finite && std::isfinite(x[i]) && std::isfinite(y[i]);
     }
     if (!finite) continue;
     const double block_error = size > 0.0 ? error / size : 0.0;
@@ -48,9 +48,11 @@ Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded
   const at::Tensor x = original.to(at::kDouble);
   const at::Tensor error = decoded.to(at::kDouble).sub_(x).abs_();
   const at::Tensor size = x.abs().amax(1);
-  const at::Tensor finite = size < std::numeric_limits<double>::infinity();  // false for NaN
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor largest_error = error.amax(1);
+  const at::Tensor finite = (size < kInfinity).logical_and_(largest_error < kInfinity);  // false for NaN
   const at::Tensor nonzero = x != 0;
-  const at::Tensor block_errors = error.amax(1).div_(size.clamp_min(std::numeric_limits<double>::min()));
+  const at::Tensor block_errors = largest_error / size.clamp_min(std::numeric_limits<double>::min());
   const at::Tensor by_block = at::stack({at::ones_like(size), nonzero.sum(1, false, at::kDouble),
                                          nonzero.logical_and(decoded == 0).sum(1, false, at::kDouble),
                                          x.square().sum(1), error.square().sum(1), block_errors});

@@ -163,15 +163,19 @@ PlanOrVerdict Operations::plan_gather(const Whole& output, const Whole& input, c
   }
   if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
   const BlockFormat format = is_bytes ? BlockFormat{} : policy.all_gather;
-  if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {})) return like;
+  const bool in_one_hop = compressed_.is_one_hop(policy, call);
+  if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {}) && like->in_one_hop == in_one_hop)
+    return like;
   World world = compressed_.world(input[0].device().type());
   if (is_bytes && world.topology.num_nodes() == 1) return Verdict::not_a_float;
   if (!is_bytes && is_all_exact(parts)) return Verdict::format_exact;
   check_shapes(output, input, size, "output", "input");
-  return planned(Collective::all_gather, {format, format}, output, parts, {},
-                 make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),
-                                                                    segments_of(parts, elements_of(input), format),
-                                                                    compressed_.is_one_hop(policy, call))));
+  PlannedPtr made = planned(
+      Collective::all_gather, {format, format}, output, parts, {},
+      make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),
+                                                         segments_of(parts, elements_of(input), format), in_one_hop)));
+  made->in_one_hop = in_one_hop;
+  return made;
 }
 
 PlannedPtr Operations::plan_lossless(const Whole& output, const Whole& input, const Parts& parts,
@@ -280,7 +284,8 @@ WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, co
   job->site = site;
   Call call;
   call.collective = planned.collective;
-  call.num_bytes = planned.num_elements * static_cast<std::int64_t>(c10::elementSize(planned.dtype));
+  // Of the sums: gradients that are reduced where they are may be narrower, and an exact call would have these bytes.
+  call.num_bytes = planned.num_elements * static_cast<std::int64_t>(element_size(job->written.front().dtype));
   compressed_.count(call, Verdict::compressed);
   return inner_.track(compressed_.launch(std::move(job), call_settings));
 }

@@ -35,6 +35,7 @@ struct PlannedOperation {
   std::optional<BlockFormat> feedback;
   OperationPtr operation;
   std::shared_ptr<TensorKept> kept;
+  bool in_one_hop = false;
 };
 using PlannedPtr = std::shared_ptr<PlannedOperation>;
 // A planned operation, or why the call stays exact.

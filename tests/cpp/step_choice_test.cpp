@@ -285,6 +285,16 @@ TEST_CASE("steps: of changing shapes, a trial is made and kept") {
   CHECK(one.num_decided == 1);
 }
 
+TEST_CASE("steps: of sizes that vary after some steps, a trial goes on") {
+  Trainer one = trainer(200, 100);
+  one.take_steps(20);
+  for (int i = 0; i < 2 * kManySteps; ++i) {
+    one.sizes[0] = 1000 + i;
+    one.take_step();
+  }
+  CHECK(one.num_decided == 1);
+}
+
 TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree and change the way at the same calls") {
   struct Act {
     Numbers compared;  // with other ranks

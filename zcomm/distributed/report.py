@@ -44,7 +44,7 @@ class SiteReport:
     * ``snr_db``: 10 log10(sum of x^2 / sum of squared errors); None if nothing was lost, or nothing finite was sampled.
     * ``largest_block_error``, ``mean_block_error``: over blocks, the largest error over the largest |x|.
     * ``zeroed``: the share of nonzero values that are decoded as 0.
-    * ``nonfinite_blocks``: the share of blocks that hold a NaN or an infinity.
+    * ``nonfinite_blocks``: the share of blocks that hold or decode to NaN or infinity.
     * ``reasons``: reasons to exempt this site from compression; empty if there are none.
     """
 
@@ -151,7 +151,7 @@ def _advise(collective: str, sites: list[SiteReport]) -> list[str]:
     for site in sites:
         median = statistics.median(peers.get((site.hop, site.format), [0.0]))
         if site.nonfinite_blocks > 0:
-            site.reasons.append(f"{site.nonfinite_blocks:.2%} of the blocks hold a NaN or an infinity")
+            site.reasons.append(f"{site.nonfinite_blocks:.2%} of the blocks hold or decode to a NaN or an infinity")
         if site.zeroed > MOST_ZEROED:
             site.reasons.append(f"{site.zeroed:.1%} of the values become 0")
         if site.snr_db is not None and site.snr_db < median - DECIBELS_BELOW_MEDIAN:

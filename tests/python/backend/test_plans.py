@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from support.decisions import table
 from support.fsdp_model import NODES, batch, sharded
 from support.worlds import options, run
 
@@ -140,6 +143,23 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
             plan.run(whole, own)
 
     run(body)
+
+
+def test_a_plan_in_one_hop_is_no_plan_of_a_gather_that_repeats(tmp_path: Path) -> None:
+    """A rank that keeps what it gathers takes two hops, so that each wire enters a node once."""
+    one_hop = table(tmp_path, (1.0, 0.9, 0.5))
+
+    def body() -> None:
+        backend = backend_of()
+        whole = torch.ones(4 * 1000)
+        own = whole[dist.get_rank() * 1000 :][:1000]
+        first = backend.plan_gather(whole, own)
+        again = backend.plan_gather(whole, own, again=True, like=first)
+        assert again is not first
+        assert backend.plan_gather(whole, own, like=first) is first
+        assert backend.plan_gather(whole, own, again=True, like=again) is again
+
+    run(body, 4, nodes=NODES, options=options(policy="auto", decisions=one_hop, min_bytes=0))
 
 
 def test_calls_of_all_plans_refuse_other_layouts() -> None:

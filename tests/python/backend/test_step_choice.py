@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, groupby
@@ -17,6 +18,7 @@ from support.decisions import FAST_LINK, SLOW_LINK, table
 from support.expected import assert_same_bits
 from support.fsdp_model import NODES, batch, sharded, whole
 from support.worlds import options, run
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import zcomm
 import zcomm.distributed.backend
@@ -131,6 +133,19 @@ def test_another_shape_of_steps_is_decided_anew() -> None:
     assert same_on_all_ranks(run(body)) == (True, True, False)
 
 
+def test_a_trial_ends_though_sizes_vary_after_some_steps() -> None:
+    def body() -> tuple[list[bool], StepDecision | None]:
+        trainer, draw = Trainer(), random.Random(1)
+        trainer.take_steps(20)
+        for _ in range(3 * MANY_STEPS):
+            trainer.sizes = [NUM, NUM + 64 * draw.randrange(1, 400)]
+            trainer.take_steps(1)
+        return trainer.ways, trainer.decision
+
+    ways, decision = same_on_all_ranks(run(body))
+    assert decision is not None and decision.compressed and ways[-1]
+
+
 def test_a_rank_that_ends_steps_elsewhere_in_a_trial_goes_on_with_the_others() -> None:
     def body() -> tuple[list[bool], StepDecision | None]:
         trainer = Trainer()
@@ -197,17 +212,22 @@ def test_steps_are_found(ends: Callable[[], Callable[[], None]]) -> None:
     assert 2 * BLOCK in runs and set(runs[2:-2]) == {2 * BLOCK}
 
 
-SETTINGS = {"secondary shards": {"keep_in_node": True}, "lossless": {"weights": "lossless", "gradients": "exact"}}
+SETTINGS = {
+    "secondary shards": {"keep_in_node": True},
+    "lossless": {"weights": "lossless", "gradients": "exact"},
+    "mixed": {},  # gradients are narrower than what is reduced
+}
 
 
-@pytest.mark.parametrize(("settings", "nodes"), [("secondary shards", NODES), ("lossless", [0, 1])])
+@pytest.mark.parametrize(("settings", "nodes"), [("secondary shards", NODES), ("lossless", [0, 1]), ("mixed", [0, 1])])
 def test_fsdp2_trains_through_a_trial(settings: str, nodes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """With lossless weights and exact gradients a training has the bits of an exact one, though the way changes."""
     monkeypatch.setattr(zcomm.distributed.backend, "perf_counter_ns", count(step=1000).__next__)
     half = settings == "lossless"
+    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if settings == "mixed" else MixedPrecisionPolicy()
 
     def train(group_is_exact: bool) -> list[torch.Tensor]:
-        model = sharded(lambda model: model.to(torch.bfloat16) if half else None)
+        model = sharded(lambda model: model.to(torch.bfloat16) if half else None, mp_policy=precision)
         if not group_is_exact:
             zcomm.fsdp.compress(model, **SETTINGS[settings])
         steps = torch.optim.SGD(model.parameters(), lr=1e-2)

@@ -142,15 +142,15 @@ def test_hops_are_measured_on_the_slots_that_take_them(
 
 
 def test_gpus_are_measured_alike() -> None:
-    """The operations that sample GPU tensors, on CPU tensors: gaussian blocks, one of zeros, one with an infinity and
-    one with a NaN."""
+    """The operations that sample GPU tensors, on CPU tensors: gaussian blocks, one of zeros, one with an infinity, one
+    with a NaN and one that decodes to an infinity."""
     x = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))
     x[3] = 0
     y = torch.from_numpy(
         reference.decode(reference.encode(x.view(-1).numpy(), "int4:128"), "int4:128", x.numel(), "float32")
     ).view(8, 128)
-    finite = torch.cat([x[:4], x[6:]])
-    x[4, 5], x[5, 6] = math.inf, math.nan
+    finite = torch.cat([x[:4], x[7:]])
+    x[4, 5], x[5, 6], y[6, 7] = math.inf, math.nan, math.inf
     totals, largest = _c10d._testing.measure_on_device(x, y)
     names = ["finite_blocks", "nonzero", "zeroed", "signal", "noise", "block_errors"]
     measured = {**dict(zip(names, totals.tolist(), strict=True)), "largest_block_error": largest.item()}
@@ -186,9 +186,23 @@ def test_blocks_that_are_not_finite_are_counted_and_left_out(dtype: torch.dtype)
         (site,) = zcomm.report().all_gather
         assert site.nonfinite_blocks == 0.5
         assert site.snr_db == pytest.approx(10 * math.log10(wanted["signal"] / wanted["noise"]))
-        assert site.reasons == ["50.00% of the blocks hold a NaN or an infinity"]
+        assert site.reasons == ["50.00% of the blocks hold or decode to a NaN or an infinity"]
 
     run(body, options=options(sample_errors_every=1))
+
+
+def test_blocks_that_decode_to_infinity_are_left_out() -> None:
+    """bf16 rounds the largest float32, as in a mask of attention, to infinity."""
+
+    def body() -> None:
+        shard = torch.ones(4 * 256)
+        shard[300] = torch.finfo(torch.float32).max
+        gather(shard)
+        (site,) = zcomm.report().all_gather
+        assert 0 < site.nonfinite_blocks < 1 and site.largest_block_error == 0
+        assert "decode to a NaN or an infinity" in site.reasons[0]
+
+    run(body, options=options(all_gather="bf16", sample_errors_every=1))
 
 
 def test_sites_are_told_apart_by_name_size_type_and_format() -> None:

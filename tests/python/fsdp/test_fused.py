@@ -114,13 +114,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None]]] = 
 }
 
 
-def trained(case: str, fused: bool, **settings: Any) -> tuple[list[torch.Tensor], int, int]:
+def trained(case: str, fused: bool, **settings: Any) -> tuple[list[torch.Tensor], int, int, int]:
+    """The weights, gathers and reductions that were fused, and the bytes that were reduced, as uncompressed."""
     make, backward = CASES[case]
     model = make()
     compression = compress(model, fused=fused, **settings)
+    before = zcomm.stats().reduce_scatter.bytes
     values = after_steps(model, backward)
     stats = compression.stats().values()
-    return values, sum(one.gathers_fused for one in stats), sum(one.reduces_fused for one in stats)
+    num_bytes = zcomm.stats().reduce_scatter.bytes - before
+    return values, sum(one.gathers_fused for one in stats), sum(one.reduces_fused for one in stats), num_bytes
 
 
 def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
@@ -137,10 +140,10 @@ def test_fused_steps_have_the_bits_of_others(case: str, keep_in_node: bool, deco
         if decoded == "later":
             collectives.decodes_later = lambda device: True
         settings: dict[str, Any] = {"weights": "int8:64", "gradients": "int8:64/int4:32", "keep_in_node": keep_in_node}
-        fused, gathers, reduces = trained(case, True, **settings)
+        fused, gathers, reduces, num_bytes = trained(case, True, **settings)
         assert gathers > 0 and reduces > 0
-        copied, gathers, reduces = trained(case, False, **settings)
-        assert gathers == reduces == 0
+        copied, gathers, reduces, of_copied = trained(case, False, **settings)
+        assert gathers == reduces == 0 and num_bytes == of_copied
         assert_same(fused, copied)
 
     run(body, 4, nodes=NODES, options=options(min_bytes=1))
@@ -152,9 +155,9 @@ def test_fused_steps_have_the_bits_of_others(case: str, keep_in_node: bool, deco
 def test_lossless_gathers_write_into_the_parameters(case: str, nodes: list[int], max_bytes: int | None) -> None:
     def body() -> None:
         settings: dict[str, Any] = {"weights": "lossless", "gradients": "int8:64", "max_bytes": max_bytes}
-        fused, gathers, _ = trained(case, True, **settings)
+        fused, gathers, *_ = trained(case, True, **settings)
         assert (gathers > 0) == (max_bytes is None)
-        copied, gathers, _ = trained(case, False, **settings)
+        copied, gathers, *_ = trained(case, False, **settings)
         assert gathers == 0
         assert_same(fused, copied)
 
@@ -346,7 +349,7 @@ def test_a_later_decode_touches_no_parameter_before(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(collectives, "decodes_later", lambda device: True)
         monkeypatch.setattr(collectives.Collectives, "is_whole", lambda owner, shard: False)
         monkeypatch.setattr(collectives._fsdp2, "unsharded_data", refuse)
-        _, gathers, _ = trained("bfloat16", True, weights="int8:64", gradients="int8:64")
+        _, gathers, *_ = trained("bfloat16", True, weights="int8:64", gradients="int8:64")
         assert gathers == 0
 
     run(body, 4, nodes=NODES, options=options(min_bytes=1))

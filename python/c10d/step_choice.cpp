@@ -109,7 +109,8 @@ void StepChoice::begin_step() {
     num_strange_ = 0;
     is_searching_ = false;
   } else if (shape != *tried_shape_) {
-    // Excludes the block, as medians bear only single ones. Where no two are alike, sizes vary, and the trial goes on.
+    // Excludes the block: medians bear only single strange steps. If no two are alike, sizes vary and the trial goes
+    // on.
     const bool is_varied = num_strange_ >= kStrangeSteps && num_alike_ == 1;
     if (before != *tried_shape_ && !is_varied) counted_from_ = 0;
     if (++num_strange_ == kStrangeSteps) begin_search();

@@ -25,13 +25,14 @@ struct CodecPasses {
 
 CodecPasses operator+(CodecPasses a, CodecPasses b) { return {a.encoded + b.encoded, a.decoded + b.decoded}; }
 
-// Returns those of a gather, which encodes the own slot and decodes all.
+// Returns the passes of a gather: a rank encodes its own slot and decodes all slots.
 CodecPasses passes_of(const GatherPlan& plan) {
   const std::vector<std::int64_t>& lengths = plan.slots().lengths;
-  return {lengths[static_cast<std::size_t>(plan.rank())], std::accumulate(lengths.begin(), lengths.end(), 0)};
+  return {lengths[static_cast<std::size_t>(plan.rank())],
+          std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0})};
 }
 
-// Returns those of a reduction, which encodes what it sends and decodes what it receives.
+// Returns the passes of a reduction: a rank encodes what it sends and decodes what it receives.
 CodecPasses passes_of(const ReducePlan& plan) {
   CodecPasses passes;
   const auto length_of = [&](const Move& move) { return plan.slots().lengths[static_cast<std::size_t>(move.slot)]; };

@@ -285,7 +285,7 @@ TEST_CASE("steps: of changing shapes, a trial is made and kept") {
   CHECK(one.num_decided == 1);
 }
 
-TEST_CASE("steps: of sizes that vary after some steps, a trial goes on") {
+TEST_CASE("steps: a trial goes on if sizes vary after some steps") {
   Trainer one = trainer(200, 100);
   one.take_steps(20);
   for (int i = 0; i < 2 * kManySteps; ++i) {

@@ -25,7 +25,7 @@ from zcomm.fsdp.gathers import GatherCall
 from zcomm.fsdp.lossless import prepare
 from zcomm.fsdp.rule import Rule
 from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
-from zcomm.fsdp.selection import Selector, check_sharded, one_dimensional, select
+from zcomm.fsdp.selection import Selector, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
 _numbers = itertools.count()
@@ -194,7 +194,6 @@ class _Modules:
     """Those that a call of compress() reaches. The model keeps this object; so does each rule."""
 
     def __init__(self, model: nn.Module, settings: _Settings, max_bytes: int | None, check: bool) -> None:
-        check_sharded(model)
         self._model = model
         self._settings = settings
         self.checks = check
@@ -218,9 +217,8 @@ class _Modules:
         new = [group for group in collectives_of(self._model) if group not in self._rules]
         if not new:
             return
-        check_sharded(self._model)
-        self._hooks[0].remove()
         exempt = select(self._model, self._settings.exempt)
+        self._hooks[0].remove()
         for group in new:
             rule = self._rules[group] = self._settings.rule_of(self, group, exempt)
             group.set_rule(rule, self._strategy_of(group))

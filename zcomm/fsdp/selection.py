@@ -30,11 +30,13 @@ def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
 def select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, str]]:
     """The parameters, each as the identity of its module and its name there: FSDP2 exchanges the objects.
 
-    Raises ValueError for something else than selectors, and for a pattern or type that selects nothing."""
+    Raises ValueError for something else than selectors, for a pattern or type that selects nothing, and for a module
+    without shards."""
     if isinstance(selectors, str) or not isinstance(selectors, Sequence):
         raise ValueError(f"exempt: expected a sequence of patterns, types of modules, or functions, got {selectors!r}")
     selected = set()
     modules = dict(model.named_modules())
+    _check_sharded(modules)
     for selector in selectors:
         found = False
         for module_name, module in modules.items():
@@ -63,9 +65,8 @@ def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: di
     raise ValueError(f"exempt: expected a pattern, a type of module, or a function, got {selector!r}")
 
 
-def check_sharded(model: nn.Module) -> None:
-    """Raise ValueError if a module has no shards."""
-    for name, module in model.named_modules():
+def _check_sharded(modules: dict[str, nn.Module]) -> None:
+    for name, module in modules.items():
         groups = _fsdp2.groups_of(module) if isinstance(module, FSDPModule) else []
         if any(_fsdp2.process_groups_of(group)[0] is None for group in groups):
             raise ValueError(

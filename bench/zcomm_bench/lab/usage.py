@@ -45,5 +45,5 @@ def in_folder(path: Path | None) -> Path | None:
 def picture(path: Path | None) -> Path | None:
     """`in_folder` of a picture, whose name has to say its kind."""
     if path is not None and path.suffix.lower() not in PICTURES:
-        raise typer.BadParameter(f"expected a name that ends in .png, .svg or .pdf, got {path.name!r}")
+        raise typer.BadParameter(f"expected a name that ends in {' or '.join(PICTURES)}, got {path.name!r}")
     return in_folder(path)

@@ -50,7 +50,7 @@ def prove(
     if (file := verify_file or add) is not None:
         for name, value in (("--rehearse", rehearse), ("--drill", drill), ("--link", link)):
             if value:
-                raise typer.BadParameter(f"{name}: expected nothing to measure with beside --verify or --add")
+                raise typer.BadParameter(f"{name}: expected a run that measures, got --verify or --add")
         check(file, add is not None, by)
         return
     if importlib.util.find_spec("torch") is None:

@@ -182,7 +182,7 @@ def test_a_function_that_raises_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_picture_that_cannot_be_drawn_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refuses(["--plot", "plan.xyz"], "'--plot': expected a name that ends in .png, .svg or .pdf, got 'plan.xyz'")
+    refuses(["--plot", "plan.xyz"], "'--plot': expected a name that ends in .png or .svg or .pdf, got 'plan.xyz'")
     refuses(["--plot", str(tmp_path / "file" / "plan.png")], "Invalid value for '--plot'")
 
 

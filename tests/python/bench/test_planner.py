@@ -218,6 +218,16 @@ def test_what_does_not_fit_is_said() -> None:
     assert made.best.option.name == "with secondary shards"
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_a_difference_is_encoded_once_and_decoded_once_in_every_other_node(nodes: int) -> None:
+    hardware = cluster(nodes)
+    shard = 100_000
+    num_elements = shard * hardware.ranks
+    none, byte = (collectives.gather_lossless(num_elements, "bfloat16", bits, hardware).codec for bits in (0.0, 8.0))
+    num_shards = nodes if nodes > 1 else 0
+    assert (byte - none) * hardware.compute.lossless_rate == pytest.approx(num_shards * shard)
+
+
 def test_gradients_are_reduced_in_each_micro_batch_or_summed_whole() -> None:
     """FSDP2 keeps the sum unsharded, in the dtype of the reduction, after set_requires_gradient_sync(False)."""
     summed, reduced = (

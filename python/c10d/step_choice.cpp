@@ -69,8 +69,23 @@ void StepChoice::look_for_steps(const Means& means) {
   if (num_calls < 4 || !std::has_single_bit(num_calls)) return;
   const bool is_new = num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps;
   const auto hash = static_cast<std::int64_t>(begun_at_ >> 1);
-  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash});
-  if (most[0] == -most[1] && most[2] == -most[3] && is_regular_ && is_new) begin_trial();
+  const bool may_begin = is_regular_ && is_new && take_turn();
+  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash, may_begin ? 0 : 1});
+  if (most[0] == -most[1] && most[2] == -most[3] && most[4] == 0) {
+    begin_trial();
+  } else if (!contest_) {
+    give_back_turn();
+  }
+}
+
+bool StepChoice::take_turn() {
+  const StepChoice* none = nullptr;
+  return in_trial_.compare_exchange_strong(none, this) || none == this;
+}
+
+void StepChoice::give_back_turn() {
+  const StepChoice* mine = this;
+  in_trial_.compare_exchange_strong(mine, nullptr);
 }
 
 void StepChoice::begin_search() {
@@ -125,6 +140,7 @@ bool StepChoice::agree_on_round(const Means& means) {
   if (!is_over(*contest_)) return false;
   decide(result_of(*contest_));
   contest_.reset();
+  give_back_turn();
   return true;
 }
 

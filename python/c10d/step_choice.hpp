@@ -25,9 +25,13 @@ struct StepDecision {
 
 // Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
 // in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,
-// move the bounds of these steps, but not what is in one. Functions may be called by any thread.
+// move the bounds of these steps, but not what is in one. Groups of a process have their trials one after another: two
+// that change the way at the same steps would each have the times of both. Functions may be called by any thread.
 class StepChoice {
  public:
+  StepChoice() = default;
+  ~StepChoice() { give_back_turn(); }
+
   static constexpr std::int64_t kBlockSteps = 4;  // the first of each block, in which the way changes, is not counted
   static constexpr int kFewestRounds = 4;         // of a block each way
   static constexpr int kMostRounds = 12;
@@ -55,12 +59,15 @@ class StepChoice {
   void note_end_of_step();
   void look_for_steps(const Means& means);
   void begin_search();
+  bool take_turn();
+  void give_back_turn();
   void begin_trial();
   void begin_step();
   bool agree_on_round(const Means& means);
   std::optional<Round> take_time(std::int64_t now);
   void decide(std::optional<StepDecision> decision);
 
+  static inline std::atomic<const StepChoice*> in_trial_{nullptr};  // of this process
   std::atomic<std::uint64_t> num_ended_{0};
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
   mutable std::mutex mutex_;             // guards all below; held while ranks agree

@@ -130,6 +130,47 @@ TEST_CASE("steps: what all ranks agree on decides, whatever this rank's clock sa
   }
 }
 
+TEST_CASE("steps: groups have their trials one after another, and none has the gain of the other") {
+  StepChoice gaining;
+  StepChoice losing;
+  std::int64_t now = 0;
+  const auto compresses = [&](StepChoice& choice) {
+    choice.begin_call({[&] { return now; }, [](Numbers numbers) { return numbers; }});
+    choice.count(0, 1 << 20);
+    return choice.compresses().value_or(false);
+  };
+  for (int i = 0; i < 4 * kManySteps; ++i) {
+    const bool first = compresses(gaining);
+    const bool second = compresses(losing);
+    now += 200 - (first ? 100 : 0) + (second ? 20 : 0);
+    gaining.end_step();
+    losing.end_step();
+  }
+  REQUIRE(gaining.decision());
+  REQUIRE(losing.decision());
+  CHECK(gaining.decision()->gains());
+  CHECK_FALSE(losing.decision()->gains());
+}
+
+TEST_CASE("steps: a group waits for its turn on each rank, and gives it back on those that had it") {
+  Trainer one = trainer(200, 100);
+  one.largest = [](Numbers numbers) {
+    if (numbers.size() == 5) numbers[4] = 1;  // another rank is in the trial of another group
+    return numbers;
+  };
+  one.take_steps(kManySteps);
+  CHECK_FALSE(one.choice.compresses());
+  {
+    Trainer other = trainer(200, 100);
+    while (!other.choice.compresses()) other.take_step();
+    one.largest = [](Numbers numbers) { return numbers; };
+    one.take_steps(kManySteps);
+    CHECK_FALSE(one.choice.compresses());
+  }
+  one.take_steps(4 * kManySteps);  // the other group is gone in its trial
+  CHECK(one.num_decided == 1);
+}
+
 TEST_CASE("steps: without steps, or with others on another rank, no trial begins") {
   Trainer none = trainer(200, 100);
   for (int i = 0; i < 1000; ++i) {
@@ -308,8 +349,8 @@ TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree a
     while (!one.choice.compresses()) one.take_step();
     Numbers compared;
     const auto largest = [&](Numbers numbers) {
-      compared = numbers.size() == 4 ? numbers : Numbers{};
-      return numbers.size() == 2 ? Numbers{200, 100} : Numbers{1, 1, 1, 1};  // decides, and begins no other trial
+      compared = numbers.size() == 5 ? numbers : Numbers{};
+      return numbers.size() == 2 ? Numbers{200, 100} : Numbers{1, 1, 1, 1, 1};  // decides, and begins no other trial
     };
     std::vector<Act> acts;
     for (int call = 1; call < 600; ++call) {

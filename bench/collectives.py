@@ -35,7 +35,7 @@ ONE: dict[str, Any] = {
     "nodes": "1x4",
     "link": NO_LAB,
     "sizes": [parse_size(size) for size in ("1K", "64K", "1M", "16M", "64M")],
-    "backends": ["gloo", "zcomm", "zcomm=exact"],
+    "backends": ["gloo", "zcomm"],
     "dtype": "float",
 }
 TWO: dict[str, Any] = {"nodes": "2x2", "link": "100mbit", "sizes": SLOW_SIZES}

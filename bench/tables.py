@@ -77,17 +77,14 @@ def layouts(names: Callable[[str], bool]) -> Callable[[], list[str]]:
 
 
 def in_node() -> list[str]:
-    """Sizes of both collectives of four ranks on one host, exact and compressed."""
+    """Sizes of both collectives of four ranks on one host."""
     source, kind, rows = Source("collectives"), "avx512", []
     for collective in ("all_gather", "reduce_scatter"):
         name = f"{collective}_float_1x4"
         for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26):
-            gloo, exact, own = (
-                source.row(kind, name, size=size, backend=backend) for backend in ("gloo", "zcomm=exact", "zcomm")
-            )
-            times = [milliseconds(gloo, False), milliseconds(exact), milliseconds(own)]
-            rows.append([collective.replace("_", "-"), size_text(size), *times])
-    return lines_of(["float32", "size", "gloo, ms", "zcomm, exact", "zcomm, compressed"], rows, source)
+            gloo, own = (source.row(kind, name, size=size, backend=backend) for backend in ("gloo", "zcomm"))
+            rows.append([collective.replace("_", "-"), size_text(size), milliseconds(gloo, False), milliseconds(own)])
+    return lines_of(["float32", "size", "gloo, ms", "zcomm"], rows, source)
 
 
 def is_exchange(name: str) -> bool:

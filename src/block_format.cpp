@@ -110,7 +110,6 @@ HopFormats HopFormats::parse(std::string_view text) {
 }
 
 std::string HopFormats::to_string() const {
-  if (direct) return "direct";
   return intra_node == inter_node ? intra_node.to_string() : intra_node.to_string() + "/" + inter_node.to_string();
 }
 

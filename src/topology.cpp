@@ -83,19 +83,16 @@ std::array<Hop, 2> Topology::gather_hops(int rank, bool in_one_hop) const {
   return hops;
 }
 
-Hop Topology::direct_hop(int rank) const {
-  Hop hop;
-  for (int shift = 1; shift < size(); ++shift) {
-    const int to = (rank + shift) % size();
-    hop.sends.push_back({to, to});
-    hop.recvs.push_back({(rank - shift + size()) % size(), rank});
-  }
-  return hop;
-}
-
 std::array<Hop, 2> Topology::reduce_hops(int rank) const {
-  if (!is_hierarchical()) return {direct_hop(rank), Hop{}};
   std::array<Hop, 2> hops;
+  if (!is_hierarchical()) {
+    for (int shift = 1; shift < size(); ++shift) {
+      const int to = (rank + shift) % size();
+      hops[0].sends.push_back({to, to});
+      hops[0].recvs.push_back({(rank - shift + size()) % size(), rank});
+    }
+    return hops;
+  }
   const int own_node = node(rank);
   const int own_local = local_rank(rank);
   const int node_size = static_cast<int>(ranks(own_node).size());

@@ -204,8 +204,6 @@ def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.O
     fields: dict[str, Any] = {"forms": "in_place", **spec.options, "node_size": node_size}
     if format is not None:
         fields[spec.collective] = format
-    if format == "exact":  # by zcomm itself, where it can: forwarded calls would compare gloo with gloo
-        fields["direct"] = "always"
     options = zcomm.Options(**fields)
     if spec.collective not in fields and getattr(options, spec.collective) == "exact":
         # Exact by default, which would compare gloo with itself.

@@ -57,19 +57,14 @@ struct BlockFormat {
 struct HopFormats {
   BlockFormat intra_node;  // between ranks of one node
   BlockFormat inter_node;  // between nodes
-  // Selects a reduce-scatter in one hop for every topology: contributions go to their owner unencoded. Both formats are
-  // then exact.
-  bool direct = false;
 
   // Parses "INTRA_NODE/INTER_NODE", or one format for both hops. Throws ArgumentError on anything else.
   static HopFormats parse(std::string_view text);
-  std::string to_string() const;  // "direct" where that is set, which parse() does not take
+  std::string to_string() const;
 
   const BlockFormat& on(Link link) const { return link == Link::intra_node ? intra_node : inter_node; }
   bool is_exact() const { return intra_node.kind == ElementKind::exact && inter_node.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
 };
-
-inline constexpr HopFormats kDirect{{}, {}, true};
 
 }  // namespace zcomm

@@ -97,10 +97,6 @@ using OperationPtr = std::shared_ptr<Operation>;
 // and no addresses. decode() may then write values where and when nothing else uses that memory.
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept = {});
 
-// Makes the same gather of exact values in one hop, from and to the caller's memory: no wire, no codec. Throws
-// ArgumentError for other plans.
-OperationPtr make_direct_all_gather(std::shared_ptr<const GatherPlan> plan);
-
 // Makes a lossless gather of 16-bit values, with fewer bytes between nodes than exact values. The owner of a shard
 // sends its difference (lossless.hpp) to the values that the holders of its slot have kept, or the shard if nothing
 // is kept. Within a node plain values are sent. Each call updates `kept`, which is empty during a call and after a
@@ -124,14 +120,13 @@ OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std:
 OperationPtr make_preparation(std::vector<OperationPtr> gathers);
 
 // Makes a reduction: the one output = factor * sum over ranks of their input[own]. inputs[r] is this rank's
-// contribution to rank r. The output may be inputs[own]; it has the dtype of the inputs or, unless direct, float32.
+// contribution to rank r. The output may be inputs[own]; it has the dtype of the inputs or float32.
 // Sums are float32, in rank order (hierarchical: in local-rank order within a node, then in node order). The own
 // contribution is added in full precision.
 //
 // Hierarchical: slots go to the local rank of their owner, are summed and encoded again there, then go to the owner's
 // node: two quantizations. Flat: one hop to the owner, in the intra-node format to ranks of the same node and in the
-// inter-node format to others: one quantization. Direct: one hop of plain values to all ranks, so that sums are float32
-// additions in rank order.
+// inter-node format to others: one quantization.
 OperationPtr make_reduce_scatter(ReducePlan plan);
 
 // Makes an all-reduce of the one output, without an input: output = factor * sum over ranks, with the same bits on

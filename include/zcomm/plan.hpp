@@ -200,8 +200,7 @@ class LosslessPlan {
 // Plan of a reduce_scatter.
 class ReducePlan {
  public:
-  // Makes a plan, as GatherPlan. `feedback` is the format of error feedback's residual, if any. Segments are all
-  // direct, or none is.
+  // Makes a plan, as GatherPlan. `feedback` is the format of error feedback's residual, if any.
   ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback = {});
 
   const World& world() const { return world_; }
@@ -210,8 +209,6 @@ class ReducePlan {
   const SlotShape& slots() const { return slots_; }
   ReduceSegments segments() const { return segments_; }
   const std::optional<BlockFormat>& feedback() const { return feedback_; }
-  // Tells whether all values are sent exactly, straight to their owners.
-  bool is_direct() const { return !segments_.empty() && segments_.front().format.direct; }
   const std::string& description() const { return description_; }
 
   std::array<LinkBytes, 2> bytes_by_hop() const;

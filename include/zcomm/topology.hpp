@@ -50,8 +50,8 @@ class Topology {
 
   // --- Routing. A flat topology has one hop, from any rank to any other; the second hop is empty.
 
-  // Returns, ascending, the ranks that `rank` exchanges bytes with in gathers and reductions that are not direct; those
-  // of them in its node; all ranks but `rank`.
+  // Returns, ascending, the ranks that `rank` exchanges bytes with in gathers and reductions; those of them in its
+  // node; all ranks but `rank`.
   std::vector<int> peers(int rank) const;
   std::vector<int> node_peers(int rank) const;
   std::vector<int> others(int rank) const;
@@ -64,8 +64,6 @@ class Topology {
   // Returns the hops of a reduce_scatter; `slot` is the owner of the sum. Hierarchical: slots go to the local rank of
   // their owner within the node, one slot per node, in node order; then the sums go to their owners in other nodes.
   std::array<Hop, 2> reduce_hops(int rank) const;
-  // Returns the hop of a direct reduce_scatter: straight to the owners, in any topology.
-  Hop direct_hop(int rank) const;
 
   // Returns the rank of `node` that keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209).
   // Its local rank is that of the slot's owner, modulo the ranks of the node.

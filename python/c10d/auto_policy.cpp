@@ -216,8 +216,8 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
         calls_.world(whole.device().type()), shape_of(slots_of(whole, size_)), GatherSegments(&all, 1), one_hop)));
   };
   const auto compressed = [=, this](std::vector<at::Tensor> inputs, OperationPtr gather) {
-    JobPtr job = calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, Route::compressed,
-                               std::move(gather));
+    JobPtr job =
+        calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, std::move(gather));
     return calls_.launch(std::move(job), settings);
   };
   if (!call.again) {

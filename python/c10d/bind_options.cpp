@@ -54,10 +54,6 @@ void set(const OptionField& field, const py::handle& value, Choice& target) {
   if (!py::isinstance<py::str>(value)) refuse(field, value, "'always' or 'auto'");
   set_parsed(field, target, [&] { return parse_choice(value.cast<std::string>()); });
 }
-void set(const OptionField& field, const py::handle& value, Direct& target) {
-  if (!py::isinstance<py::str>(value)) refuse(field, value, "'never', 'small' or 'always'");
-  set_parsed(field, target, [&] { return parse_direct(value.cast<std::string>()); });
-}
 
 // A sequence of names, or one text with commas.
 void set(const OptionField& field, const py::handle& value, Forms& target) {
@@ -122,7 +118,6 @@ const char* kind_of(const bool&) { return "flag"; }
 const char* kind_of(const BlockFormat&) { return "text"; }
 const char* kind_of(const HopFormats&) { return "text"; }
 const char* kind_of(const Choice&) { return "text"; }
-const char* kind_of(const Direct&) { return "text"; }
 const char* kind_of(const Forms&) { return "text"; }
 const char* kind_of(const std::string&) { return "text"; }
 template <class Integer>
@@ -133,7 +128,6 @@ const char* kind_of(const Integer&) {
 py::object to_python(const BlockFormat& format) { return py::str(format.to_string()); }
 py::object to_python(const HopFormats& formats) { return py::str(formats.to_string()); }
 py::object to_python(Choice choice) { return py::str(std::string(to_string(choice))); }
-py::object to_python(Direct direct) { return py::str(std::string(to_string(direct))); }
 py::object to_python(const Forms& forms) { return py::tuple(py::cast(forms.names())); }
 template <class Value>
 py::object to_python(const Value& value) {

@@ -54,8 +54,6 @@ py::dict stats_of(Stats& stats) {
                     py::arg("intra_node_bytes") = apart.cost.intra_node_bytes.load(),
                     py::arg("inter_node_bytes") = apart.cost.inter_node_bytes.load());
   };
-  all["direct_reduce_scatter"] = apart_dict(stats.direct_reduce_scatter);
-  all["direct_all_gather"] = apart_dict(stats.direct_all_gather);
   all["rehearsals"] = apart_dict(stats.rehearsals);
   all["others"] = calls_dict(stats.others);
   all["node_memory"] = stats.node_memory();

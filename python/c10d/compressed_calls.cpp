@@ -133,11 +133,10 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
 }
 
 JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                               const CallSettings& settings, Route route, OperationPtr operation) {
+                               const CallSettings& settings, OperationPtr operation) {
   auto job = std::make_unique<Job>();
   job->collective = Collective::all_gather;
   job->type = type;
-  job->direct = route == Route::direct;
   job->title = inputs.empty() ? "zcomm:gather_secondary" : "zcomm:all_gather";
   if (operation) {
     add_segments(job->written, outputs, size_);
@@ -151,10 +150,10 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
   if (!operation) {
     const at::Tensor& input = inputs.front();
     const bool one_hop = is_one_hop(settings.policy, gather_of({job->written.data(), job->written.size()}, input));
-    const Segment<BlockFormat> whole{input.numel(), job->direct ? BlockFormat{} : settings.policy.all_gather};
+    const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
     const auto plan = std::make_shared<const GatherPlan>(world(input.device().type()), shape_of(job->written),
                                                          GatherSegments(&whole, 1), one_hop);
-    operation = counted(job->direct ? make_direct_all_gather(plan) : make_all_gather(plan));
+    operation = counted(make_all_gather(plan));
   }
   job->operation = std::move(operation);
   job->inputs = std::move(inputs);
@@ -163,8 +162,7 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
 }
 
 JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
-                                  const ::c10d::ReduceOp& op, const CallSettings& settings, Route route,
-                                  OperationPtr operation) {
+                                  const ::c10d::ReduceOp& op, const CallSettings& settings, OperationPtr operation) {
   auto job = std::make_unique<Job>();
   job->collective = Collective::reduce_scatter;
   job->type = type;
@@ -180,10 +178,8 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
     }
   }
   job->written.push_back(view_of(output));
-  job->direct = route == Route::direct;
   if (!operation) {
-    const HopFormats formats = job->direct ? kDirect : settings.policy.reduce_scatter;
-    const Segment<HopFormats> whole{output.numel(), formats};
+    const Segment<HopFormats> whole{output.numel(), settings.policy.reduce_scatter};
     operation =
         counted(make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)}));
   }

@@ -60,16 +60,13 @@ class CompressedCalls {
   void count_other(std::span<const at::Tensor> tensors);
   // Begins a compressed message. Returns its seed; throws as count_other().
   std::uint64_t begin_message();
-  // Selects who carries out `call` and counts it. For any but the inner group, calls `check` on the arguments, which
-  // throws.
+  // Decides about `call` and counts it. For one that is compressed, calls `check` on the arguments, which throws.
   template <class Check>
-  Route route(const Policy& policy, const Call& call, Check&& check) {
+  bool compresses(const Policy& policy, const Call& call, Check&& check) {
     const Verdict verdict = decide(policy, call);
-    const Route route = route_of(policy, call, verdict, topology().num_nodes() == 1);
-    if (route != Route::inner) check();
+    if (verdict == Verdict::compressed) check();
     count(call, verdict);
-    if (route == Route::direct) stats_.direct(call.collective).calls.add(call.num_bytes);
-    return route;
+    return verdict == Verdict::compressed;
   }
   // Parts of a coalesced call, as indices.
   struct Parts {
@@ -95,10 +92,9 @@ class CompressedCalls {
   // gathered, and `inputs` is scattered, as one tensor or as one for each rank. Without an input a gather is made once
   // more.
   JobPtr gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                const CallSettings& settings, Route route = Route::compressed, OperationPtr operation = {});
+                const CallSettings& settings, OperationPtr operation = {});
   JobPtr reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
-                   const ::c10d::ReduceOp& op, const CallSettings& settings, Route route = Route::compressed,
-                   OperationPtr operation = {});
+                   const ::c10d::ReduceOp& op, const CallSettings& settings, OperationPtr operation = {});
   JobPtr all_reduction(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                        const CallSettings& settings, OperationPtr operation = {});
   // Calls of exchanges (zcomm/exchange.hpp). Of an all-to-all, tensors hold the parts of all ranks side by side, or one

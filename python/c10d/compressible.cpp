@@ -18,13 +18,12 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   call.in_place = is_own_slot(output, input, getRank());
   call.traced = is_traced(settings.policy);
   const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
-  const Route route = compressed_.route(settings.policy, call, check);
-  if (route == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("_all_gather_base", input, output, settings.timeout);
     return inner_.forward(recorded, output,
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
-  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings, route);
+  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -38,13 +37,12 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
   const auto check = [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); };
-  const Route route = compressed_.route(settings.policy, call, check);
-  if (route == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("all_gather", inputs, outputs[0], settings.timeout);
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
-  JobPtr job = compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings, route);
+  JobPtr job = compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -52,9 +50,8 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
                                            const ::c10d::ReduceScatterOptions& opts) {
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
-  const Route route =
-      compressed_.route(settings.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); });
-  if (route == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call,
+                              [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
     const RecordedCall recorded = recorded_call("_reduce_scatter_base", input, output, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, output))
       return inner_.forward(recorded, output,
@@ -64,8 +61,7 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
       return inner._reduce_scatter_base(output, product, as_sum(opts));
     });
   }
-  JobPtr job =
-      compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings, route);
+  JobPtr job = compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -81,9 +77,8 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
-  const Route route = compressed_.route(settings.policy, call,
-                                        [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); });
-  if (route == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call,
+                              [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
     const RecordedCall recorded = recorded_call("reduce_scatter", inputs[0], outputs, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
       return inner_.forward(recorded, outputs[0],
@@ -93,8 +88,7 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
       return inner.reduce_scatter(outputs, products, as_sum(opts));
     });
   }
-  JobPtr job =
-      compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings, route);
+  JobPtr job = compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -105,7 +99,7 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   if (getSize() > 1) check_no_gaps(tensors[0]);
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
-  if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, [] {})) {
     const RecordedCall recorded = recorded_call("all_reduce", tensors, tensors, settings.timeout);
     if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
       return inner_.forward(recorded, tensors[0],

@@ -72,7 +72,7 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
   };
   const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
   check_layout(settings.policy, call, getSize());
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("all_to_all", input, output, settings.timeout);
     return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
       return inner.alltoall_base(output, input, output_splits, input_splits, opts);
@@ -94,7 +94,7 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
     check_same_dtype(inputs, "input_tensor_list", inputs[0], "the first tensor");
     check_same_dtype(outputs, "output_tensor_list", inputs[0], "input_tensor_list");
   };
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, settings.timeout);
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
@@ -116,7 +116,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
   const auto check = [&] {
     if (is_root) check_list(gathered, inputs[0], getSize(), "gather_list", "tensor");
   };
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("gather", inputs, inputs, settings.timeout);
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
@@ -139,7 +139,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
   const auto check = [&] {
     if (is_root) check_list(scattered, outputs[0], getSize(), "scatter_list", "tensor");
   };
-  if (compressed_.route(settings.policy, call, check) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("scatter", outputs, outputs, settings.timeout);
     return inner_.forward(recorded, outputs[0],
                           [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
@@ -154,7 +154,7 @@ WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::broadcast, Form::single, tensors[0], tensors);
   check_layout(settings.policy, call, getSize());
-  if (compressed_.route(settings.policy, call, [] {}) == Route::inner) {
+  if (!compressed_.compresses(settings.policy, call, [] {})) {
     const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, settings.timeout);
     return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
   }

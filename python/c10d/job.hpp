@@ -75,7 +75,6 @@ struct Job {
   std::uint64_t sequence_number = 0;
   std::uint64_t record = 0;  // of the flight recorder
   bool async = false;        // the call returns before it is complete
-  bool direct = false;       // of plain values
   bool rehearsal = false;    // counted apart, never sampled
   std::span<Observer* const> observers;
 };

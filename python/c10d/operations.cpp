@@ -231,8 +231,8 @@ JobPtr Operations::gather_of_wires(const PlannedOperation& planned, const at::Te
                     "zcomm: wires: expected a gather in a format, got ", planned.operation->description());
   check_memory(wires, "wires", planned.operation->wires_bytes(), wires.device());
   check_gathered(planned, input, group_.getSize(), wires.device());
-  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), {}, settings,
-                                  Route::compressed, planned.operation);
+  JobPtr job =
+      compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), {}, settings, planned.operation);
   job->written.resize(static_cast<std::size_t>(group_.getSize()),
                       {nullptr, planned.num_elements / group_.getSize(), dtype_of(planned.dtype).value()});
   job->outputs = {wires};
@@ -248,7 +248,7 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
       check_planned(planned, output, size, "output");
       check_gathered(planned, input, size, output[0].device());
       return compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, input.value_or(Whole()), output, settings,
-                                Route::compressed, planned.operation);
+                                planned.operation);
     case Collective::reduce_scatter:
       TORCH_CHECK_VALUE(input, "zcomm: input: expected a tensor, got none");
       check_one(output, "output");
@@ -256,7 +256,7 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
       check_shapes(*input, output, size, "input", "output", true);
       check_contiguous(output[0], "output", (*input)[0].device());
       return compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, *input, output[0], op, settings,
-                                   Route::compressed, planned.operation);
+                                   planned.operation);
     case Collective::all_reduce:
       check_planned(planned, output, size, "tensor");
       return compressed_.all_reduction(::c10d::OpType::ALLREDUCE, output[0], op, settings, planned.operation);

@@ -11,7 +11,6 @@ namespace {
 std::string text_of(const BlockFormat& format) { return "'" + format.to_string() + "'"; }
 std::string text_of(const HopFormats& formats) { return "'" + formats.to_string() + "'"; }
 std::string text_of(Choice choice) { return "'" + std::string(to_string(choice)) + "'"; }
-std::string text_of(Direct direct) { return "'" + std::string(to_string(direct)) + "'"; }
 std::string text_of(const Forms& forms) {
   std::string text;
   for (const std::string& name : forms.names()) text += (text.empty() ? "" : ",") + name;

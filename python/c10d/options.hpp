@@ -43,7 +43,6 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{"scatter"}, &Policy::scatter);
   visit(OptionField{"broadcast"}, &Policy::broadcast);
   visit(OptionField{"send_recv"}, &Policy::send_recv);
-  visit(OptionField{"direct"}, &Policy::direct);
   visit(OptionField{"min_bytes"}, &Policy::min_bytes);
   visit(OptionField{"forms"}, &Policy::forms);
   visit(OptionField{"strict"}, &Policy::strict);

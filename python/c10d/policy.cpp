@@ -58,27 +58,13 @@ std::string_view to_string(Verdict verdict) {
   throw ArgumentError("verdict: unknown value");
 }
 
-namespace {
-
-template <class Enum>
-Enum parse_name(std::initializer_list<Enum> values, std::string_view name) {
-  std::string known;
-  for (const Enum value : values) {
-    if (name == to_string(value)) return value;
-    known += (known.empty() ? "'" : " or '") + std::string(to_string(value)) + "'";
-  }
-  throw ArgumentError("expected " + known + ", got '" + std::string(name) + "'");
-}
-
-}  // namespace
-
 std::string_view to_string(Choice choice) { return choice == Choice::always ? "always" : "auto"; }
-Choice parse_choice(std::string_view name) { return parse_name({Choice::always, Choice::automatic}, name); }
-
-std::string_view to_string(Direct direct) {
-  return direct == Direct::never ? "never" : direct == Direct::small ? "small" : "always";
+Choice parse_choice(std::string_view name) {
+  for (const Choice choice : {Choice::always, Choice::automatic}) {
+    if (name == to_string(choice)) return choice;
+  }
+  throw ArgumentError("expected 'always' or 'auto', got '" + std::string(name) + "'");
 }
-Direct parse_direct(std::string_view name) { return parse_name({Direct::never, Direct::small, Direct::always}, name); }
 
 namespace {
 
@@ -189,18 +175,6 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   }
   if (call.num_bytes < policy.min_bytes || call.num_bytes == 0) return Verdict::min_bytes;
   return Verdict::compressed;
-}
-
-Route route_of(const Policy& policy, const Call& call, Verdict verdict, bool is_one_node) {
-  if (verdict == Verdict::compressed) return Route::compressed;
-  const bool is_wanted =
-      verdict != Verdict::single_rank &&
-      (policy.direct == Direct::always || (policy.direct == Direct::small && call.num_bytes < policy.min_bytes));
-  const bool is_served =
-      call.collective == Collective::reduce_scatter || (call.collective == Collective::all_gather && is_one_node);
-  const bool is_possible = is_served && call.form != Form::coalesced && call.on_host && call.dtype && call.linear &&
-                           call.contiguous && call.num_bytes > 0;
-  return is_wanted && is_possible ? Route::direct : Route::inner;
 }
 
 void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {

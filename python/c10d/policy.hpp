@@ -76,13 +76,6 @@ std::string_view to_string(Choice choice);
 // Parses a name that to_string returns. Throws ArgumentError on any other.
 Choice parse_choice(std::string_view name);
 
-// Which exact reduce-scatters zcomm makes itself, each contribution straight to its owner. The others are torch's.
-enum class Direct : std::uint8_t { never, small, always };  // small: those below Policy::min_bytes
-// "never", "small", "always".
-std::string_view to_string(Direct direct);
-// The inverse. Throws ArgumentError on any other name.
-Direct parse_direct(std::string_view name);
-
 // Forms of calls to compress in addition to FSDP2's own.
 struct Forms {
   bool in_place = false;      // all-gathers in place, which rounds the sender's own values, too
@@ -108,7 +101,6 @@ struct Policy {
   HopFormats scatter;
   BlockFormat broadcast{ElementKind::exact, 0};
   HopFormats send_recv;  // of messages between two ranks, which are no collective: see SendRecv
-  Direct direct = Direct::never;
   std::int64_t min_bytes = 64 * 1024;
   Forms forms;
   // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
@@ -128,14 +120,6 @@ bool names_group(std::span<const std::string> dimensions, std::string_view descr
 
 // Returns the first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks. Never no_gain.
 Verdict decide(const Policy& policy, const Call& call, int size);
-
-// Component that carries out a call.
-enum class Route : std::uint8_t {
-  inner,   // torch's own group, exactly
-  direct,  // zcomm, exactly: a reduce-scatter, or an all-gather inside a node, in one hop
-  compressed,
-};
-Route route_of(const Policy& policy, const Call& call, Verdict verdict, bool is_one_node);
 
 // Throws Error if `policy.strict` forbids `verdict` for `call`; the text names the call, the reason and the option that
 // opts in.

@@ -61,17 +61,12 @@ struct Stats final : Observer {
     Compressed cost;
   };
 
-  Apart& direct(Collective collective) {
-    return collective == Collective::all_gather ? direct_all_gather : direct_reduce_scatter;
-  }
   Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
 
   void ended(const Job& job, const CallStats& cost) override;
 
   std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
   std::array<Compressed, kCollectives.size()> by_collective;
-  Apart direct_reduce_scatter;  // carried out by zcomm, uncompressed
-  Apart direct_all_gather;
   Apart rehearsals;  // of policy="auto", on scratch
   Counter plans{0};  // made for compressed calls
   Calls others;      // calls that the policy does not decide about

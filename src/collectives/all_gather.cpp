@@ -83,38 +83,7 @@ class AllGather final : public Stages {
   std::vector<Decode> decodes_;
 };
 
-// Exact, in one hop: from the caller's memory to the caller's, whole messages at once.
-class DirectAllGather final : public Stages {
- public:
-  DirectAllGather(const Resources& r, const GatherPlan& plan, ConstTensorView shard, std::span<const TensorView> slots)
-      : r_(r), plan_(plan), shard_(shard), slots_(slots) {}
-
-  std::int64_t num_chunks() const override { return 1; }
-
- private:
-  void first_hop(std::int64_t) override {
-    std::vector<Send> sends;
-    std::vector<Recv> recvs;
-    for (const auto& [peer, slot] : plan_.hops()[0].sends) sends.push_back({peer, shard_.data, shard_.num_bytes()});
-    for (const auto& [peer, slot] : plan_.hops()[0].recvs) {
-      const TensorView& values = slots_[static_cast<std::size_t>(slot)];
-      recvs.push_back({peer, values.data, values.num_bytes()});
-    }
-    transfer_ = start_transfer(r_, sends, recvs);
-    const TensorView& own = slots_[static_cast<std::size_t>(plan_.rank())];
-    const Decode copy{{shard_.data, {}, shard_.dtype}, own};
-    if (own.data != shard_.data) run_codec(r_, std::span(&copy, 1));
-  }
-  void finish(std::int64_t) override { finish_transfer(r_, transfer_); }
-
-  const Resources& r_;
-  const GatherPlan& plan_;
-  const ConstTensorView shard_;
-  const std::span<const TensorView> slots_;
-  std::unique_ptr<Transfer> transfer_;
-};
-
-class AllGatherOperation : public Operation {
+class AllGatherOperation final : public Operation {
  public:
   AllGatherOperation(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept)
       : plan_(std::move(plan)), kept_(std::move(kept)) {}
@@ -179,40 +148,9 @@ class AllGatherOperation : public Operation {
     return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires)};
   }
 
- protected:
-  const std::shared_ptr<const GatherPlan> plan_;
-
  private:
+  const std::shared_ptr<const GatherPlan> plan_;
   const std::shared_ptr<Kept> kept_;
-};
-
-class DirectAllGatherOperation final : public AllGatherOperation {
- public:
-  explicit DirectAllGatherOperation(std::shared_ptr<const GatherPlan> plan) : AllGatherOperation(std::move(plan), {}) {
-    const bool is_exact = plan_->segments().size() == 1 && plan_->segments().front().format.kind == ElementKind::exact;
-    check_argument(is_exact && plan_->num_hops() == 1,
-                   [&] { return "plan: expected an exact gather in one hop, got " + plan_->description(); });
-  }
-
-  std::optional<LinkBytes> bytes(const Arguments& arguments) const override {
-    LinkBytes bytes;
-    for (const Move& move : plan_->hops()[0].sends) {
-      const bool is_intra_node = world().topology.same_node(world().rank, move.peer);
-      (is_intra_node ? bytes.intra_node : bytes.inter_node) += arguments.inputs.front().num_bytes();
-    }
-    return bytes;
-  }
-  OperationPtr keeping(std::shared_ptr<Kept>) const override {
-    throw ArgumentError("kept: a direct gather keeps nothing");
-  }
-  std::size_t wires_bytes() const override { return 0; }
-  std::string words(const Arguments& arguments) const override {
-    return "direct " + AllGatherOperation::words(arguments);
-  }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_->num_chunks() == 0) return {};
-    return {{}, std::make_unique<DirectAllGather>(r, *plan_, arguments.inputs.front(), arguments.outputs)};
-  }
 };
 
 }  // namespace
@@ -225,10 +163,6 @@ std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const Gath
 
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept) {
   return std::make_shared<AllGatherOperation>(std::move(plan), std::move(kept));
-}
-
-OperationPtr make_direct_all_gather(std::shared_ptr<const GatherPlan> plan) {
-  return std::make_shared<DirectAllGatherOperation>(std::move(plan));
 }
 
 }  // namespace zcomm

@@ -134,19 +134,6 @@ LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
 
 // --- ReducePlan
 
-namespace {
-
-// Chunks of exact sums in one node: what is sent is in a cache still when it is summed.
-constexpr std::size_t kNodeChunkBytes = std::size_t{256} << 10;
-
-std::size_t chunk_bytes_of(const World& world, ReduceSegments segments) {
-  const bool is_direct = !segments.empty() && segments.front().format.direct;
-  return is_direct && world.topology.num_nodes() == 1 ? std::min(world.chunk_bytes, kNodeChunkBytes)
-                                                      : world.chunk_bytes;
-}
-
-}  // namespace
-
 ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback)
     : world_(std::move(world)),
       slots_(checked(std::move(slots), world_, segments)),
@@ -154,12 +141,8 @@ ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, st
       feedback_(feedback),
       description_(slots_.to_string() + " " + describe(segments)),
       // Aligns chunks so that no block of a residual straddles two pieces.
-      chunks_(chunk_bytes_of(world_, segments), topology().size(), segments, slots_.dtype,
-              feedback ? granule_of(*feedback) : 1),
-      hops_(is_direct() ? std::array{topology().direct_hop(rank()), Hop{}} : topology().reduce_hops(rank())) {
-  check_argument(std::all_of(segments_.begin(), segments_.end(),
-                             [this](const Segment<HopFormats>& s) { return s.format.direct == is_direct(); }),
-                 [] { return std::string("segments: expected direct formats in each or in none, got them in some"); });
+      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
+      hops_(topology().reduce_hops(rank())) {
   if (feedback) lay_out_residual(*feedback);
 }
 
@@ -181,13 +164,6 @@ void ReducePlan::lay_out_residual(BlockFormat feedback) {
 }
 
 std::size_t ReducePlan::num_bytes(int slot, std::int64_t chunk, Link link, DType dtype) const {
-  if (is_direct()) {
-    const std::span<const Piece<HopFormats>> values = pieces(chunk);
-    const std::int64_t end = values.back().begin + values.back().count;
-    const std::int64_t length = slots_.lengths[static_cast<std::size_t>(slot)];
-    const std::int64_t count = std::clamp<std::int64_t>(length, values.front().begin, end) - values.front().begin;
-    return static_cast<std::size_t>(count) * element_size(dtype);
-  }
   return message_bytes(pieces(chunk), slots_.lengths[static_cast<std::size_t>(slot)], dtype, on(link));
 }
 
@@ -229,8 +205,6 @@ std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats
 namespace {
 
 SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
-  check_argument(!formats.direct,
-                 [&] { return "formats: expected some that are not direct, got " + formats.to_string(); });
   return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
 }
 

@@ -20,9 +20,8 @@ class ReduceScatterOperation final : public Operation {
 
   void check(const Resources& r, const Arguments& arguments) const override {
     const TensorView& output = only(arguments.outputs, "outputs");
-    const ReduceSegments segments = plan_.is_direct() ? ReduceSegments() : plan_.segments();
-    const auto slots = joined_slots(arguments.inputs, segments, plan_.slots().lengths.size());
-    const bool is_widened = !slots.empty() && output.dtype == DType::float32 && !plan_.is_direct();
+    const auto slots = joined_slots(arguments.inputs, plan_.segments(), plan_.slots().lengths.size());
+    const bool is_widened = !slots.empty() && output.dtype == DType::float32;
     check_slots(r, slots, output.num_elements, is_widened ? slots.front().dtype : output.dtype, "output");
     check_apart(r, arguments.outputs, arguments.inputs, "output");
     check_plan(r, plan_, shape_of(slots));
@@ -30,9 +29,6 @@ class ReduceScatterOperation final : public Operation {
   }
   std::string words(const Arguments& arguments) const override {
     return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
-  }
-  std::vector<int> peers(const Arguments&) const override {
-    return plan_.is_direct() ? plan_.topology().others(plan_.rank()) : plan_.topology().peers(plan_.rank());
   }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     if (plan_.num_chunks() == 0) return {};
@@ -51,7 +47,6 @@ class ReduceScatterOperation final : public Operation {
 }  // namespace
 
 std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction) {
-  if (reduction.plan.is_direct()) return direct_reduce_scatter(resources, reduction);
   if (reduction.plan.topology().is_hierarchical()) return hierarchical_reduce_scatter(resources, reduction);
   return flat_reduce_scatter(resources, reduction);
 }

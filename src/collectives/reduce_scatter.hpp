@@ -1,4 +1,4 @@
-// Three variants of reduce_scatter. Their arguments must outlive the stages; there is at least one chunk.
+// Two variants of reduce_scatter. Their arguments must outlive the stages; there is at least one chunk.
 #pragma once
 
 #include <memory>
@@ -31,9 +31,6 @@ std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Re
 // Makes two hops. A rank first sums, over its node, the slots of all ranks with its local rank, one per node. Then it
 // sends each sum to the node of its owner.
 std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const Reduction& reduction);
-
-// Makes one hop of plain values, sent from the caller's memory.
-std::unique_ptr<Stages> direct_reduce_scatter(const Resources& resources, const Reduction& reduction);
 
 // Makes the variant that the plan is for.
 std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction);

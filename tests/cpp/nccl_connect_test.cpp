@@ -37,13 +37,7 @@ void gather_twice(Communicator& communicator, const Tensors& tensors, const Stre
   synchronize(stream.view());
 }
 
-// The calls that exchange bytes between all pairs of ranks.
-void reduce_directly(Communicator& communicator, const Tensors& tensors, const Stream& stream) {
-  const auto slots = tensors.slots();
-  test::reduce_scatter(communicator, std::vector<ConstTensorView>(slots.begin(), slots.end()),
-                       {tensors.part.bytes(), tensors.elements, DType::float32}, kDirect, 1, kLong, stream.view());
-}
-
+// Exchanges bytes between all pairs of ranks.
 void gather_in_one_hop(Communicator& communicator, const Tensors& tensors, const Stream& stream) {
   const auto slots = tensors.slots();
   const Segment<BlockFormat> whole{tensors.elements, kFormat};
@@ -117,27 +111,24 @@ TEST_CASE("nccl: ranks are connected with those of their hops, and rings are the
 TEST_CASE("nccl: calls between all pairs connect them; later ones may be captured") {
   const NoTraces no_traces;
   const auto ids = test::node_ids({2, 2});
-  for (const auto call : {&reduce_directly, &gather_in_one_hop}) {
-    run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
-      const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
-      Stream stream;
-      const Tensors tensors(4, 3);
-      const auto expect = [&](const char* when) {
-        CAPTURE(when);
-        if (call == &reduce_directly) CHECK(tensors.part.get(stream).back() == 10.0f);
-        if (call == &gather_in_one_hop) CHECK(tensors.whole.get(stream).back() == doctest::Approx(4).epsilon(0.01));
-      };
-      std::vector<float> values(static_cast<std::size_t>(tensors.elements) * 4, static_cast<float>(rank + 1));
-      tensors.whole.set(values, stream);
-      call(*communicator, tensors, stream);
-      expect("eager");
-      cudaGraphExec_t graph = test::capture(stream, [&] { call(*communicator, tensors, stream); });
-      tensors.whole.set(values, stream);
-      REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
-      expect("graph");
-      REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
-    });
-  }
+  run_nccl_ranks(4, [&](int rank, const NcclOptions& options) {
+    const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
+    Stream stream;
+    const Tensors tensors(4, 3);
+    const auto expect = [&](const char* when) {
+      CAPTURE(when);
+      CHECK(tensors.whole.get(stream).back() == doctest::Approx(4).epsilon(0.01));
+    };
+    std::vector<float> values(static_cast<std::size_t>(tensors.elements) * 4, static_cast<float>(rank + 1));
+    tensors.whole.set(values, stream);
+    gather_in_one_hop(*communicator, tensors, stream);
+    expect("eager");
+    cudaGraphExec_t graph = test::capture(stream, [&] { gather_in_one_hop(*communicator, tensors, stream); });
+    tensors.whole.set(values, stream);
+    REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+    expect("graph");
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+  });
 }
 
 TEST_CASE("nccl: a rank that is interrupted while it connects ends the connections of all, and says why") {

@@ -157,10 +157,6 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
             test::reduce_scatter(communicator, inputs, view(alone), reduced, 1.0f, 20s);
             if (!same_bits(sum, alone)) throw Error("reduce_scatter: other bits with a plan");
 
-            const auto direct = std::vector<Segment<HopFormats>>{{n, kDirect}};
-            const ReducePlan straight(communicator.world(), shape_of(slots), direct);
-            expect_plan("direct", test::reduce(communicator, straight, inputs, view(sum), 1.0f, 20s), straight);
-
             passes = {};
             const GatherPlan gather(communicator.world(), shape_of(slots),
                                     segments_of<BlockFormat>(n, "int8:64", mixed));
@@ -348,19 +344,6 @@ TEST_CASE("plans: what they are not for is refused before a byte moves") {
   const AllReducePlan shorter(communicator.world(), 63, DType::float32, HopFormats::parse("int8:32"));
   CHECK_THROWS_WITH_AS(test::reduce_all(communicator, shorter, slot, 1.0f, 1s),
                        "plan: expected one of the tensor's 64 elements, got 63", ArgumentError);
-}
-
-TEST_CASE("plans: a direct format is for all of a reduce_scatter, and not for an all_reduce") {
-  const Segment<HopFormats> mixed[] = {{32, kDirect}, {32, {}}};
-  const auto plan = [](ReduceSegments segments) {
-    return ReducePlan({Topology(node_ids({2, 2})), 0, 4096}, {{64, 64, 64, 64}, DType::float32}, segments);
-  };
-  CHECK_THROWS_WITH_AS(plan(mixed), doctest::Contains("expected direct formats in each or in none"), ArgumentError);
-  const Segment<HopFormats> whole{64, kDirect};
-  CHECK(plan({&whole, 1}).bytes() == LinkBytes{64 * 4, 2 * 64 * 4});
-  CHECK(plan({&whole, 1}).description() != plan(std::vector<Segment<HopFormats>>{{64, {}}}).description());
-  CHECK_THROWS_WITH_AS(AllReducePlan({Topology(node_ids({2})), 0, 4096}, 64, DType::float32, kDirect),
-                       "formats: expected some that are not direct, got direct", ArgumentError);
 }
 
 TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") {

@@ -134,45 +134,6 @@ TEST_CASE("a bf16 wire is the exact path for 16-bit values") {
         }) == Verdict::compressed);
 }
 
-TEST_CASE("routes: a direct reduce-scatter is exact, as the option has it, and not for every call") {
-  const auto route = [](auto change) {
-    Call call = fsdp_scatter();
-    Policy policy;
-    policy.direct = Direct::small;
-    change(call, policy);
-    return route_of(policy, call, decide(policy, call, 4), false);
-  };
-  const auto small = [](Call& c, Policy&) { c.num_bytes = Policy{}.min_bytes - 1; };
-  CHECK(route([](Call&, Policy&) {}) == Route::compressed);
-  CHECK(route(small) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.direct = Direct::never; }) == Route::inner);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), p.reduce_scatter = {}; }) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.form = Form::list; }) == Route::direct);
-  CHECK(route([&](Call&, Policy& p) { p.reduce_scatter = {}; }) == Route::inner);  // not small
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.linear = false; }) == Route::inner);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.dtype.reset(); }) == Route::inner);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.contiguous = false; }) == Route::inner);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), c.on_host = false; }) == Route::inner);
-  CHECK(route([](Call& c, Policy&) { c.num_bytes = 0; }) == Route::inner);
-  CHECK(route([](Call&, Policy& p) { p.direct = Direct::always; }) == Route::compressed);
-  const auto direct = [](Call&, Policy& p) { p.direct = Direct::always, p.reduce_scatter = {}; };
-  CHECK(route(direct) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { small(c, p), direct(c, p); }) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::list; }) == Route::direct);
-  CHECK(route([&](Call& c, Policy& p) { direct(c, p), c.form = Form::coalesced; }) == Route::inner);
-}
-
-TEST_CASE("routes: a direct all-gather stays inside a node") {
-  Policy policy;
-  policy.direct = Direct::always;
-  Call call = fsdp_gather();
-  CHECK(route_of(policy, call, Verdict::compressed, true) == Route::compressed);
-  CHECK(route_of(policy, call, Verdict::in_place, true) == Route::direct);
-  CHECK(route_of(policy, call, Verdict::in_place, false) == Route::inner);
-  call.dtype.reset();
-  CHECK(route_of(policy, call, Verdict::not_a_float, true) == Route::inner);
-}
-
 TEST_CASE("promise 8: strict raises for large floating-point calls that a policy would have compressed") {
   Policy strict;
   strict.strict = true;

@@ -168,13 +168,6 @@ TEST_CASE("gathers that leave wires: room of another size, and operations withou
   const auto codec = make_cpu_codec();
   CHECK_THROWS_WITH_AS(communicator.run(*gather, given, 20s), doctest::Contains("wires: expected "), ArgumentError);
   CHECK_THROWS_WITH_AS(gather->decode(*codec, given, {}), doctest::Contains("wires: expected "), ArgumentError);
-  const Segment<BlockFormat> exact{64, {}};
-  const OperationPtr direct = make_direct_all_gather(
-      std::make_shared<const GatherPlan>(communicator.world(), SlotShape{{64}}, GatherSegments(&exact, 1), true));
-  CHECK_THROWS_WITH_AS(communicator.run(*direct, given, 20s), doctest::Contains("expected a gather in a format"),
-                       ArgumentError);
-  CHECK_THROWS_WITH_AS(direct->decode(*codec, {{}, {&slot, 1}}, {}), doctest::Contains("expected a gather in a format"),
-                       ArgumentError);
   const auto lossless = make_lossless_gather(
       std::make_shared<const LosslessPlan>(communicator.world(), SlotShape{{64}, DType::bfloat16}));
   CHECK_THROWS_WITH_AS(lossless->decode(*codec, given, {}), doctest::Contains("expected a gather in a format"),

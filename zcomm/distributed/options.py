@@ -45,11 +45,6 @@ class Options(_c10d.Options):
             the source's own values are rounded, too.
         send_recv: formats of messages between two ranks, as in ``all_to_all``, in tensors of ``min_bytes``; default
             ``"exact"``. Receives without a source are exact. On GPUs overrides may not change it.
-        direct: which exact calls zcomm makes itself: ``"never"``, the default; ``"small"``, those below ``min_bytes``;
-            or ``"always"``. Reduce-scatters go straight to their owner, who adds values in float32 in rank order. That
-            is half the bytes of gloo's, and other bits. All-gathers in groups of one node go through the memory that
-            its ranks share. It serves CPU tensors of float32, bfloat16 and float16, summed or averaged, single or in
-            lists; other exact calls are torch's.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536. Groups with
             ``policy="auto"`` and no ``decisions`` choose theirs by the slowest link between their nodes, if none is
             given: ``zcomm.stats().threshold`` tells.
@@ -70,7 +65,7 @@ class Options(_c10d.Options):
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
-            ranks of the group, 512 KiB among more than 256. Sums by ``direct`` in one node have 256 KiB at most.
+            ranks of the group, 512 KiB among more than 256.
         sample_errors_every: compressed calls of a site from one sample of what compression loses to the next, for
             :func:`zcomm.report`; default 0, no samples. May differ between ranks.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
@@ -94,7 +89,6 @@ class Options(_c10d.Options):
         scatter: Format | None = None,
         broadcast: Format | None = None,
         send_recv: Format | None = None,
-        direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,
         forms: str | Collection[str] | None = None,
         strict: bool | None = None,

@@ -68,7 +68,6 @@ class override(_Change):
         scatter: Format | None = None,
         broadcast: Format | None = None,
         send_recv: Format | None = None,
-        direct: Literal["never", "small", "always"] | None = None,
         min_bytes: int | None = None,
         forms: str | Collection[str] | None = None,
         strict: bool | None = None,
@@ -99,7 +98,7 @@ def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
     formats: dict[str, Any] = dict.fromkeys((*COLLECTIVES, "send_recv"), "exact")
-    return override(**formats, direct="never")
+    return override(**formats)
 
 
 def is_overridden(field: str) -> bool:

@@ -160,11 +160,9 @@ class StepDecision:
 class Stats:
     """``others`` are collectives that are never compressed, and exact point-to-point calls.
 
-    ``direct_reduce_scatter``, ``direct_all_gather``: those that zcomm made itself, as ``Options(direct=)`` has it;
-    ``exact`` of the collective counts them as well, by what kept them exact. ``rehearsals``: calls that
-    ``policy="auto"`` has made on scratch, exact and compressed ones; nothing else counts them. ``decisions``: what it
-    has decided so far. ``by_steps``: its last decision by training steps; None while there is none, or another one
-    is on its way.
+    ``rehearsals``: calls that ``policy="auto"`` has made on scratch, exact and compressed ones; nothing else counts
+    them. ``decisions``: what it has decided so far. ``by_steps``: its last decision by training steps; None while
+    there is none, or another one is on its way.
     ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
@@ -179,8 +177,6 @@ class Stats:
     scatter: CollectiveStats
     broadcast: CollectiveStats
     send_recv: SendRecvStats
-    direct_reduce_scatter: SentCalls
-    direct_all_gather: SentCalls
     rehearsals: SentCalls
     decisions: list[Decision]
     others: Calls
@@ -222,12 +218,6 @@ class Stats:
             if one.exact:
                 reasons = ", ".join(f"{c.calls} {reason} ({size_text(c.bytes)})" for reason, c in one.exact.items())
                 parts.append(f"{name} exact: {reasons}")
-        for name in ("reduce_scatter", "all_gather"):
-            direct: SentCalls = getattr(self, f"direct_{name}")
-            if direct.calls:
-                intra, inter = size_text(direct.intra_node_bytes), size_text(direct.inter_node_bytes)
-                sent = f"sent {intra} intra-node and {inter} inter-node"
-                parts.append(f"direct {name} {direct.calls} calls, {size_text(direct.bytes)}: {sent}")
         messages = self.send_recv
         if messages.calls:
             sent = size_text(messages.wire_bytes)
@@ -301,8 +291,6 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
     return Stats(
         **{name: collective(name) for name in metrics.COLLECTIVES},
         send_recv=SendRecvStats(calls, num_bytes, wire_bytes, peers),
-        direct_reduce_scatter=SentCalls(**raw["direct_reduce_scatter"]),
-        direct_all_gather=SentCalls(**raw["direct_all_gather"]),
         rehearsals=SentCalls(**raw["rehearsals"]),
         decisions=[Decision(**decision) for decision in backend.decisions()],
         others=Calls(**raw["others"]),

@@ -267,3 +267,27 @@ def test_non_finite_values_are_seen_by_every_receiver(nodes: list[int], bad: flo
         nodes=nodes,
         options=options(all_gather="int8:32", reduce_scatter="int8:32/int4:32", all_reduce="int8:32"),
     )
+
+
+def test_memory_that_the_call_writes_may_be_read() -> None:
+    """An input that lies in another slot of the output, and an output in another slot of the input, as over Gloo."""
+
+    def body() -> None:
+        size, num = dist.get_world_size(), 20_000
+        shards = [data(rank, num) for rank in range(size)]
+        own, inputs = shards[dist.get_rank()], data(dist.get_rank(), size * num)
+        gathered, reduced = gather(own), scatter(inputs)
+        for start in (0, num, num // 2):
+            whole = torch.zeros(size * num)
+            whole[start:][:num] = own
+            dist.all_gather_into_tensor(whole, whole[start:][:num])
+            assert_same_bits(whole, gathered, f"from {start}")
+            both = inputs.clone()
+            dist.reduce_scatter_tensor(both[start:][:num], both)
+            assert_same_bits(both[start:][:num], reduced, f"into {start}")
+        boxes = [torch.zeros(num) for _ in range(size)]
+        boxes[0].copy_(own)
+        dist.all_gather(boxes, boxes[0])
+        assert_same_bits(torch.cat(boxes), gathered, "list")
+
+    run(body, options=options(forms=("list", "out_of_place", "in_place")))

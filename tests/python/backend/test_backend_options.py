@@ -37,8 +37,6 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
         ({"all_gather": 8}, TypeError),
         ({"reduce_scatter": "int8:64/"}, ValueError),
         ({"reduce_scatter": "direct"}, ValueError),
-        ({"direct": "sometimes"}, ValueError),
-        ({"direct": True}, TypeError),
         ({"all_reduce": ""}, ValueError),
         ({"min_bytes": "64"}, TypeError),
         ({"min_bytes": 1.5}, TypeError),
@@ -71,8 +69,6 @@ def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[E
         ({"all_gather": "int8:128/int4:128"}, "expected one format"),
         ({"all_gather": 8}, "a format such as 'int8:256' or 'exact', got 8"),
         ({"all_reduce": "int8"}, "expected a block size, such as int8:256"),
-        ({"direct": "small "}, "direct: expected 'never' or 'small' or 'always', got 'small '"),
-        ({"direct": 1}, "direct: expected 'never', 'small' or 'always', got 1"),
         ({"forms": True}, "forms: expected names of forms, got True"),
         (
             {"forms": "in_place,lists"},
@@ -95,9 +91,9 @@ def test_override_refuses_what_cannot_change() -> None:
 
 PROGRAM = """import zcomm
 zcomm.Options(all_gather="int8:256", forms=["list"])
-zcomm.override(min_bytes=1, direct="small")
+zcomm.override(min_bytes=1, policy="auto")
 zcomm.Options(al_gather="int8:256")
-zcomm.Options(direct="sometimes")
+zcomm.Options(policy="sometimes")
 zcomm.override(sample_errors_every=1)
 print(zcomm.Options().forms, zcomm.Options().form)
 """
@@ -167,7 +163,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "scatter": ("int4:32", "int4:32"),
     "broadcast": ("int8:256", "int8:256"),
     "send_recv": ("int8:32/int4:64", "int8:32/int4:64"),
-    "direct": ("small", "small"),
     "min_bytes": ("7", 7),
     "forms": ("traced:fsdp, list,traced:dp_shard", ("list", "traced:dp_shard", "traced:fsdp")),
     "strict": ("1", True),

@@ -25,7 +25,7 @@ from support.worlds import collect, options, run
 import zcomm
 from zcomm.distributed import backend, environment
 
-ALL = options(all_reduce="int8:64/int4:64", direct="always")
+ALL = options(all_reduce="int8:64/int4:64")
 
 
 def shared_names() -> list[str]:
@@ -43,9 +43,8 @@ def results() -> list[torch.Tensor]:
         reduced = mine(num)
         dist.all_reduce(reduced)
         all_of_them.append(reduced)
-        with zcomm.override(reduce_scatter="exact"):
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                all_of_them.append(scatter(mine(num * size, dtype)))
+        for dtype in (torch.bfloat16, torch.float16):
+            all_of_them.append(scatter(mine(num * size, dtype)))
     return all_of_them
 
 
@@ -187,14 +186,12 @@ def test_a_rank_that_is_killed_while_ranks_meet_is_named(key: str, after: bool, 
 
 def sends(num: int) -> None:
     """Of more than an outbox holds."""
-    own = torch.ones(num)
-    dist.all_gather_single(torch.empty(num * dist.get_world_size()), own)
+    gather(torch.ones(4 * num))
 
 
 def reduces(num: int) -> None:
     """Of many chunks, which a rank reads where their senders put them."""
-    with zcomm.override(reduce_scatter="exact"):
-        scatter(torch.ones(num * dist.get_world_size()))
+    scatter(torch.ones(num * dist.get_world_size()))
 
 
 @pytest.mark.parametrize("call", [sends, reduces])

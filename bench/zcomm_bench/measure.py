@@ -21,10 +21,9 @@ import torch
 import torch.distributed as dist
 
 from zcomm import _core, codec
-from zcomm._network import network_cards
 from zcomm._units import rate_text, time_text
 from zcomm.distributed import environment
-from zcomm.distributed.decisions import KIND, SCHEMA
+from zcomm.distributed.decisions import KIND, SCHEMA, machine
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.options import Options
 from zcomm.distributed.rendezvous import number_nodes
@@ -255,7 +254,7 @@ def run(device: torch.device) -> dict[str, Any]:
     if dist.get_world_size() == 1:
         raise ValueError("measure: expected at least 2 ranks; start it with torchrun or srun")
     groups = world(device)
-    calibration: dict[str, Any] = {"schema": SCHEMA, **rates(groups), "network_cards": network_cards()}
+    calibration: dict[str, Any] = {"schema": SCHEMA, **rates(groups), "machine": machine(device.type)}
     calibration["lossless_bytes_per_second"] = _lossless_rate(device)
     calibration["decisions"] = _decisions(groups, device)
     return calibration

@@ -165,15 +165,14 @@ void AutoPolicy::check_can_rehearse(const Call& call) const {
               ", which is timed, or decisions=FILE of 'python -m zcomm_bench measure', got the first " + text_of(call));
 }
 
-// Makes tensors for the rehearsal: a call may change its input, and a caller may hold its output. They stay unfilled,
-// because times on a GPU do not depend on values.
+// Makes tensors for the rehearsal: a call may change its input, and a caller may hold its output. They are zeros, as
+// unfilled memory may have NaNs, for which torch ends the process if TORCH_NCCL_NAN_CHECK is set.
 AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
   const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
   const CallSettings settings{policy, options_->timeout, false, true};
   const at::TensorOptions fields = at::device(device_of(call)).dtype(scalar_type_of(*call.dtype));
-  at::Tensor whole =
-      call.on_host ? at::zeros({shard_elements * size_}, fields) : at::empty({shard_elements * size_}, fields);
+  at::Tensor whole = at::zeros({shard_elements * size_}, fields);
   ::c10d::Backend& inner = call.on_host ? inner_.cpu() : inner_.cuda();
   switch (call.collective) {
     case Collective::all_gather:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from zcomm.distributed.decisions import machine
+
 # Seconds of an exact call, of a compressed one, and of one in one hop.
 SLOW_LINK = (1.0, 0.5, 0.0)
 FAST_LINK = (0.5, 1.0, 0.0)
@@ -44,8 +46,18 @@ def rows_of_all_kinds(seconds: tuple[float, float, float]) -> list[dict[str, Any
     ]
 
 
-def table(folder: Path, rows: list[dict[str, Any]] | tuple[float, float, float], name: str = "cluster.json") -> str:
-    """The file of these rows, or of rows of all kinds that have these seconds."""
-    content = {"schema": "zcomm-measure/1", "decisions": rows if isinstance(rows, list) else rows_of_all_kinds(rows)}
+def table(
+    folder: Path,
+    rows: list[dict[str, Any]] | tuple[float, float, float],
+    name: str = "cluster.json",
+    **of_machine: Any,
+) -> str:
+    """The file of these rows, or of rows of all kinds that have these seconds, as if measured on this machine, but for
+    what is given of it."""
+    content = {
+        "schema": "zcomm-measure/2",
+        "machine": machine("cpu") | of_machine,
+        "decisions": rows if isinstance(rows, list) else rows_of_all_kinds(rows),
+    }
     (folder / name).write_text(json.dumps(content))
     return str(folder / name)

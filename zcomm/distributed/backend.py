@@ -139,7 +139,7 @@ class _Group:
         chosen = rendezvous.threshold_of(self._compared)
         self._options = options.with_threshold(*chosen) if chosen else options
         self._nodes: list[int] = []  # by rank, after the handshake
-        self._told_of_lack = False
+        self._told: set[str] = set()
         self._steps = 0  # since the group was made, of the optimizer that count_steps() watches
 
     def make(self) -> Any:
@@ -226,17 +226,22 @@ class _Group:
         return functools.partial(self._look_up, decisions.Table(file)) if file else None
 
     def _look_up(self, table: decisions.Table, num_bytes: int, *kind: Any) -> tuple[float, ...] | None:
-        """Seconds of an exact call, a compressed one, and one in one hop. Tells once of calls that the table lacks."""
+        """Seconds of an exact call, a compressed one, and one in one hop. Tells once of calls that the table lacks,
+        and once if it was measured on another machine."""
         kind = (decisions.ranks_text(self._nodes), *kind)
-        found = table.seconds_of(kind, num_bytes)
-        if found is None and self._rank == 0 and not self._told_of_lack:
-            self._told_of_lack = True
+        found, file = table.seconds_of(kind, num_bytes), self._options.decisions
+        if found is None:
             named = ", ".join(f"{name} {value}" for name, value in zip(decisions.KIND, kind, strict=True))
-            _log.warning(
-                "group '%s': decisions: expected a row of %s for %d bytes of %s, got none: it rehearses such calls",
-                self._options.group_name, self._options.decisions, num_bytes, named,
-            )  # fmt: skip
+            lack = f"expected a row of {file} for {num_bytes} bytes of {named}, got none: it rehearses such calls"
+            self._warn_once("lack", lack)
+        elif strange := table.strange(kind[1]):
+            self._warn_once("strange", f"{file} was measured with {strange}: its times may not hold")
         return found
+
+    def _warn_once(self, what: str, of_decisions: str) -> None:
+        if self._rank == 0 and what not in self._told:
+            self._told.add(what)
+            _log.warning("group '%s': decisions: %s", self._options.group_name, of_decisions)
 
     def _split(self, child_store: Any, ranks: list[int], child_options: Any) -> Any:
         resolved = _resolve(child_options if isinstance(child_options, Options) else self._options)

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SCHEMA = "zcomm-measure/1"
+import torch
+
+from zcomm._network import network_cards
+
+SCHEMA = "zcomm-measure/2"
 KIND = ("ranks", "device", "collective", "dtype", "format", "again")
 _SECONDS = ("exact_seconds", "compressed_seconds", "one_hop_seconds")
 
@@ -32,12 +36,19 @@ def ranks_text(nodes: Sequence[int]) -> str:
     return f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
 
 
+def machine(device: str) -> dict[str, Any]:
+    """Return what times depend on, of this host: the rates of its network cards in bits per second, and its GPU."""
+    rates = sorted(card["bits_per_second"] or 0 for card in network_cards())
+    return {"network_cards": rates, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
+
+
 class Table:
     """Rows of a file: the seconds of each way, by kind of calls and size rounded down to a power of two."""
 
     def __init__(self, path: str) -> None:
         try:
-            rows = load(Path(path))["decisions"]
+            content = load(Path(path))
+            rows, self._machine = content["decisions"], content["machine"]
             self._seconds: dict[tuple[Any, ...], dict[int, tuple[float, ...]]] = {}
             for row in rows:
                 times = self._seconds.setdefault(tuple(row[name] for name in KIND), {})
@@ -46,6 +57,13 @@ class Table:
             raise ValueError(f"decisions: {path}: expected rows of a table of decisions, got none: {error}") from None
         except ValueError as error:
             raise ValueError(f"decisions: {error}") from None
+
+    def strange(self, device: str) -> str:
+        """Return how the machine differs on which the file was written; empty if it does not."""
+        here, there = machine(device), self._machine
+        return ", ".join(
+            f"{name} {there.get(name)} (here {here[name]})" for name in here if there.get(name) != here[name]
+        )
 
     def seconds_of(self, kind: tuple[Any, ...], num_bytes: int) -> tuple[float, ...] | None:
         """Return the seconds of an exact call, a compressed one, and one in one hop (0: not another way); None if the

@@ -28,9 +28,9 @@ def agreed(found: list[Any]) -> Any:
     ("content", "text"),
     [
         ("", "decisions: .*expected a file of 'python -m zcomm_bench measure'"),
-        ('{"schema": "another"}', "decisions: .*expected the schema 'zcomm-measure/1', got 'another'"),
-        ('{"schema": "zcomm-measure/1"}', "decisions: .*expected rows of a table of decisions, got none"),
-        ('{"schema": "zcomm-measure/1", "decisions": [{}]}', "decisions: .*expected rows of a table of decisions"),
+        ('{"schema": "another"}', "decisions: .*expected the schema 'zcomm-measure/2', got 'another'"),
+        ('{"schema": "zcomm-measure/2"}', "decisions: .*expected rows of a table of decisions, got none"),
+        ('{"schema": "zcomm-measure/2", "decisions": [{}]}', "decisions: .*expected rows of a table of decisions"),
     ],
 )
 def test_a_wrong_file_is_refused_when_the_group_is_made(content: str, text: str, tmp_path: Path) -> None:
@@ -67,6 +67,20 @@ def test_what_a_table_lacks_is_rehearsed_and_told_once(lack: str, tmp_path: Path
         in line
     )
     assert [lines for _, lines in found[1:]] == [[]] * 3
+
+
+def test_a_table_of_another_machine_decides_and_is_told_once(tmp_path: Path) -> None:
+    def body() -> tuple[list[int], list[str]]:
+        lines = logged()
+        gather(mine())
+        gather(mine(2 * NUM))
+        return [one.rounds for one in zcomm.stats().decisions], lines
+
+    for of_machine, told in (({}, []), ({"network_cards": [400e9]}, ["with network_cards [400000000000.0] (here"])):
+        file = table(tmp_path, SLOW_LINK, **of_machine)
+        (rounds, lines), (_, of_other) = run(body, options=zcomm.Options(policy="auto", decisions=file))
+        assert rounds == [0, 0] and of_other == []
+        assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
 
 
 def test_ranks_rehearse_alike_where_one_has_no_decision(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   CallStats stats;
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
+  if (preparations_->are_needed()) {  // on a GPU
+    for (const Segment<HopFormats>& segment : operation.segments()) check_drawn_anew(segment.format, stream);
+  }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);

@@ -217,6 +217,7 @@ at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& form
 
 void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
   const c10::DeviceGuard guard(values.device());
+  if (!values.is_cpu()) check_drawn_anew({message.format, message.format}, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
   codecs_.of(values).codec->encode({&job, 1}, current_view(values.device()));
 }

@@ -5,6 +5,8 @@
 
 #include "zcomm/chunks.hpp"
 #include "zcomm/collectives.hpp"
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm {
 
@@ -29,6 +31,15 @@ Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, 
   seed = mix_seed(seed ^ static_cast<std::uint64_t>(r.transport.rank()));
   seed = mix_seed(seed ^ static_cast<std::uint64_t>(owner));
   return {mix_seed(seed ^ piece.segment), piece.in_segment};
+}
+
+// Checks that no CUDA graph captures a call in these formats: its seed would be the same in all replays, and the same
+// values would be rounded up in each.
+inline void check_drawn_anew(const HopFormats& formats, StreamView stream) {
+  check_argument((!formats.intra_node.stochastic && !formats.inter_node.stochastic) || !is_capturing(stream), [&] {
+    return "stream: expected one that runs, got one that records a CUDA graph: " + formats.to_string() +
+           " would round with the same random bits in all replays";
+  });
 }
 
 }  // namespace zcomm

@@ -280,6 +280,26 @@ TEST_CASE("cuda collectives: a captured call gives the right result for new valu
   }
 }
 
+TEST_CASE("cuda collectives: a graph captures no stochastic rounding, whose replays would draw the same bits") {
+  const NoTraces no_traces;
+  test::run_nccl_ranks(2, [&](int, const NcclOptions& options) {
+    const Setup setup{{0, 0}, DType::float32, 64, HopFormats::parse("int8:32:stochastic"), kDefaultChunkBytes};
+    const auto communicator = make_communicator(setup, options);
+    Stream stream;
+    DeviceArray<unsigned char> tensor(setup.tensor_bytes());
+    tensor.set(Bytes(setup.tensor_bytes()), stream);
+    const TensorView view{tensor.bytes(), 128, DType::float32};
+    const auto call = [&] { test::all_reduce(*communicator, view, setup.formats, 1, 20s, stream.view()); };
+    call();
+    cudaGraphExec_t graph = test::capture(stream, [&] {
+      CHECK_THROWS_WITH_AS(call(), doctest::Contains("would round with the same random bits"), ArgumentError);
+    });
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+    call();
+    synchronize(stream.view());
+  });
+}
+
 TEST_CASE("cuda collectives: a rank that calls something else is a timeout on all, with its own call in the message") {
   const NoTraces no_traces;
   std::atomic<int> num_failures = 0;

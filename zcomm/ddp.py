@@ -119,7 +119,12 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
             )
             residual = _c10d.Residual(data, decay=feedback.decay, empty=empty)
         work = plan.run(gradients, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
-    future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda _: gradients)
+
+    def reduced(done: torch.futures.Future[object]) -> torch.Tensor:
+        done.value()  # raises if the reduction failed: torch calls this function then, too
+        return gradients
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
     return future
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from support.training import (
     make_model,
     trained,
 )
-from support.worlds import options, run
+from support.worlds import collect, options, run
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -298,6 +300,37 @@ def test_residuals_of_other_ranks_or_nodes_are_refused(tmp_path: Path) -> None:
     run(save, 2, nodes=[0, 1])
     run(load, 2, nodes=[0, 1])
     run(refuse, 2, nodes=[0, 0])
+
+
+@pytest.mark.promise(9)
+@pytest.mark.parametrize("formats", ["int8:128", "exact"])
+def test_a_lost_rank_is_an_error_of_the_backward_pass(formats: str) -> None:
+    def body() -> None:
+        model = DistributedDataParallel(nn.Linear(200, 200))  # one bucket
+        model.register_comm_hook(zcomm.ddp.CompressState(formats), zcomm.ddp.compress_hook)
+        for _ in range(2):  # DDP rebuilds its buckets before the second step
+            model(torch.ones(8, 200)).sum().backward()
+        if dist.get_rank() == 1:
+            time.sleep(0.5)  # so that rank 0 is in its call
+            os._exit(3)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(8, 200)).sum().backward()
+
+    left, _ = collect(body, 2, grace=30.0)
+    assert left.finished and left.error is None, left
+
+
+@pytest.mark.promise(9)
+def test_ranks_whose_formats_differ_are_an_error_of_the_backward_pass() -> None:
+    def body() -> None:
+        model = DistributedDataParallel(nn.Linear(200, 200))  # one bucket
+        formats = ("int8:128", "int4:128")[dist.get_rank()]
+        model.register_comm_hook(zcomm.ddp.CompressState(formats), zcomm.ddp.compress_hook)
+        with pytest.raises(RuntimeError, match=r"int[48]:128.*int[48]:128"):
+            model(torch.ones(8, 200)).sum().backward()
+
+    outcomes = collect(body, 2, grace=30.0)
+    assert all(one.finished and one.error is None for one in outcomes), outcomes
 
 
 @pytest.mark.parametrize(("formats", "error"), [("int8:100", ValueError), (8, TypeError)])

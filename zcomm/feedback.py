@@ -117,9 +117,13 @@ class ErrorFeedback:
                 residual.data[:], residual.calls, residual.is_loaded = loaded.data, loaded.calls, True
 
     def claim(self, owner: object, name: str) -> str:
-        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same.
+        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same. It
+        stays the same.
 
         The residuals of an owner of this key that is gone are forgotten."""
+        for key, holder in self._owners.items():
+            if holder is owner and (key == name or key.startswith(f"{name}#")):
+                return key
         key, number = name, 2
         while (holder := self._owners.get(key)) is not None and holder is not owner:
             key, number = f"{name}#{number}", number + 1

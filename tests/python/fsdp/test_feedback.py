@@ -279,6 +279,16 @@ def test_a_residual_in_a_graph_starts_over_for_a_new_owner() -> None:
     assert use(Owner())[0] is data and (data == 7).all()  # what was loaded is the new owner's
 
 
+def test_an_owner_keeps_its_key_when_another_goes() -> None:
+    class Owner:
+        pass
+
+    feedback, first, second = zcomm.codec.ErrorFeedback("int8:32"), Owner(), Owner()
+    assert [feedback.claim(owner, "a") for owner in (first, second, second)] == ["a", "a#2", "a#2"]
+    del first
+    assert feedback.claim(second, "a") == "a#2"
+
+
 def test_residuals_of_ddp_belong_to_parameters_in_their_order() -> None:
     """DDP's second backward pass may have a bucket of the same size, in another order."""
 

@@ -53,7 +53,7 @@ class Averaging:
     def new_buffer(self) -> torch.Tensor:
         """Return a tensor for the values: ``num_elements``, then zeros up to equal parts."""
         length = -(-self._num_elements // self._size) * self._size
-        buffer = torch.empty(length, device=self._device)
+        buffer = torch.empty(length, dtype=torch.float32, device=self._device)
         buffer[self._num_elements :] = 0
         return buffer
 

@@ -49,6 +49,24 @@ def test_an_exact_site_that_is_late_is_an_error_for_the_others(steps: int) -> No
     run(body, 2, group_seconds=2.0)
 
 
+@pytest.mark.parametrize("format", ["exact", "int4:64"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_is_no_one_elses(dtype: torch.dtype, format: str) -> None:
+    """Parameters are float32, and so is what is sent."""
+
+    def body() -> None:
+        model = make_model()
+        torch.set_default_dtype(dtype)
+        outer = sites.outer_step(model, every=4, delay=2, format=format)
+        for _ in range(8):
+            with torch.no_grad():
+                next(model.parameters()).add_(dist.get_rank())
+            outer.step()
+        outer.synchronize()
+
+    run(body, 2)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "every": ({"every": 0}, r"every: expected at least 1, got 0"),
     "fragments": ({"every": 3, "fragments": 4}, r"fragments: expected 1 to 3.* got 4"),

@@ -68,19 +68,18 @@ AutoPolicy::Decision AutoPolicy::decide(const CallClass& kind, const Policy& pol
 
 // Decides by steps, if any are known. Their compressed calls are those that gain by themselves; all, if none does.
 bool AutoPolicy::gains_in_steps(const Decision& by_itself, const Call& call) {
-  const at::Device device = device_of(call);
-  // A capture cannot wait, and its replays have one way for all steps.
-  if (is_captured(call)) {
-    const std::optional<StepDecision> decided = steps_.decision();
-    return by_itself.compressed && (!decided || decided->gains());
+  std::optional<bool> compresses;
+  if (is_captured(call)) {  // cannot wait, and its replays have one way for all steps
+    if (const std::optional<StepDecision> decided = steps_.decision()) compresses = decided->gains();
+  } else {
+    const auto now = [&] {
+      finish(device_of(call));
+      return call_python(hooks_.now);
+    };
+    const auto agree = [this](std::vector<std::int64_t> numbers) { return largest(std::move(numbers)); };
+    if (steps_.begin_call({now, agree})) call_python(hooks_.decided);
+    compresses = steps_.compresses();
   }
-  const auto now = [&] {
-    finish(device);
-    return call_python(hooks_.now);
-  };
-  const auto agree = [this](std::vector<std::int64_t> numbers) { return largest(std::move(numbers)); };
-  if (steps_.begin_call({now, agree})) call_python(hooks_.decided);
-  const std::optional<bool> compresses = steps_.compresses();
   if (!compresses) return by_itself.compressed;
   return *compresses && (by_itself.compressed || !any_gains());
 }
@@ -197,7 +196,6 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
     default:
       throw ArgumentError("collective: expected one that is rehearsed, got an exchange");
   }
-  throw ArgumentError("collective: unknown value");
 }
 
 AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call,
@@ -247,7 +245,7 @@ std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call&
   start()->wait();
   finish(device_of(call));
   const auto taken = std::chrono::steady_clock::now() - begun;
-  for (int i = 0; i < (call.again ? 2 : 1); ++i) calls_.stats().rehearsals.calls.add(call.num_bytes);
+  for (int i = 0; i < (call.again ? 2 : 1); ++i) calls_.stats().rehearsals.add(call.num_bytes);
   return std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 

@@ -63,24 +63,30 @@ void StepChoice::note_end_of_step() {
   begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
 }
 
-// Compares steps at calls, which all ranks count alike. At rare ones, as a program without steps goes on for ever.
+// Compares steps at calls, which all ranks count alike. At rare ones, as a program without steps goes on for ever; soon
+// again if all that lacks is the turn.
 void StepChoice::look_for_steps(const Means& means) {
-  const std::uint64_t num_calls = num_calls_ - searched_from_;
-  if (num_calls < 4 || !std::has_single_bit(num_calls)) return;
-  const bool is_new = num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps;
+  if (num_calls_ < compare_at_) return;
+  const bool is_known = is_regular_ && (num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps);
   const auto hash = static_cast<std::int64_t>(begun_at_ >> 1);
-  const bool may_begin = is_regular_ && is_new && take_turn();
-  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash, may_begin ? 0 : 1});
-  if (most[0] == -most[1] && most[2] == -most[3] && most[4] == 0) {
+  const std::int64_t waits = is_known && take_turn() ? 0 : 1;
+  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash, waits});
+  const bool is_agreed = is_known && most[0] == -most[1] && most[2] == -most[3];
+  if (is_agreed && most[4] == 0) {
     begin_trial();
-  } else if (!contest_) {
-    give_back_turn();
+    return;
   }
+  if (!contest_) give_back_turn();
+  compare_at_ = num_calls_ + (is_agreed ? 2 * kBlockSteps * num_in_last_ : compare_gap_);
+  if (!is_agreed) compare_gap_ *= 2;
 }
 
 bool StepChoice::take_turn() {
-  const StepChoice* none = nullptr;
-  return in_trial_.compare_exchange_strong(none, this) || none == this;
+  const StepChoice* holder = nullptr;
+  if (in_trial_.compare_exchange_strong(holder, this) || holder == this) return true;
+  if (++num_refused_ <= kMostRefusals) return false;
+  num_refused_ = 0;
+  return in_trial_.compare_exchange_strong(holder, this);
 }
 
 void StepChoice::give_back_turn() {
@@ -88,9 +94,13 @@ void StepChoice::give_back_turn() {
   in_trial_.compare_exchange_strong(mine, nullptr);
 }
 
+// Tells whether the steps of the trial have so many shapes that none is strange.
+bool StepChoice::is_varied() const { return contest_ && (num_searches_ > kMostSearches || step_ > kMostSteps); }
+
 void StepChoice::begin_search() {
   is_searching_ = true;
-  searched_from_ = num_calls_;
+  compare_at_ = num_calls_ + 4;
+  compare_gap_ = 4;
   num_begun_ = 0;
   begun_at_ = 0;
   is_regular_ = false;
@@ -105,6 +115,8 @@ void StepChoice::begin_trial() {
   tried_shape_.reset();
   num_alike_ = 0;
   num_strange_ = 0;
+  searches_from_ = 0;
+  if (!contest_) num_searches_ = 0;
   contest_.emplace();
   decide(std::nullopt);
   round_ = {};
@@ -114,21 +126,23 @@ void StepChoice::begin_trial() {
 
 void StepChoice::begin_step() {
   ++step_;
+  if (in_trial_ == this) num_refused_ = 0;
   next_step_ += calls_per_step_;
   const std::uint64_t shape = shape_.exchange(0);
   const std::uint64_t before = std::exchange(last_shape_, shape);
   num_alike_ = shape == before ? num_alike_ + 1 : 1;
   if (!tried_shape_ && num_alike_ >= 2) tried_shape_ = shape;
   if (!tried_shape_) return;
-  if (shape == *tried_shape_ && num_alike_ >= kStrangeSteps) {
+  if (is_varied()) {
+    is_searching_ = false;
+  } else if (shape == *tried_shape_) {
+    if (num_alike_ < kStrangeSteps) return;
     num_strange_ = 0;
     is_searching_ = false;
-  } else if (shape != *tried_shape_) {
-    // Excludes the block: medians bear only single strange steps. If no two are alike, sizes vary and the trial goes
-    // on.
-    const bool is_varied = num_strange_ >= kStrangeSteps && num_alike_ == 1;
-    if (before != *tried_shape_ && !is_varied) counted_from_ = 0;
-    if (++num_strange_ == kStrangeSteps) begin_search();
+  } else {
+    if (before != *tried_shape_) counted_from_ = 0;  // excludes the block: medians bear only single strange steps
+    if (++num_strange_ < kStrangeSteps || is_searching_ || step_ < searches_from_) return;
+    if (!contest_ || num_searches_++ < kMostSearches) begin_search();
   }
 }
 
@@ -141,6 +155,8 @@ bool StepChoice::agree_on_round(const Means& means) {
   decide(result_of(*contest_));
   contest_.reset();
   give_back_turn();
+  searches_from_ = step_ + rest_;
+  rest_ = std::clamp(2 * rest_, kMostSteps, 16 * kMostSteps);
   return true;
 }
 

@@ -36,6 +36,9 @@ class StepChoice {
   static constexpr int kFewestRounds = 4;         // of a block each way
   static constexpr int kMostRounds = 12;
   static constexpr int kStrangeSteps = 3;  // of another shape than tried: the ranks look for other steps
+  static constexpr int kMostSearches = 2;  // in a trial; then shapes vary, and it goes on with all of them
+  static constexpr std::int64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of a trial before shapes vary
+  static constexpr int kMostRefusals = 8;  // of the turn, while its holder makes no call: it has ended or waits
 
   // What a call needs that waits for other ranks.
   struct Means {
@@ -58,6 +61,7 @@ class StepChoice {
  private:
   void note_end_of_step();
   void look_for_steps(const Means& means);
+  bool is_varied() const;
   void begin_search();
   bool take_turn();
   void give_back_turn();
@@ -67,15 +71,18 @@ class StepChoice {
   std::optional<Round> take_time(std::int64_t now);
   void decide(std::optional<StepDecision> decision);
 
-  static inline std::atomic<const StepChoice*> in_trial_{nullptr};  // of this process
+  // Turn of this process.
+  static inline std::atomic<const StepChoice*> in_trial_{nullptr};
+  static inline std::atomic<int> num_refused_{0};  // since its holder has begun a step
   std::atomic<std::uint64_t> num_ended_{0};
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
   mutable std::mutex mutex_;             // guards all below; held while ranks agree
   std::uint64_t num_calls_ = 0;
   // Steps as this rank has ended them, since the search began.
   bool is_searching_ = true;
-  std::uint64_t searched_from_ = 0;  // calls before
-  std::uint64_t num_seen_ = 0;       // of the ended ones
+  std::uint64_t compare_at_ = 4;  // the call from which on ranks compare them
+  std::uint64_t compare_gap_ = 4;
+  std::uint64_t num_seen_ = 0;  // of the ended ones
   std::int64_t num_begun_ = 0;
   std::uint64_t begun_at_ = 0;    // hash of the numbers of calls at which they began
   std::uint64_t last_begun_ = 0;  // the call at which the last one began
@@ -89,6 +96,9 @@ class StepChoice {
   int num_alike_ = 0;                         // steps in a row of that shape
   std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
   int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
+  int num_searches_ = 0;            // in this trial
+  std::int64_t searches_from_ = 0;  // the step from which others are looked for, after a trial
+  std::int64_t rest_ = 0;           // steps from a trial to that one
   std::optional<Contest> contest_;  // during a trial
   Round round_;                     // so far
   std::int64_t round_number_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <stdexcept>
 #include <utility>
 
 namespace zcomm {
@@ -160,15 +161,77 @@ TEST_CASE("steps: a group waits for its turn on each rank, and gives it back on 
   };
   one.take_steps(kManySteps);
   CHECK_FALSE(one.choice.compresses());
-  {
-    Trainer other = trainer(200, 100);
-    while (!other.choice.compresses()) other.take_step();
-    one.largest = [](Numbers numbers) { return numbers; };
-    one.take_steps(kManySteps);
-    CHECK_FALSE(one.choice.compresses());
-  }
-  one.take_steps(4 * kManySteps);  // the other group is gone in its trial
+  Trainer other = trainer(200, 100);
+  other.take_steps(kManySteps);
+  CHECK(other.num_decided == 1);
+  one.largest = [](Numbers numbers) { return numbers; };
+  one.take_steps(kManySteps);
   CHECK(one.num_decided == 1);
+}
+
+TEST_CASE("steps: a group that fails, or makes no more calls, keeps others waiting for a while only") {
+  Trainer idle = trainer(200, 100);
+  while (!idle.choice.compresses()) idle.take_step();
+  Trainer one = trainer(200, 100);
+  one.take_steps(2 * kManySteps);
+  CHECK(one.num_decided == 1);
+  Trainer failed = trainer(200, 100);
+  failed.largest = [](Numbers numbers) -> Numbers {
+    if (numbers.back() == 0) throw std::runtime_error("a rank is lost");
+    return numbers;
+  };
+  CHECK_THROWS_AS(failed.take_steps(kManySteps), std::runtime_error);
+  Trainer next = trainer(200, 100);
+  next.take_steps(2 * kManySteps);
+  CHECK(next.num_decided == 1);
+}
+
+TEST_CASE("steps: each of several groups decides soon after the one before") {
+  std::vector<StepChoice> groups(5);
+  std::int64_t now = 0;
+  int num_steps = 0;
+  const auto decided = [&] {
+    return std::ranges::all_of(groups, [](auto& group) { return group.decision().has_value(); });
+  };
+  for (; !decided() && num_steps < 5 * kManySteps; ++num_steps, ++now) {
+    for (StepChoice& group : groups) {
+      for (int call = 0; call < 3; ++call) {
+        group.begin_call({[&] { return now; }, [](Numbers numbers) { return numbers; }});
+        group.count(0, 1 << 20);
+      }
+    }
+    for (StepChoice& group : groups) group.end_step();
+  }
+  CHECK(num_steps < 5 * (StepChoice::kMostSteps + 4 * StepChoice::kBlockSteps));
+}
+
+TEST_CASE("steps: whose shapes come in runs, or depend on the way, decide; later trials get rare") {
+  const int most = 4 * (kManySteps + 3 * static_cast<int>(StepChoice::kMostSteps));
+  for (const int length : {1, 2, 3, 4, 5, 8, 16, 20, 40}) {
+    for (const int num_shapes : {2, 3, 7}) {
+      CAPTURE(length);
+      CAPTURE(num_shapes);
+      Trainer one = trainer(200, 100);
+      for (int i = 0; i < most && !one.choice.decision(); ++i) {
+        one.sizes[0] = 1000 * (1 + i / length % num_shapes);
+        one.take_step();
+      }
+      REQUIRE(one.choice.decision());
+      CHECK(one.choice.decision()->gains());
+    }
+  }
+  Trainer other_calls = trainer(200, 100);
+  for (int i = 0; i < most && !other_calls.choice.decision(); ++i) {
+    other_calls.sizes.assign(other_calls.choice.compresses().value_or(false) ? 3 : 2, 1000);
+    other_calls.take_step();
+  }
+  CHECK(other_calls.choice.decision());
+  Trainer many = trainer(200, 100);
+  for (int i = 0; i < 20'000; ++i) {
+    many.sizes[0] = 1000 * (1 + i / 64 % 7);
+    many.take_step();
+  }
+  CHECK(std::ranges::count(many.ways, false) < static_cast<std::ptrdiff_t>(many.ways.size() / 20));
 }
 
 TEST_CASE("steps: without steps, or with others on another rank, no trial begins") {

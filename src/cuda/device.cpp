@@ -1,4 +1,4 @@
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -48,12 +48,9 @@ std::uint64_t capture_of(StreamView stream) {
 }
 
 void wait_for(StreamView stream, StreamView earlier) {
-  cudaEvent_t event = nullptr;
-  check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
-  cudaError_t result = cudaEventRecord(event, as_cuda(earlier));
-  if (result == cudaSuccess) result = cudaStreamWaitEvent(as_cuda(stream), event, 0);
-  static_cast<void>(cudaEventDestroy(event));  // takes effect when the wait is over
-  check_cuda(result, "make a stream wait for another");
+  Event event;  // destroying it takes effect when the wait is over
+  event.record(earlier);
+  event.make_wait(stream);
 }
 
 void synchronize(StreamView stream) {

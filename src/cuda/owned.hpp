@@ -76,16 +76,18 @@ class Event {
     const RelaxedCapture relaxed;
     check_cuda(cudaEventSynchronize(event_), "wait for an event");
   }
-  bool is_over() const {
+  // Throws where the work failed: "could not `what`".
+  bool is_over(const char* what = "query an event") const {
     const RelaxedCapture relaxed;
     const cudaError_t result = cudaEventQuery(event_);
     if (result == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());
       return false;
     }
-    check_cuda(result, "query an event");
+    check_cuda(result, what);
     return true;
   }
+  cudaEvent_t get() const { return event_; }
 
  private:
   cudaEvent_t event_ = nullptr;

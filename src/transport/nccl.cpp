@@ -220,13 +220,13 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     // The watchdog watches meanwhile: NCCL may connect ranks here, which waits for them.
     const Raised launching(is_launching_);
     wake_watchdog();
-    communicator_->follow(as_cuda(stream));
+    communicator_->follow(stream);
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
       communicator_->run(group.messages, {flight.call->deadline, give_up_});
     }
-    check_cuda(cudaEventRecord(flight.done, communicator_->stream()), "record an event");
+    flight.done.record({communicator_->stream()});
     group.flight = &flight;
     if (!group.is_captured) watch(flight);
   } catch (const Error& error) {
@@ -243,10 +243,9 @@ Flight& NcclTransport::take_flight(const NcclGroup& group) {
     flight = flights_.take();
   }
   if (flight == nullptr) {
-    cudaEvent_t done = nullptr;
-    check_cuda(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "create an event");
+    auto made = std::make_unique<Flight>();
     const std::lock_guard lock(flights_mutex_);
-    flight = &flights_.add(done);
+    flight = &flights_.add(std::move(made));
   }
   flight->call = call();
   flight->num_waits = group.num_transfers;
@@ -286,7 +285,7 @@ void NcclTransport::wait(NcclGroup& group, StreamView stream) {
   throw_if_failed();
   if (group.flight == nullptr) throw TransportError("a transfer was waited for before its group was ended");
   const CudaDeviceGuard device(device_);
-  check_cuda(cudaStreamWaitEvent(as_cuda(stream), group.flight->done, 0), "make a stream wait");
+  group.flight->done.make_wait(stream);
   const std::lock_guard lock(flights_mutex_);
   flights_.mark_waited(*group.flight);
 }

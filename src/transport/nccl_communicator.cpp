@@ -33,16 +33,12 @@ NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symb
   int least = 0;
   int greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
-  check_cuda(cudaEventCreateWithFlags(&caller_, cudaEventDisableTiming), "create an event");
   // Highest priority: a late transfer delays all other ranks.
-  const cudaError_t result = cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest);
-  if (result != cudaSuccess) static_cast<void>(cudaEventDestroy(caller_));
-  check_cuda(result, "create a stream");
+  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "create a stream");
 }
 
 NcclCommunicator::~NcclCommunicator() {
   static_cast<void>(cudaStreamDestroy(stream_));
-  static_cast<void>(cudaEventDestroy(caller_));
   static_cast<void>(cudaGetLastError());
 }
 
@@ -78,7 +74,7 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
 
 void NcclCommunicator::check_not_capturing() const {
   const CaptureMode own_captures(cudaStreamCaptureModeThreadLocal);
-  const cudaError_t result = cudaEventQuery(caller_);
+  const cudaError_t result = cudaEventQuery(caller_.get());
   if (result == cudaErrorStreamCaptureUnsupported) {
     static_cast<void>(cudaGetLastError());
     throw TransportError("NCCL cannot connect while a CUDA graph is captured: run a collective before the capture");
@@ -113,14 +109,8 @@ void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience&
   }
   run(messages, patience);
   if (peers.size() + 1 == size) run({{}, {}, {{received, 1}}}, patience);
-  check_cuda(cudaEventRecord(caller_, stream_), "record an event");
-  for (;;) {
-    const cudaError_t result = cudaEventQuery(caller_);
-    if (result != cudaErrorNotReady) {
-      check_cuda(result, kWhat);
-      break;
-    }
-    static_cast<void>(cudaGetLastError());
+  caller_.record({stream_});
+  while (!caller_.is_over(kWhat)) {
     check_health();
     patience.check(kWhat);
     std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -128,9 +118,9 @@ void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience&
   exchanged_.reset();
 }
 
-void NcclCommunicator::follow(cudaStream_t stream) {
-  check_cuda(cudaEventRecord(caller_, stream), "record an event");
-  check_cuda(cudaStreamWaitEvent(stream_, caller_, 0), "make a stream wait");
+void NcclCommunicator::follow(StreamView stream) {
+  caller_.record(stream);
+  caller_.make_wait({stream_});
 }
 
 void NcclCommunicator::run(const NcclMessages& messages, const Patience& patience) {

@@ -57,7 +57,7 @@ class NcclCommunicator {
 
   // Orders stream() behind the work queued on `stream`. Transfers need no other order: callers touch buffers of earlier
   // transfers only on their own stream, after Transfer::wait. So a buffer that a later chunk reuses is free by then.
-  void follow(cudaStream_t stream);
+  void follow(StreamView stream);
 
   // Starts a group; on return it is queued on stream(). Throws TransportError if the thread has a group open, and
   // leaves the communicator open for good.
@@ -89,7 +89,7 @@ class NcclCommunicator {
   int size_ = 1;
   std::unique_ptr<DeviceBytes> exchanged_;  // with peers, while they connect; until the abort, if that fails
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t caller_ = nullptr;
+  Event caller_;
 };
 
 }  // namespace zcomm

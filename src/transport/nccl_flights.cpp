@@ -4,11 +4,6 @@
 
 namespace zcomm {
 
-NcclFlights::~NcclFlights() {
-  for (const auto& flight : all_) static_cast<void>(cudaEventDestroy(flight->done));
-  static_cast<void>(cudaGetLastError());
-}
-
 Flight* NcclFlights::take() {
   if (idle_.empty()) collect_done();
   if (idle_.empty()) return nullptr;
@@ -17,12 +12,10 @@ Flight* NcclFlights::take() {
   return flight;
 }
 
-Flight& NcclFlights::add(cudaEvent_t done) {
-  auto fresh = std::make_unique<Flight>();
-  fresh->done = done;
+Flight& NcclFlights::add(std::unique_ptr<Flight> flight) {
   idle_.reserve(all_.size() + 1);  // so that putting one back never allocates
   watched_.reserve(all_.size() + 1);
-  return *all_.emplace_back(std::move(fresh));
+  return *all_.emplace_back(std::move(flight));
 }
 
 void NcclFlights::watch(Flight& flight) {
@@ -42,15 +35,8 @@ void NcclFlights::put_back_if_over(Flight& flight) {
 }
 
 void NcclFlights::collect_done() {
-  const RelaxedCapture relaxed;
   std::size_t num_done = 0;
-  for (; num_done < watched_.size(); ++num_done) {
-    const cudaError_t result = cudaEventQuery(watched_[num_done]->done);
-    if (result == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());
-      break;
-    }
-    check_cuda(result, "finish a transfer");
+  for (; num_done < watched_.size() && watched_[num_done]->done.is_over("finish a transfer"); ++num_done) {
     watched_[num_done]->is_watched = false;
     put_back_if_over(*watched_[num_done]);
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 
 namespace zcomm {
 
@@ -22,7 +22,7 @@ struct NcclCall {
 
 // Record of a group. Reusable once all its transfers were waited for and, if it is watched, done.
 struct Flight {
-  cudaEvent_t done = nullptr;
+  Event done;
   std::shared_ptr<const NcclCall> call;
   int num_waits = 0;  // still expected
   bool is_watched = false;
@@ -31,15 +31,10 @@ struct Flight {
 // Pool of flights. Not thread-safe.
 class NcclFlights {
  public:
-  NcclFlights() = default;
-  ~NcclFlights();
-  NcclFlights(const NcclFlights&) = delete;
-  NcclFlights& operator=(const NcclFlights&) = delete;
-
   // Returns a reusable flight, or null.
   Flight* take();
-  // Adds a flight in use. Owns `done`.
-  Flight& add(cudaEvent_t done);
+  // Adds a flight in use.
+  Flight& add(std::unique_ptr<Flight> flight);
   // Adds a flight to those that collect_done() queries. Flights end in the order of these calls.
   void watch(Flight& flight);
   void mark_waited(Flight& flight);

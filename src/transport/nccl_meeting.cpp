@@ -39,6 +39,7 @@ class Meeting {
     const std::size_t num_bytes = slots.size() * sizeof(Slot);
     auto memory = std::make_unique<DeviceBytes>(num_bytes);
     auto* const device_slots = reinterpret_cast<Slot*>(memory->data());
+    Event done;
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
     try {
@@ -46,7 +47,8 @@ class Meeting {
       check(symbols_.AllGather(device_slots + rank, device_slots, sizeof(Slot), nccl::DataType::int8, communicator_,
                                stream));
       wait([this] { return is_launched(); });
-      wait([stream] { return is_done(stream); });
+      done.record({stream});
+      wait([&done] { return done.is_over(); });
       check_cuda(cudaMemcpyAsync(slots.data(), device_slots, num_bytes, cudaMemcpyDeviceToHost, stream), "copy");
       check_cuda(cudaStreamSynchronize(stream), "finish the work of a stream");
     } catch (...) {
@@ -74,16 +76,6 @@ class Meeting {
     check(symbols_.CommGetAsyncError(communicator_, &state));
     check(state);
     return state == Result::success;
-  }
-
-  static bool is_done(cudaStream_t stream) {
-    const cudaError_t result = cudaStreamQuery(stream);
-    if (result == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());
-      return false;
-    }
-    check_cuda(result, "query a stream");
-    return true;
   }
 
   template <class IsOver>

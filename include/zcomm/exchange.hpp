@@ -45,6 +45,7 @@ class ExchangePlan {
   const World& world() const { return world_; }
   const ExchangeShape& shape() const { return shape_; }
   HopFormats formats() const { return formats_; }
+  std::size_t min_bytes() const { return min_bytes_; }
   // Returns the call in words that ranks compare. Those of an all-to-all lack the lengths, which differ by rank.
   const std::string& description() const { return description_; }
 
@@ -66,11 +67,12 @@ class ExchangePlan {
  private:
   ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes, std::string description,
                std::vector<int> peers);
-  std::vector<Message> messages(const std::vector<std::int64_t>& lengths, int direction, std::size_t min_bytes) const;
+  std::vector<Message> messages(const std::vector<std::int64_t>& lengths, int direction) const;
 
   World world_;
   ExchangeShape shape_;
   HopFormats formats_;
+  std::size_t min_bytes_;
   std::string description_;
   std::vector<int> peers_;
   std::int64_t chunk_elements_;

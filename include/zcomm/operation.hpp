@@ -51,6 +51,8 @@ class Operation {
   // Returns the formats of a slot's parts; for an all-reduce those of its tensor. Empty: lossless. Every
   // operation with a lossy format overrides it.
   virtual std::vector<Segment<HopFormats>> segments() const { return {}; }
+  // Returns the bytes from which on a message of values is encoded; smaller ones are sent exactly.
+  virtual std::size_t min_bytes() const { return 0; }
   // Returns the bytes that a call with these arguments will send. Empty if they depend on the values.
   virtual std::optional<LinkBytes> bytes(const Arguments& arguments) const = 0;
   // Returns the bytes of Kept::memory on this rank; the second function, the largest of all ranks. 0: nothing is kept.

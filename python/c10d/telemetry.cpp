@@ -39,7 +39,7 @@ struct Encoded {
 
 // Lists the slots that this rank encodes, by link.
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
-                                std::span<const ConstTensorView> slots, HopFormats formats) {
+                                std::span<const ConstTensorView> slots, HopFormats formats, std::size_t min_bytes) {
   const bool is_one_format = collective == Collective::all_gather || collective == Collective::broadcast;
   if (is_one_format) return {{"all", formats.intra_node, {slots[0]}}};
   const Topology& topology = communicator.topology();
@@ -50,7 +50,8 @@ std::vector<Encoded> encoded_by(const Communicator& communicator, Collective col
   };
   if (is_exchange(collective)) {
     for (const int peer : topology.others(rank)) {
-      if (slots[static_cast<std::size_t>(peer)].num_elements > 0) add(peer, peer);
+      const ConstTensorView& slot = slots[static_cast<std::size_t>(peer)];
+      if (slot.num_elements > 0 && slot.num_bytes() >= min_bytes) add(peer, peer);
     }
   } else {
     for (const Hop& hop : topology.reduce_hops(rank)) {
@@ -119,7 +120,7 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
   }
   Calls& calls = sites_[key];
   if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
-  for (const Encoded& encoded : encoded_by(communicator, job.collective, slots, formats)) {
+  for (const Encoded& encoded : encoded_by(communicator, job.collective, slots, formats, job.operation->min_bytes())) {
     if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
     Row& row = calls.rows[{encoded.link, encoded.format.to_string()}];
     const ConstTensorView values = piece_of(encoded.slots, row.samples, block_of(encoded.format));

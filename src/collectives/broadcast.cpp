@@ -9,16 +9,16 @@
 #include "operation_checks.hpp"
 #include "pipeline.hpp"
 #include "random_seed.hpp"
+#include "slots.hpp"
 
 namespace zcomm {
 
 BroadcastPlan::BroadcastPlan(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format)
     : world_(std::move(world)), root_(root), num_elements_(num_elements), dtype_(dtype), format_(format) {
   const Topology& topology = world_.topology;
-  const int size = topology.size();
+  check(world_);
+  check_rank(topology, root, "root");
   const int num_nodes = topology.num_nodes();
-  check_argument(root >= 0 && root < size,
-                 [&] { return "root: expected 0 to " + std::to_string(size - 1) + ", got " + std::to_string(root); });
   check_argument(num_elements >= 0,
                  [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
   description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +
@@ -34,7 +34,7 @@ BroadcastPlan::BroadcastPlan(World world, int root, std::int64_t num_elements, D
     std::ranges::copy_if(topology.ranks(node), std::back_inserter(targets_),
                          [this](int r) { return r != world_.rank; });
   }
-  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(size, 0));
+  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(topology.size(), 0));
   const std::int64_t granule = granule_of(format);
   chunk_elements_ =
       std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)) / granule, 1) * granule;

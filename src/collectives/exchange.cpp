@@ -8,6 +8,7 @@
 #include "operation_checks.hpp"
 #include "pipeline.hpp"
 #include "random_seed.hpp"
+#include "slots.hpp"
 
 namespace zcomm {
 namespace {
@@ -15,13 +16,6 @@ namespace {
 // Returns `name` and the elements and formats of a call between equals.
 std::string describe(const std::string& name, std::int64_t num_elements, DType dtype, HopFormats formats) {
   return name + " " + SlotShape{{num_elements}, dtype}.to_string() + " " + formats.to_string();
-}
-
-void check_rank(const World& world, int rank, const char* name) {
-  check_argument(rank >= 0 && rank < world.topology.size(), [&] {
-    return std::string(name) + ": expected 0 to " + std::to_string(world.topology.size() - 1) + ", got " +
-           std::to_string(rank);
-  });
 }
 
 // Returns lengths of 0 for each rank.
@@ -37,11 +31,12 @@ ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats,
     : world_(std::move(world)),
       shape_(std::move(shape)),
       formats_(formats),
+      min_bytes_(min_bytes),
       description_(std::move(description)),
       peers_(std::move(peers)) {
   const auto size = static_cast<std::size_t>(world_.topology.size());
   const auto own = static_cast<std::size_t>(world_.rank);
-  check_rank(world_, world_.rank, "rank");
+  check(world_);
   for (const auto& [lengths, name] : {std::pair(&shape_.sent, "sent"), std::pair(&shape_.received, "received")}) {
     check_argument(lengths->size() == size, [&, name = name, given = lengths->size()] {
       return std::string(name) + ": expected one length for each of " + std::to_string(size) + " ranks, got " +
@@ -60,8 +55,8 @@ ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats,
   const std::int64_t granule = granule_of(formats);
   const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(shape_.dtype));
   chunk_elements_ = std::max<std::int64_t>(wanted / granule, 1) * granule;
-  sends_ = messages(shape_.sent, 1, min_bytes);
-  recvs_ = messages(shape_.received, -1, min_bytes);
+  sends_ = messages(shape_.sent, 1);
+  recvs_ = messages(shape_.received, -1);
   for (const auto* const lengths : {&shape_.sent, &shape_.received}) {
     const std::int64_t longest = *std::max_element(lengths->begin(), lengths->end());
     num_chunks_ = std::max(num_chunks_, (longest + chunk_elements_ - 1) / chunk_elements_);
@@ -69,15 +64,15 @@ ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats,
 }
 
 // Lists the peers at distance `direction`, twice that and so on, those in other nodes first.
-std::vector<ExchangePlan::Message> ExchangePlan::messages(const std::vector<std::int64_t>& lengths, int direction,
-                                                          std::size_t min_bytes) const {
+std::vector<ExchangePlan::Message> ExchangePlan::messages(const std::vector<std::int64_t>& lengths,
+                                                          int direction) const {
   std::vector<Message> all;
   const int size = world_.topology.size();
   for (int shift = 1; shift < size; ++shift) {
     const int peer = (world_.rank + direction * shift + size) % size;
     const std::int64_t length = lengths[static_cast<std::size_t>(peer)];
     if (length == 0) continue;
-    const bool is_exact = static_cast<std::size_t>(length) * element_size(shape_.dtype) < min_bytes;
+    const bool is_exact = static_cast<std::size_t>(length) * element_size(shape_.dtype) < min_bytes_;
     all.push_back({peer, length, is_exact ? BlockFormat{} : formats_.on(world_.topology.link(world_.rank, peer))});
   }
   std::stable_partition(all.begin(), all.end(), [this](const Message& message) {
@@ -94,7 +89,7 @@ ExchangePlan ExchangePlan::all_to_all(World world, ExchangeShape shape, HopForma
 }
 
 ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
-  check_rank(world, root, "root");
+  check_rank(world.topology, root, "root");
   ExchangeShape shape = nothing(world, dtype);
   shape.sent[static_cast<std::size_t>(root)] = num_elements;
   if (world.rank == root) shape.received.assign(shape.received.size(), num_elements);
@@ -117,8 +112,8 @@ ExchangePlan ExchangePlan::scatter(World world, int root, std::int64_t num_eleme
 
 ExchangePlan ExchangePlan::message(World world, int from, int to, std::int64_t num_elements, DType dtype,
                                    HopFormats formats) {
-  check_rank(world, from, "from");
-  check_rank(world, to, "to");
+  check_rank(world.topology, from, "from");
+  check_rank(world.topology, to, "to");
   check_argument(from != to && (world.rank == from || world.rank == to), [&] {
     return "to: expected a message between rank " + std::to_string(world.rank) + " and another one, got one from " +
            std::to_string(from) + " to " + std::to_string(to);
@@ -316,6 +311,7 @@ class ExchangeOperation final : public Operation {
     return {{num_elements, plan_.formats()}};
   }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+  std::size_t min_bytes() const override { return plan_.min_bytes(); }
 
   void check(const Resources& r, const Arguments& arguments) const override {
     check_world(r, plan_.world());

@@ -12,14 +12,23 @@
 
 namespace zcomm {
 
+inline void check_rank(const Topology& topology, int rank, const char* name) {
+  check_argument(rank >= 0 && rank < topology.size(), [&] {
+    return std::string(name) + ": expected 0 to " + std::to_string(topology.size() - 1) + ", got " +
+           std::to_string(rank);
+  });
+}
+
+inline void check(const World& world) {
+  check_rank(world.topology, world.rank, "rank");
+  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+}
+
 // Returns `slots`.
 template <class Format>
 SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
+  check(world);
   const Topology& topology = world.topology;
-  check_argument(world.rank >= 0 && world.rank < topology.size(), [&] {
-    return "rank: expected 0 to " + std::to_string(topology.size() - 1) + ", got " + std::to_string(world.rank);
-  });
-  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
   check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
     return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
            std::to_string(slots.lengths.size());

@@ -365,3 +365,12 @@ def test_a_killed_peer_is_noticed(collective: str) -> None:
     assert outcomes[1].exit_code == -signal.SIGKILL
     for outcome in (outcomes[0], outcomes[2]):
         assert not outcome.stuck and "lost rank" in (outcome.error or ""), outcome
+
+
+def test_the_report_samples_only_messages_that_are_encoded() -> None:
+    def body() -> None:
+        for num, is_encoded in ((100, False), (40_000, True)):
+            dist.all_to_all_single(torch.empty(2 * num), data(dist.get_rank(), 2 * num))
+            assert bool(zcomm.report().all_to_all) == is_encoded
+
+    run(body, 2, options=zcomm.Options(all_to_all=FORMATS, sample_errors_every=1))

@@ -94,11 +94,11 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
 }
 
 WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return messages_.send(tensors, peer, tag);
+  return messages_.move(::c10d::OpType::SEND, tensors, peer, tag);
 }
 
 WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return messages_.recv(tensors, peer, tag);
+  return messages_.move(::c10d::OpType::RECV, tensors, peer, tag);
 }
 
 WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {

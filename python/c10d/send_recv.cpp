@@ -104,13 +104,14 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     if (!(error_ = inner_->exception())) finish();
     return true;
   }
+  // Like isCompleted(), these never wait for a thread in wait(): Python calls them with its lock.
   bool isSuccess() const override {
-    const std::lock_guard lock(mutex_);
-    return done_;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    return lock && done_;
   }
   std::exception_ptr exception() const override {
-    const std::lock_guard lock(mutex_);
-    return error_;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    return lock ? error_ : nullptr;
   }
   int sourceRank() const override { return inner_->sourceRank(); }
   void synchronize() override { wait(kNoTimeout); }
@@ -279,14 +280,6 @@ WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message>
   auto message = c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages));
   if (on_host) message->watch(words, kind, between);
   return message;
-}
-
-WorkPtr SendRecv::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return move(::c10d::OpType::SEND, tensors, peer, tag);
-}
-
-WorkPtr SendRecv::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return move(::c10d::OpType::RECV, tensors, peer, tag);
 }
 
 // Leaves the call out of the record, because its sender is unknown.

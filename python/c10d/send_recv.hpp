@@ -21,8 +21,8 @@ class SendRecv {
   SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
            CompressedCalls& compressed, Handshake& handshake, StorePtr store, GroupErrors& errors);
 
-  WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag);
-  WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag);
+  // Sends or receives, as `type` has it.
+  WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
   // Always exact; the watch finds a sender that compresses.
   WorkPtr recv_any(std::vector<at::Tensor>& tensors, int tag);
   // Begins and ends a block of coalesced calls; NCCL's messages are decoded after the `work` of all of them.
@@ -58,7 +58,6 @@ class SendRecv {
   at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);
-  WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
   WorkPtr follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words, int kind,
                  const Peer& between, bool on_host);
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -171,6 +172,28 @@ def test_premul_sum_of_float64_is_exact() -> None:
         assert_same_bits(out, (values * (1 / 3) + values * (1 / 3))[half])
 
     run(body)
+
+
+@pytest.mark.parametrize("ask", ["is_success", "exception", "is_completed"])
+def test_a_message_that_a_thread_waits_for_can_be_asked_for(ask: str) -> None:
+    """The answer never waits: the message may depend on what this thread does next."""
+
+    def body() -> None:
+        ping, pong = torch.zeros(1), torch.zeros(1)
+        if dist.get_rank() == 1:
+            dist.recv(ping, 0)
+            dist.send(pong, 0)
+            return
+        work = dist.irecv(pong, 1)
+        waiting = threading.Thread(target=work.wait)
+        waiting.start()
+        time.sleep(0.2)
+        assert not getattr(work, ask)()
+        dist.send(ping, 1)
+        waiting.join()
+        assert work.is_success() and work.exception() is None
+
+    run(body, group_seconds=20)
 
 
 def test_destroying_a_group_with_an_unanswered_call_ends() -> None:

@@ -107,7 +107,7 @@ def _decode_tile(wire: Bytes, base: Patterns, dtype: str) -> Patterns:
     travels = _low_bits_that_travel(k) & (r < PLANES)[:, None]
     low = np.zeros((TILE, 8), np.int64)
     low[travels] = reader.section(int(travels.sum()))
-    z = (r << k) + (low << np.arange(8)).sum(axis=1)
+    z = ((r << k) + (low << np.arange(8)).sum(axis=1)) % 256
     values = _successors(base, z, dtype)
     escapes = reader.section(16 * int((r == PLANES).sum()))
     values[r == PLANES] = np.packbits(escapes, bitorder="little").view("<u2")

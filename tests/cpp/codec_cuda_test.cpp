@@ -264,6 +264,18 @@ TEST_SUITE("codec on a GPU") {
     }
   }
 
+  TEST_CASE("terms of a block that is not finite are +0 where NaNs are 0") {
+    const Codecs codecs;
+    Bytes minus_zeros(32 * 4), wire(16 + 32, std::byte{0xff});  // codes are -1
+    for (std::size_t i = 3; i < minus_zeros.size(); i += 4) minus_zeros[i] = std::byte{0x80};
+    std::fill_n(wire.begin(), 16, std::byte{0});
+    wire[0] = std::byte{0xc0}, wire[1] = std::byte{0x7f};  // the scale
+    Wires wires;
+    wires.add(minus_zeros, {{}}, 0);
+    wires.add(wire, {{ElementKind::int8, 32}, DType::float32, 1.0f, true}, 0);
+    check_sum(codecs, wires, 32, 1.0f, DType::float32, 0);
+  }
+
   TEST_CASE("sums in place") {
     const Codecs codecs;
     for (DType dtype : kDTypes) {

@@ -109,6 +109,39 @@ TEST_SUITE("jobs of lossless codecs") {
     CHECK(seen == (kHeaderError | kGenerationError | kBaseError | kBodyError | kResultError));
   }
 
+  TEST_CASE("differences beyond a byte, which no encoder writes, are modulo 256 as on the host") {
+    const Codecs codecs;
+    for (const auto& [dtype, pattern, c] :
+         {std::tuple{DType::bfloat16, 0x3c00, 127}, {DType::byte_pairs, 0x1010, 15}}) {
+      for (const int r : {2, 3, 4, 5}) {  // of the first value, whose low bits are 7 as all others'
+        CAPTURE(r);
+        // Head, Z, P, T1 to T5 and L: see docs/wire_format.md.
+        Bytes tile(4 + 4 + 256);
+        tile[0] = static_cast<std::byte>(c);
+        tile[8] = std::byte{1};
+        for (int j = 1; j <= r; ++j) tile.push_back(static_cast<std::byte>(r > j ? 1 : 0));
+        tile.resize((tile.size() + 1792 + 3) / 4 * 4);
+        Bytes body((4 + tile.size() + 15) / 16 * 16);
+        const auto words = static_cast<std::uint16_t>(tile.size() / 4);
+        std::memcpy(body.data(), &words, sizeof words);
+        std::copy(tile.begin(), tile.end(), body.begin() + 4);
+
+        Update update{Patterns(2048, static_cast<std::uint16_t>(pattern)), {}, dtype};
+        update.values = update.base;
+        HostBuffer aligned(body);
+        HostLosslessCodec().decode({aligned.data(), body.size()}, view(update.values, dtype));
+        Bytes message(kLosslessHeaderBytes);
+        write_header({LosslessHeader::Kind::difference, body.size(), update.generation, update.base_hash(),
+                      update.hash_of(update.values)},
+                     message.data());
+        message.insert(message.end(), body.begin(), body.end());
+        const Receiver receiver(update, message);
+        codecs.device->lossless()->decode({&receiver.job, 1}, {});
+        receiver.check(update);
+      }
+    }
+  }
+
   TEST_CASE_TEMPLATE("another generation or base, and whole values of another size", Place, OnHost, OnDevice) {
     const Place codecs;
     std::mt19937 random(8);

@@ -88,9 +88,9 @@ ZCOMM_DEVICE void load_terms(const WirePart& wire, std::uint64_t offset, std::ui
   unpack_any(wire.kind, wire.bits, words, terms);
   float scale = begin < num_elements ? scale_value(load_scale(wire.scale(begin / kGroup) + offset)) : 0.0f;
   scale = clamp(__fmul_rn(scale, wire.factor), kLimit);
-  if (wire.nan_is_zero && scale != scale) scale = 0.0f;
+  const bool is_zero = wire.nan_is_zero && scale != scale;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) terms[i] = clamp(__fmul_rn(terms[i], scale), kLimit);
+  for (int i = 0; i < 16; ++i) terms[i] = is_zero ? 0.0f : clamp(__fmul_rn(terms[i], scale), kLimit);
 }
 
 // --- Codes

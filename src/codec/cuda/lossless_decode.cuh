@@ -132,23 +132,19 @@ struct CodedBlock {
 
 // Half a block. `widths` are 0 for escapes.
 struct HalfScales {
-  // Computes four bytes of r << width, and four with the bits above these eight as bits 6 and 7 and the width below.
+  // Computes r << width, of which bits beyond a byte are lost: no encoder writes them. Four values make a word.
   ZCOMM_DEVICE HalfScales(std::uint32_t ones, std::uint32_t twos, std::uint32_t fours, const Widths& widths) {
-    std::uint32_t shifted[10] = {ones, twos, fours};
-    shift_up(shifted, widths.planes);
-    Bytes low, high{};
+    Bytes shifted{{ones, twos, fours}}, fields{};
+    shift_up(shifted.planes, widths.planes);
 #pragma unroll
-    for (std::uint32_t i = 0; i < 8; ++i) low.planes[i] = shifted[i];
-#pragma unroll
-    for (std::uint32_t i = 0; i < 3; ++i) high.planes[i] = widths.planes[i];
-    high.planes[6] = shifted[8], high.planes[7] = shifted[9];
-    low.to_words(shifted_words);
-    high.to_words(others);
+    for (std::uint32_t i = 0; i < 3; ++i) fields.planes[i] = widths.planes[i];
+    shifted.to_words(shifted_words);
+    fields.to_words(width_words);
   }
-  std::uint32_t shifted_words[8], others[8];
+  std::uint32_t shifted_words[8], width_words[8];
 };
 
-// Adds differences, as natural numbers below 2^15, to two values.
+// Adds differences, as natural numbers below 2^8, to two values.
 ZCOMM_DEVICE std::uint32_t add_pair(std::uint32_t values, std::uint32_t z) {
   const std::uint32_t differences = (z >> 1 & 0x7fff7fffu) ^ (z & 0x00010001u) * 0xffffu;
   return ((values & 0x7fff7fffu) + (differences & 0x7fff7fffu)) ^ ((values ^ differences) & 0x80008000u);
@@ -166,16 +162,15 @@ ZCOMM_DEVICE std::uint32_t add_to_bytes(std::uint32_t values, std::uint32_t z) {
 ZCOMM_DEVICE void add_differences(const HalfScales& scales, bool is_pair, Sections& sections, std::uint32_t* row) {
 #pragma unroll
   for (std::uint32_t i = 0; i < 8; i += 2) {
-    const std::uint32_t widths[2] = {scales.others[i] & 0x07070707u, scales.others[i + 1] & 0x07070707u};
+    const std::uint32_t widths[2] = {scales.width_words[i], scales.width_words[i + 1]};
     const std::uint32_t first_bits = sum_of_bytes(widths[0]);
     const std::uint64_t fields = sections.take(first_bits + sum_of_bytes(widths[1]));
     const std::uint32_t bits[2] = {low_half(fields), low_half(fields >> first_bits)};
 #pragma unroll
     for (std::uint32_t k = 0; k < 2; ++k) {
       const std::uint32_t z = scales.shifted_words[i + k] | split_fields(bits[k], widths[k]);
-      const std::uint32_t above = scales.others[i + k] >> 6 & 0x03030303u;
       std::uint32_t* const words = row + 2 * (i + k);
-      const std::uint32_t first = __byte_perm(z, above, 0x5140), second = __byte_perm(z, above, 0x7362);
+      const std::uint32_t first = __byte_perm(z, 0, 0x4140), second = __byte_perm(z, 0, 0x4342);
       words[0] = is_pair ? add_to_bytes(words[0], first) : add_pair(words[0], first);
       words[1] = is_pair ? add_to_bytes(words[1], second) : add_pair(words[1], second);
     }

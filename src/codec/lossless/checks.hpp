@@ -58,6 +58,10 @@ inline void check_job(const NoteHash& job) {
 inline void check_job(const CheckHash& job) {
   check_16_bits("values", job.values);
   check_16_bits("spoiled", job.spoiled);
+  check_argument(job.spoiled.dtype == job.values.dtype, [&] {
+    return "spoiled: expected values of " + std::string(to_string(job.values.dtype)) + ", got " +
+           std::string(to_string(job.spoiled.dtype));
+  });
   check_number("hash", job.hash);
   check_number("status", job.status);
 }

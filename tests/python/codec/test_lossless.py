@@ -36,6 +36,21 @@ def weights_and_change(rng, n, change):
     return base, (base + step).astype(np.uint16)
 
 
+@pytest.mark.parametrize(("dtype", "pattern", "c"), [("bfloat16", 0x3C00, 127), ("byte_pairs", 0x1010, 15)])
+@pytest.mark.parametrize("r", [2, 3, 4, 5])
+def test_differences_beyond_a_byte_which_no_encoder_writes_are_modulo_256(dtype, pattern, c, r):
+    base = np.full(2048, pattern, np.uint16)
+    head, block_flags, plane = np.array([c, 0, 0, 0]), np.zeros(4), np.zeros(256)
+    plane[0] = 1  # of the first value; all have 7 low bits
+    planes = [r > j for j in range(1, r + 1)]
+    tile = ref._padded(np.concatenate([head, block_flags, plane, planes, np.zeros(1792)]).astype(np.uint8), 4)
+    body = ref._padded(np.concatenate([np.array([tile.size // 4 % 256, tile.size // 1024, 0, 0], np.uint8), tile]), 16)
+    expected = ref.decode(body, base, dtype)
+    for isa in ISAS:
+        result, _ = codec.decode_difference(body, base.view(DTYPES[dtype]).copy(), isa=isa)
+        assert np.array_equal(result.view(np.uint16), expected), isa
+
+
 @given(
     n=st.sampled_from([0, 1, 2, 63, 2047, 2048, 2049, 5000]) | st.integers(0, 5000),
     change=st.sampled_from(CHANGES),

@@ -24,14 +24,10 @@ NamedSegments named_segments(const PlannedOperation& planned) {
 }
 
 // Returns the bytes of a call that sends something of this rank; none if the values decide.
-std::optional<LinkBytes> bytes_of(const PlannedOperation& planned) {
-  const ConstTensorView any;
-  return planned.operation->bytes({{&any, 1}});
-}
-
 template <std::size_t LinkBytes::* link>
 std::optional<std::size_t> bytes_on(const PlannedOperation& planned) {
-  const std::optional<LinkBytes> bytes = bytes_of(planned);
+  const ConstTensorView any;
+  const std::optional<LinkBytes> bytes = planned.operation->bytes({{&any, 1}});
   if (!bytes) return std::nullopt;
   return (*bytes).*link;
 }

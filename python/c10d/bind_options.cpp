@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 
 #include "bind.hpp"
@@ -21,14 +22,20 @@ std::string refusal(const OptionField& field, const std::string& expected, const
   throw py::type_error(refusal(field, expected, value));
 }
 
-template <class Format>
-void set_format(const OptionField& field, const py::handle& value, Format& target, const std::string& examples) {
-  if (!py::isinstance<py::str>(value)) refuse(field, value, "a format such as " + examples);
+// `parse` throws ArgumentError.
+template <class Value, class Parse>
+void set_parsed(const OptionField& field, Value& target, Parse&& parse) {
   try {
-    target = Format::parse(value.cast<std::string>());
+    target = parse();
   } catch (const ArgumentError& error) {
     throw py::value_error(std::string(field.name) + ": " + error.what());
   }
+}
+
+template <class Format>
+void set_format(const OptionField& field, const py::handle& value, Format& target, const std::string& examples) {
+  if (!py::isinstance<py::str>(value)) refuse(field, value, "a format such as " + examples);
+  set_parsed(field, target, [&] { return Format::parse(value.cast<std::string>()); });
 }
 
 void set(const OptionField& field, const py::handle& value, BlockFormat& target) {
@@ -41,15 +48,6 @@ void set(const OptionField& field, const py::handle& value, HopFormats& target) 
   set_format(field, value, target, "'int8:256', 'int8:128/int4:128' or 'exact'");
 }
 
-// `parse` throws ArgumentError.
-template <class Value, class Parse>
-void set_parsed(const OptionField& field, Value& target, Parse&& parse) {
-  try {
-    target = parse();
-  } catch (const ArgumentError& error) {
-    throw py::value_error(std::string(field.name) + ": " + error.what());
-  }
-}
 void set(const OptionField& field, const py::handle& value, Choice& target) {
   if (!py::isinstance<py::str>(value)) refuse(field, value, "'always' or 'auto'");
   set_parsed(field, target, [&] { return parse_choice(value.cast<std::string>()); });
@@ -114,15 +112,10 @@ void set(const OptionField& field, const py::handle& value, std::optional<int>& 
 }
 
 // Names the type that an environment variable's text is parsed as.
-const char* kind_of(const bool&) { return "flag"; }
-const char* kind_of(const BlockFormat&) { return "text"; }
-const char* kind_of(const HopFormats&) { return "text"; }
-const char* kind_of(const Choice&) { return "text"; }
-const char* kind_of(const Forms&) { return "text"; }
-const char* kind_of(const std::string&) { return "text"; }
-template <class Integer>
-const char* kind_of(const Integer&) {
-  return "integer";
+template <class Value>
+const char* kind_of(const Value&) {
+  if (std::is_same_v<Value, bool>) return "flag";
+  return std::is_integral_v<Value> || std::is_same_v<Value, std::optional<int>> ? "integer" : "text";
 }
 
 py::object to_python(const BlockFormat& format) { return py::str(format.to_string()); }
@@ -132,6 +125,16 @@ py::object to_python(const Forms& forms) { return py::tuple(py::cast(forms.names
 template <class Value>
 py::object to_python(const Value& value) {
   return py::cast(value);
+}
+
+// Returns all fields as Python would write them.
+std::string text_of(const OptionValues& values) {
+  std::string text;
+  for_each_field([&](const OptionField& field, auto member) {
+    const std::string value = py::repr(to_python(member_of(values, member)));
+    text += (text.empty() ? "" : ", ") + std::string(field.name) + "=" + value;
+  });
+  return text;
 }
 
 // Sets the field `name`; returns its index in the table.
@@ -203,8 +206,8 @@ void bind_options(py::module_& module) {
             return static_cast<const OptionValues&>(a) == static_cast<const OptionValues&>(b);
           },
           py::is_operator())
-      .def("__hash__", [](const ZcommOptions& o) { return py::hash(py::str(to_string(o))); })
-      .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + to_string(o) + ")"; });
+      .def("__hash__", [](const ZcommOptions& o) { return py::hash(py::str(text_of(o))); })
+      .def("__repr__", [](const ZcommOptions& o) { return "zcomm.Options(" + text_of(o) + ")"; });
 
   py::enum_<Verdict> verdicts(module, "Verdict");
   for (int i = 0; i < kNumVerdicts; ++i) {

@@ -49,12 +49,10 @@ py::dict stats_of(Stats& stats) {
         py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9,
         py::arg("host_waits") = cost.host_waits.load(), py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
   }
-  const auto apart_dict = [](const Stats::Apart& apart) {
-    return py::dict(py::arg("calls") = apart.calls.calls.load(), py::arg("bytes") = apart.calls.bytes.load(),
-                    py::arg("intra_node_bytes") = apart.cost.intra_node_bytes.load(),
-                    py::arg("inter_node_bytes") = apart.cost.inter_node_bytes.load());
-  };
-  all["rehearsals"] = apart_dict(stats.rehearsals);
+  all["rehearsals"] =
+      py::dict(py::arg("calls") = stats.rehearsals.calls.load(), py::arg("bytes") = stats.rehearsals.bytes.load(),
+               py::arg("intra_node_bytes") = stats.rehearsals_cost.intra_node_bytes.load(),
+               py::arg("inter_node_bytes") = stats.rehearsals_cost.inter_node_bytes.load());
   all["others"] = calls_dict(stats.others);
   all["node_memory"] = stats.node_memory();
   return all;

@@ -73,9 +73,6 @@ constexpr bool is_overridable(T OptionValues::*) {
   return false;
 }
 
-// Returns "all_gather='int8:256', min_bytes=65536, ...": all fields, as Python would write them.
-std::string to_string(const OptionValues& values);
-
 // Options of one group.
 struct ZcommOptions : ::c10d::Backend::Options, OptionValues {
   ZcommOptions() : ::c10d::Backend::Options("zcomm") {}

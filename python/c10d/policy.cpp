@@ -1,6 +1,7 @@
 #include "policy.hpp"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <iterator>
 
@@ -9,53 +10,18 @@
 namespace zcomm {
 
 std::string_view to_string(Collective collective) {
-  switch (collective) {
-    case Collective::all_gather:
-      return "all_gather";
-    case Collective::reduce_scatter:
-      return "reduce_scatter";
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::all_to_all:
-      return "all_to_all";
-    case Collective::gather:
-      return "gather";
-    case Collective::scatter:
-      return "scatter";
-    case Collective::broadcast:
-      return "broadcast";
-  }
-  throw ArgumentError("collective: unknown value");
+  constexpr auto kNames = std::to_array<std::string_view>(
+      {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast"});
+  static_assert(kNames.size() == kCollectives.size());
+  return kNames.at(static_cast<std::size_t>(collective));
 }
 
 std::string_view to_string(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::compressed:
-      return "compressed";
-    case Verdict::single_rank:
-      return "single_rank";
-    case Verdict::format_exact:
-      return "format_exact";
-    case Verdict::not_a_float:
-      return "not_a_float";
-    case Verdict::dtype:
-      return "dtype";
-    case Verdict::operation:
-      return "operation";
-    case Verdict::layout:
-      return "layout";
-    case Verdict::form:
-      return "form";
-    case Verdict::out_of_place:
-      return "out_of_place";
-    case Verdict::in_place:
-      return "in_place";
-    case Verdict::min_bytes:
-      return "min_bytes";
-    case Verdict::no_gain:
-      return "no_gain";
-  }
-  throw ArgumentError("verdict: unknown value");
+  constexpr auto kNames =
+      std::to_array<std::string_view>({"compressed", "single_rank", "format_exact", "not_a_float", "dtype", "operation",
+                                       "layout", "form", "out_of_place", "in_place", "min_bytes", "no_gain"});
+  static_assert(kNames.size() == kNumVerdicts);
+  return kNames.at(static_cast<std::size_t>(verdict));
 }
 
 std::string_view to_string(Choice choice) { return choice == Choice::always ? "always" : "auto"; }

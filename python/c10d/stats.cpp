@@ -5,7 +5,7 @@
 namespace zcomm::c10d_binding {
 
 void Stats::ended(const Job& job, const CallStats& cost) {
-  Compressed& of_kind = job.rehearsal ? rehearsals.cost : compressed(job.collective);
+  Compressed& of_kind = job.rehearsal ? rehearsals_cost : compressed(job.collective);
   of_kind.add(cost);
   if (job.site) job.site->add(cost);
   std::int64_t total = 0;

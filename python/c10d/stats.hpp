@@ -55,19 +55,14 @@ struct Stats final : Observer {
   Calls& calls(Collective collective, Verdict verdict) {
     return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
   }
-  // Calls that by_verdict does not count as compressed, and their cost.
-  struct Apart {
-    Calls calls;
-    Compressed cost;
-  };
-
   Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
 
   void ended(const Job& job, const CallStats& cost) override;
 
   std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
   std::array<Compressed, kCollectives.size()> by_collective;
-  Apart rehearsals;  // of policy="auto", on scratch
+  Calls rehearsals;  // of policy="auto", on scratch; counted nowhere else
+  Compressed rehearsals_cost;
   Counter plans{0};  // made for compressed calls
   Calls others;      // calls that the policy does not decide about
 

@@ -64,20 +64,6 @@ class GatheredWires {
     });
   }
 
-  // Calls visit(slot, values, piece, wire) for the pieces of a chunk of all slots.
-  template <class Visit>
-  void for_each(std::span<const TensorView> slots, std::int64_t chunk, Visit&& visit) const {
-    const std::size_t num_slots = plan_.slots().lengths.size();
-    const SlotViews views(slots, num_slots);
-    for (int slot = 0; slot < static_cast<int>(num_slots); ++slot) {
-      MessageReader message(data(slot, chunk), plan_.slots().dtype);
-      for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
-        const TensorView values = views(slot, piece);
-        visit(slot, values, piece, message.next(piece.format, values.num_elements));
-      }
-    }
-  }
-
   // Decodes a chunk into all slots. `jobs` is a buffer reused by all chunks.
   void decode(const Resources& r, std::span<const TensorView> slots, std::int64_t chunk,
               std::vector<Decode>& jobs) const {
@@ -86,9 +72,15 @@ class GatheredWires {
     run_codec(r, jobs);
   }
   void add_decodes(std::span<const TensorView> slots, std::int64_t chunk, std::vector<Decode>& jobs) const {
-    for_each(slots, chunk, [&](int, TensorView values, const Piece<BlockFormat>&, const Wire& wire) {
-      jobs.push_back({wire, values});
-    });
+    const std::size_t num_slots = plan_.slots().lengths.size();
+    const SlotViews views(slots, num_slots);
+    for (int slot = 0; slot < static_cast<int>(num_slots); ++slot) {
+      MessageReader message(data(slot, chunk), plan_.slots().dtype);
+      for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+        const TensorView values = views(slot, piece);
+        jobs.push_back({message.next(piece.format, values.num_elements), values});
+      }
+    }
   }
 
  private:

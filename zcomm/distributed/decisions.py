@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from zcomm._network import network_cards
 
 SCHEMA = "zcomm-measure/2"
@@ -38,8 +36,12 @@ def ranks_text(nodes: Sequence[int]) -> str:
 
 def machine(device: str) -> dict[str, Any]:
     """Return what times depend on, of this host: the rates of its network cards in bits per second, and its GPU."""
-    rates = sorted(card["bits_per_second"] or 0 for card in network_cards())
-    return {"network_cards": rates, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
+    found = {"network_cards": sorted(card["bits_per_second"] or 0 for card in network_cards()), "gpu": None}
+    if device == "cuda":
+        import torch  # planning reads tables without it
+
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
 
 
 class Table:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 
 namespace zcomm {
@@ -63,16 +64,17 @@ void StepChoice::note_end_of_step() {
   begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
 }
 
-// Compares steps at calls, which all ranks count alike. At rare ones, as a program without steps goes on for ever; soon
-// again if all that lacks is the turn.
+// Compares steps at calls, which all ranks count alike. These are rare, as a program without steps goes on for ever. If
+// all that lacks is the turn, ranks compare again soon. What follows depends only on what they have agreed on.
 void StepChoice::look_for_steps(const Means& means) {
   if (num_calls_ < compare_at_) return;
   const bool is_known = is_regular_ && (num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps);
-  const auto hash = static_cast<std::int64_t>(begun_at_ >> 1);
-  const std::int64_t waits = is_known && take_turn() ? 0 : 1;
-  const std::vector<std::int64_t> most = means.largest({num_begun_, -num_begun_, hash, -hash, waits});
-  const bool is_agreed = is_known && most[0] == -most[1] && most[2] == -most[3];
-  if (is_agreed && most[4] == 0) {
+  const auto hash = static_cast<std::int64_t>(begun_at_ & std::numeric_limits<std::int64_t>::max());
+  const bool has_turn = is_known && take_turn();
+  const std::vector<std::int64_t> most =
+      means.largest({num_begun_, -num_begun_, hash, -hash, is_known ? 0 : 1, has_turn ? 0 : 1});
+  const bool is_agreed = most[0] == -most[1] && most[2] == -most[3] && most[4] == 0;
+  if (is_agreed && most[5] == 0) {
     begin_trial();
     return;
   }
@@ -83,10 +85,13 @@ void StepChoice::look_for_steps(const Means& means) {
 
 bool StepChoice::take_turn() {
   const StepChoice* holder = nullptr;
-  if (in_trial_.compare_exchange_strong(holder, this) || holder == this) return true;
-  if (++num_refused_ <= kMostRefusals) return false;
-  num_refused_ = 0;
-  return in_trial_.compare_exchange_strong(holder, this);
+  if (!in_trial_.compare_exchange_strong(holder, this)) {
+    if (holder == this) return true;
+    if (const std::uint64_t beats = num_beats_; std::exchange(seen_beats_, beats) != beats) num_refused_ = 0;
+    if (++num_refused_ <= kMostRefusals || !in_trial_.compare_exchange_strong(holder, this)) return false;
+  }
+  ++num_beats_;
+  return true;
 }
 
 void StepChoice::give_back_turn() {
@@ -95,7 +100,7 @@ void StepChoice::give_back_turn() {
 }
 
 // Tells whether the steps of the trial have so many shapes that none is strange.
-bool StepChoice::is_varied() const { return contest_ && (num_searches_ > kMostSearches || step_ > kMostSteps); }
+bool StepChoice::is_varied() const { return contest_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps); }
 
 void StepChoice::begin_search() {
   is_searching_ = true;
@@ -116,7 +121,8 @@ void StepChoice::begin_trial() {
   num_alike_ = 0;
   num_strange_ = 0;
   searches_from_ = 0;
-  if (!contest_) num_searches_ = 0;
+  num_restarts_ = contest_ ? num_restarts_ + 1 : 0;
+  num_mixed_ = 0;
   contest_.emplace();
   decide(std::nullopt);
   round_ = {};
@@ -126,13 +132,14 @@ void StepChoice::begin_trial() {
 
 void StepChoice::begin_step() {
   ++step_;
-  if (in_trial_ == this) num_refused_ = 0;
+  if (in_trial_ == this) ++num_beats_;
   next_step_ += calls_per_step_;
   const std::uint64_t shape = shape_.exchange(0);
   const std::uint64_t before = std::exchange(last_shape_, shape);
   num_alike_ = shape == before ? num_alike_ + 1 : 1;
   if (!tried_shape_ && num_alike_ >= 2) tried_shape_ = shape;
   if (!tried_shape_) return;
+  if (shape == *tried_shape_ || before == *tried_shape_ || num_alike_ == 1) ++num_mixed_;
   if (is_varied()) {
     is_searching_ = false;
   } else if (shape == *tried_shape_) {
@@ -141,8 +148,7 @@ void StepChoice::begin_step() {
     is_searching_ = false;
   } else {
     if (before != *tried_shape_) counted_from_ = 0;  // excludes the block: medians bear only single strange steps
-    if (++num_strange_ < kStrangeSteps || is_searching_ || step_ < searches_from_) return;
-    if (!contest_ || num_searches_++ < kMostSearches) begin_search();
+    if (++num_strange_ >= kStrangeSteps && !is_searching_ && step_ >= searches_from_) begin_search();
   }
 }
 
@@ -155,6 +161,7 @@ bool StepChoice::agree_on_round(const Means& means) {
   decide(result_of(*contest_));
   contest_.reset();
   give_back_turn();
+  is_searching_ = false;
   searches_from_ = step_ + rest_;
   rest_ = std::clamp(2 * rest_, kMostSteps, 16 * kMostSteps);
   return true;

@@ -25,8 +25,8 @@ struct StepDecision {
 
 // Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
 // in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,
-// move the bounds of these steps, but not what is in one. Groups of a process have their trials one after another: two
-// that change the way at the same steps would each have the times of both. Functions may be called by any thread.
+// move the bounds of these steps, but not what is in one. Functions may be called by any thread. Groups of a process
+// have their trials one after another. Two that change the way at the same steps would each have the times of both.
 class StepChoice {
  public:
   StepChoice() = default;
@@ -36,9 +36,9 @@ class StepChoice {
   static constexpr int kFewestRounds = 4;         // of a block each way
   static constexpr int kMostRounds = 12;
   static constexpr int kStrangeSteps = 3;  // of another shape than tried: the ranks look for other steps
-  static constexpr int kMostSearches = 2;  // in a trial; then shapes vary, and it goes on with all of them
-  static constexpr std::int64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of a trial before shapes vary
-  static constexpr int kMostRefusals = 8;  // of the turn, while its holder makes no call: it has ended or waits
+  static constexpr int kMostRestarts = 2;  // of a trial; then shapes vary, and none is strange
+  static constexpr std::int64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of a trial, likewise
+  static constexpr int kMostRefusals = 8;  // of the turn, while its holder begins no step: it has ended or waits
 
   // What a call needs that waits for other ranks.
   struct Means {
@@ -73,7 +73,7 @@ class StepChoice {
 
   // Turn of this process.
   static inline std::atomic<const StepChoice*> in_trial_{nullptr};
-  static inline std::atomic<int> num_refused_{0};  // since its holder has begun a step
+  static inline std::atomic<std::uint64_t> num_beats_{0};  // turns taken, and steps that their holders have begun
   std::atomic<std::uint64_t> num_ended_{0};
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
   mutable std::mutex mutex_;             // guards all below; held while ranks agree
@@ -96,9 +96,12 @@ class StepChoice {
   int num_alike_ = 0;                         // steps in a row of that shape
   std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
   int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
-  int num_searches_ = 0;            // in this trial
+  int num_restarts_ = 0;            // of this trial
+  std::int64_t num_mixed_ = 0;      // steps of it, but for those in a row of another shape
   std::int64_t searches_from_ = 0;  // the step from which others are looked for, after a trial
-  std::int64_t rest_ = 0;           // steps from a trial to that one
+  std::int64_t rest_ = 0;           // steps after the last trial, until then
+  std::uint64_t seen_beats_ = 0;
+  int num_refused_ = 0;             // since then
   std::optional<Contest> contest_;  // during a trial
   Round round_;                     // so far
   std::int64_t round_number_ = 0;

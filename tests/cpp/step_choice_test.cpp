@@ -156,7 +156,7 @@ TEST_CASE("steps: groups have their trials one after another, and none has the g
 TEST_CASE("steps: a group waits for its turn on each rank, and gives it back on those that had it") {
   Trainer one = trainer(200, 100);
   one.largest = [](Numbers numbers) {
-    if (numbers.size() == 5) numbers[4] = 1;  // another rank is in the trial of another group
+    if (numbers.size() == 6) numbers[5] = 1;  // another rank is in the trial of another group
     return numbers;
   };
   one.take_steps(kManySteps);
@@ -187,13 +187,13 @@ TEST_CASE("steps: a group that fails, or makes no more calls, keeps others waiti
 }
 
 TEST_CASE("steps: each of several groups decides soon after the one before") {
-  std::vector<StepChoice> groups(5);
+  std::vector<StepChoice> groups(12);
   std::int64_t now = 0;
   int num_steps = 0;
   const auto decided = [&] {
     return std::ranges::all_of(groups, [](auto& group) { return group.decision().has_value(); });
   };
-  for (; !decided() && num_steps < 5 * kManySteps; ++num_steps, ++now) {
+  for (; !decided() && num_steps < 12 * kManySteps; ++num_steps, ++now) {
     for (StepChoice& group : groups) {
       for (int call = 0; call < 3; ++call) {
         group.begin_call({[&] { return now; }, [](Numbers numbers) { return numbers; }});
@@ -202,7 +202,7 @@ TEST_CASE("steps: each of several groups decides soon after the one before") {
     }
     for (StepChoice& group : groups) group.end_step();
   }
-  CHECK(num_steps < 5 * (StepChoice::kMostSteps + 4 * StepChoice::kBlockSteps));
+  CHECK(num_steps < 12 * (StepChoice::kMostSteps + 4 * StepChoice::kBlockSteps));
 }
 
 TEST_CASE("steps: whose shapes come in runs, or depend on the way, decide; later trials get rare") {
@@ -326,7 +326,7 @@ TEST_CASE("steps: those with other numbers of calls are tried anew") {
 
 TEST_CASE("steps: calls of an evaluation neither count nor begin another trial, in a trial or after it") {
   for (const int steps_before : {StepChoice::kBlockSteps + 6, std::int64_t{kManySteps}}) {
-    for (const int num_calls : {1, 2, 99}) {
+    for (const int num_calls : {1, 2, 99, 999}) {
       Trainer one = trainer(200, 100);
       while (!one.choice.compresses()) one.take_step();
       one.take_steps(static_cast<int>(steps_before));
@@ -412,8 +412,8 @@ TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree a
     while (!one.choice.compresses()) one.take_step();
     Numbers compared;
     const auto largest = [&](Numbers numbers) {
-      compared = numbers.size() == 5 ? numbers : Numbers{};
-      return numbers.size() == 2 ? Numbers{200, 100} : Numbers{1, 1, 1, 1, 1};  // decides, and begins no other trial
+      compared = numbers.size() == 6 ? numbers : Numbers{};
+      return numbers.size() == 2 ? Numbers{200, 100} : Numbers{1, 1, 1, 1, 1, 1};  // decides, and begins no other trial
     };
     std::vector<Act> acts;
     for (int call = 1; call < 600; ++call) {

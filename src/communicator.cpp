@@ -29,8 +29,12 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   CallStats stats;
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
-  if (preparations_->are_needed()) {  // on a GPU
-    for (const Segment<HopFormats>& segment : operation.segments()) check_drawn_anew(segment.format, stream);
+  if (preparations_->are_needed() && is_capturing(stream)) {  // on a GPU
+    for (const Segment<HopFormats>& segment : operation.segments()) {
+      for (const int peer : operation.peers(arguments)) {
+        check_drawn_anew(segment.format.on(world_.topology.link(world_.rank, peer)), stream);
+      }
+    }
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments);

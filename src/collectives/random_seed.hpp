@@ -33,11 +33,11 @@ Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, 
   return {mix_seed(seed ^ piece.segment), piece.in_segment};
 }
 
-// Checks that no CUDA graph captures a call in these formats: its seed would be the same in all replays, and the same
-// values would be rounded up in each.
-inline void check_drawn_anew(const HopFormats& formats, StreamView stream) {
-  check_argument((!formats.intra_node.stochastic && !formats.inter_node.stochastic) || !is_capturing(stream), [&] {
-    return "stream: expected one that runs, got one that records a CUDA graph: " + formats.to_string() +
+// Checks that no CUDA graph captures a stochastic format. The seed of a captured call is the same in all replays, so
+// the same values would be rounded up in each.
+inline void check_drawn_anew(const BlockFormat& format, StreamView stream) {
+  check_argument(!format.stochastic || !is_capturing(stream), [&] {
+    return "stream: expected one that runs, got one that records a CUDA graph: " + format.to_string() +
            " would round with the same random bits in all replays";
   });
 }

@@ -75,14 +75,14 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       try {
         const bool moved = inner_->wait(timeout);
         if (watched_->differs) {
-          error_ = all_.failure();
+          set_error(all_.failure());
         } else if (moved) {
           finish();
         } else {
           return false;
         }
       } catch (const std::exception&) {
-        error_ = std::current_exception();
+        set_error(std::current_exception());
         look_for_difference();
       }
       all_.watch_.wait_for(call_, CallWatch::kNobody);
@@ -97,21 +97,19 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     if (!lock) return false;
     if (done_ || error_) return true;
     if (watched_->differs) {
-      error_ = all_.failure();
+      set_error(all_.failure());
       return true;
     }
     if (!inner_->isCompleted()) return false;
-    if (!(error_ = inner_->exception())) finish();
+    set_error(inner_->exception());
+    if (!error_) finish();
     return true;
   }
   // Like isCompleted(), these never wait for a thread in wait(): Python calls them with its lock.
-  bool isSuccess() const override {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    return lock && done_;
-  }
+  bool isSuccess() const override { return done_; }
   std::exception_ptr exception() const override {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    return lock ? error_ : nullptr;
+    const std::lock_guard lock(error_mutex_);
+    return error_;
   }
   int sourceRank() const override { return inner_->sourceRank(); }
   void synchronize() override { wait(kNoTimeout); }
@@ -120,6 +118,10 @@ class SendRecv::MessageWork final : public ::c10d::Work {
 
  private:
   // Requires the lock, as the next ones.
+  void set_error(std::exception_ptr error) {
+    const std::lock_guard lock(error_mutex_);
+    error_ = std::move(error);
+  }
   void finish() {
     for (const Message& message : messages_) {
       if (message.values.defined()) all_.decode(message);
@@ -142,7 +144,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   void look_for_difference() {
     if (peer_ < 0) return;
     if (const auto answer = ask(all_.watch_.difference_to(peer_)); answer && *answer) all_.watch_.tell(**answer);
-    if (watched_->differs) error_ = all_.failure();
+    if (watched_->differs) set_error(all_.failure());
   }
 
   const BackendPtr group_;  // first: it owns `all_`
@@ -152,12 +154,13 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   CallWatch::Id call_ = 0;  // 0: none
   int peer_ = CallWatch::kNobody;
   Peer between_{};
-  mutable std::mutex mutex_;  // guards the next ones
+  std::mutex mutex_;  // guards what changes below; held by a thread that waits
   std::vector<Message> messages_;
   std::optional<c10::Event> end_;  // of decoding on a GPU, where `values_` are
   at::Tensor values_;
+  mutable std::mutex error_mutex_;  // held with the other one to change the error, alone to read it
   std::exception_ptr error_;
-  bool done_ = false;
+  std::atomic<bool> done_{false};
 };
 
 SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
@@ -218,7 +221,7 @@ at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& form
 
 void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
   const c10::DeviceGuard guard(values.device());
-  if (!values.is_cpu()) check_drawn_anew({message.format, message.format}, current_view(values.device()));
+  if (!values.is_cpu()) check_drawn_anew(message.format, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
   codecs_.of(values).codec->encode({&job, 1}, current_view(values.device()));
 }

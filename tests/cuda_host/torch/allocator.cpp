@@ -64,6 +64,12 @@ at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std:
   return at::detail::empty_generic(size, &allocator, keys, dtype.value_or(at::kFloat), format);
 }
 
+// `tensor` is contiguous.
+at::Tensor& zero(at::Tensor& tensor) {
+  TORCH_CHECK(cudaMemsetAsync(tensor.data_ptr(), 0, tensor.nbytes(), stream(current_stream())) == cudaSuccess);
+  return tensor;
+}
+
 }  // namespace
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, &allocator); }
@@ -80,9 +86,10 @@ std::int64_t num_made_pieces() {
 
 }  // namespace cuda_host::torch
 
-// Of torch's operators those that make tensors, and move nothing.
+// Of torch's operators those that make tensors.
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &cuda_host::torch::empty);
+  library.impl("zero_", &cuda_host::torch::zero);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", &at::native::view);
 }

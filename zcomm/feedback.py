@@ -117,8 +117,8 @@ class ErrorFeedback:
                 residual.data[:], residual.calls, residual.is_loaded = loaded.data, loaded.calls, True
 
     def claim(self, owner: object, name: str) -> str:
-        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same. It
-        stays the same.
+        """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same. An
+        owner keeps its key.
 
         The residuals of an owner of this key that is gone are forgotten."""
         for key, holder in self._owners.items():

@@ -204,6 +204,10 @@ def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.O
     fields: dict[str, Any] = {"forms": "in_place", **spec.options, "node_size": node_size}
     if format is not None:
         fields[spec.collective] = format
+    if format == "exact":
+        raise ValueError(
+            f"backends: expected {kind} in a format that compresses, got {name!r}: exact calls are not its own"
+        )
     options = zcomm.Options(**fields)
     if spec.collective not in fields and getattr(options, spec.collective) == "exact":
         # Exact by default, which would compare gloo with itself.

@@ -35,8 +35,11 @@ def ranks_text(nodes: Sequence[int]) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what times depend on, of this host: the rates of its network cards in bits per second, and its GPU."""
-    found = {"network_cards": sorted(card["bits_per_second"] or 0 for card in network_cards()), "gpu": None}
+    """Return the rates of this host's network cards, in bits per second, and its GPU: times depend on them."""
+    found: dict[str, Any] = {
+        "network_cards": sorted(card["bits_per_second"] or 0 for card in network_cards()),
+        "gpu": None,
+    }
     if device == "cuda":
         import torch  # planning reads tables without it
 
@@ -50,13 +53,15 @@ class Table:
     def __init__(self, path: str) -> None:
         try:
             content = load(Path(path))
-            rows, self._machine = content["decisions"], content["machine"]
+            rows, self._machine = content["decisions"], dict(content["machine"])
             self._seconds: dict[tuple[Any, ...], dict[int, tuple[float, ...]]] = {}
             for row in rows:
                 times = self._seconds.setdefault(tuple(row[name] for name in KIND), {})
                 times[row["least_bytes"]] = tuple(row[name] for name in _SECONDS)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"decisions: {path}: expected rows of a table of decisions, got none: {error}") from None
+            raise ValueError(
+                f"decisions: {path}: expected a machine and rows of a table of decisions, got others: {error}"
+            ) from None
         except ValueError as error:
             raise ValueError(f"decisions: {error}") from None
 

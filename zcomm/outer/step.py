@@ -67,8 +67,9 @@ class OuterStep:
     the site: then ``group`` is this rank's group along the mesh dimension of the sites.
 
     The first step() and each synchronize() raise ValueError at all sites if their arguments, outer optimizers or values
-    differ; of a sharded model, on the ranks of the part that differs. Buffers are not compared. Sites that part in
-    between learn it at the next synchronize(). A ``zcomm.exact()`` around step() does not stop the compression.
+    differ. If the model is sharded in the sites, only the ranks of a part that differs raise it. Buffers are not
+    compared. Sites that part in between learn it at the next synchronize(). A ``zcomm.exact()`` around step() does not
+    stop the compression.
 
     Args:
         optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device, with the values to

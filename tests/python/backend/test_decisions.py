@@ -29,8 +29,12 @@ def agreed(found: list[Any]) -> Any:
     [
         ("", "decisions: .*expected a file of 'python -m zcomm_bench measure'"),
         ('{"schema": "another"}', "decisions: .*expected the schema 'zcomm-measure/2', got 'another'"),
-        ('{"schema": "zcomm-measure/2"}', "decisions: .*expected rows of a table of decisions, got none"),
-        ('{"schema": "zcomm-measure/2", "decisions": [{}]}', "decisions: .*expected rows of a table of decisions"),
+        (
+            '{"schema": "zcomm-measure/2"}',
+            "decisions: .*expected a machine and rows of a table of decisions, got others",
+        ),
+        ('{"schema": "zcomm-measure/2", "machine": {}, "decisions": [{}]}', "decisions: .*expected a machine and rows"),
+        ('{"schema": "zcomm-measure/2", "machine": 3, "decisions": []}', "decisions: .*expected a machine and rows"),
     ],
 )
 def test_a_wrong_file_is_refused_when_the_group_is_made(content: str, text: str, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class ErrorFeedback:
 
         The residuals of an owner of this key that is gone are forgotten."""
         for key, holder in self._owners.items():
-            if holder is owner and (key == name or key.startswith(f"{name}#")):
+            if holder is owner:
                 return key
         key, number = name, 2
         while (holder := self._owners.get(key)) is not None and holder is not owner:

@@ -286,7 +286,28 @@ def test_an_owner_keeps_its_key_when_another_goes() -> None:
     feedback, first, second = zcomm.codec.ErrorFeedback("int8:32"), Owner(), Owner()
     assert [feedback.claim(owner, "a") for owner in (first, second, second)] == ["a", "a#2", "a#2"]
     del first
-    assert feedback.claim(second, "a") == "a#2"
+    assert [feedback.claim(second, name) for name in ("a", "longer.a")] == ["a#2"] * 2
+
+
+def test_what_a_parameter_has_lost_is_not_added_to_another() -> None:
+    """Both have one size, and train in turn."""
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+        first, second = fully_shard(model)
+        zcomm.fsdp.compress(
+            model, weights="exact", gradients="int4:128", error_feedback=zcomm.codec.ErrorFeedback(), exempt=()
+        )
+        inputs = torch.randn(8, 64)
+        second.weight.requires_grad_(False)
+        (100 * model(inputs)).square().sum().backward()
+        first.weight.requires_grad_(False)
+        second.weight.requires_grad_(True)
+        (0 * model(inputs)).sum().backward()
+        assert not second.weight.grad.to_local().any()
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
 def test_residuals_of_ddp_belong_to_parameters_in_their_order() -> None:

@@ -101,10 +101,10 @@ def exact() -> override:
     return override(**formats)
 
 
-def is_overridden(field: str) -> bool:
-    """Tell whether this thread is inside an :class:`override` of ``field``."""
+def overridden(field: str) -> Any:
+    """Return what the :class:`override` around this thread has of ``field``; None if it has nothing."""
     active = _active()
-    return active is not None and field in active.fields
+    return active.fields.get(field) if active is not None else None
 
 
 class _Active(_c10d.PolicyOverride):

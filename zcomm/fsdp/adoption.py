@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zcomm.distributed.groups import find_backend
-from zcomm.distributed.overrides import all_reduce_of, is_overridden
+from zcomm.distributed.overrides import all_reduce_of, overridden
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, full_name_of
 
@@ -70,13 +70,15 @@ def _formats_of_replicas(param_group: Any) -> Any:
     unchanged = contextlib.nullcontext()
     shards, replicas = _fsdp2.process_groups_of(param_group)
     backend = find_backend(replicas) if shards is not None and replicas is not None else None
-    if backend is None or backend.options.policy != "auto" or backend.options.all_reduce != "exact":
+    if backend is None or (overridden("policy") or backend.options.policy) != "auto":
         return unchanged
-    if is_overridden("all_reduce") or not _fsdp2.reduces_replicas_alone(param_group):
+    has_formats = overridden("all_reduce") or backend.options.all_reduce != "exact"
+    if has_formats or not _fsdp2.reduces_replicas_alone(param_group):
         return unchanged
     owner = _fsdp2.owner_of(param_group)
     rule = owner.rule if owner is not None else None
-    formats: str = (rule.gradients if rule is not None else None) or backend.options.reduce_scatter
+    of_rule = rule.gradients if rule is not None else None
+    formats: str = overridden("reduce_scatter") or of_rule or backend.options.reduce_scatter
     if formats.startswith("exact"):
         return unchanged
     if rule is not None and any(rule.exempt):

@@ -19,7 +19,7 @@ from support.worlds import run
 import zcomm
 from zcomm.distributed import environment
 from zcomm.distributed.options import OPTION_FIELDS, variable_of
-from zcomm.distributed.overrides import is_overridden
+from zcomm.distributed.overrides import overridden
 
 README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
 
@@ -106,7 +106,7 @@ def test_threads_may_share_an_override() -> None:
     found: dict[str, list[str]] = {}
 
     def in_force() -> list[str]:
-        return [field for field in ("policy", "min_bytes", "all_reduce") if is_overridden(field)]
+        return [field for field in ("policy", "min_bytes", "all_reduce") if overridden(field) is not None]
 
     def other() -> None:
         with zcomm.override(min_bytes=1):

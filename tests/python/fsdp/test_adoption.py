@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_other_dtypes_of_a_unit_stay_bytes_where_it_is_exact(tmp_path: Path) -> 
     run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, FAST_LINK))
 
 
-@pytest.mark.parametrize("kept", ["an exempt parameter", "an exact rule", "a hook", "exact()"])
+@pytest.mark.parametrize("kept", ["an exempt parameter", "an exact rule", "a hook", "exact()", "policy", "format"])
 def test_what_is_to_stay_exact_of_replicas_stays_so(kept: str, tmp_path: Path) -> None:
     def body() -> None:
         model = make_model(mesh=replicas())
@@ -77,10 +78,12 @@ def test_what_is_to_stay_exact_of_replicas_stays_so(kept: str, tmp_path: Path) -
             other = dist.new_group(pg_options=options())
             for layer in model:
                 layer.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient, group=other))
-        if kept == "exact()":
-            with zcomm.exact():
-                gradients_of(model)
-        else:
+        around = {
+            "exact()": zcomm.exact(),
+            "policy": zcomm.override(policy="always"),
+            "format": zcomm.override(reduce_scatter="exact"),
+        }
+        with around.get(kept, contextlib.nullcontext()):
             gradients_of(model)
         for group in dist.distributed_c10d._world.pg_map:
             assert zcomm.stats(group).all_reduce.calls == 0, kept

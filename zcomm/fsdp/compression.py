@@ -158,10 +158,11 @@ class Compression:
     PyTorch counts them. All others are noticed by a hash of this rank's own shard, which each gather reads anew: writes
     through ``param.data``, foreach operations, collectives, NumPy. With ``check=False`` they leave the old weights in
     use, unless ``invalidate()`` follows. On CPUs such a change on all ranks leads to a gather across nodes, as a step
-    does. If only some ranks have changed their weights, the ranks of their nodes raise, and ranks of other nodes at the
-    next call between nodes. On GPUs the host does not wait for the hash. Gathers of such a module give NaN on its node,
-    and the next gather or step of a rank that has changed it raises. So call ``invalidate()`` on all ranks after a
-    change that PyTorch does not count, such as replays of a CUDA graph that has an optimizer's step.
+    does. A rank that has nothing of a module, as of fewer rows than ranks, notices none in it: call ``invalidate()``
+    on all ranks. If only some ranks have changed their weights, the ranks of their nodes raise, and ranks of other
+    nodes at the next call between nodes. On GPUs the host does not wait for the hash. Gathers of such a module give NaN
+    on its node, and the next gather or step of a rank that has changed it raises. So call ``invalidate()`` on all ranks
+    after a change that PyTorch does not count, such as replays of a CUDA graph that has an optimizer's step.
     """
 
     def __init__(self, modules: _Modules) -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "zcomm/error.hpp"
 
@@ -41,27 +42,24 @@ std::string Topology::to_string() const {
 }
 
 std::vector<int> Topology::peers(int rank) const {
-  std::vector<int> peers;
-  for (int peer = 0; peer < size(); ++peer) {
-    const bool exchanges = !is_hierarchical() || same_node(rank, peer) || local_rank(rank) == local_rank(peer);
-    if (exchanges && peer != rank) peers.push_back(peer);
-  }
+  std::vector<int> peers = others(rank);
+  std::erase_if(peers, [&](int peer) {
+    return is_hierarchical() && !same_node(rank, peer) && local_rank(rank) != local_rank(peer);
+  });
   return peers;
 }
 
 std::vector<int> Topology::others(int rank) const {
-  std::vector<int> others;
-  for (int other = 0; other < size(); ++other) {
-    if (other != rank) others.push_back(other);
-  }
+  std::vector<int> others(static_cast<std::size_t>(size()));
+  std::iota(others.begin(), others.end(), 0);
+  std::erase(others, rank);
   return others;
 }
 
 std::vector<int> Topology::node_peers(int rank) const {
-  std::vector<int> peers;
-  for (const int peer : ranks(node(rank))) {
-    if (peer != rank) peers.push_back(peer);
-  }
+  const std::span<const int> members = ranks(node(rank));
+  std::vector<int> peers(members.begin(), members.end());
+  std::erase(peers, rank);
   return peers;
 }
 

@@ -123,13 +123,8 @@ class WatchedWork final : public ::c10d::Work {
 
 RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
                            std::chrono::milliseconds timeout) {
-  const auto elements = [](at::TensorList tensors) {
-    std::int64_t num_elements = 0;
-    for (const at::Tensor& tensor : tensors) num_elements += tensor.numel();
-    return num_elements;
-  };
   const at::ScalarType dtype = inputs.empty() ? at::kByte : inputs[0].scalar_type();
-  return {name, elements(inputs), elements(outputs), dtype, timeout};
+  return {name, elements_of(inputs), elements_of(outputs), dtype, timeout};
 }
 
 FlightRecorder& FlightRecorder::of_process() {

@@ -3,7 +3,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -25,11 +24,6 @@ std::vector<Segment<Format>> segments_of(const Parts& parts, std::int64_t num_el
   return segments;
 }
 
-std::int64_t elements_of(const Whole& whole) {
-  return std::accumulate(whole.begin(), whole.end(), std::int64_t{0},
-                         [](std::int64_t total, const at::Tensor& tensor) { return total + tensor.numel(); });
-}
-
 // Checks that `whole` is one tensor, or one of the same dtype for each part.
 void check_whole(const Whole& whole, const Parts& parts, int size, const char* name) {
   TORCH_CHECK_VALUE(!whole.empty() && (whole.size() == 1 || whole.size() == parts.size()), "zcomm: ", name,
@@ -39,17 +33,6 @@ void check_whole(const Whole& whole, const Parts& parts, int size, const char* n
                       "zcomm: ", name, ": expected ", size * parts[i].first, " ", whole[0].scalar_type(), " of part ",
                       i, ", got ", whole[i].numel(), " ", whole[i].scalar_type());
   }
-}
-
-// `wider` tells whether the shard may be float32 where the whole is not.
-void check_shapes(const Whole& whole, const Whole& shard, int size, const char* whole_name, const char* shard_name,
-                  bool wider = false) {
-  const at::ScalarType expected = shard[0].scalar_type();
-  TORCH_CHECK_VALUE(whole[0].scalar_type() == expected || (wider && expected == at::kFloat), "zcomm: ", whole_name,
-                    ": expected dtype ", expected, " as in ", shard_name, ", got ", whole[0].scalar_type());
-  const std::int64_t total = elements_of(whole), own = elements_of(shard);
-  TORCH_CHECK_VALUE(total == own * size, "zcomm: ", whole_name, ": expected ", size, " times the ", own,
-                    " elements of ", shard_name, ", got ", total);
 }
 
 SlotShape shape_of(const Whole& whole, int size) {

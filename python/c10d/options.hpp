@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <type_traits>
 
 #include "policy.hpp"
 #include "zcomm/communicator.hpp"
@@ -52,25 +53,17 @@ void for_each_field(Visit&& visit) {
   visit(OptionField{.name = "decisions", .holds = "the name of a file"}, &OptionValues::decisions);
 }
 
-template <class T>
-T& member_of(OptionValues& values, T Policy::* member) {
-  return values.policy.*member;
-}
-template <class T>
-T& member_of(OptionValues& values, T OptionValues::* member) {
-  return values.*member;
+template <class Values, class T, class Owner>
+auto& member_of(Values&& values, T Owner::* member) {
+  if constexpr (std::is_same_v<Owner, Policy>) {
+    return values.policy.*member;
+  } else {
+    return values.*member;
+  }
 }
 template <class T, class Owner>
-const T& member_of(const OptionValues& values, T Owner::* member) {
-  return member_of(const_cast<OptionValues&>(values), member);
-}
-template <class T>
-constexpr bool is_overridable(T Policy::*) {
-  return true;
-}
-template <class T>
-constexpr bool is_overridable(T OptionValues::*) {
-  return false;
+constexpr bool is_overridable(T Owner::*) {
+  return std::is_same_v<Owner, Policy>;
 }
 
 // Options of one group.

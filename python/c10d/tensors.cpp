@@ -94,12 +94,20 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   return call;
 }
 
-void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, const char* whole_name,
-                  const char* shard_name) {
-  TORCH_CHECK_VALUE(whole.scalar_type() == shard.scalar_type(), "zcomm: ", whole_name, ": expected dtype ",
-                    shard.scalar_type(), " as in ", shard_name, ", got ", whole.scalar_type());
-  TORCH_CHECK_VALUE(whole.numel() == shard.numel() * size, "zcomm: ", whole_name, ": expected ", size, " times the ",
-                    shard.numel(), " elements of ", shard_name, ", got ", whole.numel());
+std::int64_t elements_of(at::TensorList tensors) {
+  std::int64_t total = 0;
+  for (const at::Tensor& tensor : tensors) total += tensor.numel();
+  return total;
+}
+
+void check_shapes(at::TensorList whole, at::TensorList shard, int size, const char* whole_name, const char* shard_name,
+                  bool wider) {
+  const at::ScalarType expected = shard[0].scalar_type();
+  TORCH_CHECK_VALUE(whole[0].scalar_type() == expected || (wider && expected == at::kFloat), "zcomm: ", whole_name,
+                    ": expected dtype ", expected, " as in ", shard_name, ", got ", whole[0].scalar_type());
+  const std::int64_t total = elements_of(whole), own = elements_of(shard);
+  TORCH_CHECK_VALUE(total == own * size, "zcomm: ", whole_name, ": expected ", size, " times the ", own,
+                    " elements of ", shard_name, ", got ", total);
 }
 
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,

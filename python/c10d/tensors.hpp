@@ -52,9 +52,12 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
 // Returns true if an all-gather's input is its own slot of the output.
 bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank);
 
-// Throws ValueError that names the argument, what was given and what is needed.
-void check_shapes(const at::Tensor& whole, const at::Tensor& shard, int size, const char* whole_name,
-                  const char* shard_name);
+std::int64_t elements_of(at::TensorList tensors);
+
+// Throws ValueError that names the argument, what was given and what is needed. `wider` tells whether the shard may be
+// float32 where the whole is not.
+void check_shapes(at::TensorList whole, at::TensorList shard, int size, const char* whole_name, const char* shard_name,
+                  bool wider = false);
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name);
 void check_contiguous(const at::Tensor& tensor, const char* name, at::Device device);

@@ -228,7 +228,7 @@ class _Group:
     def _look_up(self, table: decisions.Table, num_bytes: int, *kind: Any) -> tuple[float, ...] | None:
         """Seconds of an exact call, a compressed one, and one in one hop. Tells once of calls that the table lacks,
         and once if it was measured on another machine."""
-        kind = (decisions.ranks_text(self._nodes), *kind)
+        kind = (str(_core.Topology(self._nodes)), *kind)
         found, file = table.seconds_of(kind, num_bytes), self._options.decisions
         if found is None:
             named = ", ".join(f"{name} {value}" for name, value in zip(decisions.KIND, kind, strict=True))

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,6 @@ def load(path: Path) -> dict[str, Any]:
     if found != SCHEMA:
         raise ValueError(f"{path}: expected the schema {SCHEMA!r}, got {found!r}")
     return dict(content)
-
-
-def ranks_text(nodes: Sequence[int]) -> str:
-    """Return "NODESxRANKS" for the ``nodes`` of a group's ranks, or the ranks of each node if they differ."""
-    sizes = list(Counter(nodes).values())
-    return f"{len(sizes)}x{sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import kept_exact
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
+
+if TYPE_CHECKING:
+    from zcomm.fsdp.collectives import Collectives
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,10 @@ class GatherStrategy(Protocol):
         ...
 
 
-class Counted(Protocol):
-    """A parameter group: the site of its gathers."""
-
-    gathered: _c10d.Site
-
-
 class Plain:
     """Gathers in the formats of the rule, or of the process group."""
 
-    def __init__(self, owner: Counted) -> None:
+    def __init__(self, owner: Collectives) -> None:
         self._owner = owner
         self.previous: _fsdp2.AllGather  #: FSDP2's own, or a user's
 

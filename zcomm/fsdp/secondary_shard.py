@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.gathers import GatherCall, finished
 from zcomm.fsdp.lossless import LosslessGather, plan_lossless
+
+if TYPE_CHECKING:
+    from zcomm.fsdp.compression import _Modules
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,10 @@ class WeightsVersion:
     content: tuple[int, ...] | None  # hashes of this rank's shard, in host memory
 
 
-class Owner(Protocol):
-    """The settings that secondary shards belong to: see Compression."""
-
-    checks: bool
-
-    def reserve(self, name: str, num_bytes: int) -> bool:
-        """Reserve bytes of the limit for the group ``name``; return False if fewer are left."""
-        ...
-
-    def release(self, num_bytes: int) -> None: ...
-
-    def prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
-        """Encode the shards that ``first`` and others will gather by differences."""
-        ...
-
-
 class SecondaryShard(ABC):
     """Secondary shard of one parameter group, which gathers from it if possible."""
 
-    def __init__(self, owner: Owner, group: Collectives) -> None:
+    def __init__(self, owner: _Modules, group: Collectives) -> None:
         self._owner = owner
         self._group = group
         self.intra_node = _c10d.Site(group.name, [])
@@ -103,9 +90,9 @@ class SecondaryShard(ABC):
     def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
         """From what the ranks of the node keep."""
 
-    @abstractmethod
     def _gather_without(self, call: GatherCall) -> Any:
         """Where weights cannot be watched, or max_bytes is used up."""
+        return self._group.plain.gather(call)
 
     def _can_be_captured(self) -> bool:
         return True
@@ -217,7 +204,7 @@ def hashes_of(shard: torch.Tensor) -> tuple[int, ...]:
 class KeptWires(SecondaryShard):
     """Of weights in a format. What is gathered from them has the same bits as the first gather."""
 
-    def __init__(self, owner: Owner, group: Collectives) -> None:
+    def __init__(self, owner: _Modules, group: Collectives) -> None:
         super().__init__(owner, group)
         self._wires: _c10d.Operation | None = None  # the gather that keeps them
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
@@ -257,14 +244,11 @@ class KeptWires(SecondaryShard):
         assert self._wires is not None
         return call.run(self._wires, self.intra_node, again=True)
 
-    def _gather_without(self, call: GatherCall) -> Any:
-        return self._group.plain.gather(call)
-
 
 class KeptValues(SecondaryShard):
     """Of weights that are sent as lossless differences to what is kept."""
 
-    def __init__(self, owner: Owner, group: Collectives) -> None:
+    def __init__(self, owner: _Modules, group: Collectives) -> None:
         super().__init__(owner, group)
         self._lossless: LosslessGather | None = None
         self._plan: _c10d.Operation | None = None

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "collectives/random_seed.hpp"
+#include "gil.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
@@ -69,7 +70,14 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const std::lock_guard lock(mutex_);
+    const WithoutGil no_gil;  // torch calls synchronize() with it
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (timeout == kNoTimeout) {
+      lock.lock();
+    } else if (!lock.try_lock_for(timeout)) {
+      throw TimeoutError("zcomm: a message that another thread waits for has not moved within " +
+                         std::to_string(timeout.count()) + " ms");
+    }
     if (!done_ && !error_) {
       all_.watch_.wait_for(call_, peer_);
       try {
@@ -154,7 +162,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   CallWatch::Id call_ = 0;  // 0: none
   int peer_ = CallWatch::kNobody;
   Peer between_{};
-  std::mutex mutex_;  // guards what changes below; held by a thread that waits
+  std::timed_mutex mutex_;  // guards what changes below; held by a thread that waits
   std::vector<Message> messages_;
   std::optional<c10::Event> end_;  // of decoding on a GPU, where `values_` are
   at::Tensor values_;

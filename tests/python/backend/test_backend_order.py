@@ -174,8 +174,9 @@ def test_premul_sum_of_float64_is_exact() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("waits", ["wait", "synchronize"])
 @pytest.mark.parametrize("ask", ["is_success", "exception", "is_completed"])
-def test_a_message_that_a_thread_waits_for_can_be_asked_for(ask: str) -> None:
+def test_a_message_that_a_thread_waits_for_can_be_asked_for(waits: str, ask: str) -> None:
     """The answer never waits: the message may depend on what this thread does next."""
 
     def body() -> None:
@@ -185,10 +186,12 @@ def test_a_message_that_a_thread_waits_for_can_be_asked_for(ask: str) -> None:
             dist.send(pong, 0)
             return
         work = dist.irecv(pong, 1)
-        waiting = threading.Thread(target=work.wait)
+        waiting = threading.Thread(target=getattr(work, waits))
         waiting.start()
         time.sleep(0.2)
         assert not getattr(work, ask)()
+        with pytest.raises(RuntimeError, match="within 100 ms"):
+            work.wait(datetime.timedelta(milliseconds=100))
         dist.send(ping, 1)
         waiting.join()
         assert work.is_success() and work.exception() is None

@@ -36,7 +36,12 @@ def used() -> Gather:
     return gather
 
 
-def test_a_peer_that_does_not_come_to_a_call() -> None:
+@pytest.mark.parametrize(
+    "env",
+    [RAISING, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, {"TORCH_NCCL_BLOCKING_WAIT": "1"}],
+    ids=["0", "2", "blocking wait"],
+)
+def test_a_peer_that_does_not_come_to_a_call(env: dict[str, str]) -> None:
     """The call ends with the timeout, on the GPU, too, and says what this rank called; the peer learns of it."""
 
     def body() -> str:
@@ -48,7 +53,7 @@ def test_a_peer_that_does_not_come_to_a_call() -> None:
         synchronize()  # which the watchdog ends
         return fails(gather)
 
-    texts = run(body, 2, group_seconds=SOON)
+    texts = run(body, 2, group_seconds=SOON, env=env)
     assert "reduce_scatter" in texts[0] and f"{SOON * 1000:.0f} ms" in texts[0], texts[0]
     assert "rank 0" in texts[1] and "reduce_scatter" in texts[1], texts[1]
 

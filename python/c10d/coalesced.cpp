@@ -21,6 +21,8 @@ std::vector<at::Tensor> pick(const std::vector<at::Tensor>& tensors, const std::
 
 // Joins works into one, for the caller, which gets its tensors in the order of the call.
 WorkPtr combine(int rank, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) {
+  std::erase(works, WorkPtr());  // of a synchronous call NCCL returns none
+  if (works.empty()) return {};
   if (works.size() == 1) return works[0];
   return c10::make_intrusive<CombinedWork>(rank, std::move(works), outputs);
 }

@@ -179,6 +179,8 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
         return View(array.ctypes.data, array.size, dtype, HOST, array)
     if library == "torch":
         torch = sys.modules["torch"]
+        if hasattr(array, "to_local"):
+            raise ValueError(f"{name}: expected this rank's tensor, got a DTensor: pass {name}.to_local()")
         if array.layout is not torch.strided or not array.is_contiguous():
             raise _not_contiguous(name, "tensor")
         if array.is_neg():

@@ -367,3 +367,13 @@ def test_exact_calls_are_counted_by_their_reason(policy: Any) -> None:
         assert zcomm.stats().rehearsals.calls == 0
 
     run(body, 2, options=zcomm.Options(policy=policy, min_bytes=1 << 12), nodes=[0, 1])
+
+
+def test_the_codec_takes_a_ranks_own_part_of_a_parameter() -> None:
+    def body() -> None:
+        (weight,) = fully_shard(nn.Linear(64, 64, bias=False)).parameters()
+        with pytest.raises(ValueError, match=r"got a DTensor: pass \w+\.to_local\(\)"):
+            zcomm.codec.encode(weight, "int8:32")
+        zcomm.codec.encode(weight.to_local(), "int8:32")
+
+    run(body)

@@ -125,12 +125,11 @@ class ErrorFeedback:
             if holder is owner:
                 return key
         key, number = name, 2
-        while (holder := self._owners.get(key)) is not None and holder is not owner:
+        while key in self._owners:
             key, number = f"{name}#{number}", number + 1
-        if holder is None:
-            self._owners[key] = owner
-            owned = (f"{key}/", f"{key}:", f"{key},")
-            self._start_over(lambda used: used.startswith(owned) and not self._residuals[used].is_loaded)
+        self._owners[key] = owner
+        owned = (f"{key}/", f"{key}:", f"{key},")
+        self._start_over(lambda used: used.startswith(owned) and not self._residuals[used].is_loaded)
         return key
 
     def has(self, key: str) -> bool:

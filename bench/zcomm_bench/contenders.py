@@ -201,13 +201,13 @@ def check_formats(spec: Spec) -> None:
 def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.Options]:
     """How that backend compresses the collective, and the options that say so."""
     kind, format = parse_backend(name, spec.device)
-    fields: dict[str, Any] = {"forms": "in_place", **spec.options, "node_size": node_size}
-    if format is not None:
-        fields[spec.collective] = format
     if format == "exact":
         raise ValueError(
             f"backends: expected {kind} in a format that compresses, got {name!r}: exact calls are not its own"
         )
+    fields: dict[str, Any] = {"forms": "in_place", **spec.options, "node_size": node_size}
+    if format is not None:
+        fields[spec.collective] = format
     options = zcomm.Options(**fields)
     if spec.collective not in fields and getattr(options, spec.collective) == "exact":
         # Exact by default, which would compare gloo with itself.

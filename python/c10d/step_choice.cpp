@@ -1,7 +1,6 @@
 #include "step_choice.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -64,8 +63,8 @@ void StepChoice::note_end_of_step() {
   begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
 }
 
-// Compares steps at calls, which all ranks count alike. These are rare, as a program without steps goes on for ever. If
-// all that lacks is the turn, ranks compare again soon. What follows depends only on what they have agreed on.
+// Compares the ranks' steps at calls that all count alike: ever more rarely, as a program may have no steps. Ranks that
+// lack only the turn compare again after two blocks. All that follows depends on what the ranks have agreed on.
 void StepChoice::look_for_steps(const Means& means) {
   if (num_calls_ < compare_at_) return;
   const bool is_known = is_regular_ && (num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps);
@@ -99,7 +98,7 @@ void StepChoice::give_back_turn() {
   in_trial_.compare_exchange_strong(mine, nullptr);
 }
 
-// Tells whether the steps of the trial have so many shapes that none is strange.
+// Returns true if the trial has met so many shapes of steps that it counts all of them.
 bool StepChoice::is_varied() const { return contest_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps); }
 
 void StepChoice::begin_search() {

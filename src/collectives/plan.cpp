@@ -202,17 +202,10 @@ std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats
   return split(tensor, size, (even + granule - 1) / granule * granule);
 }
 
-namespace {
-
-SlotShape all_reduce_shape(std::int64_t num_elements, DType dtype, int size, HopFormats formats) {
-  return shape_of(all_reduce_slots({nullptr, num_elements, dtype}, size, formats));
-}
-
-}  // namespace
-
 AllReducePlan::AllReducePlan(const World& world, std::int64_t num_elements, DType dtype, HopFormats formats,
                              std::optional<BlockFormat> feedback)
-    : AllReducePlan(world, all_reduce_shape(num_elements, dtype, world.topology.size(), formats), formats, feedback) {}
+    : AllReducePlan(world, shape_of(all_reduce_slots({nullptr, num_elements, dtype}, world.topology.size(), formats)),
+                    formats, feedback) {}
 
 AllReducePlan::AllReducePlan(const World& world, const SlotShape& slots, HopFormats formats,
                              std::optional<BlockFormat> feedback)

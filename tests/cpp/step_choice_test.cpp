@@ -389,7 +389,7 @@ TEST_CASE("steps: of changing shapes, a trial is made and kept") {
   CHECK(one.num_decided == 1);
 }
 
-TEST_CASE("steps: a trial goes on if sizes vary after some steps") {
+TEST_CASE("steps: sizes that begin to vary do not stop a trial") {
   Trainer one = trainer(200, 100);
   one.take_steps(20);
   for (int i = 0; i < 2 * kManySteps; ++i) {

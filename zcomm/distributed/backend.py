@@ -234,8 +234,8 @@ class _Group:
             named = ", ".join(f"{name} {value}" for name, value in zip(decisions.KIND, kind, strict=True))
             lack = f"expected a row of {file} for {num_bytes} bytes of {named}, got none: it rehearses such calls"
             self._warn_once("lack", lack)
-        elif strange := table.strange(kind[1]):
-            self._warn_once("strange", f"{file} was measured with {strange}: its times may not hold")
+        elif differences := table.differences(kind[1]):
+            self._warn_once("machine", f"{file} was measured with {differences}: its times may not hold")
         return found
 
     def _warn_once(self, what: str, of_decisions: str) -> None:

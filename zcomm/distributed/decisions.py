@@ -57,8 +57,8 @@ class Table:
         except ValueError as error:
             raise ValueError(f"decisions: {error}") from None
 
-    def strange(self, device: str) -> str:
-        """Return how the machine differs on which the file was written; empty if it does not."""
+    def differences(self, device: str) -> str:
+        """Return how this machine differs from the one that the file was measured on; empty if it does not."""
         here, there = machine(device), self._machine
         return ", ".join(
             f"{name} {there.get(name)} (here {here[name]})" for name in here if there.get(name) != here[name]

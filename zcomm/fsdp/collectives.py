@@ -46,7 +46,6 @@ class Collectives:
         # By the process group's name: of reshard_after_forward's mesh there is another one.
         self._gather_plans: dict[str, _c10d.Operation] = {}
         self._reduce_plan: _c10d.Operation | None = None
-        self._reduce_layout = self._reduced = ""
         self.plain = Plain(self)
         self.strategy: GatherStrategy = self.plain
         self._gather, self._reduce = _Gather(self), _Reduce(self)
@@ -265,22 +264,20 @@ class Collectives:
             output, whole, op, formats=rule.formats, parts=parts, feedback=feedback, like=self._reduce_plan
         )
         if isinstance(plan, _c10d.Operation):
-            if plan is not self._reduce_plan:
-                self._reduce_plan = plan
-                numel = output.numel() * backend.size()
-                self._reduce_layout = f"{numel} {output.dtype} in {plan.segments} of {plan.ranks}"
-            # What one parameter has lost is not another's, which may have the same plan.
-            reduced = [number for number, param in enumerate(self.params) if _fsdp2.requires_grad(param)]
-            self._reduced = "" if len(reduced) == len(self.params) else f", parameters {reduced}"
+            self._reduce_plan = plan
         return plan
 
     def residual_of(self, output: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
+        # What one parameter has lost is not another's, which may have the same plan.
+        reduced = [number for number, param in enumerate(self.params) if _fsdp2.requires_grad(param)]
+        of = "" if len(reduced) == len(self.params) else f", parameters {reduced}"
+        layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}{of}"
         data, empty = feedback.use(
             f"{self._residual_key}/rank {backend.rank()}",
-            self._reduce_layout + self._reduced,
+            layout,
             plan.residual_bytes,
             lambda size: torch.empty(size, dtype=torch.uint8, device=output.device),
             is_captured=_c10d.capture_of(output.device) != 0,

@@ -179,6 +179,7 @@ def test_help(command: list[str]) -> None:
         (["-i", "1T"], "--stepbytes"),
         (["--backends", "nccl"], "backends"),
         (["--backends", "zcomm=int8"], "all_gather: "),
+        (["--backends", "zcomm=exact"], "in a format that compresses"),
         (["--backends", "naive=fp8:64"], "naive: "),
         (["--all-gather", "int4:100"], "all_gather: "),
         (["--link", "fast"], "--link"),

@@ -1,4 +1,4 @@
-"""A user's own collectives of FSDP2 beside those of zcomm.fsdp.compress(), and modules that have no shards."""
+"""Custom collectives of FSDP2 beside those of zcomm.fsdp.compress(), and modules that are not sharded."""
 
 from __future__ import annotations
 

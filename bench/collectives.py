@@ -158,6 +158,8 @@ def main(
     """Run the standard set."""
     if device not in DEVICES:
         raise typer.BadParameter(f"expected one of {', '.join(DEVICES)}, got {device!r}", param_hint="--device")
+    if quick and device == "cuda":
+        raise typer.BadParameter("expected --only NAME on cuda, which has no small part", param_hint="--quick")
     cli.need_torch()
     every = list(CUDA) if device == "cuda" else list(QUICK) if quick and not only else list(STANDARD)
     names = [name for name in every if only in name]
@@ -174,6 +176,8 @@ def main(
             spec = dataclasses.replace(spec, sizes=QUICK_SIZES, iters=5, warmup=2, launches=1)
         report = cli.measure(spec)
         if not quick:
+            if report["note"]:
+                raise SystemExit(f"{name}: not kept: {report['note']}")
             keep(name, spec, report, isa, machine, out)
     if not only:
         overhead = measure_overhead()

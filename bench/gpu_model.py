@@ -138,8 +138,9 @@ def copies(work: Workload, machine: Cluster) -> float:
     """Seconds that FSDP2's copies take from computing in an exact step, at the rate of memory: gathered values into the
     parameters, gradients into the reduced buffer. Compressed calls have none, with zcomm.fsdp.compress()."""
     gathered, reduced = DTYPE_BYTES[work.gather_dtype], DTYPE_BYTES[work.reduce_dtype]
-    num_bytes = work.gathers * 2 * gathered + work.reductions * (gathered + reduced)
-    return work.num_parameters * num_bytes / machine.compute.memory_bandwidth.value
+    values = sum(work.gathers(unit) * unit.num_elements for unit in work.units)
+    num_bytes = values * 2 * gathered + work.num_parameters * work.reductions * (gathered + reduced)
+    return num_bytes / machine.compute.memory_bandwidth.value
 
 
 def steps() -> Iterator[str]:

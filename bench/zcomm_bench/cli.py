@@ -182,7 +182,7 @@ def measure(spec: Spec, json: Path | None = None, plot: Path | None = None) -> d
 
 @app.command("measure")
 def measure_cluster(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file that rank 0 writes.")],
+    output: Annotated[Path, typer.Option("-o", "--output", callback=in_folder, help="The file that rank 0 writes.")],
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
 ) -> None:
     """Measure this cluster, for `plan` and for policy="auto". Start it on every rank, by torchrun, or by srun

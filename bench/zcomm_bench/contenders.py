@@ -16,8 +16,10 @@ import torch.distributed as dist
 
 import zcomm
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
-from zcomm_bench.spec import FORMATTED, Spec, parse_backend
+from zcomm_bench.spec import COLLECTIVES, FORMATTED, Spec, parse_backend
 
+# The option whose format a collective has where its own says exact.
+LIKE = {"all_reduce": "reduce_scatter", "all_to_all": "reduce_scatter", "broadcast": "all_gather"}
 Group: TypeAlias = "dist.ProcessGroup"
 Pack = Callable[[torch.Tensor], torch.Tensor]
 
@@ -192,10 +194,16 @@ def _make(spec: Spec, name: str, node_size: int | None) -> Contender:
 
 
 def check_formats(spec: Spec) -> None:
-    """Raises ValueError or TypeError that names the option where a backend of `spec` has a wrong format."""
-    for name in spec.backends:
-        if parse_backend(name, spec.device)[0] in FORMATTED:
-            _formats(spec, name, None)
+    """Raises ValueError or TypeError that names the option where a backend of `spec` has a wrong format, or where
+    nothing reads an option."""
+    compressed = [name for name in spec.backends if parse_backend(name, spec.device)[0] in FORMATTED]
+    for option in spec.options:
+        if not compressed or option in {*COLLECTIVES} - {spec.collective, LIKE.get(spec.collective)}:
+            raise ValueError(
+                f"{option}: expected a call that reads it, got {spec.collective} of {', '.join(spec.backends)}"
+            )
+    for name in compressed:
+        _formats(spec, name, None)
 
 
 def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.Options]:
@@ -211,8 +219,7 @@ def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.O
     options = zcomm.Options(**fields)
     if spec.collective not in fields and getattr(options, spec.collective) == "exact":
         # Exact by default, which would compare gloo with itself.
-        like = options.all_gather if spec.collective == "broadcast" else options.reduce_scatter
-        fields[spec.collective] = like
+        fields[spec.collective] = getattr(options, LIKE[spec.collective])
         options = zcomm.Options(**fields)
     chosen = cast(str, getattr(options, spec.collective))
     if kind != "naive":

@@ -11,8 +11,10 @@ from typing import Any
 
 from zcomm._network import first_match, network_cards
 from zcomm._version import __version__
+from zcomm_bench.spec import Spec
 
 SCHEMA = "zcomm-bench/1"
+DRAWN = {"backend", "format", "size", "busbw", "median_us", "min_us", "p90_us"}
 
 
 def save(report: dict[str, Any], path: Path) -> None:
@@ -30,6 +32,15 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: expected a report of {SCHEMA}, got another file")
     if missing := {"config", "note", "results"} - report.keys():
         raise ValueError(f"{path}: expected a report of {SCHEMA}, got none of {', '.join(sorted(missing))}")
+    try:
+        Spec(**report["config"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a report of {SCHEMA} of this release: {error}") from None
+    for record in report["results"]:
+        if missing := DRAWN - record.keys():
+            raise ValueError(
+                f"{path}: expected a report of this release, got results without {', '.join(sorted(missing))}"
+            )
     return report
 
 

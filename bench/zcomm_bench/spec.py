@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,8 @@ BACKENDS = ("gloo", "zcomm", "exact_all_to_all", "naive")
 CUDA_BACKENDS = ("nccl", "zcomm", "exact_all_to_all")
 FORMATTED = ("zcomm", "naive")  # the backends that take "=FORMAT"
 DTYPE_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
+LARGEST = {"float": 3.4e38, "bfloat16": 3.39e38, "half": 65504.0}
+LARGEST_INPUT = 10.0  # of what is normally distributed
 OPS = ("sum", "avg")
 NO_LAB = "none"
 OVERHEAD_BATCHES = 60
@@ -105,7 +109,7 @@ class Spec:
         if self.op == "avg" and self.collective not in REDUCTIONS:
             raise ValueError(f"op: expected sum for {self.collective}, got 'avg'")
         for name, least in (("iters", 1), ("warmup", 1), ("calls", 0), ("launches", 1), ("seconds", 0)):
-            if getattr(self, name) < least:
+            if not least <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if not self.sizes or not self.backends or len(set(self.backends)) < len(self.backends):
             raise ValueError("expected at least one size and one backend, and no backend twice")
@@ -115,13 +119,23 @@ class Spec:
                 raise ValueError(f"exact_all_to_all is a baseline for reductions, not for {self.collective}")
             if kind == "naive" and self.collective not in ("all_gather", *REDUCTIONS):
                 raise ValueError(f"naive is a baseline for all_gather and reductions, not for {self.collective}")
-        parse_nodes(self.nodes)
+        if parse_nodes(self.nodes)[0] > network.MAX_HOSTS and self.link != NO_LAB:
+            raise ValueError(f"nodes: expected at most {network.MAX_HOSTS} behind links, got {self.nodes}")
         parse_link(self.link)
+        if self.calls > self.most_calls:
+            raise ValueError(f"calls: expected at most {self.most_calls} sums in place, got {self.calls}")
 
     @property
     def num_ranks(self) -> int:
         num_nodes, ranks_per_node = parse_nodes(self.nodes)
         return num_nodes * ranks_per_node
+
+    @property
+    def most_calls(self) -> int:
+        """Calls of a sample: sums in place grow with each, and must stay finite."""
+        if self.collective != "all_reduce" or self.op != "sum" or self.num_ranks == 1:
+            return sys.maxsize
+        return max(1, int(math.log(LARGEST[self.dtype] / LARGEST_INPUT, self.num_ranks)))
 
     @property
     def link_rate(self) -> float | None:

@@ -137,6 +137,7 @@ class Bench:
         latest = []
         for contender in self.contenders:
             for _ in range(self.spec.warmup):
+                self._restore(problem)
                 start = time.perf_counter()
                 contender.call(problem)
                 self._finish()
@@ -159,11 +160,7 @@ class Bench:
         rate = self.spec.link_rate if self.interface else None
         burst = 10 * BURST_BYTES / rate if rate else 0.0
         least = max(SAMPLE_SECONDS, SAMPLE_BARRIERS * self.barrier_seconds, burst)
-        most = MAX_CALLS
-        if self._source is not None and problem.op == "sum" and self.size > 1:
-            # Sums in place grow with every call, and must stay finite; no input is larger than 10.
-            largest = torch.finfo(problem.whole.dtype).max / 10
-            most = max(1, min(most, int(math.log(largest) / math.log(self.size))))
+        most = min(MAX_CALLS, self.spec.most_calls)
         return [min(most, math.ceil(least / seconds)) for seconds in latest]
 
     def _take_turns(
@@ -185,8 +182,7 @@ class Bench:
 
     def sample(self, problem: Problem, contender: Contender, calls: int) -> tuple[float, float]:
         """Seconds of a call on this rank, and its bytes through the interface; means of as many `calls`."""
-        if self._source is not None:
-            problem.whole.copy_(self._source)
+        self._restore(problem)
         self._barrier()
         sent = self._sent()
         start = time.perf_counter()
@@ -196,6 +192,11 @@ class Bench:
         seconds = (time.perf_counter() - start) / calls
         dist.barrier()  # now all bytes have left
         return seconds, max(0.0, self._sent() - sent - self.barrier_bytes) / calls
+
+    def _restore(self, problem: Problem) -> None:
+        """Undo sums in place, which grow with every call."""
+        if self._source is not None:
+            problem.whole.copy_(self._source)
 
     def _sent(self) -> int:
         if self.interface is None:
@@ -281,6 +282,8 @@ class Bench:
         scale = math.sqrt(square.item() / reference.numel()) or 1.0
         errors: list[tuple[float | None, float | None]] = []
         for contender in self.contenders:
+            problem.whole.zero_()  # what the one before has left would pass
+            problem.shard.zero_()
             self._fill(problem)
             self._barrier()
             contender.call(problem)

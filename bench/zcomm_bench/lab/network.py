@@ -38,7 +38,7 @@ _SCRIPT = str(Path(__file__).with_name("_netns.py"))
 # -I -S: the script must start fast and must not find this package's modules on its path.
 _INTERPRETER = [sys.executable, "-I", "-S", _SCRIPT]
 _RELAY = str(Path(__file__).with_name("_relay.py"))
-_MAX_HOSTS = 64
+MAX_HOSTS = 64
 _LEAST_RATE, _MOST_RATE = 1_000, 4_250_000_000  # bytes per second, which tbf counts in 32 bits
 _POLL_SECONDS = 0.05
 _LAST_SECONDS = 1.0  # for the end of rank 0's output, once the ranks have ended
@@ -80,8 +80,8 @@ class NetLab:
         loss_percent: float = 0.0,
         isolate: bool = True,
     ) -> None:
-        if not 1 <= num_hosts <= _MAX_HOSTS:
-            raise ValueError(f"hosts: expected 1 to {_MAX_HOSTS}, got {num_hosts}")
+        if not 1 <= num_hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts: expected 1 to {MAX_HOSTS}, got {num_hosts}")
         if not 0 <= round_trip_ms < math.inf:
             raise ValueError(f"round_trip_ms: expected at least 0, got {round_trip_ms}")
         if not 0 <= loss_percent < 100:

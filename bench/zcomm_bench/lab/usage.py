@@ -32,9 +32,17 @@ def checked(parse: Callable[[str], object]) -> Callable[[str | None], str | None
     return check
 
 
+def source_of(context: typer.Context, name: str) -> str:
+    """The source of an option's figure: "given" on the command line or in a file, or "assumed"."""
+    source = context.get_parameter_source(name)
+    return "assumed" if source is None or source.name == "DEFAULT" else "given"
+
+
 def in_folder(path: Path | None) -> Path | None:
     """A callback of typer: makes the folder of a file that is written at the end, when an error would lose the work."""
     if path is not None:
+        if path.is_dir():
+            raise typer.BadParameter(f"expected a file, got the folder {path}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -12,7 +12,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from zcomm_bench.lab.usage import checked, picture, refusals
+from zcomm_bench.lab.usage import checked, picture, refusals, source_of
 from zcomm_bench.planner import cluster as hardware
 from zcomm_bench.planner import inputs, lossless, measured, report, scale, step, workload
 from zcomm_bench.planner.cluster import Cluster, Figure
@@ -41,17 +41,15 @@ def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def source_of(context: typer.Context, name: str) -> str:
-    """The source of an option's figure: "given" on the command line or in a file, or "assumed"."""
-    source = context.get_parameter_source(name)
-    return "assumed" if source is None or source.name == "DEFAULT" else "given"
-
-
 def refuse_replaced(context: typer.Context, found: Mapping[str, Any]) -> None:
-    """Raise ValueError for options that another one, or the calibration `found`, would replace."""
+    """Raise ValueError for options that another one, or the calibration `found`, would replace, or none reads."""
     for name in ("inter", "intra"):
         if name in found and source_of(context, name) == "given":
             raise ValueError(f"{name}: expected --{name} or a --calibration that has this link, got both")
+    if not str(context.params["model"]).endswith(".json") and source_of(context, "sequence") == "given":
+        raise ValueError(
+            "sequence: expected it with a config.json alone, got MODULE:FUNCTION, whose tokens count alike"
+        )
     if context.params["share_of_peak"] is not None and context.params["step_seconds"] is not None:
         raise ValueError("share_of_peak: expected it or --step-seconds, got both")
 
@@ -125,14 +123,14 @@ def plan(
     if model is None:
         raise typer.BadParameter('expected --model with a config.json or "MODULE:FUNCTION"')
     with refusals():
+        found = {} if calibration is None else inputs.calibration(calibration)
+        refuse_replaced(context, found)
         units, flops = workload.load_model(model, sequence)
         work = workload.Workload(
             units, flops, tokens, micro_batches, recompute, reduce_dtype=reduce_dtype, accumulate=accumulate
         )
         if (bits := lossless.figure(learning_rate, bits_per_weight)) is not None:
             work = replace(work, bits_per_weight=bits)
-        found = {} if calibration is None else inputs.calibration(calibration)
-        refuse_replaced(context, found)
         links = hardware.intra_link(intra), hardware.inter_link(inter, source_of(context, "inter"))
         cluster = Cluster(*shape_of(nodes, gpus_per_node, found), *links, hardware.processor(gpu, share_of_peak))
         cluster = hardware.calibrated(measured.applied(cluster, gpu), found)

@@ -89,7 +89,7 @@ def costs_of(option: Option, workload: Workload, cluster: Cluster) -> dict[str, 
 
 def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tuple[str, Cost]]:
     for unit in workload.units:
-        gathers, reductions = workload.gathers * unit.count, workload.reductions * unit.count
+        gathers, reductions = workload.gathers(unit), workload.reductions * unit.count
         size, dtype = unit.num_elements, workload.gather_dtype
         if option.all_gather == "exact":
             yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
@@ -147,6 +147,8 @@ def _variants(workload: Workload, cluster: Cluster, known: Figure) -> Iterator[t
     for factor in (0.9, 1.1):
         inter = replace(cluster.inter, bandwidth=_scaled(cluster.inter.bandwidth, factor))
         yield workload, replace(cluster, inter=inter), overlap
+        intra = replace(cluster.intra, bandwidth=_scaled(cluster.intra.bandwidth, factor))
+        yield workload, replace(cluster, intra=intra), overlap
         compute = replace(cluster.compute, efficiency=_scaled(cluster.compute.efficiency, factor))
         yield workload, replace(cluster, compute=compute), overlap
     if cluster.inter.bulk_hop.source != "measured":

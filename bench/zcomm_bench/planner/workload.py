@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,25 @@ STATE_BYTES = 16  # per parameter, sharded: float32 weight, its gradient, and tw
 
 @dataclass(frozen=True)
 class Unit:
-    """One module that FSDP2 wraps: one all-gather and one reduce-scatter of `num_elements` values. There are `count`
-    alike."""
+    """One module that FSDP2 wraps, of `num_elements` values, which are reduced at once. There are `count` alike.
+
+    `gathers` are those of a micro-batch. FSDP2 gathers for the forward and for the backward pass, but keeps its root
+    from one to the other."""
 
     name: str
     num_elements: int
     count: int = 1
+    gathers: int = 2
 
 
 @dataclass(frozen=True)
 class Workload:
     """A training step on each rank.
 
-    `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 gathers every unit twice
-    in each micro-batch, and reduces its gradients once in each. With `accumulate` it sums whole gradients, and reduces
-    once a step: the trainer calls set_requires_gradient_sync(False). `recompute`: activations are computed again in the
-    backward pass. `bits_per_weight`: of lossless differences.
+    `flops_per_token` counts one forward pass. `tokens` are a rank's in one micro-batch. FSDP2 reduces gradients once in
+    each micro-batch. With `accumulate` it sums whole gradients, and reduces once a step: the trainer calls
+    set_requires_gradient_sync(False). `recompute`: activations are computed again in the backward pass.
+    `bits_per_weight`: of lossless differences.
     """
 
     units: tuple[Unit, ...]
@@ -63,9 +66,9 @@ class Workload:
         """Of one rank and step: the backward pass costs two forward passes."""
         return self.flops_per_token * self.tokens * self.micro_batches * (4 if self.recompute else 3)
 
-    @property
-    def gathers(self) -> int:
-        return 2 * self.micro_batches
+    def gathers(self, unit: Unit) -> int:
+        """Of all modules of `unit` in a step."""
+        return unit.gathers * unit.count * self.micro_batches
 
     @property
     def reductions(self) -> int:
@@ -112,7 +115,13 @@ def from_config(config: Mapping[str, Any], sequence: int) -> tuple[tuple[Unit, .
         )
     attention = 4 * sequence * width / 2  # scores and values; causal: half of them
     flops = 2 * layers * products + layers * attention + 2 * vocabulary * hidden
-    return (Unit("layer", layer, layers), Unit("root", root)), flops
+    return (Unit("layer", layer, layers), Unit("root", root, gathers=1)), flops
+
+
+def of_sizes(sizes: Sequence[tuple[str, int]]) -> tuple[Unit, ...]:
+    """Units of names and numbers of elements as `units.units_of` has them: the last is the root."""
+    *blocks, root = sizes
+    return (*(Unit(name, size) for name, size in blocks), Unit(*root, gathers=1))
 
 
 def load_model(name: str, sequence: int) -> tuple[tuple[Unit, ...], float]:
@@ -124,8 +133,8 @@ def load_model(name: str, sequence: int) -> tuple[tuple[Unit, ...], float]:
     if path.suffix != ".json":
         from zcomm_bench.planner import units
 
-        messages, elements = units.of_function(name)
-        return tuple(Unit(*message) for message in messages), 2.0 * elements
+        sizes, elements = units.of_function(name)
+        return of_sizes(sizes), 2.0 * elements
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ import typer
 
 from zcomm._units import parse_rate
 from zcomm_bench.lab import network
-from zcomm_bench.lab.usage import checked
+from zcomm_bench.lab.usage import checked, source_of
 from zcomm_bench.prove import facts, keep, report, verify
 
 REHEARSED_NODES, REHEARSED_RATE = "2x2", "100mbit"
@@ -31,7 +31,10 @@ Link = Annotated[
 
 
 def prove(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the report.")] = Path("zcomm-prove"),
+    context: typer.Context,
+    output: Annotated[Path, typer.Option("-o", "--output", file_okay=False, help="The folder of the report.")] = Path(
+        "zcomm-prove"
+    ),
     link: Link = None,
     rehearse: Annotated[
         bool, typer.Option(help="Without a launcher: in the network lab, 2 nodes of 2 ranks. Ranks may share a GPU.")
@@ -48,9 +51,12 @@ def prove(
     if verify_file is not None and add is not None:
         raise typer.BadParameter("expected --verify or --add, got both: --add checks it, too")
     if (file := verify_file or add) is not None:
-        for name, value in (("--rehearse", rehearse), ("--drill", drill), ("--link", link)):
-            if value:
-                raise typer.BadParameter(f"{name}: expected a run that measures, got --verify or --add")
+        for name in ("rehearse", "drill", "link", "output"):
+            if source_of(context, name) == "given":
+                raise typer.BadParameter(f"--{name}: expected a run that measures, got --verify or --add")
+    if add is None and source_of(context, "by") == "given":
+        raise typer.BadParameter("--by: expected --add, whose report it names")
+    if file is not None:
         check(file, add is not None, by)
         return
     if importlib.util.find_spec("torch") is None:
@@ -58,7 +64,11 @@ def prove(
     if "RANK" in os.environ:
         as_rank(output, link, rehearse, drill)
     elif rehearse:
-        in_lab(output, checked(network.parse_limit)(link) or REHEARSED_RATE, drill)
+        try:
+            rate = checked(network.parse_limit)(link) or REHEARSED_RATE
+        except typer.BadParameter as error:
+            raise typer.BadParameter(error.message, param_hint="--link") from None
+        in_lab(output, rate, drill)
     else:
         raise typer.BadParameter(
             "expected a launcher, got none: torchrun --nnodes N --nproc-per-node G -m zcomm_bench prove; "

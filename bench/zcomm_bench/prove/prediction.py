@@ -12,7 +12,7 @@ from typing import Any
 from zcomm_bench.planner import collectives, step
 from zcomm_bench.planner.cluster import Cluster, Compute, Figure, calibrated, inter_link, intra_link
 from zcomm_bench.planner.collectives import Cost
-from zcomm_bench.planner.workload import DTYPE_BYTES, Unit, Workload
+from zcomm_bench.planner.workload import DTYPE_BYTES, Workload, of_sizes
 from zcomm_bench.prove.scale import BENCH_DTYPES, CALLS, FORMATS
 from zcomm_bench.spec import shard_elements
 
@@ -51,9 +51,11 @@ def compressed_cost(collective: str, num_elements: int, dtype: str, cluster: Clu
     return make[collective](num_elements, dtype, FORMATS[collective], cluster)
 
 
-def ring_bytes(collective: str, num_bytes: int, ranks: int, backend: str) -> float:
-    """Bytes that a node sends to the others in an exact call, or a rank in one node. Gloo's reduce-scatter is an
-    all-reduce."""
+def exact_bytes(collective: str, num_bytes: int, nodes: int, ranks: int, backend: str) -> float:
+    """The fewest bytes that a node sends to the others in an exact call, or a rank in one node. Calls are rings, and
+    Gloo's reduce-scatter is an all-reduce. NCCL may reduce all over trees of nodes, or in NVLink's switches."""
+    if collective == "all_reduce" and backend == "nccl":
+        return num_bytes * (2 * (nodes - 1) / nodes if nodes > 1 else (ranks - 1) / ranks)
     twice = collective == "all_reduce" or (collective == "reduce_scatter" and backend == "gloo")
     return num_bytes * (ranks - 1) / ranks * (2 if twice else 1)
 
@@ -77,7 +79,7 @@ def of_call(collective: str, num_bytes: int, cluster: Cluster, backend: str) -> 
         "bytes": num_bytes,
         "exact": asdict(exact_cost(collective, elements, dtype, cluster)),
         "compressed": asdict(compressed),
-        "exact_link_bytes": ring_bytes(collective, num_bytes, cluster.ranks, backend),
+        "exact_link_bytes": exact_bytes(collective, num_bytes, cluster.nodes, cluster.ranks, backend),
         "compressed_link_bytes": compressed.inter_bytes if cluster.nodes > 1 else compressed.intra_bytes,
         "other_seconds": other_seconds(compressed, cluster),
     }
@@ -86,8 +88,7 @@ def of_call(collective: str, num_bytes: int, cluster: Cluster, backend: str) -> 
 def of_step(measured: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """A row for one model. The overlap is the one that explains the exact steps; the optimizer has a share of the
     weights that it had alone."""
-    units = tuple(Unit(name, size) for name, size in measured["units"])
-    workload = Workload(units, flops_per_token=1.0, tokens=1, reduce_dtype="float32")
+    workload = Workload(of_sizes(measured["units"]), flops_per_token=1.0, tokens=1, reduce_dtype="float32")
     compute = median(measured["compute"]) + median(measured["update"]) / cluster.ranks
     rate = Compute(Figure(workload.flops / compute, "measured"), Figure(1.0), Figure(1.0), Figure(1.0))
     rate = replace(rate, memory_bandwidth=cluster.compute.memory_bandwidth, codec_share=cluster.compute.codec_share)
@@ -107,9 +108,9 @@ def of_step(measured: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
 
 
 def reached(cell: Mapping[str, Any], rates: Mapping[str, Any], seconds: float) -> float:
-    """Bytes per second on the link that counts, of an exact call that took as long."""
+    """Bytes per second on the link that counts, at least, of an exact call that took as long."""
     ranks = rates["nodes"] * rates["ranks_per_node"]
-    return ring_bytes(cell["collective"], cell["bytes"], ranks, rates["backend"]) / seconds
+    return exact_bytes(cell["collective"], cell["bytes"], rates["nodes"], ranks, rates["backend"]) / seconds
 
 
 def with_fastest_link(sanity: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,23 @@ def test_backends_parse() -> None:
         ({"backends": ["exact_all_to_all"]}, "not for all_gather"),
         ({"nodes": "4"}, "NODESxRANKS"),
         ({"link": "fast"}, "expected a rate"),
+        ({"nodes": "65x1"}, "nodes: expected at most 64 behind links, got 65x1"),
+        ({"seconds": float("inf")}, "seconds: expected at least 0"),
     ],
 )
 def test_a_spec_refuses_what_cannot_be_run(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Spec("all_gather", [1024], **wrong)  # type: ignore[arg-type]
+
+
+def test_sums_in_place_stay_finite() -> None:
+    """Eight ranks multiply values of up to 10 by 8 in each call: 8^4 is 4096, and half ends at 65504."""
+    Spec("all_reduce", [1024], dtype="half", nodes="8x1", calls=4)
+    with pytest.raises(ValueError, match="calls: expected at most 4 sums in place, got 5"):
+        Spec("all_reduce", [1024], dtype="half", nodes="8x1", calls=5)
+    for more in ({"op": "avg"}, {"nodes": "1x1"}):
+        Spec("all_reduce", [1024], **{"dtype": "half", "nodes": "8x1", "calls": 50, **more})  # type: ignore[arg-type]
+    Spec("reduce_scatter", [1024], dtype="half", nodes="8x1", calls=50)
 
 
 def sample(**changes: object) -> dict[str, object]:
@@ -109,6 +121,8 @@ def test_records_merge_launches() -> None:
     assert record["ratio"] == pytest.approx(3.0)
     assert record["link_busy"] == pytest.approx(0.4)  # 4 Mbit in 10 ms, of 1 Gbit/s
     assert record["hops"] is None
+    spread = [sample(min_us=us, max_error=error) for us, error in ((3.0, 0.1), (1.0, None), (4.0, 0.9))]
+    assert (merge(spec, spread)["min_us"], merge(spec, spread)["max_error"]) == (1.0, 0.9)
 
 
 def test_the_ratio_of_a_broadcast_is_that_of_its_bytes() -> None:
@@ -161,6 +175,11 @@ def test_reports_are_saved_loaded_and_plotted(tmp_path: Path, monkeypatch: pytes
         files[1].write_text(text)
         done = CliRunner().invoke(app, ["plot", str(files[1]), "-o", str(tmp_path / "plot.png")], env=WIDE)
         assert done.exit_code == 2 and f"{files[1]}: expected a report of zcomm-bench/1, got " in done.output
+    without_times = [{name: value for name, value in one.items() if name != "min_us"} for one in report["results"]]
+    for change in ({"config": {**report["config"], "speed": 1}}, {"results": without_times}):
+        report_file.save({**report, **change}, files[1])
+        done = CliRunner().invoke(app, ["plot", str(files[1]), "-o", str(tmp_path / "plot.png")], env=WIDE)
+        assert done.exit_code == 2 and f"{files[1]}: expected a report of " in done.output
 
 
 @pytest.mark.parametrize("command", [[], ["all_gather"], ["overhead"], ["plot"]])
@@ -185,6 +204,9 @@ def test_help(command: list[str]) -> None:
         (["--link", "fast"], "--link"),
         (["--nodes", "4"], "--nodes"),
         (["--plot", "plot.xyz"], "--plot"),
+        (["--json", "."], "--json"),
+        (["--all-reduce", "int4:128"], "all_reduce: "),
+        (["--backends", "gloo", "--min-bytes", "1"], "min_bytes: "),
     ],
 )
 def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
@@ -267,6 +289,36 @@ def test_exchanges_are_measured(collective: str, tmp_path: Path) -> None:
     assert (compressed["wire_bytes"], compressed["format"]) == (2048 + 32, "int8:128")
     assert compressed["ratio"] == pytest.approx(4096 / 2080)
     assert 0 < compressed["mean_error"] < compressed["max_error"] < 0.1
+
+
+@needs_ranks
+def test_a_backend_that_does_nothing_fails_the_check_and_sums_stay_finite() -> None:
+    import torch
+    import torch.distributed as dist
+    from support.worlds import run
+
+    from zcomm_bench.contenders import Contender
+    from zcomm_bench.worker import Bench
+
+    class Idle(Contender):
+        def call(self, problem: object) -> None:
+            pass
+
+    def body() -> tuple[list[float], bool]:
+        errors = []
+        for collective in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"):
+            spec = Spec(collective, [4096], dtype="half", link="none", nodes="1x2", warmup=20)
+            contenders = [make("some", dist.group.WORLD) for make in (Contender, Idle)]
+            bench = Bench(spec, torch.device("cpu"), contenders)
+            problem = bench.make_problem(1024)
+            bench.warm_up(problem)
+            finite = bool(problem.whole.isfinite().all())
+            errors.append([mean for _, mean in bench._check(problem)])
+        return errors, finite
+
+    for errors, finite in run(body, backend="gloo"):
+        assert all(exact < 1e-3 and idle > 0.1 for exact, idle in errors), errors
+        assert finite
 
 
 @pytest.mark.parametrize("backend", ["naive", "exact_all_to_all"])

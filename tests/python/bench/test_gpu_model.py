@@ -130,7 +130,7 @@ def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert collectives.exact(size, "bfloat16", machine).seconds >= 1.6 * gather
+    assert collectives.exact(size, "bfloat16", machine).seconds >= 2.8 * gather
     assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
 
 
@@ -152,8 +152,12 @@ def test_the_planner_says_the_same_of_every_size_of_cluster(name: str, tmp_path:
     work = Workload(*from_config(gpu_model.LLAMA_70B, sequence=4096), tokens=4096)
     gathers = [collectives.gather(unit.num_elements, "bfloat16", gpu_model.GATHER, machine) for unit in work.units]
     reductions = [collectives.reduce(unit.num_elements, "float32", gpu_model.REDUCE, machine) for unit in work.units]
-    for name, costs, times in (("all_gather", gathers, work.gathers), ("reduce_scatter", reductions, work.reductions)):
-        expected = sum(cost.seconds * unit.count * times for cost, unit in zip(costs, work.units, strict=True))
+    times = {
+        "all_gather": [work.gathers(unit) for unit in work.units],
+        "reduce_scatter": [work.reductions * unit.count for unit in work.units],
+    }
+    for name, costs in (("all_gather", gathers), ("reduce_scatter", reductions)):
+        expected = sum(cost.seconds * number for cost, number in zip(costs, times[name], strict=True))
         assert made["costs"][name]["seconds"] == pytest.approx(expected, rel=0.05)
 
 

@@ -75,6 +75,7 @@ def test_the_command_takes_a_learning_rate_or_bits(tmp_path: Path) -> None:
         ([], "config.json"),
         (["--model", "nothing.json"], "expected a config.json"),
         (["--model", "x:y"], "model: expected a function"),
+        (["--model", "x:y", "--sequence", "8"], "sequence: expected it with a config.json alone"),
         (["--model", "x:y", "--gpu", "h1000"], "Invalid value for '--gpu': gpu: expected one of v100"),
         (["--model", "x:y", "--inter", "fast"], "Invalid value for '--inter': expected a rate"),
         (["--model", "x:y", "--intra", "fast"], "Invalid value for '--intra': expected a rate"),

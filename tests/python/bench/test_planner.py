@@ -74,12 +74,24 @@ def test_a_module_on_the_meta_device_has_the_same_messages(tmp_path: Path, monke
     )
     monkeypatch.chdir(tmp_path)
     units, flops = load_model("tiny_model:build", sequence=8)
-    assert units == (Unit("block 0", 20), Unit("block 1", 20), Unit("block 2", 20), Unit("root", 80))
+    assert units == (Unit("block 0", 20), Unit("block 1", 20), Unit("block 2", 20), Unit("root", 80, gathers=1))
     assert flops == 2 * (3 * 16 + 40)
     with pytest.raises(ValueError, match=r"expected tiny_model:wrong to return a torch.nn.Module, got int"):
         load_model("tiny_model:wrong", sequence=8)
     with pytest.raises(ValueError, match="expected a function 'tiny_model:missing'"):
         load_model("tiny_model:missing", sequence=8)
+
+
+def test_the_root_is_gathered_once_in_a_micro_batch() -> None:
+    """FSDP2 keeps it from the forward to the backward pass."""
+    work = workload(micro_batches=3)
+    assert [work.gathers(unit) for unit in work.units] == [2 * 3 * LLAMA_8B["num_hidden_layers"], 3]
+
+
+def test_the_band_holds_other_rates_inside_of_nodes() -> None:
+    alone = dataclasses.replace(cluster(nodes=1), intra=intra_link("1GB/s"))
+    made = step.predict(step.OPTIONS[0], workload(), alone, Figure(0.5, "given"))
+    assert made.low < 0.95 * made.step_seconds and made.high > 1.05 * made.step_seconds
 
 
 @pytest.mark.parametrize("model", [{"model_type": "t5"}, {"model_type": "mixtral", "num_local_experts": 8}])

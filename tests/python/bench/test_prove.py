@@ -18,7 +18,7 @@ from support.proof import Raw, slower
 from typer.testing import CliRunner
 
 from zcomm_bench.cli import app
-from zcomm_bench.prove import claims, command, facts, plots, report, verify
+from zcomm_bench.prove import claims, command, facts, plots, prediction, report, verify
 from zcomm_bench.prove.claims import FAIL, INVALID, PASS
 from zcomm_bench.prove.intervals import of_median, of_ratios
 
@@ -153,6 +153,15 @@ def test_less_than_the_byte_ratio_fails() -> None:
     made = proof.judged(fault)
     assert proof.verdicts(made)[BYTES] == FAIL
     assert "all_gather of 4 MiB: 0.9" in proof.why(made, BYTES)
+
+
+def test_an_all_reduce_of_nccl_may_be_a_tree() -> None:
+    """It sends a tensor once between two nodes, so that a ring's bytes would make the link nearly twice as fast."""
+    found = [prediction.exact_bytes("all_reduce", 100, nodes, ranks, "nccl") for nodes, ranks in ((2, 16), (4, 4))]
+    assert found == [100, 150]
+    assert prediction.exact_bytes("all_reduce", 100, 1, 4, "nccl") == 75
+    assert prediction.exact_bytes("all_reduce", 100, 2, 4, "gloo") == 150
+    assert prediction.exact_bytes("reduce_scatter", 100, 2, 4, "nccl") == 75
 
 
 def test_a_fast_link_says_nothing_of_slow_ones() -> None:

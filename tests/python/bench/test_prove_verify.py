@@ -176,7 +176,9 @@ def test_verify_and_add_from_the_command_line(sound: Raw, tmp_path: Path, monkey
     assert len(found["calls_2x2_0.1gbit"].rows) == 6
     done = CliRunner().invoke(app, ["prove", "--verify", str(file), "--add", str(file)])
     assert done.exit_code == 2 and "--add checks it, too" in done.output
-    for measuring in (["--rehearse"], ["--drill"], ["--link", "1gbit"]):
+    done = CliRunner().invoke(app, ["prove", "--verify", str(file), "--by", "a reader"])
+    assert done.exit_code == 2 and "--by: expected --add" in done.output
+    for measuring in (["--rehearse"], ["--drill"], ["--link", "1gbit"], ["--output", "folder"]):
         for option in ("--verify", "--add"):
             done = CliRunner().invoke(app, ["prove", option, str(file), *measuring])
             assert done.exit_code == 2 and f"{measuring[0]}: expected a run that measures, got" in done.output

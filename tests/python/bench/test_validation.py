@@ -1,7 +1,7 @@
 """The planner's errors, against published training steps, measured ones, and reports of the benchmark."""
 
-import json
-from pathlib import Path
+import dataclasses
+from typing import Any
 
 import pytest
 
@@ -9,10 +9,9 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 
 from support.validation import lab_calls, lab_steps, published
-from typer.testing import CliRunner
 
 from bench import results_file
-from zcomm_bench.cli import app
+from zcomm_bench.spec import Spec
 
 
 def test_errors_against_published_steps() -> None:
@@ -51,15 +50,23 @@ def test_errors_against_measured_collectives() -> None:
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
-def test_bytes_of_hops_are_those_of_a_benchmark(collective: str, tmp_path: Path) -> None:
+def test_bytes_of_hops_are_those_of_a_benchmark(collective: str) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("pyroute2")
-    file = tmp_path / "report.json"
-    options = "--backends zcomm --nodes 2x2 --link none -n 1 -w 1 -m 1 -b 1M -e 1M --no-check"
-    done = CliRunner().invoke(app, [collective, *options.split(), "--json", str(file)])
-    assert done.exit_code == 0, done.output
-    report = json.loads(file.read_text())
-    (row,) = report["results"]
+    from support.worlds import run
+
+    from zcomm_bench.run import merge
+
+    spec = Spec(collective, [1 << 20], ["zcomm"], nodes="2x2", link="none", iters=1, warmup=1, calls=1, check=False)
+
+    def body() -> list[dict[str, Any]]:
+        import torch
+
+        from zcomm_bench.worker import Bench
+
+        return Bench(spec, torch.device("cpu")).measure(spec.shards[0])
+
+    report = {"config": dataclasses.asdict(spec)}
+    row = merge(spec, run(body, 4, backend="gloo")[0])
     assert lab_calls.hops_error(report, row) == 0
     row["hops"][0]["intra_node_bytes"] *= 1.25
     assert lab_calls.hops_error(report, row) == pytest.approx(0.2)
@@ -73,8 +80,10 @@ def test_errors_against_measured_steps() -> None:
     errors = [abs(each.error) for each in steps if each.error is not None]
     assert len(errors) == 5
     assert sum(errors) / len(errors) <= 0.09
-    assert max(errors) <= 0.15
-    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+    assert max(errors) <= 0.16
+    assert all(abs(each.bytes_error) <= 0.012 for each in steps)
+    # What was counted has headers, too: one more gather of the root, and exact steps would have too few bytes.
+    assert all(-0.005 <= each.bytes_error <= 0 for each in steps if each.option == "exact")
 
 
 def test_errors_by_how_weights_are_sent() -> None:
@@ -84,7 +93,7 @@ def test_errors_by_how_weights_are_sent() -> None:
     assert len(errors) == 7
     assert sum(errors) / len(errors) <= 0.065
     assert max(errors) <= 0.12
-    assert all(abs(each.bytes_error) <= 0.02 for each in steps)
+    assert all(abs(each.bytes_error) <= 0.012 for each in steps)
     rows = iter(content["weights_rows"])
     measured = results_file.load("training_step")["avx512"]
     for name in ("2x2_1gbit_0.001", "2x2_100mbit_0.001", "2x2_100mbit_3e-05"):

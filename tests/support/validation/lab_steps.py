@@ -19,7 +19,7 @@ from zcomm._units import parse_nodes
 from zcomm_bench.planner.cluster import ON_HOST, Cluster, Figure, inter_link, intra_link, processor
 from zcomm_bench.planner.collectives import Cost
 from zcomm_bench.planner.step import OPTIONS, Option, combine, costs_of
-from zcomm_bench.planner.workload import BITS_PER_WEIGHT, Unit, Workload
+from zcomm_bench.planner.workload import BITS_PER_WEIGHT, Workload, of_sizes
 
 UNLIMITED = "unlimited"
 OVERLAP_LINK = "1gbit"
@@ -63,8 +63,8 @@ def _cluster(content: Mapping[str, Any], link: str) -> Cluster:
 def _cost(content: Mapping[str, Any], row: Mapping[str, Any]) -> Cost:
     """Of the links alone: what the codec and latency take is in the step that calibrates the compute."""
     bits = Figure(row["bits_per_weight"], "given") if "bits_per_weight" in row else BITS_PER_WEIGHT
-    units = tuple(Unit(*unit) for unit in content["units"])
-    work = Workload(units, 1.0, 1, reduce_dtype="float32", bits_per_weight=bits)
+    units = [(name, size) for name, size, count in content["units"] for _ in range(count)]
+    work = Workload(of_sizes(units), 1.0, 1, reduce_dtype="float32", bits_per_weight=bits)
     costs = costs_of(_option(row["option"]), work, _cluster(content, row["link"])).values()
     wire = sum(cost.wire for cost in costs)
     return Cost(seconds=wire, wire=wire, inter_bytes=sum(cost.inter_bytes for cost in costs))

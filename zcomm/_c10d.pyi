@@ -122,10 +122,10 @@ class Verdict:
     value: int
     compressed: Verdict
     single_rank: Verdict
-    format_exact: Verdict
     not_a_float: Verdict
     dtype: Verdict
     operation: Verdict
+    format_exact: Verdict
     layout: Verdict
     form: Verdict
     out_of_place: Verdict

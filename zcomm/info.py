@@ -110,7 +110,7 @@ def _gpu_facts() -> list[tuple[str, str]]:
         return []
     build, count = _core.cuda_build(), _core.cuda_device_count()
     if not build.toolkit:
-        return [("CUDA", "not built (no nvcc)")]
+        return [("CUDA", "not built (no nvcc, or ZCOMM_CUDA=OFF)")]
     try:
         path, version = _nccl.load()
         found = f"{version}, {path}"

@@ -215,7 +215,10 @@ std::string FlightRecorder::pickled() const {
 }
 
 c10::IValue FlightRecorder::entry_of(const Entry& entry) {
-  const std::string dtype = c10::toString(entry.call.dtype);
+  // Part of the dtype, which the analyzer compares between ranks: one that compresses a call and one that does not wait
+  // for each other.
+  const std::string dtype =
+      std::string(c10::toString(entry.call.dtype)) + (entry.call.is_compressed ? " compressed" : "");
   const bool done = entry.ended != Clock::time_point{};
   Dict fields = new_dict();
   fields.insert("record_id", static_cast<std::int64_t>(entry.id));
@@ -255,7 +258,12 @@ std::shared_ptr<void> GroupRecorder::queued(Job& job) {
   const CallSummary call = job.summary();
   const at::ScalarType dtype =
       job.written.empty() ? job.outputs[0].scalar_type() : scalar_type_of(job.written.front().dtype);
-  job.record = begin({analyzers_name(call.name), call.in_elements, call.out_elements, dtype, job.timeout});
+  job.record = begin({.name = analyzers_name(call.name),
+                      .in_elements = call.in_elements,
+                      .out_elements = call.out_elements,
+                      .dtype = dtype,
+                      .timeout = job.timeout,
+                      .is_compressed = true});
   return nullptr;
 }
 

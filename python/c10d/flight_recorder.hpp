@@ -29,6 +29,7 @@ struct RecordedCall {
   std::chrono::milliseconds timeout{0};
   int peer = -1;  // of a point-to-point call, in the group
   int tag = 0;
+  bool is_compressed = false;
 
   bool is_point_to_point() const { return peer >= 0; }
 };

@@ -18,7 +18,7 @@ std::string_view to_string(Collective collective) {
 
 std::string_view to_string(Verdict verdict) {
   constexpr auto kNames =
-      std::to_array<std::string_view>({"compressed", "single_rank", "format_exact", "not_a_float", "dtype", "operation",
+      std::to_array<std::string_view>({"compressed", "single_rank", "not_a_float", "dtype", "operation", "format_exact",
                                        "layout", "form", "out_of_place", "in_place", "min_bytes", "no_gain"});
   static_assert(kNames.size() == kNumVerdicts);
   return kNames.at(static_cast<std::size_t>(verdict));
@@ -124,10 +124,11 @@ bool names_group(std::span<const std::string> dimensions, std::string_view descr
 
 Verdict decide(const Policy& policy, const Call& call, int size) {
   if (size == 1) return Verdict::single_rank;
-  if (is_exact(policy, call)) return Verdict::format_exact;
+  // What no format compresses comes first: the reason names what a user could change.
   if (!call.floating_point) return Verdict::not_a_float;
   if (!call.dtype) return Verdict::dtype;
   if (!call.linear) return Verdict::operation;
+  if (is_exact(policy, call)) return Verdict::format_exact;
   if (!call.contiguous) return Verdict::layout;
   // Ranks know only their own parts of an all-to-all, so each pair decides by the size of its message.
   if (call.collective == Collective::all_to_all) return Verdict::compressed;
@@ -144,7 +145,7 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
 }
 
 void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {
-  if (!policy.strict || call.num_bytes < policy.min_bytes) return;
+  if (!policy.strict || call.num_bytes < policy.min_bytes || is_exact(policy, call)) return;
   std::string remedy;
   switch (verdict) {
     case Verdict::dtype:

@@ -52,10 +52,10 @@ struct Call {
 enum class Verdict : std::uint8_t {
   compressed,
   single_rank,   // nothing moves
-  format_exact,  // the options, or exact(), say so
   not_a_float,   // integers, bool, ...
   dtype,         // float64, fp8, complex: no codec takes it
   operation,     // MAX, MIN, PRODUCT, bitwise
+  format_exact,  // the options, or exact(), say so
   layout,        // not contiguous, or sparse
   form,          // list or coalesced, not opted in
   out_of_place,  // an all-gather whose input is not its own slot, not opted in

@@ -7,8 +7,8 @@ namespace zcomm {
 
 void throw_cuda_missing() {
   throw Error(
-      "this build of zcomm has no CUDA: no nvcc was found when it was built. Install the CUDA toolkit, or set CUDACXX "
-      "to its nvcc, and install zcomm again");
+      "this build of zcomm has no CUDA: it was built without nvcc, or with ZCOMM_CUDA=OFF. Put the CUDA toolkit's nvcc "
+      "in PATH or CUDACXX, and install zcomm again");
 }
 
 CudaBuild cuda_build() { return {}; }

@@ -58,6 +58,11 @@ TEST_CASE("promise 7: the default table, and nothing else, is compressed") {
   CHECK(after(fsdp_scatter(), [](Call& c, Policy&) { c.linear = false; }) == Verdict::operation);
   CHECK(after(fsdp_scatter(), [](Call& c, Policy&) { c.collective = Collective::all_reduce; }) ==
         Verdict::format_exact);
+  // No format compresses integers: to say that the format is exact would be advice to change it.
+  CHECK(after(fsdp_scatter(), [](Call& c, Policy&) {
+          c.collective = Collective::all_reduce;
+          c.floating_point = false;
+        }) == Verdict::not_a_float);
 }
 
 TEST_CASE("each opt-in compresses what it names") {
@@ -151,6 +156,8 @@ TEST_CASE("promise 8: strict raises for large floating-point calls that a policy
   Call maximum = fsdp_scatter();
   maximum.linear = false;
   CHECK_THROWS_AS(enforce_strict(strict, maximum, decide(strict, maximum, 4)), Error);
+  maximum.collective = Collective::all_reduce;  // exact, as nobody asked for another format
+  CHECK_NOTHROW(enforce_strict(strict, maximum, decide(strict, maximum, 4)));
 }
 
 }  // namespace zcomm

@@ -28,6 +28,8 @@ def _load() -> Any:
     minor = ".".join(torch.__version__.split(".")[:2])
     remedy = "In the folder of zcomm's source, 'pip install --force-reinstall --no-deps .' builds it for this torch."
     files = bindings()
+    if TORCH < (2, 11):
+        raise ImportError(f"expected torch 2.11 or later, got torch {torch.__version__}")
     if minor not in files:
         raise ImportError(
             f"expected torch {' or '.join(files)}, for which this zcomm was built, got torch {torch.__version__}. "

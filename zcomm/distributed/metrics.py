@@ -39,8 +39,9 @@ def flat(counters: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def write_prometheus(path: str | os.PathLike[str], counters: Mapping[str, Any], rank: int) -> None:
-    """Writes nested counters of ``rank`` to ``path`` in Prometheus' text format. Raises as Stats.write_prometheus."""
+def write_prometheus(path: str | os.PathLike[str], counters: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    """Writes nested counters with ``labels`` to ``path`` in Prometheus' text format. Raises as
+    Stats.write_prometheus."""
     if not os.fspath(path).endswith(".prom"):
         raise ValueError(f"path: expected a name that ends in .prom, got {os.fspath(path)!r}")
     try:
@@ -55,18 +56,18 @@ def write_prometheus(path: str | os.PathLike[str], counters: Mapping[str, Any], 
     class Counters(Collector):
         def collect(self) -> Iterator[CounterMetricFamily]:
             for name, text in _CALLS.items():
-                family = CounterMetricFamily(f"zcomm_{name}", text, labels=["collective", "rank"])
+                family = CounterMetricFamily(f"zcomm_{name}", text, labels=["collective", *labels])
                 for collective in (*COLLECTIVES, "send_recv"):
                     if name in counters[collective]:
-                        family.add_metric([collective, str(rank)], counters[collective][name])
+                        family.add_metric([collective, *labels.values()], counters[collective][name])
                 yield family
             for name, text in _UNCOMPRESSED.items():
                 family = CounterMetricFamily(
-                    f"zcomm_uncompressed_{name}", text, labels=["collective", "rank", "reason"]
+                    f"zcomm_uncompressed_{name}", text, labels=["collective", "reason", *labels]
                 )
                 for collective in COLLECTIVES:
                     for reason, calls in counters[collective]["exact"].items():
-                        family.add_metric([collective, str(rank), reason], calls[name])
+                        family.add_metric([collective, reason, *labels.values()], calls[name])
                 yield family
 
     registry = CollectorRegistry()

@@ -166,7 +166,7 @@ class Stats:
     ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
-    ``formats``: the group's own, by collective.
+    ``formats``: the group's own, by collective. ``group``: its name.
     """
 
     all_gather: CollectiveStats
@@ -184,6 +184,7 @@ class Stats:
     node_memory: str = ""
     threshold: str = ""
     formats: dict[str, str] = field(default_factory=dict)
+    group: str = ""
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -196,11 +197,11 @@ class Stats:
         file is replaced at once: a reader never sees half of it.
 
         Raises ValueError if the name does not end in ``.prom``, and ImportError without ``prometheus_client``."""
-        metrics.write_prometheus(path, self._counters(), dist.get_rank())
+        metrics.write_prometheus(path, self._counters(), {"group": self.group, "rank": str(dist.get_rank())})
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats"):
+        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats", "group"):
             del counters[name]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
@@ -298,4 +299,5 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         node_memory=raw["node_memory"],
         threshold=options.threshold,
         formats={name: getattr(options, name) for name in metrics.COLLECTIVES},
+        group=options.group_name,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import pickle
@@ -66,6 +67,21 @@ def test_the_analyzer_names_the_rank_that_did_not_come(
     assert f"missing ranks: {{{LATE}}}" in said
     dumps[LATE].unlink()  # as if it were dead
     assert f"missed FR dumps from ranks ({{{LATE}}})" in analyze(caplog, tmp_path, "--allow-incomplete-ranks")
+
+
+def test_the_analyzer_finds_the_call_that_one_rank_alone_compresses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body() -> None:
+        gather(mine())
+        world: Any = dist.group.WORLD
+        world.set_timeout(datetime.timedelta(seconds=SOON))
+        with zcomm.exact() if dist.get_rank() == 1 else contextlib.nullcontext(), pytest.raises(RuntimeError):
+            gather(mine())
+
+    run(body, env={"ZCOMM_FLIGHT_RECORDER": str(tmp_path / "rank_")})
+    said = analyze(caplog, tmp_path)
+    assert "Float compressed" in said and "does not match" in said
 
 
 def messages() -> None:
@@ -207,6 +223,6 @@ def test_a_gather_that_leaves_wires_is_recorded_with_the_dtype_of_its_values(tmp
         assert isinstance(plan, _c10d.Operation)
         plan.run(None, own, wires=torch.empty(plan.wires_bytes, dtype=torch.uint8)).wait()
         entry = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())["entries"][-1]
-        assert (entry["output_dtypes"], entry["output_sizes"]) == (["BFloat16"], [[2 * NUM]])
+        assert (entry["output_dtypes"], entry["output_sizes"]) == (["BFloat16 compressed"], [[2 * NUM]])
 
     run(body, 2, options=options())

@@ -32,6 +32,7 @@ def counted(folder: str) -> dict[str, float]:
     assert found["zcomm/all_gather/hops/0/intra_node_bytes"] == found["zcomm/all_gather/intra_node_bytes"] > 0
     assert all(type(value) is float for value in found.values())
     stats.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
+    zcomm.stats(dist.new_group()).write_prometheus(Path(folder) / f"group{dist.get_rank()}.prom")
     with pytest.raises(ValueError, match=r"path: expected a name that ends in .prom, got 'zcomm.txt'"):
         stats.write_prometheus("zcomm.txt")
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +45,10 @@ def counted(folder: str) -> dict[str, float]:
 def test_counters_are_those_of_stats(tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     found = run(lambda: counted(str(tmp_path)))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["rank0.prom", "rank1.prom"]
+    names = [f"{kind}{rank}" for kind in ("group", "rank") for rank in range(2)]
+    assert sorted(file.stem for file in tmp_path.iterdir()) == names
+    series = [set(re.findall(r"^\w+{.*}", (tmp_path / f"{name}.prom").read_text(), re.MULTILINE)) for name in names]
+    assert all(series) and len(set.union(*series)) == sum(map(len, series)), "a scrape of all has no series twice"
     for rank, metrics in enumerate(found):
         families = parser.text_string_to_metric_families((tmp_path / f"rank{rank}.prom").read_text())
         samples = {

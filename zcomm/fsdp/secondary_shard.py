@@ -21,7 +21,7 @@ from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.gathers import GatherCall, finished
-from zcomm.fsdp.lossless import LosslessGather, plan_lossless
+from zcomm.fsdp.lossless import plan_lossless
 
 if TYPE_CHECKING:
     from zcomm.fsdp.compression import _Modules
@@ -52,6 +52,8 @@ class SecondaryShard(ABC):
         self._owner = owner
         self._group = group
         self.intra_node = _c10d.Site(group.name, [])
+        self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
+        self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._mark: _c10d.ShardMark | None = None  # of the weights that are kept, on a GPU
         self._capture = 0  # the CUDA graph that the last gather was recorded in
@@ -69,25 +71,16 @@ class SecondaryShard(ABC):
     def keeps_wires(self) -> bool:
         """See GatherStrategy."""
 
-    @property
     @abstractmethod
-    def kept(self) -> torch.Tensor | None:
-        """The memory."""
+    def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
+        """The gather that keeps, where ``plan`` is the one in a format."""
 
     @abstractmethod
-    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
-        """Bytes of the rank that needs most, so that all ranks decide alike."""
-
-    @abstractmethod
-    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
-        """The memory for this gather; outdates what was kept in another."""
-
-    @abstractmethod
-    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
+    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         """From the shards of all ranks."""
 
     @abstractmethod
-    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
+    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
         """From what the ranks of the node keep."""
 
     def _gather_without(self, call: GatherCall) -> Any:
@@ -96,6 +89,11 @@ class SecondaryShard(ABC):
 
     def _can_be_captured(self) -> bool:
         return True
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """The memory."""
+        return self._held.kept if self._held else None
 
     @property
     def memory_bytes(self) -> int:
@@ -114,19 +112,30 @@ class SecondaryShard(ABC):
         if version is None or (is_captured and not self._can_be_captured()):
             self.gathers_plain += 1
             return self._gather_without(call)
-        if not self._fits(self._largest(call, plan)):
+        plan = self._plan_of(call, plan)
+        if not self._fits(plan.largest_kept_bytes):  # of the rank that needs most, so that all ranks decide alike
             self.gathers_beyond_limit += 1
             return self._gather_without(call)
-        kept = self._make_room(call, plan)
+        held = self._bound(plan, call.output.device)
         if version == self._kept_version:
             self.gathers_intra_node += 1
-            self._check(call.shard, kept)
-            return self._gather_again(call, plan)
+            self._check(call.shard)
+            return self._gather_again(call, held)
         self._kept_version = None  # while it is being written
         self.gathers_inter_node += 1
-        work = self._gather_across(call, plan, version)
+        work = self._gather_across(call, held, version)
         self._kept_version = version
         return work
+
+    def _bound(self, plan: _c10d.Operation, device: torch.device) -> _c10d.Operation:
+        """``plan``, bound to memory, which is that of the gather before if it is as large."""
+        if self._held is None or self._plan is not plan:
+            self.outdate()
+            kept = self.kept
+            if kept is None or kept.numel() != plan.kept_bytes:
+                kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device)
+            self._held, self._plan = plan.keeping(kept), plan
+        return self._held
 
     def outdate(self, forget_mark: bool = False) -> None:
         self._kept_version = None
@@ -137,7 +146,7 @@ class SecondaryShard(ABC):
         """Free the kept data, which the next gathers cannot use."""
         self._owner.release(self._reserved or 0)
         self.outdate(forget_mark=True)
-        self._reserved = None
+        self._reserved = self._held = self._plan = None
 
     def _fits(self, num_bytes: int) -> bool:
         if 0 < (self._reserved or 0) < num_bytes:
@@ -169,9 +178,9 @@ class SecondaryShard(ABC):
             self._mark.note(shard)
             self._keep_for_replays(self._mark)
 
-    def _check(self, shard: torch.Tensor, kept: torch.Tensor) -> None:
-        if self._mark is not None and self._owner.checks:
-            self._mark.check(shard, kept)
+    def _check(self, shard: torch.Tensor) -> None:
+        if self._mark is not None and self._owner.checks and self.kept is not None:
+            self._mark.check(shard, self.kept)
 
     def check_mark(self) -> None:
         """Raise RuntimeError if a kernel has found a change of weights that PyTorch did not count."""
@@ -204,45 +213,21 @@ def hashes_of(shard: torch.Tensor) -> tuple[int, ...]:
 class KeptWires(SecondaryShard):
     """Of weights in a format. What is gathered from them has the same bits as the first gather."""
 
-    def __init__(self, owner: _Modules, group: Collectives) -> None:
-        super().__init__(owner, group)
-        self._wires: _c10d.Operation | None = None  # the gather that keeps them
-        self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
-
-    @property
-    def kept(self) -> torch.Tensor | None:
-        return self._wires.kept if self._wires else None
-
     def keeps_wires(self) -> bool:
         return self._reserved != 0
 
-    def forget(self) -> None:
-        super().forget()
-        self._wires = self._plan = None
-
     def _can_be_captured(self) -> bool:
-        return self._wires is not None
+        return self._held is not None
 
-    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
-        return plan.largest_kept_bytes
+    def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
+        return plan
 
-    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
-        kept = self.kept
-        if kept is None or kept.numel() != plan.kept_bytes:
-            kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=call.output.device)
-            self._plan = self._kept_version = None
-        if self._plan is not plan:
-            self._wires, self._plan = plan.keeping(kept), plan
-        return kept
-
-    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
-        assert self._wires is not None
+    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         self._note(call.shard)
-        return call.run(self._wires, self._group.gathered)
+        return call.run(held, self._group.gathered)
 
-    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
-        assert self._wires is not None
-        return call.run(self._wires, self.intra_node, again=True)
+    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
+        return call.run(held, self.intra_node, again=True)
 
 
 class KeptValues(SecondaryShard):
@@ -250,25 +235,26 @@ class KeptValues(SecondaryShard):
 
     def __init__(self, owner: _Modules, group: Collectives) -> None:
         super().__init__(owner, group)
-        self._lossless: LosslessGather | None = None
-        self._plan: _c10d.Operation | None = None
+        self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
+        self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
         self._group_name = ""  # of the last difference
         self._alternative: _c10d.Operation | None = None  # what would be sent instead
         self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
 
     @property
-    def kept(self) -> torch.Tensor | None:
-        return self._lossless.kept if self._lossless else None
-
-    @property
     def generation(self) -> int:
         """Gathers since whole weights were sent, that one included."""
-        return self._lossless.held.generation if self._lossless else 0
+        return self._held.generation if self._held else 0
 
     @property
     def bits_per_weight(self) -> float:
-        """That the last difference took on its way to another node; 0 without one."""
-        return self._lossless.bits_per_weight if self._lossless else 0.0
+        """That the last difference took on its way to another node, with headers; 0 without one. Of bytes: per byte."""
+        return 8 * self._held.sent_bytes / self._num_weights if self._held and self._num_weights else 0.0
+
+    @property
+    def needs_sizes(self) -> bool:
+        """NCCL needs the size of a difference on the host before it is sent: see lossless.prepare()."""
+        return self.kept is not None and not self.kept.is_cpu
 
     def takes_parts(self) -> bool:
         return self._reserved != 0  # without room torch gathers, into one tensor
@@ -280,25 +266,19 @@ class KeptValues(SecondaryShard):
         super().outdate(forget_mark)
         self._prepared_version = None
 
-    def forget(self) -> None:
-        super().forget()
-        self._lossless = None
-
     def costs(self, group: str) -> LosslessCosts | None:
         """None: this module has sent no difference in that process group."""
-        exact, other = self._lossless, self._alternative
-        if exact is None or other is None or self._group_name != group or exact.held.generation < 2:
+        exact, other = self._plan, self._alternative
+        if exact is None or other is None or self._group_name != group or self.generation < 2:
             return None
-        if exact.is_bytes:
-            return None  # no format would send less
-        compressed_bits = 16 * other.largest_kept_bytes / exact.plan.largest_kept_bytes
-        return LosslessCosts(exact.bits_per_weight, other.format, compressed_bits)
+        compressed_bits = 16 * other.largest_kept_bytes / exact.largest_kept_bytes
+        return LosslessCosts(self.bits_per_weight, other.format, compressed_bits)
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
         module has sent differences before and its weights have changed since."""
         plan = self._group.gather_plan_of(group)
-        if self._group.strategy is not self or self._lossless is None or self._group_name != group or plan is None:
+        if self._group.strategy is not self or self._held is None or self._group_name != group or plan is None:
             return None
         version = self._version_of(plan)
         if version is None or version in (self._kept_version, self._prepared_version):
@@ -308,11 +288,11 @@ class KeptValues(SecondaryShard):
             return None
         return (shard.view(torch.uint16) if shard.itemsize == 1 else shard), version
 
-    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[LosslessGather, torch.Tensor, Any]:
-        assert self._lossless is not None
+    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[_c10d.Operation, torch.Tensor, Any]:
+        assert self._held is not None
         self._prepared_version = version
         self._note(shard)
-        return self._lossless, shard, self._group.gathered
+        return self._held, shard, self._group.gathered
 
     def gather(self, call: GatherCall) -> Any:
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
@@ -320,31 +300,26 @@ class KeptValues(SecondaryShard):
             plan_lossless(self._group.name, call, None)  # raises, as for float32
         return super().gather(call)
 
-    def _largest(self, call: GatherCall, plan: _c10d.Operation) -> int:
-        self._plan = plan_lossless(self._group.name, call, self._plan)
-        return self._plan.largest_kept_bytes
+    def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
+        self._lossless = plan_lossless(self._group.name, call, self._lossless)
+        is_bytes = call.output.dtype == torch.uint16  # in pairs, of which no format would send less
+        self._alternative = None if is_bytes else plan
+        self._num_weights = call.shard.numel() * (2 if is_bytes else 1)
+        return self._lossless
 
-    def _make_room(self, call: GatherCall, plan: _c10d.Operation) -> torch.Tensor:
-        assert self._plan is not None
-        if self._lossless is None or self._lossless.plan is not self._plan:
-            self.outdate()
-            self._lossless = LosslessGather(self._plan, call.output)
-            self._group_name = call.group.group_name
-        self._alternative = plan
-        return self._lossless.kept
-
-    def _gather_across(self, call: GatherCall, plan: _c10d.Operation, version: WeightsVersion) -> Any:
-        assert self._lossless is not None
-        if self._lossless.needs_sizes and self._prepared_version != version:
+    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
+        self._group_name = call.group.group_name
+        if self.needs_sizes and self._prepared_version != version:
             self._owner.prepare(self, call, version)
         else:
-            self._check(call.shard, self._lossless.kept)  # against what was prepared
+            self._check(call.shard)  # against what was prepared
         self._prepared_version = None
-        return self._lossless.gather(call, self._group.gathered)
+        work = held.run(call.target, call.whole_shard, site=self._group.gathered, async_op=call.async_op)
+        return finished(work, call.async_op)
 
-    def _gather_again(self, call: GatherCall, plan: _c10d.Operation) -> Any:
-        assert self._lossless is not None
-        return self._lossless.gather_again(call, self.intra_node)
+    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
+        work = held.run(call.target, site=self.intra_node, async_op=call.async_op)
+        return finished(work, call.async_op)
 
     def _obstacle(self) -> str:
         if self._reserved == 0:

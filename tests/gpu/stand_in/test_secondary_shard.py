@@ -32,7 +32,7 @@ class Module:
         self.shards = KeptWires(owner, group)  # type: ignore[arg-type]
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
         if was_gathered:
-            self.shards._wires, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan
+            self.shards._held, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan
 
     def set(self, step: int) -> None:
         host.synchronize()

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
 from zcomm.fsdp import Compression, compress
-from zcomm.fsdp.lossless import LosslessGather
+from zcomm.fsdp.secondary_shard import KeptValues
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 TWO_NODES = [0, 0, 1, 1]
@@ -250,22 +250,19 @@ def test_hybrid_shards_and_compiled_blocks() -> None:
 def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPU tensors, whose gathers need no sizes: what would be prepared is what is gathered then."""
     prepared: list[dict[Any, torch.Tensor]] = []
-    make, gather = LosslessGather.__init__, LosslessGather.gather
-
-    def make_needing_sizes(self: LosslessGather, *args: Any) -> None:
-        make(self, *args)
-        self.needs_sizes = True
+    gather = KeptValues._gather_across
 
     def prepare(group: Any, gathers: Any, async_op: bool) -> None:
         prepared.append({one: shard.clone() for one, shard, _ in gathers})
 
-    def checked_gather(self: LosslessGather, call: Any, site: Any) -> Any:
-        assert torch.equal(next(batch[self] for batch in reversed(prepared) if self in batch), call.shard)
-        return gather(self, call, site)
+    def checked_gather(self: KeptValues, call: Any, held: Any, version: Any) -> Any:
+        work = gather(self, call, held, version)
+        assert torch.equal(next(batch[held] for batch in reversed(prepared) if held in batch), call.shard)
+        return work
 
     def body() -> None:
-        monkeypatch.setattr(LosslessGather, "__init__", make_needing_sizes)
-        monkeypatch.setattr(LosslessGather, "gather", checked_gather)
+        monkeypatch.setattr(KeptValues, "needs_sizes", True)
+        monkeypatch.setattr(KeptValues, "_gather_across", checked_gather)
         monkeypatch.setattr("zcomm.fsdp.compression.prepare", prepare)
         model = sharded()
         model[1].requires_grad_(False)
@@ -300,12 +297,12 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
         if dist.get_rank() == 3:
             shard = shard_of(secondary)
             if what == "a write":
-                for slot in shard._lossless.held.kept.view(2, -1):  # its own, and that of rank 1
+                for slot in shard.kept.view(2, -1):  # its own, and that of rank 1
                     slot[20] ^= 1
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: shard._lossless.gather_again(call, shard.intra_node)
+                shard.gather = lambda call: shard._gather_again(call, shard._held)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import zcomm
-from zcomm import _core
+from zcomm import _core, info
+from zcomm.__main__ import main
 
 
 def told(*arguments: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -21,12 +22,12 @@ def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
     output = told("info", ZCOMM_MIN_BYTES="4096").stdout
     for name in ("CPU codecs", "CUDA", "network", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
         assert name in output
-    assert ("not built (no nvcc)" in output) != bool(_core.cuda_build().toolkit)
+    assert ("not built (no nvcc, or ZCOMM_CUDA=OFF)" in output) != bool(_core.cuda_build().toolkit)
     (line,) = (line for line in output.splitlines() if line.startswith("ZCOMM_MIN_BYTES"))
     assert line.split() == ["ZCOMM_MIN_BYTES", "4096", "min_bytes=4096"]
 
 
-def test_info_warns_of_variables_with_which_two_communicators_hang() -> None:
+def test_info_warns_of_variables_with_which_two_communicators_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     queue, order = "warning: CUDA_DEVICE_MAX_CONNECTIONS=1: ", "warning: NCCL_LAUNCH_ORDER_IMPLICIT: expected 1"
     for variables, warnings in [
@@ -34,7 +35,11 @@ def test_info_warns_of_variables_with_which_two_communicators_hang() -> None:
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, [queue, order]),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}, [queue]),
     ]:
-        lines = [line for line in told("info", **variables).stdout.splitlines() if line.startswith("warning: ")]
+        for variable in ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_LAUNCH_ORDER_IMPLICIT"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        lines = [line for line in info.text().splitlines() if line.startswith("warning: ")]
         assert len(lines) == len(warnings)
         assert all(map(str.startswith, lines, warnings))
 
@@ -52,7 +57,12 @@ def test_it_needs_neither_torch_nor_packages_of_the_benchmarks() -> None:
     assert done.returncode == 0 and "CPU codecs" in done.stdout, done.stderr
 
 
-def test_other_commands_are_refused() -> None:
-    assert told("--version").stdout.strip() == zcomm.__version__
-    for wrong in ([], ["plan"]):
-        assert told(*wrong, check=False).returncode == 2
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), ([], 2), (["plan"], 2)])
+def test_other_commands_are_refused(
+    arguments: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["zcomm", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert status != 0 or capsys.readouterr().out.strip() == zcomm.__version__

@@ -53,7 +53,7 @@ struct BlockFormat {
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 
-// Formats of the two hops of a hierarchical collective.
+// Formats by link: those of the two hops of a hierarchical collective, or of the receivers of a flat one.
 struct HopFormats {
   BlockFormat intra_node;  // between ranks of one node
   BlockFormat inter_node;  // between nodes

@@ -52,7 +52,7 @@ class MessageReader {
   DType dtype_;
 };
 
-// Buffers for `num_peers` messages of each chunk in progress.
+// Buffers for `num_peers` messages of each chunk in progress; `index` is one of them, not a rank.
 class MessageBuffers {
  public:
   MessageBuffers(const Resources& r, int num_peers, std::size_t message_bytes, int depth)
@@ -62,8 +62,8 @@ class MessageBuffers {
         scratch_(r.workspace, message_bytes * static_cast<std::size_t>(num_peers) * static_cast<std::size_t>(depth),
                  r.stream) {}
 
-  std::byte* data(int peer, std::int64_t chunk) const {
-    const auto place = static_cast<std::size_t>((chunk % depth_) * num_peers_ + peer);
+  std::byte* data(int index, std::int64_t chunk) const {
+    const auto place = static_cast<std::size_t>((chunk % depth_) * num_peers_ + index);
     return scratch_.data() + place * message_bytes_;
   }
 
@@ -84,16 +84,16 @@ class ReceivedMessages {
         places_(static_cast<std::size_t>(num_peers * depth)) {}
 
   // Returns the receive of a message from `rank`. Where data() has it may change in any wait of this rank.
-  Recv recv(int rank, int peer, std::int64_t chunk, std::size_t num_bytes) {
-    std::byte* const data = buffers_.data(peer, chunk);
-    place(peer, chunk) = data;
-    return {rank, data, num_bytes, false, &place(peer, chunk)};
+  Recv recv(int rank, int index, std::int64_t chunk, std::size_t num_bytes) {
+    std::byte* const data = buffers_.data(index, chunk);
+    place(index, chunk) = data;
+    return {rank, data, num_bytes, false, &place(index, chunk)};
   }
-  const std::byte* data(int peer, std::int64_t chunk) { return place(peer, chunk); }
+  const std::byte* data(int index, std::int64_t chunk) { return place(index, chunk); }
 
  private:
-  const std::byte*& place(int peer, std::int64_t chunk) {
-    return places_[static_cast<std::size_t>((chunk % depth_) * num_peers_ + peer)];
+  const std::byte*& place(int index, std::int64_t chunk) {
+    return places_[static_cast<std::size_t>((chunk % depth_) * num_peers_ + index)];
   }
 
   MessageBuffers buffers_;

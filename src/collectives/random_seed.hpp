@@ -23,7 +23,8 @@ constexpr std::uint64_t mix_seed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Returns the random stream of a piece of `owner`'s slot, different for each call, rank, slot and segment.
+// Returns the random stream of a piece, different for each call, rank, `owner` and segment. `owner` tells a call's
+// slots or messages apart: the owner of the sum, or the receiver.
 template <class Format>
 Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, BlockFormat format) {
   if (!format.stochastic) return {};

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import zcomm
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
-from zcomm_bench.spec import COLLECTIVES, FORMATTED, Spec, parse_backend
+from zcomm_bench.spec import FORMATTED, Spec, parse_backend
 
 # The option whose format a collective has where its own says exact.
 LIKE = {"all_reduce": "reduce_scatter", "all_to_all": "reduce_scatter", "broadcast": "all_gather"}
@@ -196,12 +196,15 @@ def _make(spec: Spec, name: str, node_size: int | None) -> Contender:
 def check_formats(spec: Spec) -> None:
     """Raises ValueError or TypeError that names the option where a backend of `spec` has a wrong format, or where
     nothing reads an option."""
-    compressed = [name for name in spec.backends if parse_backend(name, spec.device)[0] in FORMATTED]
-    for option in spec.options:
-        if not compressed or option in {*COLLECTIVES} - {spec.collective, LIKE.get(spec.collective)}:
-            raise ValueError(
-                f"{option}: expected a call that reads it, got {spec.collective} of {', '.join(spec.backends)}"
-            )
+    compressed = {name: parse_backend(name, spec.device) for name in spec.backends}
+    compressed = {name: parsed for name, parsed in compressed.items() if parsed[0] in FORMATTED}
+    read = {"min_bytes", "chunk_bytes"} if any(kind == "zcomm" for kind, _ in compressed.values()) else set()
+    if any(format is None for _, format in compressed.values()):
+        read |= {spec.collective, LIKE.get(spec.collective, spec.collective)}
+    for option in spec.options.keys() - read:
+        raise ValueError(
+            f"{option}: expected a call that reads it, got {spec.collective} of {', '.join(spec.backends)}"
+        )
     for name in compressed:
         _formats(spec, name, None)
 

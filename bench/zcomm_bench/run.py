@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -76,8 +77,8 @@ def measure_overhead(batch: int = 100) -> list[dict[str, Any]]:
 
 
 def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of one size and backend out of those of its launches: the median of every figure, but the fastest
-    sample of all and the largest error."""
+    """The record of one size and backend out of those of its launches. Figures are medians over them, but for the
+    fastest sample and the largest error."""
 
     def median(name: str) -> float | None:
         values = [sample[name] for sample in samples if sample[name] is not None]
@@ -86,7 +87,8 @@ def merge(spec: Spec, samples: list[dict[str, Any]]) -> dict[str, Any]:
     first = samples[0]
     figures = {name: median(name) for name in FIGURES}
     figures["min_us"] = min(sample["min_us"] for sample in samples)
-    figures["max_error"] = max((sample["max_error"] for sample in samples), key=lambda error: error or 0.0)
+    errors = [sample["max_error"] for sample in samples if sample["max_error"] is not None]
+    figures["max_error"] = max(errors, key=lambda error: math.inf if math.isnan(error) else error, default=None)
     seconds = (figures["median_us"] or 0.0) * 1e-6
     factor = bus_factor(spec.collective, spec.num_ranks)
     # A broadcast's last rank sends nothing, and bytes are a mean over ranks.

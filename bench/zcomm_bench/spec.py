@@ -110,7 +110,7 @@ class Spec:
             raise ValueError(f"op: expected sum for {self.collective}, got 'avg'")
         for name, least in (("iters", 1), ("warmup", 1), ("calls", 0), ("launches", 1), ("seconds", 0)):
             if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected at least {least}, and no infinity, got {getattr(self, name)}")
         if not self.sizes or not self.backends or len(set(self.backends)) < len(self.backends):
             raise ValueError("expected at least one size and one backend, and no backend twice")
         for backend in self.backends:

@@ -53,7 +53,8 @@ def compressed_cost(collective: str, num_elements: int, dtype: str, cluster: Clu
 
 def exact_bytes(collective: str, num_bytes: int, nodes: int, ranks: int, backend: str) -> float:
     """The fewest bytes that a node sends to the others in an exact call, or a rank in one node. Calls are rings, and
-    Gloo's reduce-scatter is an all-reduce. NCCL may reduce all over trees of nodes, or in NVLink's switches."""
+    Gloo's reduce-scatter is an all-reduce. NCCL may reduce all over trees of nodes, or in NVLink's switches. Switches
+    between nodes that sum (SHARP) are not counted on."""
     if collective == "all_reduce" and backend == "nccl":
         return num_bytes * (2 * (nodes - 1) / nodes if nodes > 1 else (ranks - 1) / ranks)
     twice = collective == "all_reduce" or (collective == "reduce_scatter" and backend == "gloo")

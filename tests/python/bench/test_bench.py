@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_backends_parse() -> None:
         ({"nodes": "4"}, "NODESxRANKS"),
         ({"link": "fast"}, "expected a rate"),
         ({"nodes": "65x1"}, "nodes: expected at most 64 behind links, got 65x1"),
-        ({"seconds": float("inf")}, "seconds: expected at least 0"),
+        ({"seconds": float("inf")}, "seconds: expected at least 0, and no infinity, got inf"),
     ],
 )
 def test_a_spec_refuses_what_cannot_be_run(wrong: dict[str, object], message: str) -> None:
@@ -123,6 +124,7 @@ def test_records_merge_launches() -> None:
     assert record["hops"] is None
     spread = [sample(min_us=us, max_error=error) for us, error in ((3.0, 0.1), (1.0, None), (4.0, 0.9))]
     assert (merge(spec, spread)["min_us"], merge(spec, spread)["max_error"]) == (1.0, 0.9)
+    assert math.isnan(merge(spec, [*spread, sample(max_error=math.nan), *spread])["max_error"])
 
 
 def test_the_ratio_of_a_broadcast_is_that_of_its_bytes() -> None:
@@ -206,7 +208,8 @@ def test_help(command: list[str]) -> None:
         (["--plot", "plot.xyz"], "--plot"),
         (["--json", "."], "--json"),
         (["--all-reduce", "int4:128"], "all_reduce: "),
-        (["--backends", "gloo", "--min-bytes", "1"], "min_bytes: "),
+        (["--backends", "gloo,naive", "--min-bytes", "1"], "min_bytes: "),
+        (["--backends", "zcomm=int8:128", "--all-gather", "int4:128"], "all_gather: "),
     ],
 )
 def test_wrong_options_end_with_the_reason(wrong: list[str], name: str) -> None:
@@ -305,14 +308,14 @@ def test_a_backend_that_does_nothing_fails_the_check_and_sums_stay_finite() -> N
             pass
 
     def body() -> tuple[list[float], bool]:
-        errors = []
+        errors, finite = [], True
         for collective in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"):
             spec = Spec(collective, [4096], dtype="half", link="none", nodes="1x2", warmup=20)
             contenders = [make("some", dist.group.WORLD) for make in (Contender, Idle)]
             bench = Bench(spec, torch.device("cpu"), contenders)
             problem = bench.make_problem(1024)
             bench.warm_up(problem)
-            finite = bool(problem.whole.isfinite().all())
+            finite &= bool(problem.whole.isfinite().all())
             errors.append([mean for _, mean in bench._check(problem)])
         return errors, finite
 

@@ -18,7 +18,7 @@ from support.proof import Raw, slower
 from typer.testing import CliRunner
 
 from zcomm_bench.cli import app
-from zcomm_bench.prove import claims, command, facts, plots, prediction, report, verify
+from zcomm_bench.prove import claims, command, facts, figures, plots, prediction, report, verify
 from zcomm_bench.prove.claims import FAIL, INVALID, PASS
 from zcomm_bench.prove.intervals import of_median, of_ratios
 
@@ -162,6 +162,14 @@ def test_an_all_reduce_of_nccl_may_be_a_tree() -> None:
     assert prediction.exact_bytes("all_reduce", 100, 1, 4, "nccl") == 75
     assert prediction.exact_bytes("all_reduce", 100, 2, 4, "gloo") == 150
     assert prediction.exact_bytes("reduce_scatter", 100, 2, 4, "nccl") == 75
+
+
+def test_an_all_reduce_of_nccl_is_no_baseline(sound: Raw) -> None:
+    """A ring that fills the link would count as half of it."""
+    network = copy.deepcopy(figures.networks_of(sound)[0])
+    assert "all_reduce" in {row["collective"] for row in figures.baseline(network)}
+    network["sanity"]["rates"]["backend"] = "nccl"
+    assert {row["collective"] for row in figures.baseline(network)} == {"all_gather", "reduce_scatter"}
 
 
 def test_a_fast_link_says_nothing_of_slow_ones() -> None:

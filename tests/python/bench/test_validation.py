@@ -80,7 +80,7 @@ def test_errors_against_measured_steps() -> None:
     errors = [abs(each.error) for each in steps if each.error is not None]
     assert len(errors) == 5
     assert sum(errors) / len(errors) <= 0.09
-    assert max(errors) <= 0.16
+    assert max(errors) <= 0.155
     assert all(abs(each.bytes_error) <= 0.012 for each in steps)
     # What was counted has headers, too: one more gather of the root, and exact steps would have too few bytes.
     assert all(-0.005 <= each.bytes_error <= 0 for each in steps if each.option == "exact")

@@ -57,10 +57,6 @@ class Collectives:
         """Params of FSDP2: see _fsdp2."""
         return _fsdp2.params_of(self._param_group)
 
-    def gather_plan_of(self, group: str) -> _c10d.Operation | None:
-        """Return the plan of the last compressed gather in the process group of this name."""
-        return self._gather_plans.get(group)
-
     def shard(self) -> torch.Tensor | None:
         """Return the shard: see _fsdp2.shard_of."""
         return _fsdp2.shard_of(self._param_group)

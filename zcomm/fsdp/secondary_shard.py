@@ -38,10 +38,9 @@ class LosslessCosts:
 
 @dataclass(frozen=True)
 class WeightsVersion:
-    """Version of the weights in a secondary shard. Equal ones have the same weights, in the same message."""
+    """Version of the weights in a secondary shard. Equal ones have the same weights."""
 
     params: tuple[tuple[int, ...], ...]
-    plan: _c10d.Operation
     content: tuple[int, ...] | None  # hashes of this rank's shard, in host memory
 
 
@@ -104,7 +103,7 @@ class SecondaryShard(ABC):
 
     def gather(self, call: GatherCall) -> Any:
         plan = call.plan
-        version = None if isinstance(plan, _c10d.Verdict) else self._version_of(plan, call.shard)
+        version = None if isinstance(plan, _c10d.Verdict) else self._version_of(call.shard)
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
         if isinstance(plan, _c10d.Verdict):
@@ -128,11 +127,12 @@ class SecondaryShard(ABC):
         return work
 
     def _bound(self, plan: _c10d.Operation, device: torch.device) -> _c10d.Operation:
-        """``plan``, bound to memory, which is that of the gather before if it is as large."""
+        """``plan``, bound to memory, which is that of the gather before if it is as large. Outdates what another plan
+        has kept."""
         if self._held is None or self._plan is not plan:
             self.outdate()
             kept = self.kept
-            if kept is None or kept.numel() != plan.kept_bytes:
+            if kept is None or kept.numel() != plan.kept_bytes or kept.device != device:
                 kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device)
             self._held, self._plan = plan.keeping(kept), plan
         return self._held
@@ -191,7 +191,7 @@ class SecondaryShard(ABC):
                 "returned on all ranks after such a change. Bytes that a cast makes at random need keep_in_node=False"
             )
 
-    def _version_of(self, plan: _c10d.Operation, shard: torch.Tensor | None = None) -> WeightsVersion | None:
+    def _version_of(self, shard: torch.Tensor | None = None) -> WeightsVersion | None:
         """Return the version of the weights, or None if PyTorch does not count changes."""
         params = []
         for param in self._group.params:
@@ -202,7 +202,7 @@ class SecondaryShard(ABC):
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
         is_hashed = self._owner.checks and self._reserved != 0
         content = hashes_of(shard) if is_hashed and shard is not None and shard.is_cpu else None
-        return WeightsVersion(tuple(params), plan, content)
+        return WeightsVersion(tuple(params), content)
 
 
 def hashes_of(shard: torch.Tensor) -> tuple[int, ...]:
@@ -277,10 +277,9 @@ class KeptValues(SecondaryShard):
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
         module has sent differences before and its weights have changed since."""
-        plan = self._group.gather_plan_of(group)
-        if self._group.strategy is not self or self._held is None or self._group_name != group or plan is None:
+        if self._group.strategy is not self or self._held is None or self._group_name != group:
             return None
-        version = self._version_of(plan)
+        version = self._version_of()
         if version is None or version in (self._kept_version, self._prepared_version):
             return None
         shard = self._group.shard()

@@ -95,6 +95,21 @@ def test_training_equals_that_with_exact_weights(nodes: list[int], gradients: st
     run(body, 4, nodes=nodes, options=options(), seconds=300)
 
 
+def test_another_format_of_the_group_crosses_nodes_no_more() -> None:
+    """Differences are the same ones."""
+
+    def body() -> None:
+        model = sharded()
+        secondary = compress(model, weights="lossless")
+        loss = model(make_batch(dist.get_rank())[0]).sum()
+        with zcomm.override(all_gather="int4:64"):
+            loss.backward()
+        for stats in secondary.stats().values():
+            assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (1, 1, 0)
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
 def test_bytes_between_nodes_follow_the_learning_rate() -> None:
     def body() -> None:
         model = sharded()

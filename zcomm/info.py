@@ -36,6 +36,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 def _variables() -> list[tuple[str, str, str]]:
     from zcomm.distributed import environment
 
+    environment.log_level()
     try:
         from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
     except ImportError:

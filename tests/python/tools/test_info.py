@@ -44,10 +44,13 @@ def test_info_warns_of_variables_with_which_two_communicators_hang(monkeypatch: 
         assert all(map(str.startswith, lines, warnings))
 
 
-def test_a_wrong_option_of_the_environment_is_named() -> None:
+def test_a_wrong_option_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     done = told("info", check=False, ZCOMM_MIN_BYTES="many")
     assert done.returncode == 1 and "the environment holds a wrong option: ZCOMM_MIN_BYTES: " in done.stderr
+    monkeypatch.setenv("ZCOMM_LOG", "debug")
+    with pytest.raises(ValueError, match="ZCOMM_LOG: expected 'info' or nothing, got 'debug'"):
+        info.text()
 
 
 def test_it_needs_neither_torch_nor_packages_of_the_benchmarks() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import hashlib
 import importlib.util
 import json
 import os
@@ -112,7 +113,7 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
 
     aborts = "tests/gpu/test_aborts.py"
     return [
-        Stage("build", 170, build_commands(), expected=130),
+        Stage("build", 300, build_commands(), expected=130),
         Stage("info", 40, [[python, "-m", "zcomm", "info"]], expected=10),
         probe("beside_gemm", 120, 60),  # builds the probes, too
         probe("nccl_host_cost", 60, 20),
@@ -120,8 +121,8 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
         probe("fsdp_copies", 60, 25),
         probe("floors", 90, 30),
         probe("ipc", 120, 45),
-        Stage("aborts", 180, tests("aborts", aborts), expected=140, part=2),
-        Stage("tests", 230, tests("tests", "tests/gpu", f"--ignore={aborts}"), expected=180, part=2),
+        Stage("tests", 300, tests("tests", "tests/gpu", f"--ignore={aborts}"), expected=210, part=2),
+        Stage("aborts", 300, tests("aborts", aborts), expected=140, part=2),
         Stage("codec", 90, [[*codec, *keep]], expected=60, part=3),
         Stage("lossless", 60, [[*difference, *keep]], expected=30, part=3),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]], expected=110, part=3),
@@ -220,13 +221,14 @@ def run_command(command: Sequence[str], seconds: float, environment: Mapping[str
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Ends a process and its group: those that clean up get the time for it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """Ends a process and its group: those that clean up get the time for it. pytest reports what has failed so far when
+    it is interrupted, and not when it is terminated."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-            if number == signal.SIGTERM:
+            if number != signal.SIGKILL:
                 time.sleep(0.2)
 
 
@@ -236,8 +238,9 @@ def run_stages(
     environment: Mapping[str, str],
     logs: Path = LOGS,
     say: Callable[[str], object] = print,
+    after: Callable[[list[Ending]], object] = lambda endings: None,
 ) -> list[Ending]:
-    """All of them, whatever becomes of one; but nothing without a build."""
+    """All of them, whatever becomes of one; but nothing without a build. ``after`` each gets those that have ended."""
     start, endings = time.monotonic(), list[Ending]()
     for stage in every:
         say(f"--- {stage.name}")
@@ -247,6 +250,7 @@ def run_stages(
         say(f"{stage.name}: {ending.how}, {ending.seconds:.0f} s")
         lines = ending.log.read_text(errors="replace").splitlines()
         say("\n".join(lines[-(TAIL_LINES if ending.outcome is Outcome.failed else 3) :]))
+        after(endings)
         if stage.name == "build" and ending.outcome is not Outcome.passed:
             break
     return endings
@@ -307,9 +311,20 @@ def rehearse(names: Iterable[str], seconds: float, out: Path) -> int:
     return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
 
 
+def sources() -> str:
+    """A digest of all that is compiled."""
+    digest = hashlib.sha256()
+    for folder in ("src", "include", "python", "CMakeLists.txt"):
+        for path in sorted((ROOT / folder).rglob("*")) or [ROOT / folder]:
+            if path.is_file():
+                digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def with_build(every: Sequence[Stage]) -> list[Stage]:
-    """The build goes ahead where it was not made yet: a later call may meet a fresh machine."""
-    is_there = (BUILD / "done").exists()
+    """The build goes ahead where these sources were not built yet: a later call may meet a fresh machine."""
+    done = BUILD / "done"
+    is_there = done.exists() and done.read_text() == sources()
     return [stage for stage in stages() if stage in every or (stage.name == "build" and not is_there)]
 
 
@@ -333,15 +348,22 @@ def main() -> int:
     make_venv()
     chip = load(ROOT / "bench" / "zcomm_bench" / "lab" / "gpus.py").chip(facts["gpu"])
     begun = time.time()
-    endings = run_stages(with_build(every), seconds - (time.monotonic() - start), environment)
-    if any(ending.name == "build" and ending.outcome is Outcome.passed for ending in endings):
-        (BUILD / "done").touch()
-    reports = written_since(begun, RESULTS.glob(f"*-{chip}.jsonl"))
-    text = summary(endings, facts, reports)
-    (LOGS / "summary.txt").write_text(text)
-    print(text)
-    if out := os.environ.get("OUT"):
-        hand_over(Path(out), text, reports)
+
+    def report(endings: list[Ending]) -> str:
+        """After each stage: who stops this program has what has ended."""
+        if endings[-1].name == "build" and endings[-1].outcome is Outcome.passed:
+            (BUILD / "done").write_text(sources())
+        reports = written_since(begun, RESULTS.glob(f"*-{chip}.jsonl"))
+        text = summary(endings, facts, reports)
+        (LOGS / "summary.txt").write_text(text)
+        if out := os.environ.get("OUT"):
+            hand_over(Path(out), text, reports)
+        return text
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the stage has been ended, too
+    left = seconds - (time.monotonic() - start)
+    endings = run_stages(with_build(every), left, environment, after=report)
+    print(report(endings))
     return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
 
 

@@ -33,7 +33,7 @@ REPEATS = stage.pick(25, 1)
 COLUMNS = ("floor", "bytes", "us", "gbps")
 LISTED = ("kernel", "registers", "stack", "shared_bytes", "warps_by_registers")
 REGISTERS, WARPS = 65536, 64  # of an SM, from compute capability 8.0 on
-COUNTED = "regex:^(decode|sum_encode|measure|write|decode_lossless)_kernel"
+COUNTED = "regex:^(decode|sum|sum_encode|measure|write|decode_lossless)_kernel"
 COUNT_SECONDS = 45.0
 SECTIONS = ("LaunchStats", "Occupancy", "WarpStateStats", "SpeedOfLight")
 
@@ -82,7 +82,8 @@ def count() -> None:
         print("no counters: no ncu on the PATH")
         return
     sections = [part for name in SECTIONS for part in ("--section", name)]
-    command = [tool, "--kernel-name", COUNTED, "--launch-count", "24", *sections]
+    # ncu locks clocks unless it is told not to, and leaves them locked when it is killed.
+    command = [tool, "--clock-control", "none", "--kernel-name", COUNTED, "--launch-count", "24", *sections]
     command += [sys.executable, "-m", "bench.one_gpu.floors", "--run-kernels"]
     try:
         done = subprocess.run(command, timeout=COUNT_SECONDS)

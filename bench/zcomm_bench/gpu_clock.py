@@ -14,6 +14,7 @@ from zcomm_bench.contenders import Problem
 from zcomm_bench.planner import lossless
 
 REPEATS = 7
+AHEAD_CYCLES = 10_000_000  # some 5 ms, in which Python queues the kernels of a pass
 FLUSH_BYTES = 256 << 20  # more than the L2 cache of any GPU of today holds
 
 Pass = Callable[[], Any]
@@ -21,14 +22,15 @@ Pass = Callable[[], Any]
 
 def seconds_of(passes: Sequence[Pass], repeats: int, *, flush: bool = True, warmup: int = 2) -> list[list[float]]:
     """Seconds of every pass, `repeats` times, in turn, by the GPU's own clock. With `flush` the L2 cache holds nothing
-    of theirs when they start; the time that it takes also keeps the host ahead, so that launches do not count. It reads
-    memory: lines that it wrote would be written back within the pass."""
+    of theirs when they start. It reads memory: lines that it wrote would be written back within the pass. Then the GPU
+    waits, so that the host is ahead and launches do not count."""
     rubbish = torch.zeros(FLUSH_BYTES // 4 if flush else 1, device="cuda")
     marks: list[list[tuple[Any, Any]]] = [[] for _ in passes]
     for number in range(warmup + repeats):
         for one, mark in zip(passes, marks, strict=True):
             start, end = _event(), _event()
             rubbish.amax()
+            torch.cuda._sleep(AHEAD_CYCLES)
             start.record()
             one()
             end.record()

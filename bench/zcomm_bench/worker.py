@@ -296,11 +296,12 @@ class Bench:
                 found = difference.max().item()
                 largest = found if math.isnan(found) or found > largest else largest
                 total += difference.sum().item()
-            worst = torch.tensor([largest / scale], dtype=torch.float64)
+            worst = torch.tensor([math.isnan(largest), largest / scale], dtype=torch.float64).nan_to_num(0.0)
             mean = torch.tensor([total / reference.numel() / scale], dtype=torch.float64)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             dist.all_reduce(mean)
-            errors.append((worst.item(), mean.item() / self.size))
+            is_nan, value = worst.tolist()  # apart, as Gloo's maximum loses a NaN
+            errors.append((math.nan if is_nan else value, mean.item() / self.size))
         return errors
 
     def _reference(self, problem: Problem) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import zcomm
 import zcomm.distributed.backend
+from zcomm.distributed import groups
 from zcomm.distributed.stats import StepDecision
 
 BLOCK = 4  # steps
@@ -256,3 +258,23 @@ def test_fsdp2_trains_through_a_trial(settings: str, nodes: list[int], monkeypat
     for _, trained in found[1:]:
         for one, other in zip(trained, found[0][1], strict=True):
             assert_same_bits(one, other, "trained")
+
+
+def one_weight() -> torch.optim.Optimizer:
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    return torch.optim.SGD([weight], lr=0.1)
+
+
+def test_steps_are_those_of_one_optimizer_and_of_the_next_once_it_is_gone() -> None:
+    def body() -> None:
+        (group,) = groups._living
+        one_weight().step()  # and it is gone
+        gc.collect()
+        first, other = one_weight(), one_weight()
+        for _ in range(2):
+            first.step()
+            other.step()
+        assert group._steps == 3
+
+    run(body, options=options())

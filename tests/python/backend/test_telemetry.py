@@ -16,6 +16,7 @@ from support.worlds import options, run
 from torch.distributed.fsdp import fully_shard
 
 import zcomm
+from zcomm.distributed import report
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm_bench import reference
@@ -384,3 +385,13 @@ def test_what_loses_nothing_has_no_ratio() -> None:
         ] * 2
 
     run(body, options=options(sample_errors_every=1))
+
+
+def test_means_are_over_finite_blocks_and_medians_over_one_hop() -> None:
+    loss = {"site": "a", "hop": "all", "format": "int8:256", "calls": 1, "samples": 1, "elements": 8, "signal": 1.0}
+    loss |= {"noise": 0.1, "largest_block_error": 0.5, "block_errors": 1.0, "finite_blocks": 2, "blocks": 4}
+    loss |= {"zeroed": 0, "nonzero": 8}
+    assert report._site_of(loss).mean_block_error == 0.5
+    wide = [report._site_of({**loss, "hop": "inter_node", "finite_blocks": 4, "noise": 1e-3}) for _ in range(5)]
+    narrow = report._site_of({**loss, "hop": "intra_node", "finite_blocks": 4})
+    assert report._advise("reduce_scatter", [*wide, narrow]) == []

@@ -329,3 +329,36 @@ def test_baselines_of_sums_are_not_for_exchanges(backend: str) -> None:
     for collective in ("all_to_all", "broadcast"):
         with pytest.raises(ValueError, match=f"{backend} is a baseline for .*not for {collective}"):
             Spec(collective, [1024], [backend])
+
+
+@needs_ranks
+def test_the_largest_error_is_that_of_all_ranks_and_sums_in_place_begin_anew() -> None:
+    import torch
+    import torch.distributed as dist
+    from support.worlds import run
+
+    from zcomm_bench.contenders import Contender, Problem
+    from zcomm_bench.worker import Bench
+
+    class Wrong(Contender):
+        by = 100.0
+
+        def call(self, problem: Problem) -> None:
+            super().call(problem)
+            if dist.get_rank() == 1:
+                problem.whole[0] += self.by
+
+    def body() -> tuple[list[float | None], bool]:
+        spec = Spec("all_reduce", [4096], dtype="half", link="none", nodes="1x2")
+        wrong = Wrong("some", dist.group.WORLD)
+        bench = Bench(spec, torch.device("cpu"), [wrong])
+        problem = bench.make_problem(1024)
+        found = []
+        for wrong.by in (100.0, math.nan):
+            found.append(bench._check(problem)[0][0])
+        wrong.by = 0.0
+        bench._take_turns(problem, [1], 20)
+        return found, bool(problem.whole.isfinite().all())
+
+    for (large, not_a_number), finite in run(body, backend="gloo"):
+        assert large > 10 and math.isnan(not_a_number) and finite

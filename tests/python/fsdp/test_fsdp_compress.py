@@ -12,6 +12,7 @@ import torch.distributed as dist
 from support.calls import logged, newly_counted
 from support.expected import assert_same_bits, reduce_scatter, roundtrip
 from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, whole
+from support.training import make_model
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -377,3 +378,29 @@ def test_the_codec_takes_a_ranks_own_part_of_a_parameter() -> None:
         zcomm.codec.encode(weight.to_local(), "int8:32")
 
     run(body)
+
+
+def test_of_a_unit_of_two_dtypes_the_one_with_more_bytes_is_compressed() -> None:
+    def body() -> None:
+        frozen = nn.Linear(256, 256, bias=False).bfloat16().requires_grad_(False)
+        model: Any = nn.Sequential(frozen, nn.Linear(256, 8, bias=False))
+        fully_shard(model)
+        zcomm.fsdp.compress(model, weights="int8:256", exempt=())
+        model.unshard()
+        assert 256 * 256 // 2 < zcomm.stats().all_gather.wire_bytes < 256 * 256 // 2 * 1.5 + 256 * 8 * 4
+
+    run(body, 2, nodes=[0, 1], options=options(min_bytes=1))
+
+
+def test_a_later_call_for_a_part_holds_though_the_part_is_met_first() -> None:
+    def body() -> None:
+        model = make_model()
+        whole = zcomm.fsdp.compress(model, weights="int8:256", exempt=())
+        part = zcomm.fsdp.compress(model[0], weights="exact", exempt=())
+        for block in [*model, model]:
+            fully_shard(block)
+        for compression in (part, whole):
+            compression._modules.install()
+        assert "0" not in whole.stats() and len(part.stats()) == 1
+
+    run(body, 2, nodes=[0, 1], options=options(min_bytes=1))

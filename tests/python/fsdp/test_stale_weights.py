@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.training import WIDTH, Block, make_batch
+from support.training import WIDTH, Block, make_batch, make_model
 from support.weight_changes import WAYS, data_copy, foreach_mul_of_data, in_place_operations, step
 from support.worlds import collect, options, run
 from torch import nn
@@ -169,3 +169,37 @@ def test_a_model_that_is_not_sharded_is_an_error_at_the_first_step() -> None:
             step(torch.optim.SGD(model.parameters()), model.parameters())
 
     run(body)
+
+
+def test_a_write_to_any_parameter_of_a_module_is_noticed() -> None:
+    def body() -> None:
+        model: Any = nn.Linear(64, 64).bfloat16()
+        fully_shard(model, reshard_after_forward=True)
+        compression = compress(model, exempt=())
+        inputs = torch.randn(2, 64).bfloat16()
+        with torch.no_grad():
+            model(inputs)
+            model.bias.data.add_(1)
+            found = model(inputs)
+            compression.invalidate()
+            assert torch.equal(model(inputs), found)
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options(min_bytes=1))
+
+
+def test_a_step_of_some_parameters_of_a_module_is_noticed_without_hashes() -> None:
+    def body() -> None:
+        model = make_model()
+        for block in [*model, model]:
+            fully_shard(block)
+        compression = compress(model, check=False, exempt=())
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        optimizer = torch.optim.SGD(matrices, lr=0.5, foreach=True)  # which counts no version
+        inputs, targets = make_batch(dist.get_rank())
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+        found = model(inputs)
+        compression.invalidate()
+        assert torch.equal(model(inputs), found)
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options(min_bytes=1))

@@ -305,3 +305,17 @@ def test_a_single_site_sends_nothing() -> None:
         assert (outer.stats().reductions, outer.stats().sent_bytes) == (1, 0)
 
     run(body, 1)
+
+
+def test_sites_that_load_other_steps_are_told() -> None:
+    def body() -> None:
+        model = make_model()
+        outer = sites.outer_step(model, every=4)
+        sites.train(model, outer, dist.get_rank(), 1, 1)
+        state = outer.state_dict()
+        state["inner_steps"] += dist.get_rank()
+        outer.load_state_dict(state)
+        with pytest.raises(ValueError, match="same number of inner steps"):
+            outer.step()
+
+    run(body)

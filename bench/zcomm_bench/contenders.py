@@ -201,7 +201,7 @@ def check_formats(spec: Spec) -> None:
     read = {"min_bytes", "chunk_bytes"} if any(kind == "zcomm" for kind, _ in compressed.values()) else set()
     if any(format is None for _, format in compressed.values()):
         read |= {spec.collective, LIKE.get(spec.collective, spec.collective)}
-    for option in spec.options.keys() - read:
+    for option in sorted(spec.options.keys() - read):
         raise ValueError(
             f"{option}: expected a call that reads it, got {spec.collective} of {', '.join(spec.backends)}"
         )

@@ -98,7 +98,7 @@ void StepChoice::give_back_turn() {
   in_trial_.compare_exchange_strong(mine, nullptr);
 }
 
-// Returns true if the trial has met so many shapes of steps that it counts all of them.
+// Tells whether the trial counts steps of all shapes, as it has met too many.
 bool StepChoice::is_varied() const { return contest_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps); }
 
 void StepChoice::begin_search() {

@@ -45,8 +45,8 @@ void check_slots(const Resources& r, const Views& slots, std::int64_t own_elemen
   });
 }
 
-// Checks that a shard or a sum overlaps no slot, unless it is the rank's own slot. Checks nothing
-// where segments have views of their own.
+// Checks that a shard or a sum overlaps no slot but the rank's own. Checks nothing where segments have views of their
+// own.
 template <class Views, class Slots>
 void check_apart(const Resources& r, const Views& views, const Slots& slots, const char* name) {
   if (views.size() != 1 || slots.size() != static_cast<std::size_t>(r.world.topology.size())) return;

@@ -104,17 +104,17 @@ def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_p
     assert [process.returncode for process in agents] == [0, 0], "\n".join(end[-3000:] for end in ends)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)  # eight processes import torch
 def test_training_by_lossless_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
     """A rank is killed between the forward and the backward pass of step 6. All begin again at the checkpoint of step
     4, without what they held, and end with the parameters of a training that nothing has interrupted."""
-    env = {"ZCOMM_NODE_SIZE": "1", "ZCOMM_MIN_BYTES": "1"}
+    env = {"ZCOMM_NODE_SIZE": "2", "ZCOMM_MIN_BYTES": "1"}
     folders = [tmp_path / name for name in ("interrupted", "whole")]
     for folder in folders:
         folder.mkdir()
     path = str(Path(__file__).parents[2])
-    run_agent(folders[0], TRAINER, 2, str(folders[0]), OMP_NUM_THREADS="1", PYTHONPATH=path, **env)
-    run(lambda: restarts.train(folders[1], killed_at=-1), 2, backend=None, launched=True, env=env)
+    run_agent(folders[0], TRAINER, 4, str(folders[0]), OMP_NUM_THREADS="1", PYTHONPATH=path, **env)
+    run(lambda: restarts.train(folders[1], killed_at=-1), 4, backend=None, launched=True, env=env)
     interrupted, whole = (torch.load(folder / "end.pt") for folder in folders)
     assert (interrupted["begin"], whole["begin"]) == (4, 0)
     assert (interrupted["generations"], whole["generations"]) == ([6, 6, 6], [10, 10, 10])

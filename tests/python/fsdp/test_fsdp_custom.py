@@ -1,4 +1,4 @@
-"""Custom collectives of FSDP2 beside those of zcomm.fsdp.compress(), and modules that are not sharded."""
+"""Users' own collectives of FSDP2, beside zcomm.fsdp.compress(), and modules that are not sharded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ inline constexpr const char* kOtherBody = "difference: expected what an encoder 
 inline constexpr const char* kStrayWrite = "something has written into what one of the two keeps";
 inline std::string written_to(int slot, std::uint64_t generation, int rank) {
   return in_slot(slot, "generation " + std::to_string(generation) + " was written to on rank " + std::to_string(rank) +
-                           " since it was gathered");
+                           " since it was gathered: something has written into what it keeps, or its weights have "
+                           "changed in a way that PyTorch does not count");
 }
 
 // Reads the header of a message for `values` of `slot`. Throws TransportError unless it refers to generation `base` or,

@@ -16,7 +16,7 @@ EVERY, STEPS = 3, 8
 
 
 def values_after(device: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    parameters = [torch.nn.Parameter(tensor.to(device)) for tensor in tensors]
+    parameters = [torch.nn.Parameter(tensor.to(device, copy=True)) for tensor in tensors]
     sgd = torch.optim.SGD(parameters, lr=0.5, momentum=0.5, nesterov=True, foreach=False)
     outer = zcomm.outer.OuterStep(sgd, every=EVERY, fragments=2, delay=2, format="int4:64")
     for step in range(STEPS):

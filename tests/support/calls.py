@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import zcomm
 from support.expected import all_gather
+from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 
 NUM = 32 * 1024  # elements of a shard: above min_bytes for every dtype
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast")
@@ -43,7 +44,7 @@ def logged() -> list[str]:
 def gather_in_place(whole: torch.Tensor, group: Any = None, **fields: Any) -> Any:
     """An all-gather of this rank's slot of ``whole``, compressed as that of FSDP2 is."""
     with zcomm.override(forms="in_place"):
-        return dist.all_gather_single(
+        return all_gather_single(
             whole, whole.chunk(dist.get_world_size(group))[dist.get_rank(group)], group=group, **fields
         )
 
@@ -57,7 +58,7 @@ def gather(shard: torch.Tensor, **fields: Any) -> torch.Tensor:
 
 def scatter(inputs: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     output = torch.empty(inputs.numel() // dist.get_world_size(), dtype=inputs.dtype)
-    dist.reduce_scatter_single(output, inputs, op=op)
+    reduce_scatter_single(output, inputs, op=op)
     return output
 
 

@@ -85,6 +85,7 @@ class Site:
     @property
     def inter_node_bytes(self) -> int: ...
 
+def start_flight_recorder() -> None: ...  # raises ValueError where the environment has no number of calls
 def flight_recorder_dump() -> bytes: ...
 
 class _testing:  # a submodule

@@ -127,6 +127,7 @@ void bind_stats(py::module_& module) {
   py::list names;
   for (const Collective collective : kCollectives) names.append(std::string(to_string(collective)));
   module.attr("COLLECTIVES") = py::tuple(names);
+  module.def("start_flight_recorder", [] { FlightRecorder::of_process(); });
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 
   // Exposes the GPU path of samples to tests, which run it on CPU tensors.

@@ -252,9 +252,7 @@ std::string FlightRecorder::title_of(const Entry& entry) {
 }
 
 GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
-    : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {
-  FlightRecorder::of_process();  // refuses a wrong TORCH_FR_BUFFER_SIZE when a group is made, not in its calls
-}
+    : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {}
 
 std::shared_ptr<void> GroupRecorder::queued(Job& job) {
   const CallSummary call = job.summary();

@@ -49,6 +49,7 @@ class FlightRecorder {
     int rank;                          // of this process, in the group
   };
 
+  // Throws ArgumentError if the environment has no number of calls.
   static FlightRecorder& of_process();
 
   // Records a call; `number` counts the group's calls. Returns an id for end().

@@ -38,6 +38,7 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     watch_fsdp2()
     groups.count_steps()
     environment.turns_node_memory_off()
+    _c10d.start_flight_recorder()
     options = _resolve(pg_options)
     if any(form.startswith("traced:") for form in options.forms):
         tell_apart_what_is_traced()

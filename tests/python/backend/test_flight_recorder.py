@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -209,7 +210,11 @@ def test_a_call_that_is_refused_has_no_number(tmp_path: Path) -> None:
 
 
 def test_a_number_of_calls_that_is_none_is_refused() -> None:
+    """Before the ranks meet: rank 1 never comes."""
+
     def body() -> None:
+        if os.environ["RANK"] == "1":
+            return
         with pytest.raises(ValueError, match="TORCH_FR_BUFFER_SIZE: expected an integer of at least 0, got '-1'"):
             dist.init_process_group("zcomm")
 

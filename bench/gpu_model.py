@@ -134,13 +134,17 @@ def pulls() -> Iterator[str]:
                 yield f"| {name} | {call.__name__} of {dtype} | {mebibytes} | {times} | {exact / then:.2f} |"
 
 
-def copies(work: Workload, machine: Cluster) -> float:
-    """Seconds that FSDP2's copies take from computing in an exact step, at the rate of memory: gathered values into the
-    parameters, gradients into the reduced buffer. Compressed calls have none, with zcomm.fsdp.compress()."""
+def copies(work: Workload, machine: Cluster, gpu: str) -> float:
+    """Seconds that FSDP2's copies take from computing in an exact step, as measured, else at the rate of memory:
+    gathered values into the parameters, gradients into the reduced buffer. Compressed calls have none, with
+    zcomm.fsdp.compress()."""
     gathered, reduced = DTYPE_BYTES[work.gather_dtype], DTYPE_BYTES[work.reduce_dtype]
     values = sum(work.gathers(unit) * unit.num_elements for unit in work.units)
-    num_bytes = values * 2 * gathered + work.num_parameters * work.reductions * (gathered + reduced)
-    return num_bytes / machine.compute.memory_bandwidth.value
+    rates = {row["pass"]: row["gbps"] * 1e9 for row in measured.read("fsdp_copies", gpu)[0]}
+    memory = machine.compute.memory_bandwidth.value
+    seconds = values * 2 * gathered / rates.get("split_with_sizes_copy", memory)
+    num_bytes = work.num_parameters * work.reductions * (gathered + reduced)
+    return float(seconds + num_bytes / rates.get("chunk_cat", memory))
 
 
 def steps() -> Iterator[str]:
@@ -156,7 +160,7 @@ def steps() -> Iterator[str]:
                 [step.predict(option, work, machine, Figure(overlap)).step_seconds for option in (exact, compressed)]
                 for overlap in (0.5, 1.0)
             ]
-            spared = [0.0, copies(work, machine)]
+            spared = [0.0, copies(work, machine, "b200" if name == "1x72" else "h100")]
             gains = " | ".join(f"{(before + more) / now:.2f}" for more in spared for before, now in seconds)
             yield f"| {name} | {tokens} | {seconds[0][0]:.2f} | {gains} |"
 

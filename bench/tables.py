@@ -268,6 +268,29 @@ def lossless_gpu() -> list[str]:
     return lines_of(header, rows, source)
 
 
+FUSED_GPU = (
+    ("gathered as bfloat16", "split_with_sizes_copy", "decode", "decode into parameters"),
+    ("reduced as float32", "chunk_cat", "encode", "encode of gradients"),
+)
+
+
+def copies_gpu() -> list[str]:
+    """FSDP2's copies of a layer of Llama 70B beside the codec, and the codec in their place."""
+    source, rows = Source("fsdp_copies"), []
+    kinds = source.kinds(["fsdp_copies"])
+    header = ["a layer of Llama 70B", "ranks"]
+    header += [f"{label(kind)}, {what}" for kind in kinds for what in ("FSDP2's copy + codec, ms", "fused")]
+    for title, *passes in FUSED_GPU:
+        for ranks in (8, 64):
+            cells = [title, str(ranks)]
+            for kind in kinds:
+                found = [source.row(kind, "fsdp_copies", ranks=ranks, **{"pass": each}) for each in passes]
+                copy, codec, fused = (row["ms"] for row in found if row)
+                cells += [f"{copy:.2f} + {codec:.2f}", f"{fused:.2f} ({(copy + codec) / fused:.1f}x)"]
+            rows.append(cells)
+    return lines_of(header, rows, source)
+
+
 GPU_CALLS = (
     ("all_gather_bfloat16_2x1_1gbit", "all-gather bfloat16, 1 Gbit/s"),
     ("reduce_scatter_float_2x1_1gbit", "reduce-scatter float32, 1 Gbit/s"),
@@ -336,6 +359,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "words": of_words,
     "codec_gpu": codec_gpu,
     "lossless_gpu": lossless_gpu,
+    "copies_gpu": copies_gpu,
     "calls_gpu": calls_gpu,
     "ways_gpu": ways_gpu,
 }

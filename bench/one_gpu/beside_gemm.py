@@ -2,7 +2,8 @@
 hidden.
 
 Matrix products of bfloat16 run on one stream, the codec's kernels or copies on another, which is done first. `taken` is
-the time by which the products get longer, over the time of the kernels by themselves. Medians of rounds in turn.
+the time by which the products get longer, over the time of the kernels by themselves. `delay` is what the kernels take
+beside products, over the same. Streams of zcomm have high priority by default. Medians of rounds in turn.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ VALUES_BYTES = stage.pick(1 << 28, 1 << 12)  # of a pass
 PRODUCTS = stage.pick(40, 2)
 ROUNDS = stage.pick(7, 2)
 SHARE = 0.4  # of the products' time, that the kernels take by themselves
+PRIORITIES = {"high": -1, "normal": 0}
 HOLD = 50_000_000  # cycles, in which the host queues all
 COLUMNS = (
-    *("operation", "format", "dtype", "gigabytes", "products_ms", "alone_ms", "slowed_ms", "side_ms"),
-    *("slowdown_ms_per_gb", "taken"),
+    *("priority", "operation", "format", "dtype", "gigabytes", "products_ms", "alone_ms", "slowed_ms", "side_ms"),
+    *("slowdown_ms_per_gb", "taken", "delay"),
 )
 
 Call = Callable[[], object]
@@ -76,6 +78,7 @@ def beside(other: Any, product: Call, side: Call, moved_bytes: int) -> dict[str,
         "side_ms": side_seconds * 1e3,
         "slowdown_ms_per_gb": (slowed - products) * 1e3 / gigabytes,
         "taken": (slowed - products) / alone,
+        "delay": side_seconds / alone,
     }
 
 
@@ -94,9 +97,11 @@ def rows() -> Iterator[dict[str, Any]]:
     def product() -> object:
         return torch.matmul(a, b, out=c)
 
-    other = torch.cuda.Stream()
-    for operation, format, dtype, moved, side in sides(other):
-        yield {"operation": operation, "format": format, "dtype": dtype, **beside(other, product, side, moved)}
+    for priority, number in PRIORITIES.items():
+        other = torch.cuda.Stream(priority=number)
+        for operation, format, dtype, moved, side in sides(other):
+            figures = beside(other, product, side, moved)
+            yield {"priority": priority, "operation": operation, "format": format, "dtype": dtype, **figures}
 
 
 if __name__ == "__main__":

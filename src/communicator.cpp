@@ -29,25 +29,27 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   CallStats stats;
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
-  if (preparations_->are_needed() && is_capturing(stream)) {  // on a GPU
+  const bool is_captured = preparations_->are_needed() && is_capturing(stream);  // on a GPU
+  if (is_captured) {
     for (const Segment<HopFormats>& segment : operation.segments()) {
-      for (const int peer : operation.peers(arguments)) {
-        check_drawn_anew(segment.format.on(world_.topology.link(world_.rank, peer)), stream);
-      }
+      check_drawn_anew(segment.format.intra_node, stream);
+      check_drawn_anew(segment.format.inter_node, stream);
     }
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments);
   resources.seed = seed_of_call(seed_, ++num_calls_);
   Pipeline pipeline;
+  bool has_sent = !is_captured;
   try {
     transport_->begin(call, operation.peers(arguments), timeout);
-    pipeline = operation.stages(resources, arguments);
+    pipeline = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
+    has_sent = true;
     run_pipeline(resources, pipeline);
   } catch (const std::exception& error) {
     // Aborts, because peers wait for bytes that this rank will not send. The stages drop their transfers afterwards, so
     // that all peers learn why.
-    transport_->abort("in " + call + ": " + error.what());
+    if (has_sent) transport_->abort("in " + call + ": " + error.what());
     throw;
   }
   return stats;

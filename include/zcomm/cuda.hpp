@@ -33,6 +33,18 @@ class CudaDeviceGuard {
   int previous_;
 };
 
+// Lets this thread do what another thread's capture forbids, such as queries of events, for as long as the guard lives.
+class RelaxedCaptureGuard {
+ public:
+  RelaxedCaptureGuard();
+  ~RelaxedCaptureGuard();
+  RelaxedCaptureGuard(const RelaxedCaptureGuard&) = delete;
+  RelaxedCaptureGuard& operator=(const RelaxedCaptureGuard&) = delete;
+
+ private:
+  int previous_;
+};
+
 // Identifies the CUDA graph that `stream` is capturing by a unique number; 0 if it captures none.
 std::uint64_t capture_of(StreamView stream);
 inline bool is_capturing(StreamView stream) { return capture_of(stream) != 0; }

@@ -40,6 +40,17 @@ CudaDeviceGuard::~CudaDeviceGuard() {
   if (cudaGetDevice(&current) == cudaSuccess && current != previous_) static_cast<void>(cudaSetDevice(previous_));
 }
 
+RelaxedCaptureGuard::RelaxedCaptureGuard() {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+  previous_ = mode;
+}
+
+RelaxedCaptureGuard::~RelaxedCaptureGuard() {
+  auto mode = static_cast<cudaStreamCaptureMode>(previous_);
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
 std::uint64_t capture_of(StreamView stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;

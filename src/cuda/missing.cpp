@@ -15,6 +15,8 @@ CudaBuild cuda_build() { return {}; }
 int cuda_device_count() { return 0; }
 CudaDeviceGuard::CudaDeviceGuard(int) { throw_cuda_missing(); }
 CudaDeviceGuard::~CudaDeviceGuard() = default;
+RelaxedCaptureGuard::RelaxedCaptureGuard() : previous_(0) {}
+RelaxedCaptureGuard::~RelaxedCaptureGuard() = default;
 std::uint64_t capture_of(StreamView) { return 0; }
 void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }

@@ -23,6 +23,7 @@ void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
                  std::shared_ptr<std::promise<void>> aborted) {
   static_cast<void>(run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
     static_cast<void>(cudaSetDevice(device));
+    const RelaxedCapture relaxed;
     if (communicator != nullptr) communicator->abort();
     communicator.reset();
     aborted->set_value();

@@ -283,7 +283,8 @@ TEST_CASE("cuda collectives: a captured call gives the right result for new valu
 TEST_CASE("cuda collectives: a graph captures no stochastic rounding, whose replays would draw the same bits") {
   const NoTraces no_traces;
   test::run_nccl_ranks(2, [&](int, const NcclOptions& options) {
-    const Setup setup{{0, 0}, DType::float32, 64, HopFormats::parse("int8:32:stochastic"), kDefaultChunkBytes};
+    // The gather of an all-reduce takes the format inside of nodes for all.
+    const Setup setup{{0, 1}, DType::float32, 64, HopFormats::parse("int8:32:stochastic/int8:32"), kDefaultChunkBytes};
     const auto communicator = make_communicator(setup, options);
     Stream stream;
     DeviceArray<unsigned char> tensor(setup.tensor_bytes());
@@ -297,6 +298,31 @@ TEST_CASE("cuda collectives: a graph captures no stochastic rounding, whose repl
     REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
     call();
     synchronize(stream.view());
+  });
+}
+
+TEST_CASE("cuda collectives: a capture that lacks scratch is refused, and ends neither the group nor graphs before") {
+  const NoTraces no_traces;
+  std::vector<std::vector<Bytes>> results;
+  for (unsigned seed = 0; seed < 2; ++seed) results.push_back(expected(kTwoByTwo, seed));
+  test::run_nccl_ranks(kTwoByTwo.size(), [&](int rank, const NcclOptions& options) {
+    const auto communicator = make_communicator(kTwoByTwo, options);
+    Stream stream;
+    const DeviceTensors tensors(kTwoByTwo);
+    const auto call = [&] { run_all(*communicator, kTwoByTwo, tensors.view(), stream.view()); };
+    tensors.set(random_tensor(kTwoByTwo, rank, 9), stream);
+    call();
+    cudaGraphExec_t first = test::capture(stream, call);  // takes the scratch along
+    cudaGraphExec_t second = test::capture(
+        stream, [&] { CHECK_THROWS_WITH_AS(call(), doctest::Contains("would have to be allocated"), Error); });
+    for (unsigned seed = 0; seed < 2; ++seed) {
+      tensors.set(random_tensor(kTwoByTwo, rank, seed), stream);
+      if (seed == 0) REQUIRE(cudaGraphLaunch(first, stream) == cudaSuccess);
+      if (seed == 1) call();
+      CHECK(tensors.get(stream) == results[seed][static_cast<std::size_t>(rank)]);
+    }
+    REQUIRE(cudaGraphExecDestroy(first) == cudaSuccess);
+    REQUIRE(cudaGraphExecDestroy(second) == cudaSuccess);
   });
 }
 

@@ -81,8 +81,13 @@ std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType 
                                         world(device).chunk_bytes);
 }
 
-Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
+void CompressedCalls::check_open() {
+  TORCH_CHECK(!is_closed_, "zcomm: the process group was shut down");
   device_runner_.check();
+}
+
+Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
+  check_open();
   handshake_.topology();
   if (policy.exact_because) return *policy.exact_because;
   const Verdict verdict = zcomm::decide(policy, call, size_);
@@ -99,16 +104,19 @@ void CompressedCalls::count(const Call& call, Verdict verdict) {
 }
 
 void CompressedCalls::count_other(std::span<const at::Tensor> tensors) {
-  device_runner_.check();
-  std::int64_t num_bytes = 0;
-  for (const at::Tensor& tensor : tensors) num_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  stats_.others.add(num_bytes);
+  count_message(tensors);
   ++num_calls_;
 }
 
+void CompressedCalls::count_message(std::span<const at::Tensor> tensors) {
+  check_open();
+  std::int64_t num_bytes = 0;
+  for (const at::Tensor& tensor : tensors) num_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  stats_.others.add(num_bytes);
+}
+
 std::uint64_t CompressedCalls::begin_message() {
-  device_runner_.check();
-  ++num_calls_;
+  check_open();
   return seed_of(calls_in_step_.fetch_add(1));
 }
 
@@ -286,6 +294,7 @@ void CompressedCalls::abort(const std::string& reason) noexcept {
 }
 
 void CompressedCalls::stop() {
+  is_closed_ = true;
   device_runner_.stop();
   host_runner_.stop();
 }

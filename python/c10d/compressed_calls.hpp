@@ -41,7 +41,7 @@ class CompressedCalls {
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
   const AutoPolicy& auto_policy() const { return auto_policy_; }
-  std::uint64_t num_calls() const { return num_calls_; }
+  std::uint64_t num_calls() const { return num_calls_; }  // of collectives
   // Stochastic rounding draws from this step and the number of calls since.
   void set_step(std::uint64_t step) {
     step_ = step;
@@ -58,6 +58,8 @@ class CompressedCalls {
   void count(const Call& call, Verdict verdict);
   // Counts a collective outside of the policy. Throws if the group has failed on a GPU.
   void count_other(std::span<const at::Tensor> tensors);
+  // The same for a message, which is no collective: not all ranks make it, so num_calls() leaves it out.
+  void count_message(std::span<const at::Tensor> tensors);
   // Begins a compressed message. Returns its seed; throws as count_other().
   std::uint64_t begin_message();
   // Decides about `call` and counts it. For one that is compressed, calls `check` on the arguments, which throws.
@@ -116,6 +118,8 @@ class CompressedCalls {
   void stop();
 
  private:
+  // Throws if the group was shut down or has failed on a GPU.
+  void check_open();
   std::uint64_t seed_of(std::uint64_t call_in_step) const;
   JobPtr exchange(::c10d::OpType type, Collective collective, ExchangePlan plan, std::vector<at::Tensor> inputs,
                   std::vector<at::Tensor> outputs);
@@ -135,6 +139,7 @@ class CompressedCalls {
   CallEvents events_;
   const std::array<Observer*, kNumObservers> observers_;
   AutoPolicy auto_policy_;
+  std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> num_calls_{0};
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint64_t> calls_in_step_{0};

@@ -30,7 +30,7 @@ void DeviceRunner::connect(at::Device device) {
 
 // Releases the tensors of finished jobs that nobody has waited for.
 void DeviceRunner::release_finished() {
-  while (!held_.empty() && (held_.front()->is_clear() || held_.front()->end.query())) {
+  while (!held_.empty() && (held_.front()->is_clear() || held_.front()->is_over())) {
     held_.front()->clear();
     held_.pop_front();
   }
@@ -101,7 +101,7 @@ bool DeviceRunner::drain(std::chrono::milliseconds limit) {
   const std::unique_lock lock(launch_mutex_, limit);
   if (!lock) return false;
   for (const auto& held : held_) {
-    while (!held->end.query()) {
+    while (!held->is_over()) {
       if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "zcomm/cuda.hpp"
+
 namespace zcomm::c10d_binding {
 
 void Failure::set(std::exception_ptr error) {
@@ -43,6 +45,11 @@ bool HeldTensors::is_clear() {
   return tensors.empty();
 }
 
+bool HeldTensors::is_over() const {
+  const RelaxedCaptureGuard relaxed;
+  return end.query();
+}
+
 DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held,
                        std::shared_ptr<Failure> failure, bool blocking_wait)
     : Work(-1, job.type, job.title, job.inputs),
@@ -55,7 +62,7 @@ DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldT
   if (held_) getFuture();  // while nothing else follows the job on its stream
 }
 
-bool DeviceWork::isCompleted() { return !held_ || exception() || held_->end.query(); }
+bool DeviceWork::isCompleted() { return !held_ || exception() || held_->is_over(); }
 
 void DeviceWork::synchronize() {
   if (held_) {
@@ -74,7 +81,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 
 void DeviceWork::block_host(std::chrono::milliseconds timeout) {
   const auto start = std::chrono::steady_clock::now();
-  while (!held_->end.query() && !exception()) {
+  while (!held_->is_over() && !exception()) {
     if (timeout != kNoTimeout && std::chrono::steady_clock::now() - start > timeout) {
       C10_THROW_ERROR(DistBackendError, "zcomm: the collective was not done within the " +
                                             std::to_string(timeout.count()) + " ms that wait() was given");

@@ -39,6 +39,8 @@ struct HeldTensors {
 
   void clear();
   bool is_clear();
+  // Tells whether the job is done; another thread may capture a graph.
+  bool is_over() const;
 };
 
 // Made when the job is queued, with the job's stream current. A synchronous job holds no tensors: it runs on the

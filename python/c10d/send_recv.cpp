@@ -271,7 +271,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
       sent.wire_bytes += moved[0].nbytes();
     }
   } else {
-    compressed_.count_other(tensors);
+    compressed_.count_message(tensors);
   }
   RecordedCall recorded = recorded_call(is_send ? "send" : "recv", tensors, tensors, options_->timeout);
   recorded.peer = peer;
@@ -296,7 +296,7 @@ WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message>
 // Leaves the call out of the record, because its sender is unknown.
 WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
-  compressed_.count_other(tensors);
+  compressed_.count_message(tensors);
   const Peer between{CallWatch::kAnybody, group_.getRank(), tag};
   const std::string words = "message of any rank to " + std::to_string(between.to) + " tag " + std::to_string(tag) +
                             ": " + std::to_string(tensors[0].numel()) + " " + c10::toString(tensors[0].scalar_type()) +

@@ -56,13 +56,10 @@ std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
 
 namespace {
 
-// Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2, and
-// views of inference tensors have no other mark.
-bool may_be_complex(const at::Tensor& tensor) {
-  // One of a single complex number is no loss: ranks may hold different lengths of one dimension.
-  if (tensor.is_inference()) return tensor.dim() > 1 && tensor.size(-1) == 2;
-  return tensor.is_view() && tensor._base().is_complex();
-}
+// Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2. Whether
+// their base is complex would tell ranks apart that made the same values in other ways. One dimension of 2 values is no
+// complex tensor's: ranks may hold different lengths of it.
+bool may_be_complex(const at::Tensor& tensor) { return tensor.dim() > 1 && tensor.size(-1) == 2; }
 
 bool is_dense_on(const at::Tensor& tensor, at::Device device) {
   return tensor.layout() == at::kStrided && tensor.device() == device && tensor.is_contiguous();

@@ -65,6 +65,23 @@ def operations(size: int) -> dict[str, tuple[Any, float]]:
     }
 
 
+def test_ranks_scale_by_factors_of_their_own() -> None:
+    """As NCCL's PREMUL_SUM does; the codec's sums have one factor."""
+
+    def body() -> None:
+        scale = dist._make_nccl_premul_sum(1.0 + 2.0 * dist.get_rank())
+        whole = on_device(torch.full((2 * 4096,), 1.0 + dist.get_rank()))
+        own = on_device(torch.zeros(4096))
+        dist.reduce_scatter_tensor(own, whole, op=scale)
+        dist.all_reduce(whole, op=scale)
+        for got in (own, whole):
+            assert torch.allclose(on_host(got), torch.full((len(got),), 7.0), rtol=2**-6)
+        stats = zcomm.stats()
+        assert not stats.reduce_scatter.exact and not stats.all_reduce.exact
+
+    run(body, 2, options=compressing(1))
+
+
 def assert_bounded(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor, what: Any) -> None:
     """``want`` and ``bound`` in float64, the rounding to the output's type not counted."""
     bound = bound + want.abs() * torch.finfo(got.dtype).eps + torch.finfo(got.dtype).tiny

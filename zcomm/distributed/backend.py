@@ -40,8 +40,6 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     environment.turns_node_memory_off()
     _c10d.start_flight_recorder()
     options = _resolve(pg_options)
-    if any(form.startswith("traced:") for form in options.forms):
-        tell_apart_what_is_traced()
     options._timeout = distributed.timeout
     options.group_name = distributed.group_id
     options.global_ranks_in_group = distributed.global_ranks_in_group
@@ -124,6 +122,8 @@ class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        if any(form.startswith("traced:") for form in options.forms):  # of a split, too
+            tell_apart_what_is_traced()
         self._rank = rank
         self._size = size
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.

@@ -53,7 +53,7 @@ class override(_Change):
 
     The arguments are those of :class:`zcomm.Options`. An inner override changes only what it names. All ranks of a
     group must override the same calls in the same way: a rank that compresses a call which another sends exactly waits
-    for it until the timeout.
+    for it until the timeout. Callbacks of futures may run on another thread: override inside of them.
     """
 
     def __init__(

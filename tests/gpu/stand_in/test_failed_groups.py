@@ -67,3 +67,24 @@ def test_a_call_beside_the_capture_of_another_thread_is_refused_and_the_group_go
         beside.check()
 
     run(body, 2, env=RAISING)
+
+
+def test_asynchronous_calls_leave_the_capture_of_another_thread_whole() -> None:
+    """The capture has nothing of the group; a call looks whether those before it are done."""
+
+    def body() -> None:
+        calls = [Gather(4096, seed=seed) for seed in range(3)]
+        calls[0]()
+        host.synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            first = calls[1](async_op=True)
+            pool.submit(host.set_stream, 5).result()
+            pool.submit(host.begin_capture).result()
+            second = calls[2](async_op=True)
+            assert isinstance(first.is_completed(), bool)
+            pool.submit(host.end_capture).result()
+        for work, call in ((first, calls[1]), (second, calls[2])):
+            work.wait()
+            call.check()
+
+    run(body, 2, env=RAISING)

@@ -194,6 +194,7 @@ def test_sum_avg_and_premul_sum_mean_the_same_everywhere(nodes: list[int], forma
             "AVG": (lambda: dist.ReduceOp.AVG, 1),
             "PREMUL_SUM": (lambda: dist._make_nccl_premul_sum(0.125), size / 8),
             "PREMUL_SUM of a tensor": (lambda: dist._make_nccl_premul_sum(torch.tensor([0.25])), size / 4),
+            "PREMUL_SUM by rank": (lambda: dist._make_nccl_premul_sum(0.5 if rank else 2.0), 2 + (size - 1) / 2),
         }
         for name, (op, factor) in ops.items():
             for dtype in FLOATS:

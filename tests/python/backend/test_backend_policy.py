@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -186,14 +187,23 @@ def test_other_dtypes_pass_bit_for_bit(name: str) -> None:
     run(body, options=options(**OPT_INS))
 
 
-@pytest.mark.promise(7)
-def test_complex_tensors_stay_exact_in_inference_mode() -> None:
-    """torch hands over real views of them, and there no view says of what it is one. Other tensors are compressed."""
+def viewed(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(torch.stack(parts, -1))
 
-    @torch.inference_mode()
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode], ids=["", "inference"])
+@pytest.mark.parametrize("make", [torch.complex, viewed], ids=["complex", "view"])
+def test_complex_tensors_stay_exact(make: Any, mode: Any) -> None:
+    """torch hands over real views of them, however they were made. Other tensors are compressed."""
+
     def body() -> None:
+        with mode():
+            calls()
+
+    def calls() -> None:
         rank = dist.get_rank()
-        shards = [torch.complex(data(r, NUM), -data(r, NUM)) for r in range(2)]
+        shards = [make(data(r, NUM), -data(r, NUM)) for r in range(2)]
         call = lambda: assert_same_bits(gather(shards[rank]), torch.cat(shards))  # noqa: E731
         assert newly_counted(call) == {"all_gather: dtype": 1}
         assert newly_counted(lambda: dist.all_reduce(shards[rank])) == {"all_reduce: dtype": 1}

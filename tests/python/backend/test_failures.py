@@ -86,8 +86,6 @@ def strange(call: str) -> Any:
         "int4": lambda: gather_as("int4:32"),
         "reduce_scatter": lambda: scatter(mine(2 * NUM)),
         "AVG": lambda: scatter(mine(2 * NUM), dist.ReduceOp.AVG),
-        "PREMUL_SUM": lambda: scatter(mine(2 * NUM), dist._make_nccl_premul_sum(0.1)),
-        "another PREMUL_SUM": lambda: scatter(mine(2 * NUM), dist._make_nccl_premul_sum(0.1000001)),
         "all_reduce": lambda: dist.all_reduce(mine(2 * NUM)),
     }[call]()
 
@@ -107,7 +105,6 @@ def gather_as(format: str) -> None:
         ("all_gather", "reduce_scatter", ("all_gather", "reduce_scatter")),
         ("reduce_scatter", "all_reduce", ("reduce_scatter", "all_reduce")),
         ("reduce_scatter", "AVG", ("times 1", "times 0.5")),
-        ("PREMUL_SUM", "another PREMUL_SUM", ("times",)),
     ],
 )
 def test_ranks_that_call_different_things_are_told_both(first: str, second: str, named: tuple[str, ...]) -> None:
@@ -317,6 +314,28 @@ def test_each_direction_has_a_connection_and_an_abort_closes_both() -> None:
         store.wait([f"{peer} aborted" for peer in range(3)])  # the exact connections close with the process
 
     run(body, 3)
+
+
+@pytest.mark.parametrize("end", ["abort", "shutdown"])
+def test_a_group_that_has_ended_makes_no_calls(end: str) -> None:
+    def body() -> None:
+        gather(mine())
+        before = zcomm.stats().all_gather.calls
+        getattr(backend_of(), end)()
+        calls = [
+            lambda: gather(mine()),
+            lambda: gather(mine(4)),
+            dist.barrier,
+            lambda: dist.reduce(mine(), 0),
+            lambda: dist.send(mine(), 1 - dist.get_rank()),
+            lambda: dist.recv(mine(4), 1 - dist.get_rank()),
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="the process group was shut down"):
+                call()
+        assert zcomm.stats().all_gather.calls == before
+
+    run(body, options=options(send_recv="int8:128"))
 
 
 @pytest.mark.promise(9)

@@ -13,6 +13,7 @@ from support.worlds import options, run
 from torch._C._distributed_c10d import AllgatherOptions
 
 import zcomm
+from zcomm.distributed import overrides
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -50,6 +51,15 @@ def test_split() -> None:
         again.shutdown()
 
     run(body, 4, options=options(all_gather="int4:64"))
+
+
+def test_a_split_that_compresses_traced_calls_tells_them_from_dtensors_own() -> None:
+    def body() -> None:
+        assert overrides.tell_apart_what_is_traced.cache_info().currsize == 0
+        dist.group.WORLD.split_group([0, 1], opts=zcomm.Options(forms="traced:fsdp"))
+        assert overrides.tell_apart_what_is_traced.cache_info().currsize == 1
+
+    run(body)
 
 
 def test_a_split_has_the_nodes_of_its_ranks_in_the_world() -> None:

@@ -144,5 +144,5 @@ def _residual_key(
 ) -> str | None:
     """Return the bucket's key, or None the first time that the bucket is seen."""
     name = buckets.name_of(bucket)
-    key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {backend.rank()}"
+    key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {dist.get_rank()}"
     return None if buckets.is_new(name) and not feedback.has(key) else key

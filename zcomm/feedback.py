@@ -88,10 +88,12 @@ class ErrorFeedback:
                 del self._residuals[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's residuals. With them a run of FSDP2 resumes bit for bit on the same ranks and nodes."""
+        """Return this rank's residuals, for a file per rank. With them a run of FSDP2 resumes bit for bit on the same
+        ranks and nodes."""
         residuals = {**self._loaded, **self._residuals}
         return {
             "format": self.format,
+            "count": len(residuals),
             "residuals": {
                 key: {"data": _copy(one.data), "layout": one.layout, "calls": one.calls}
                 for key, one in residuals.items()
@@ -101,12 +103,19 @@ class ErrorFeedback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank.
 
-        Raises ValueError if the format differs. The next reduction raises ValueError if the state is another rank's, or
+        Raises ValueError if the format differs, or residuals are missing: torch.distributed.checkpoint loads only what
+        an object has already. The next reduction raises ValueError if the state is another rank's, or
         if its layout differs: other nodes, another model, other formats. For a reduction in a CUDA graph this call
         does.
         """
         if state["format"] != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
+        found = len(state["residuals"])
+        if (count := state.get("count", found)) != found:
+            raise ValueError(
+                f"state: expected its {count} residuals, got {found}, as torch.distributed.checkpoint loads only "
+                "what is there already: save a file per rank by torch.save"
+            )
         self.reset()
         self._loaded = {
             key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()

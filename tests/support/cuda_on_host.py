@@ -35,6 +35,8 @@ class Stream:
 
     cuda_stream = 0
 
+    def __init__(self, priority: int = 0) -> None: ...
+
     def wait_event(self, event: Event) -> None: ...
 
 

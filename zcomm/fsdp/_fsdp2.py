@@ -6,6 +6,8 @@ A *group* is an FSDPParamGroup, the parameters that one module gathers together;
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +17,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["AllGather", "ReduceScatter"]
 
 _Group: Any = FSDPParamGroup
+_used: weakref.WeakSet[Any] = weakref.WeakSet()  # groups
+_numbers = itertools.count()
+_serials: Any = WeakIdKeyDictionary()  # of parameters
 
 # Classes of torch that only call the process group. The second came with torch 2.12.
 _PLAIN_GATHERS = tuple(
@@ -55,6 +61,25 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
         observe(group)
 
     _Group.lazy_init = lazy_init
+
+
+def note_use(group: Any) -> None:
+    """Take the group to used_groups()."""
+    _used.add(group)
+
+
+def used_groups() -> list[Any]:
+    """Return the groups that have been used, as far as they live."""
+    return list(_used)
+
+
+def reshard_holders(parameters: Sequence[torch.Tensor]) -> None:
+    """Drop whole copies of these sharded parameters, which a write to them outdates: roots keep theirs after a forward
+    pass without a backward pass, all groups with ``reshard_after_forward=False``."""
+    ids = {id(parameter) for parameter in parameters}
+    for group in used_groups():
+        if not group.is_sharded and not ids.isdisjoint(map(parameter_id, group.fsdp_params)):
+            group.reshard()
 
 
 def around_choices(within: Callable[[Any], Any]) -> None:
@@ -235,4 +260,6 @@ def version_of(param: Any) -> tuple[int, ...] | None:
     local = param._sharded_local_tensor
     if local.is_inference() or param.sharded_param.is_inference():
         return None  # PyTorch does not count their versions
-    return param.sharded_param._version, local._version, local.data_ptr(), local.numel()
+    # Empty shards have no address that tells one parameter from the next.
+    serial = _serials.setdefault(param.sharded_param, next(_numbers))
+    return serial, param.sharded_param._version, local._version, local.data_ptr(), local.numel()

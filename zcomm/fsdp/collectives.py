@@ -272,7 +272,7 @@ class Collectives:
         of = "" if len(reduced) == len(self.params) else f", parameters {reduced}"
         layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}{of}"
         data, empty = feedback.use(
-            f"{self._residual_key}/rank {backend.rank()}",
+            f"{self._residual_key}/rank {dist.get_rank()}",
             layout,
             plan.residual_bytes,
             lambda size: torch.empty(size, dtype=torch.uint8, device=output.device),

@@ -175,8 +175,9 @@ class Compression:
     def invalidate(self) -> None:
         """Gather across nodes next time: on all ranks, after a change that PyTorch does not count, and on GPUs after
         replays of a CUDA graph with an optimizer's step."""
-        for shard in self._modules.shards().values():
-            shard.outdate(forget_mark=True)
+        for group in self._modules.groups():  # those with other settings by now, too
+            if isinstance(group.strategy, SecondaryShard):
+                group.strategy.outdate(forget_mark=True)
 
     def disable(self) -> None:
         """Sends as the process group has it, where no later call has other settings, and frees the secondary shards."""
@@ -212,6 +213,20 @@ class _Modules:
         _WATCHING[settings.number] = self
         _watch_new_groups()
         self.install()
+        for group in _fsdp2.used_groups():
+            self.tell_of_missed(_fsdp2.owner_of(group))
+
+    def tell_of_missed(self, group: Collectives | None) -> None:
+        """Warn of parameters that are gathered with those of another module, so that these settings miss them."""
+        if group is None or self.reaches(group):
+            return
+        inside = set(map(id, self._model.modules()))
+        missed = sum(any(module in inside for module, _ in _fsdp2.places_of(param)) for param in group.params)
+        if missed:
+            _log.warning(
+                "zcomm.fsdp.compress: %d parameters of the %s have the settings of %s, with which they are gathered: "
+                "expected a module to which fully_shard is applied", missed, type(self._model).__name__, group.name,
+            )  # fmt: skip
 
     def install(self) -> None:
         """Settings for the modules that ``fully_shard`` was applied to by now."""
@@ -243,6 +258,10 @@ class _Modules:
     def reaches(self, group: Collectives | None) -> bool:
         """Whether it has been told of this group."""
         return group in self._rules
+
+    def groups(self) -> list[Collectives]:
+        """Those that it has been told of."""
+        return list(self._rules)
 
     def in_force(self) -> dict[Collectives, Rule]:
         """The rules that no later call has replaced."""
@@ -365,6 +384,7 @@ def _watch_new_groups() -> None:
         for modules in list(_WATCHING.values()):
             if not modules.reaches(_fsdp2.owner_of(group)):
                 modules.install()
+                modules.tell_of_missed(_fsdp2.owner_of(group))
 
     _fsdp2.before_first_use(install)
 

@@ -35,12 +35,12 @@ def select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, st
     if isinstance(selectors, str) or not isinstance(selectors, Sequence):
         raise ValueError(f"exempt: expected a sequence of patterns, types of modules, or functions, got {selectors!r}")
     selected = set()
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     _check_sharded(modules)
     for selector in selectors:
         found = False
         for module_name, module in modules.items():
-            for name, parameter in module.named_parameters(recurse=False):
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 full_name = f"{module_name}.{name}" if module_name else name
                 if _selects(selector, full_name, parameter, modules):
                     found = True

@@ -16,6 +16,7 @@ from zcomm._units import parse_rate
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
+from zcomm.fsdp._fsdp2 import reshard_holders
 from zcomm.outer.averaging import Averaging
 from zcomm.outer.connections import Connections, losses_told
 from zcomm.outer.fragments import Fragment, cut, like
@@ -262,6 +263,7 @@ class OuterStep:
         gradients = [(parameter, parameter.grad) for parameter in _parameters_of(self._optimizer)]
         for parameter, _ in gradients:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
+        reshard_holders(fragment.parameters)
         fragment.write(fragment.values)
         for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
             parameter.grad = like(part, parameter)

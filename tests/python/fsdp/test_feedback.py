@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from support.expected import assert_same_bits
 from support.fsdp_model import NODES, batch, sharded, whole
 from support.worlds import options, run
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -175,6 +178,34 @@ def test_fsdp2_resumes_bit_for_bit() -> None:
             assert_same_bits(whole(ours), whole(theirs))
 
     run(body, 4, nodes=NODES, options=options())
+
+
+def test_residuals_of_hsdp_are_those_of_a_rank_of_the_world() -> None:
+    """Replicas have the same rank in their shards' groups, and other residuals."""
+
+    def body() -> None:
+        layer, feedback = nn.Linear(256, 256), zcomm.codec.ErrorFeedback()
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+        compress(layer, gradients="int4:32", error_feedback=feedback)
+        layer(torch.ones(1, 256)).sum().backward()
+        assert list(feedback.state_dict()["residuals"]) == [f"FSDPLinear/rank {dist.get_rank()}"]
+
+    run(body, 4, options=options())
+
+
+def test_a_checkpoint_that_leaves_residuals_out_is_refused(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint loads only the names that an object has, a new one none."""
+
+    def fed(steps: int) -> zcomm.codec.ErrorFeedback:
+        feedback = zcomm.codec.ErrorFeedback()
+        for _ in range(steps):
+            feedback.use("Linear/rank 0", "64 values", 96, lambda size: torch.zeros(size, dtype=torch.uint8))
+        return feedback
+
+    dcp.save({"feedback": fed(1)}, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(ValueError, match="state: expected its 1 residuals, got 0"):
+        dcp.load({"feedback": fed(0)}, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load({"feedback": fed(1)}, checkpoint_id=tmp_path, no_dist=True)
 
 
 def test_residuals_of_another_rank_alone_are_refused() -> None:

@@ -181,6 +181,42 @@ def test_a_shared_parameter_is_chosen_by_any_of_its_names() -> None:
     run(body, 2, options=options())
 
 
+def test_a_shared_module_is_chosen_by_any_of_its_names() -> None:
+    def body() -> None:
+        for selector in ("first.*", "second.*", "shared.*"):
+            model = nn.Sequential()
+            model.shared = nn.Embedding(WIDTH, WIDTH)
+            model.first, model.second = nn.Sequential(), nn.Sequential()
+            model.first.embedding = model.second.embedding = model.shared
+            model.other = nn.Linear(WIDTH, WIDTH, bias=False)
+            (traffic,) = compress(fully_shard(model), exempt=[selector]).stats().values()
+            assert (traffic.elements, traffic.exempt_elements) == (2 * WIDTH**2, WIDTH**2)
+
+    run(body, 2, options=options())
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_line_tells_of_parameters_that_settings_miss(used: bool) -> None:
+    """Those of a part that is no unit of fully_shard have the settings of the unit that gathers them."""
+
+    def body() -> list[str]:
+        lines, model = logged(), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model[1].requires_grad_(False)
+        for part in (model[0], model):
+            fully_shard(part)
+        compress(model)
+        if used:
+            model(torch.ones(1, 8))
+        compression = compress(model[1], weights="exact")
+        model(torch.ones(1, 8))
+        assert not compression.stats()
+        return lines
+
+    for lines in run(body, 2, options=options()):
+        (line,) = [line for line in lines if "compress" in line]
+        assert "2 parameters of the Linear have the settings of FSDPSequential" in line, line
+
+
 def test_modules_have_their_names_in_the_largest_model_that_was_seen() -> None:
     def body() -> None:
         model = sharded()

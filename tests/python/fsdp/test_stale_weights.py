@@ -9,7 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.training import WIDTH, Block, make_batch, make_model
-from support.weight_changes import WAYS, data_copy, foreach_mul_of_data, in_place_operations, step
+from support.weight_changes import (
+    WAYS,
+    data_copy,
+    foreach_mul_of_data,
+    in_place_operations,
+    load_state_dict_that_assigns,
+    step,
+)
 from support.worlds import collect, options, run
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -83,8 +90,37 @@ def test_without_the_check_uncounted_changes_need_invalidate(weights: str) -> No
             before = model(inputs)
             data_copy(model, Path())
             assert torch.equal(model(inputs), before)
+            compress(model[1], weights=weights, check=False)  # its settings are of another call then
+            before = model(inputs)
+            data_copy(model, Path())
             secondary.invalidate()
-            assert not torch.equal(model(inputs), before)
+            found = model(inputs)
+            assert not torch.equal(found, before)
+            compress(model, weights=weights)
+            assert torch.equal(model(inputs), found)
+
+    run(body, 4, nodes=TWO_NODES, options=options())
+
+
+def sharded_on_three_ranks(weights: str) -> tuple[nn.Module, Compression]:
+    """Rank 3 has nothing of the second module."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 3, bias=False))
+    for block in [*model, model]:
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    return model, compress(model, weights=weights)
+
+
+@WEIGHTS
+def test_exchanged_parameters_are_noticed_by_ranks_that_have_nothing_of_them(weights: str) -> None:
+    def body() -> None:
+        model, secondary = sharded_on_three_ranks(weights)
+        inputs = torch.randn(4, 64)
+        with torch.no_grad():
+            for _ in range(3):
+                load_state_dict_that_assigns(model, Path())
+                model(inputs)
+        assert {stats.gathers_inter_node for stats in secondary.stats().values()} == {3}
 
     run(body, 4, nodes=TWO_NODES, options=options())
 
@@ -95,11 +131,7 @@ def test_ranks_that_have_nothing_of_a_module(weights: str) -> None:
     called."""
 
     def body() -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 3, bias=False))
-        for block in [*model, model]:
-            fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        secondary = compress(model, weights=weights)
+        model, secondary = sharded_on_three_ranks(weights)
         inputs = torch.randn(4, 64)
         with torch.no_grad():
             for change in (in_place_operations, foreach_mul_of_data):

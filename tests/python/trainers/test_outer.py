@@ -251,6 +251,30 @@ def test_fsdp2_in_two_sites_of_two_ranks(format: str) -> None:
     run(body, 4, options=zcomm.Options(all_gather="exact", reduce_scatter="exact"))
 
 
+@pytest.mark.parametrize("reshard", [None, False])
+def test_evaluations_before_and_after_an_outer_step_of_fsdp2(reshard: bool | None) -> None:
+    """An evaluation leaves whole parameters in place, which a later one must not use."""
+
+    def body() -> None:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("sites", "shards"))
+        model: Any = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        for part in (model[0], model):  # the second is the root's own
+            fully_shard(part, mesh=mesh["shards"], reshard_after_forward=reshard)
+        outer = sites.outer_step(model, every=2, group=mesh.get_group("sites"))
+        inputs = torch.ones(1, 8)
+        with torch.no_grad():
+            model(inputs)
+            for parameter in model.parameters():
+                parameter.mul_(2 + dist.get_rank())
+            outer.synchronize()
+            got = model(inputs)
+            for part in (model[0], model):
+                part.reshard()
+            assert torch.equal(got, model(inputs))
+
+    run(body, 2, options=zcomm.Options(all_gather="exact", reduce_scatter="exact"))
+
+
 def test_the_gradients_and_state_of_the_inner_optimizer_are_left_alone() -> None:
     def body() -> None:
         model = make_model()

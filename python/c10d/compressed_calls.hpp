@@ -113,6 +113,8 @@ class CompressedCalls {
 
   // Drains both runners.
   bool drain(std::chrono::milliseconds limit) { return host_runner_.drain(limit) && device_runner_.drain(limit); }
+  // Makes the current stream of a GPU wait for all calls so far.
+  void join() { device_runner_.join(); }
   void drain_host() { host_runner_.drain(kNoLimit); }
   void abort(const std::string& reason) noexcept;
   void stop();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "gil.hpp"
+#include "tensors.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm::c10d_binding {
@@ -23,17 +24,20 @@ void DeviceRunner::connect(at::Device device) {
   device_ = device;
   stream_ = guard.getStreamFromGlobalPool(device, high_priority_);
   start_event_.emplace(device.type());
+  end_event_.emplace(device.type());
   const std::lock_guard lock(mutex_);
   communicator_ = std::move(fresh);
   if (const std::string reason = failure_->interruption(); !reason.empty()) communicator_->abort(reason);
 }
 
-// Releases the tensors of finished jobs that nobody has waited for.
+// Releases the tensors of finished jobs that nobody has waited for. Keeps the last job, whose end is that of all.
 void DeviceRunner::release_finished() {
-  while (!held_.empty() && (held_.front()->is_clear() || held_.front()->is_over())) {
-    held_.front()->clear();
-    held_.pop_front();
+  for (const auto& held : held_) {
+    if (held->is_clear()) continue;
+    if (!held->is_over()) break;
+    held->clear();
   }
+  while (held_.size() > 1 && held_.front()->is_clear()) held_.pop_front();
 }
 
 void DeviceRunner::run(Job& job, c10::Stream stream) {
@@ -65,16 +69,20 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
       "zcomm: a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
       "before the capture");
   // The transport's stream belongs to a graph until its capture ends.
-  const auto graph = captured_ ? capture_of(view_of(*captured_)) : 0;
+  const std::uint64_t graph = capture_of(view_of(current));
+  const bool is_captured_elsewhere =
+      captured_ && graph != captured_graph_ && capture_of(view_of(*captured_)) == captured_graph_;
   TORCH_CHECK(
-      graph == 0 || graph == capture_of(view_of(current)),
+      !is_captured_elsewhere,
       "zcomm: expected a call on a stream of the CUDA graph that is captured with calls of this group, got one on "
       "another stream: wait for the end of the capture");
   captured_ = capturing ? std::optional(current) : std::nullopt;
+  captured_graph_ = graph;
   if (!capturing) release_finished();
 
   if (!job->async) {
     run(*job, current);
+    if (!capturing) end_event_->record(current);
     return c10::make_intrusive<DeviceWork>(*job, current, nullptr, failure_, blocking_wait_);
   }
   start_event_->record(current);
@@ -100,13 +108,21 @@ bool DeviceRunner::drain(std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::unique_lock lock(launch_mutex_, limit);
   if (!lock) return false;
-  for (const auto& held : held_) {
-    while (!held->is_over()) {
-      if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  const auto is_done = [&] {
+    return (held_.empty() || held_.back()->is_over()) && (!end_event_ || is_over(*end_event_));
+  };
+  while (!is_done()) {
+    if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
+}
+
+void DeviceRunner::join() {
+  const std::lock_guard lock(launch_mutex_);
+  if (held_.empty()) return;
+  const c10::Stream current = current_stream(*device_);
+  if (!is_capturing(view_of(current))) held_.back()->end.block(current);
 }
 
 void DeviceRunner::abort(const std::string& reason) noexcept {

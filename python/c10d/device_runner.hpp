@@ -27,6 +27,8 @@ class DeviceRunner {
   WorkPtr launch(JobPtr job);
   // Throws if transfers have failed after their calls returned, with undefined results.
   void check() const { failure_->check(); }
+  // Makes the current stream wait for all asynchronous jobs so far. Does not block the host.
+  void join();
   // As those of the HostRunner.
   bool drain(std::chrono::milliseconds limit);
   void abort(const std::string& reason) noexcept;
@@ -47,7 +49,9 @@ class DeviceRunner {
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;              // of asynchronous jobs
   std::optional<c10::Stream> captured_;            // of the last captured job
+  std::uint64_t captured_graph_ = 0;               // which it is part of
   std::optional<c10::Event> start_event_;          // a wait refers to the record that it saw, so one event is enough
+  std::optional<c10::Event> end_event_;            // of the last synchronous job
   std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in order
 
   std::mutex mutex_;  // guards the next two, for abort()

@@ -45,9 +45,9 @@ bool HeldTensors::is_clear() {
   return tensors.empty();
 }
 
-bool HeldTensors::is_over() const {
+bool is_over(const c10::Event& event) {
   const RelaxedCaptureGuard relaxed;
-  return end.query();
+  return event.query();
 }
 
 DeviceWork::DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held,

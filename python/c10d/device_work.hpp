@@ -29,6 +29,9 @@ class Failure {
   std::string interruption_;
 };
 
+// Tells whether the device is past an event; another thread may capture a graph.
+bool is_over(const c10::Event& event);
+
 // Tensors of an asynchronous job, which must outlive it even if the caller drops the work without waiting.
 struct HeldTensors {
   explicit HeldTensors(at::DeviceType type) : end(type) {}
@@ -39,8 +42,7 @@ struct HeldTensors {
 
   void clear();
   bool is_clear();
-  // Tells whether the job is done; another thread may capture a graph.
-  bool is_over() const;
+  bool is_over() const { return zcomm::c10d_binding::is_over(end); }
 };
 
 // Made when the job is queued, with the job's stream current. A synchronous job holds no tensors: it runs on the

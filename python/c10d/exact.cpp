@@ -109,6 +109,7 @@ WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
   begin_exact({});
   compressed_.drain_host();  // a barrier follows all earlier calls
   const bool on_gpu = opts.device ? opts.device->is_cuda() : !opts.device_ids.empty();
+  if (on_gpu) compressed_.join();
   const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
   const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
   return inner_.forward(recorded, type, [&](::c10d::Backend& inner) { return inner.barrier(opts); });

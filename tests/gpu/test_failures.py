@@ -117,6 +117,25 @@ def test_abort_ends_a_call_that_waits_for_a_peer() -> None:
         assert not outcome.stuck and outcome.error is None, outcome.trace
 
 
+@pytest.mark.parametrize("waited", [False, True], ids=["synchronous", "waited for"])
+def test_destroying_a_group_does_not_wait_for_a_peer_that_does_not_come(waited: bool) -> None:
+    def body() -> float:
+        used()
+        store = dist.distributed_c10d._get_default_store()
+        start = time.monotonic()
+        if dist.get_rank() == 0:
+            work = ReduceScatter(NUM)(async_op=waited)  # rank 1 does not
+            if waited:
+                work.wait()
+            dist.destroy_process_group()
+            store.set("ended", "")
+        else:
+            store.wait(["ended"])
+        return time.monotonic() - start
+
+    assert run(body, 2, group_seconds=60.0)[0] < 30.0
+
+
 def test_waiting_for_a_failed_call_raises() -> None:
     def body() -> None:
         used()

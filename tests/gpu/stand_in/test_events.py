@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from support.stand_in import Gather, ReduceScatter, host, run
+from support.stand_in import Gather, ReduceScatter, dist, host, run, torch
 
 
 def connect() -> Gather:
@@ -18,11 +18,11 @@ def connect() -> Gather:
     return Gather(4096)
 
 
-def test_a_synchronous_call_is_on_the_callers_stream_and_touches_no_event() -> None:
+def test_a_synchronous_call_is_on_the_callers_stream() -> None:
     def body() -> None:
         gather = connect()
         gather()
-        assert host.take_log() == []
+        assert host.take_log() == ["record e1 s7"]  # the end of the call, for the end of the group
         gather.check()
 
     run(body, 2)
@@ -111,3 +111,22 @@ def test_high_priority_is_asked_of_torch(is_high: bool) -> None:
         host.synchronize()
 
     run(body, 2, env={} if is_high else {"TORCH_NCCL_HIGH_PRIORITY": "0"})
+
+
+def test_a_barrier_of_the_gpu_follows_asynchronous_calls() -> None:
+    """As in ProcessGroupNCCL, whose calls share a stream."""
+
+    def body() -> None:
+        import zcomm.distributed.backend
+
+        fake = torch._C._distributed_c10d.FakeProcessGroup._create_internal(dist.get_rank(), 2)
+        zcomm.distributed.backend._make_nccl = lambda *arguments: fake
+        gather = connect()
+        work = gather(async_op=True)
+        host.take_log()
+        dist.barrier(device_ids=[0])
+        assert "block s7 e2" in host.take_log()
+        work.wait()
+        gather.check()
+
+    run(body, 2)

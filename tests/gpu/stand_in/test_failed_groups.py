@@ -69,6 +69,27 @@ def test_a_call_beside_the_capture_of_another_thread_is_refused_and_the_group_go
     run(body, 2, env=RAISING)
 
 
+def test_a_call_is_not_refused_for_a_later_capture_without_the_group() -> None:
+    """Captures share a stream by default."""
+
+    def body() -> None:
+        captured, beside = Gather(4096), Gather(4096, seed=1)
+        captured()
+        host.synchronize()
+        host.set_stream(5)
+        host.begin_capture()
+        captured()
+        host.end_capture()
+        with ThreadPoolExecutor(1) as pool:
+            host.begin_capture()
+            pool.submit(beside).result()
+            host.end_capture()
+        host.synchronize()
+        beside.check()
+
+    run(body, 2, env=RAISING)
+
+
 def test_asynchronous_calls_leave_the_capture_of_another_thread_whole() -> None:
     """The capture has nothing of the group; a call looks whether those before it are done."""
 

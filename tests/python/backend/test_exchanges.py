@@ -128,11 +128,11 @@ def test_broadcast(dtype: torch.dtype) -> None:
     def body() -> None:
         rank = dist.get_rank()
         for source in range(3):
-            tensor = data(rank, NUM, dtype, seed=source).reshape(-1, 2)
+            tensor = data(rank, NUM, dtype, seed=source).reshape(-1, 4)
             work = dist.broadcast(tensor, source, async_op=source == 1)
             if work is not None:
                 work.wait()
-            expected = roundtrip(data(source, NUM, dtype, seed=source), INTRA).reshape(-1, 2)
+            expected = roundtrip(data(source, NUM, dtype, seed=source), INTRA).reshape(-1, 4)
             assert_same_bits(tensor, expected, f"from {source}")
         group = dist.new_group([1, 2])
         if rank > 0:
@@ -258,7 +258,7 @@ def test_bytes_are_those_of_the_wires() -> None:
 BAD_CALLS: list[tuple[str, Any]] = [
     (
         "input_split_sizes: expected a sum of the 8 rows of input, got 7",
-        lambda: dist.all_to_all_single(torch.empty(8, 2), torch.ones(8, 2), [4, 4], [3, 4]),
+        lambda: dist.all_to_all_single(torch.empty(8, 4), torch.ones(8, 4), [4, 4], [3, 4]),
     ),
     (
         "output_split_sizes: expected one for each of 2 ranks, got 3",
@@ -268,7 +268,7 @@ BAD_CALLS: list[tuple[str, Any]] = [
     ("output: expected dtype Float", lambda: _all_to_all_of_two_dtypes()),
     (
         "tensors: expected contiguous ones on one device, as all_to_all is compressed",
-        lambda: dist.all_to_all_single(torch.empty(8, 2), torch.ones(2, 8).t()),
+        lambda: dist.all_to_all_single(torch.empty(8, 4), torch.ones(4, 8).t()),
     ),
     (
         "tensors: expected contiguous ones on one device, as gather is compressed",

@@ -56,8 +56,8 @@ std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
 
 namespace {
 
-// Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2. The base
-// of such a view may be real, as that of view_as_complex(), and of inference tensors it is not known.
+// Tells whether a tensor may be complex: torch passes complex tensors as real views with a last dimension of 2. The
+// base of such a view may be real, as that of view_as_complex(), and of inference tensors it is not known.
 bool may_be_complex(const at::Tensor& tensor) {
   // One dimension of 2 values is no complex tensor's: ranks may hold different lengths of it.
   if (tensor.dim() > 1 && tensor.size(-1) == 2) return true;

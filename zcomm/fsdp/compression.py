@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import logging
@@ -205,7 +206,7 @@ class _Modules:
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         # The model keeps this object until the rules do. A hook of torch's own must not keep the model.
         self._hooks = [
-            model.register_forward_pre_hook(lambda module, _: self._before_forward(module)),
+            model.register_forward_pre_hook(_ForwardHook(self)),
             register_optimizer_step_post_hook(_StepHook(self)),
         ]
         weakref.finalize(self, self._hooks[1].remove)
@@ -239,7 +240,7 @@ class _Modules:
             rule = self._rules[group] = self._settings.rule_of(self, group, exempt)
             group.set_rule(rule, self._strategy_of(group))
 
-    def _before_forward(self, module: nn.Module) -> None:
+    def before_forward(self, module: nn.Module) -> None:
         if module is self._model:
             self.install()
         elif not self._warned_of_copy and any(group.is_plain() for group in collectives_of(module)):
@@ -387,6 +388,23 @@ def _watch_new_groups() -> None:
                 modules.tell_of_missed(_fsdp2.owner_of(group))
 
     _fsdp2.before_first_use(install)
+
+
+class _ForwardHook:
+    """Keeps what it is made for. Its copy, in a copy of the model, does not: the original would live as long."""
+
+    def __init__(self, modules: _Modules) -> None:
+        self._kept: _Modules | None = modules
+        self._modules = weakref.ref(modules)
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        if (modules := self._modules()) is not None:
+            modules.before_forward(module)
+
+    def __deepcopy__(self, memo: Any) -> _ForwardHook:
+        copied = copy.copy(self)
+        copied._kept = None
+        return copied
 
 
 class _StepHook:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import weakref
@@ -326,13 +327,17 @@ def test_checkpoints_are_exact_and_training_goes_on_from_them(tmp_path: Path) ->
 
 
 def test_nothing_outlives_the_model() -> None:
+    """Nor does a copy of it."""
     model = nn.Linear(2, 2)
+    original = weakref.ref(model)
     secondary = weakref.ref(compress(model)._modules)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert secondary() is not None
+    copied = copy.deepcopy(model)
     del model
     gc.collect()
-    assert secondary() is None
+    assert secondary() is None and original() is None
+    copied(torch.ones(2, 2))
     optimizer.step()
 
 

@@ -30,7 +30,7 @@ def seconds_of(passes: Sequence[Pass], repeats: int, *, flush: bool = True, warm
         for one, mark in zip(passes, marks, strict=True):
             start, end = _event(), _event()
             rubbish.amax()
-            torch.cuda._sleep(AHEAD_CYCLES)
+            torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
             start.record()
             one()
             end.record()

@@ -72,16 +72,13 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    const bool scale = is_scaled_first(opts.reduceOp, outputs[i], true);
-    const at::Tensor summed = scale ? scaled({inputs[i]}, factor_of(opts.reduceOp, getSize()))[0] : inputs[i];
-    const ::c10d::ReduceOp op = scale ? as_sum(opts).reduceOp : opts.reduceOp;
-    JobPtr job = compressed_.reduction(::c10d::OpType::COALESCED, {summed}, outputs[i], op, settings);
+    JobPtr job = compressed_.reduction(::c10d::OpType::COALESCED, {inputs[i]}, outputs[i], opts.reduceOp, settings);
     works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
     std::vector<at::Tensor> exact_inputs = pick(inputs, parts.exact);
-    const bool scale = is_scaled_first(opts.reduceOp, exact_inputs[0], false);
+    const bool scale = needs_premul_emulation(opts.reduceOp, exact_inputs[0]);
     if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
     const RecordedCall recorded =
         recorded_call("reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
@@ -102,16 +99,12 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   const CompressedCalls::Parts parts = compressed_.partition(settings.policy, calls, [](std::size_t) {});
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    const bool scale = is_scaled_first(opts.reduceOp, tensors[i], true);
-    std::vector<at::Tensor> summed{tensors[i]};
-    if (scale) scale_in_place(summed, factor_of(opts.reduceOp, getSize()));
-    const ::c10d::ReduceOp op = scale ? as_sum(opts).reduceOp : opts.reduceOp;
-    JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], op, settings);
+    JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings);
     works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_tensors = pick(tensors, parts.exact);
-    const bool scale = is_scaled_first(opts.reduceOp, exact_tensors[0], false);
+    const bool scale = needs_premul_emulation(opts.reduceOp, exact_tensors[0]);
     if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
     const RecordedCall recorded = recorded_call("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout);
     works.push_back(inner_.forward(recorded, exact_tensors[0], [&](::c10d::Backend& inner) {

@@ -175,6 +175,9 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
   job->collective = Collective::reduce_scatter;
   job->type = type;
   job->title = "zcomm:reduce_scatter";
+  // Ranks may have factors of their own, where the sum has one; those of a plan are alike.
+  const bool scale = is_premul(op) && !operation;
+  if (scale) inputs = scaled(inputs, factor_of(op, size_));
   if (operation) {
     add_segments(job->read, inputs, size_);
   } else {
@@ -192,7 +195,7 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
         counted(make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)}));
   }
   job->operation = std::move(operation);
-  job->factor = static_cast<float>(factor_of(op, size_));
+  job->factor = scale ? 1.0f : static_cast<float>(factor_of(op, size_));
   job->inputs = std::move(inputs);
   job->outputs = {output};
   return job;
@@ -206,13 +209,15 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   job->title = "zcomm:all_reduce";
   const TensorView view = view_of(tensor);
   job->written.push_back(view);
+  job->inputs = {tensor};
+  const bool scale = is_premul(op) && !operation;  // as above
+  if (scale) scale_in_place(job->inputs, factor_of(op, size_));
   if (!operation) {
     operation = counted(
         make_all_reduce({world(tensor.device().type()), view.num_elements, view.dtype, settings.policy.all_reduce}));
   }
   job->operation = std::move(operation);
-  job->factor = static_cast<float>(factor_of(op, size_));
-  job->inputs = {tensor};
+  job->factor = scale ? 1.0f : static_cast<float>(factor_of(op, size_));
   job->outputs = {tensor};
   return job;
 }

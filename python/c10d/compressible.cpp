@@ -50,17 +50,18 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
                                            const ::c10d::ReduceScatterOptions& opts) {
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
-  const bool is_compressed =
-      compressed_.compresses(settings.policy, call, [&] { check_shapes(input, output, getSize(), "input", "output"); });
-  const bool scale = is_scaled_first(opts.reduceOp, output, is_compressed);
-  at::Tensor summed = scale ? scaled({input}, factor_of(opts.reduceOp, getSize()))[0] : input;
-  const ::c10d::ReduceScatterOptions sum = scale ? as_sum(opts) : opts;
-  if (!is_compressed) {
+  if (!compressed_.compresses(settings.policy, call,
+                              [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
     const RecordedCall recorded = recorded_call("_reduce_scatter_base", input, output, settings.timeout);
-    return inner_.forward(recorded, output,
-                          [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, summed, sum); });
+    if (!needs_premul_emulation(opts.reduceOp, output))
+      return inner_.forward(recorded, output,
+                            [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
+    at::Tensor product = scaled({input}, factor_of(opts.reduceOp, getSize()))[0];
+    return inner_.forward(recorded, output, [&](::c10d::Backend& inner) {
+      return inner._reduce_scatter_base(output, product, as_sum(opts));
+    });
   }
-  JobPtr job = compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {summed}, output, sum.reduceOp, settings);
+  JobPtr job = compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -76,18 +77,18 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   }
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
-  const bool is_compressed = compressed_.compresses(
-      settings.policy, call, [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); });
-  const bool scale = is_scaled_first(opts.reduceOp, outputs[0], is_compressed);
-  std::vector<std::vector<at::Tensor>> summed = inputs;
-  if (scale) summed[0] = scaled(inputs[0], factor_of(opts.reduceOp, getSize()));
-  const ::c10d::ReduceScatterOptions sum = scale ? as_sum(opts) : opts;
-  if (!is_compressed) {
+  if (!compressed_.compresses(settings.policy, call,
+                              [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
     const RecordedCall recorded = recorded_call("reduce_scatter", inputs[0], outputs, settings.timeout);
-    return inner_.forward(recorded, outputs[0],
-                          [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, summed, sum); });
+    if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
+      return inner_.forward(recorded, outputs[0],
+                            [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], factor_of(opts.reduceOp, getSize()))};
+    return inner_.forward(recorded, outputs[0], [&](::c10d::Backend& inner) {
+      return inner.reduce_scatter(outputs, products, as_sum(opts));
+    });
   }
-  JobPtr job = compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, summed[0], outputs[0], sum.reduceOp, settings);
+  JobPtr job = compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 
@@ -98,15 +99,16 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   if (getSize() > 1) check_no_gaps(tensors[0]);
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
-  const bool is_compressed = compressed_.compresses(settings.policy, call, [] {});
-  const bool scale = is_scaled_first(opts.reduceOp, tensors[0], is_compressed);
-  if (scale) scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
-  const ::c10d::AllreduceOptions sum = scale ? as_sum(opts) : opts;
-  if (!is_compressed) {
+  if (!compressed_.compresses(settings.policy, call, [] {})) {
     const RecordedCall recorded = recorded_call("all_reduce", tensors, tensors, settings.timeout);
-    return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.allreduce(tensors, sum); });
+    if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
+      return inner_.forward(recorded, tensors[0],
+                            [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
+    scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
+    return inner_.forward(recorded, tensors[0],
+                          [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
   }
-  JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], sum.reduceOp, settings);
+  JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings);
   return inner_.track(compressed_.launch(std::move(job), settings));
 }
 

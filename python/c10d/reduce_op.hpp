@@ -23,10 +23,9 @@ CallOptions as_sum(CallOptions opts) {
   return opts;
 }
 
-// Tells whether a rank scales its values before they are summed: Gloo has no PREMUL_SUM, and compressed sums have one
-// factor, where ranks may have factors of their own.
-inline bool is_scaled_first(const ::c10d::ReduceOp& op, const at::Tensor& tensor, bool is_compressed) {
-  return is_premul(op) && (is_compressed || tensor.device().is_cpu());
+// Tells whether the exact path must scale before it sums: Gloo has no PREMUL_SUM.
+inline bool needs_premul_emulation(const ::c10d::ReduceOp& op, const at::Tensor& tensor) {
+  return is_premul(op) && tensor.device().is_cpu();
 }
 
 }  // namespace zcomm::c10d_binding

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 __all__ = ["AllGather", "ReduceScatter"]
 
 _Group: Any = FSDPParamGroup
-_used: weakref.WeakSet[Any] = weakref.WeakSet()  # groups
+used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those that watch_fsdp2() has seen in use
 _numbers = itertools.count()
 _serials: Any = WeakIdKeyDictionary()  # of parameters
 
@@ -63,21 +63,11 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
     _Group.lazy_init = lazy_init
 
 
-def note_use(group: Any) -> None:
-    """Take the group to used_groups()."""
-    _used.add(group)
-
-
-def used_groups() -> list[Any]:
-    """Return the groups that have been used, as far as they live."""
-    return list(_used)
-
-
 def reshard_holders(parameters: Sequence[torch.Tensor]) -> None:
     """Drop whole copies of these sharded parameters, which a write to them outdates: roots keep theirs after a forward
     pass without a backward pass, all groups with ``reshard_after_forward=False``."""
     ids = {id(parameter) for parameter in parameters}
-    for group in used_groups():
+    for group in list(used_groups):
         if not group.is_sharded and not ids.isdisjoint(map(parameter_id, group.fsdp_params)):
             group.reshard()
 

@@ -214,7 +214,7 @@ class _Modules:
         _WATCHING[settings.number] = self
         _watch_new_groups()
         self.install()
-        for group in _fsdp2.used_groups():
+        for group in list(_fsdp2.used_groups):
             self.tell_of_missed(_fsdp2.owner_of(group))
 
     def tell_of_missed(self, group: Collectives | None) -> None:

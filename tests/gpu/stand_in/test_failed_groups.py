@@ -46,14 +46,18 @@ def test_after_a_failure_no_call_of_the_group_takes_its_results() -> None:
     run(body, 2, group_seconds=4.0, env=RAISING)
 
 
+def begin_capture_of(call: Gather) -> None:
+    call()
+    host.synchronize()
+    host.set_stream(5)
+    host.begin_capture()
+    call()
+
+
 def test_a_call_beside_the_capture_of_another_thread_is_refused_and_the_group_goes_on() -> None:
     def body() -> None:
         captured, beside = Gather(4096), Gather(4096, seed=1)
-        captured()
-        host.synchronize()
-        host.set_stream(5)
-        host.begin_capture()
-        captured()
+        begin_capture_of(captured)
         with ThreadPoolExecutor(1) as pool:
             for fields in ({}, {"async_op": True}):
                 error = pool.submit(beside, **fields).exception()
@@ -74,11 +78,7 @@ def test_a_call_is_not_refused_for_a_later_capture_without_the_group() -> None:
 
     def body() -> None:
         captured, beside = Gather(4096), Gather(4096, seed=1)
-        captured()
-        host.synchronize()
-        host.set_stream(5)
-        host.begin_capture()
-        captured()
+        begin_capture_of(captured)
         host.end_capture()
         with ThreadPoolExecutor(1) as pool:
             host.begin_capture()

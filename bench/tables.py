@@ -273,7 +273,7 @@ FUSED_GPU = (
 
 
 def copies_gpu() -> list[str]:
-    """FSDP2's copies of a layer of Llama 70B, sharded on 64 ranks, beside the codec, and the codec in their place."""
+    """A layer of Llama 70B on 64 ranks: FSDP2's copies with the codec, and the codec in their place."""
     source, rows = Source("fsdp_copies"), []
     kinds = source.kinds(["fsdp_copies"])
     header = ["a layer of Llama 70B, of 64 ranks"]

@@ -2,8 +2,8 @@
 hidden.
 
 Matrix products of bfloat16 run on one stream, the codec's kernels or copies on another, which is done first. `taken` is
-the time by which the products get longer, over the time of the kernels by themselves. `delay` is what the kernels take
-beside products, over the same. Streams of zcomm have high priority by default. Medians of rounds in turn.
+the time by which the products get longer, over the time of the kernels by themselves. `delay` is the time of the
+kernels with products, over the same. zcomm's streams have high priority by default. Medians of rounds in turn.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _codec_share(rows: Sequence[Row], compute: Compute) -> float:
 
 
 def _taken_share(rows: Sequence[Row]) -> float:
-    """Of the codec's own time: how much longer the products took beside it, on a stream of high priority, as zcomm's
-    are. Rows without a format are copies."""
+    """The time by which products took longer, over the codec's own. Streams of zcomm have high priority; rows without a
+    format are copies."""
     codec = [row for row in rows if row["format"] and row["priority"] == "high"]
     slowdown = sum(row["slowed_ms"] - row["products_ms"] for row in codec)
     return float(max(slowdown, 0.0) / sum(row["alone_ms"] for row in codec))

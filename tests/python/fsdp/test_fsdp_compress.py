@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 import zcomm
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
-from zcomm.fsdp import compress, one_dimensional, smaller_than
+from zcomm.fsdp import compress, one_dimensional
 
 
 def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
@@ -96,26 +96,6 @@ def test_each_gradient_arrives_in_the_format_that_was_chosen_for_it(nodes: list[
     run(body, len(nodes), nodes=nodes, options=options())
 
 
-def test_parameters_are_chosen_by_name_type_size_and_function() -> None:
-    def body() -> None:
-        model = sharded()
-
-        def exempt_of(*exempt: Any) -> list[int]:
-            compression = compress(model, exempt=exempt)
-            return [one.exempt_elements for one in compression.stats().values()]
-
-        norm, up, down, head = 2 * WIDTH, 2 * WIDTH * WIDTH, 2 * WIDTH * WIDTH, 3 * WIDTH
-        assert exempt_of() == [0, 0, 0]
-        assert exempt_of(one_dimensional) == [norm + 3 * WIDTH, norm + 3 * WIDTH, 3]
-        assert exempt_of("0.up.weight") == [up, 0, 0]
-        assert exempt_of(nn.LayerNorm) == [norm, norm, 0]
-        assert exempt_of(Block, "2.*") == [norm + up + down + 3 * WIDTH] * 2 + [head + 3]
-        assert exempt_of(smaller_than(head + 1)) == [norm + 3 * WIDTH, norm + 3 * WIDTH, head + 3]
-        assert exempt_of(lambda name, parameter: name == "2.weight" and parameter.shape == (3, WIDTH)) == [0, 0, head]
-
-    run(body, 2, options=options())
-
-
 def test_disable_gives_the_bits_of_before_and_a_later_call_has_the_last_word() -> None:
     def body() -> None:
         model = sharded()
@@ -166,33 +146,6 @@ def test_traffic_is_counted_for_each_module_and_adds_up() -> None:
         assert "0: weights as the group, gradients as the group, 175 of 5075 elements" in str(compression)
 
     run(body, 4, nodes=NODES, options=options())
-
-
-def test_a_shared_parameter_is_chosen_by_any_of_its_names() -> None:
-    def body() -> None:
-        for selector in ("head.*", nn.Linear, "embedding.*"):
-            model = nn.Sequential()
-            model.embedding, model.other = nn.Embedding(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
-            model.head = nn.Linear(WIDTH, WIDTH, bias=False)
-            model.head.weight = model.embedding.weight
-            (traffic,) = compress(fully_shard(model), exempt=[selector]).stats().values()
-            assert (traffic.elements, traffic.exempt_elements) == (2 * WIDTH**2, WIDTH**2)
-
-    run(body, 2, options=options())
-
-
-def test_a_shared_module_is_chosen_by_any_of_its_names() -> None:
-    def body() -> None:
-        for selector in ("first.*", "second.*", "shared.*"):
-            model = nn.Sequential()
-            model.shared = nn.Embedding(WIDTH, WIDTH)
-            model.first, model.second = nn.Sequential(), nn.Sequential()
-            model.first.embedding = model.second.embedding = model.shared
-            model.other = nn.Linear(WIDTH, WIDTH, bias=False)
-            (traffic,) = compress(fully_shard(model), exempt=[selector]).stats().values()
-            assert (traffic.elements, traffic.exempt_elements) == (2 * WIDTH**2, WIDTH**2)
-
-    run(body, 2, options=options())
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -371,11 +324,6 @@ def test_exact_gathers_are_counted_until_other_settings_are_made() -> None:
             )  # fmt: skip
 
     run(body, 2, options=options(), nodes=[0, 1])
-
-
-def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got list"):
-        compress([nn.Linear(2, 2)])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["always", "auto"])

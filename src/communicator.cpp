@@ -42,7 +42,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   Pipeline pipeline;
   bool has_sent = !is_captured;
   try {
-    transport_->begin(call, operation.peers(arguments), timeout);
+    transport_->begin(call, operation.peers(arguments), timeout, stream);
     pipeline = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
     has_sent = true;
     run_pipeline(resources, pipeline);

@@ -4,11 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
-#include <vector>
-
-#include "zcomm/transport.hpp"
 
 namespace zcomm {
 
@@ -21,24 +17,10 @@ std::uint64_t call_fingerprint(const std::string& call);
 // Returns the text of a TransportError about two different calls.
 std::string describe_difference(const std::string& own, int peer, const std::string& theirs);
 
-// Compares calls by messages of a fixed size, sent before those of the call.
-class CallCheck {
- public:
-  CallCheck(const std::string& call, std::span<const int> peers);
-
-  // Returns the messages to start before the call's own. They borrow from this object.
-  std::vector<Send> sends() const;
-  std::vector<Recv> recvs();
-
-  // Compares the received calls. Throws TransportError that quotes both calls if a peer's differs.
-  void verify() const;
-
- private:
-  using Text = std::array<char, kMaxCallChars>;  // zero-padded call_words()
-
-  std::vector<int> peers_;
-  Text own_;
-  std::vector<Text> theirs_;
-};
+// call_words() as a message of a fixed size: padded with zeros.
+using CallText = std::array<char, kMaxCallChars>;
+CallText call_text(const std::string& call);
+// Returns describe_difference() of both calls, or an empty string if they are equal.
+std::string difference(const CallText& own, int peer, const CallText& theirs);
 
 }  // namespace zcomm

@@ -64,10 +64,11 @@ class [[gnu::visibility("default")]] Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Begins a collective. `call` describes it in words and must be equal on all peers that exchange bytes in it. A
-  // transport that can compare the words cheaply does so and throws TransportError that quotes both. All transfers up
-  // to the next begin() share one `timeout`.
-  virtual void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) = 0;
+  // Begins a collective on `stream`. `call` describes it in words and must be equal on all peers that exchange bytes in
+  // it. A transport that can compare the words cheaply does so: here, or in a later call, it throws TransportError that
+  // quotes both. All transfers up to the next begin() share one `timeout`.
+  virtual void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                     StreamView stream = {}) = 0;
 
   // Starts one group of messages with any peers, after the work queued on `stream`. Ranks that exchange bytes make the
   // same sequence of start() calls; messages between two ranks match in order. Zero-byte messages are skipped. A rank
@@ -91,7 +92,8 @@ class [[gnu::visibility("default")]] Transport {
   // Returns false if the transport must know the size of every message: see Recv::is_limit.
   virtual bool takes_limits() const { return true; }
 
-  // Throws if an earlier transfer has failed meanwhile. On a CPU wait() throws instead.
+  // Throws if an earlier transfer has failed meanwhile, or what was compared or watched was wrong. On a CPU wait()
+  // throws instead.
   virtual void check() {}
   // Watches received bytes: throws TransportError if `finding` is an error. On a GPU, whose calls return before their
   // bytes arrive, returns at once, and polls `finding` until its result is known. An error then fails this rank like a

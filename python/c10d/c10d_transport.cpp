@@ -50,7 +50,8 @@ C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_
       num_received_(static_cast<std::size_t>(size_)),
       watch_(store_, rank(), size()) {}
 
-void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) {
+void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                          StreamView) {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);

@@ -25,7 +25,8 @@ class C10dTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override;
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+             StreamView stream) override;
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   void abort(const std::string& reason) noexcept override;
   // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.

@@ -7,6 +7,7 @@
 #include "message.hpp"
 #include "preparation.hpp"
 #include "slot_views.hpp"
+#include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -229,9 +230,8 @@ class LosslessGather final : public Operation {
     });
   }
   std::string words(const Arguments& arguments) const override {
-    const std::string generation = std::to_string(kept_->generation);
-    if (is_again(arguments)) return "gather_secondary " + description() + " of generation " + generation + kUnchanged;
-    return "all_gather " + description() + " to generation " + generation + ", of weights that may have changed";
+    if (is_again(arguments)) return "gather_secondary " + description() + kUnchanged;
+    return "all_gather " + description() + ", of weights that may have changed";
   }
   std::vector<int> peers(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
@@ -244,7 +244,6 @@ class LosslessGather final : public Operation {
   }
 
   LosslessShard difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
-  std::uint64_t generation() const { return kept_->generation; }
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
     const std::int64_t length = plan_->slots().lengths[static_cast<std::size_t>(world().rank)];
@@ -287,6 +286,9 @@ class PreparationOperation final : public Operation {
       gathers_.push_back(std::move(lossless));
     }
     description_ = std::to_string(gathers_.size()) + " gathers, the first of " + gathers_.front()->description();
+    std::string all;
+    for (const auto& gather : gathers_) all += gather->description() + "\n";
+    words_ = "prepare " + description_ + ", #" + std::to_string(call_fingerprint(all));
   }
 
   const World& world() const override { return gathers_.front()->world(); }
@@ -305,9 +307,7 @@ class PreparationOperation final : public Operation {
     });
     for (std::size_t i = 0; i < gathers_.size(); ++i) gathers_[i]->check_shard(r, arguments.inputs[i]);
   }
-  std::string words(const Arguments&) const override {
-    return "prepare " + description_ + " to generation " + std::to_string(gathers_.front()->generation());
-  }
+  std::string words(const Arguments&) const override { return words_; }
   Pipeline stages(const Resources& r, const Arguments& arguments) override {
     std::vector<LosslessShard> shards;
     shards.reserve(gathers_.size());
@@ -319,6 +319,7 @@ class PreparationOperation final : public Operation {
  private:
   std::vector<std::shared_ptr<LosslessGather>> gathers_;
   std::string description_;
+  std::string words_;
 };
 
 }  // namespace

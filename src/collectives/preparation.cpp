@@ -6,7 +6,6 @@
 
 #include "counted.hpp"
 #include "host/size_class.hpp"
-#include "zcomm/call_check.hpp"
 
 namespace zcomm {
 namespace {
@@ -72,11 +71,8 @@ class PreparedMessages final : public LosslessMessages {
 
 class Preparation {
  public:
-  Preparation(const Resources& r, std::span<const LosslessShard> shards, const std::string& call, Readback& readback)
-      : r_(r),
-        hop_(shards.front().plan.inter_node_hop()),
-        call_check_(call, r.world.topology.peers(r.world.rank)),
-        readback_(readback) {
+  Preparation(const Resources& r, std::span<const LosslessShard> shards, Readback& readback)
+      : r_(r), hop_(shards.front().plan.inter_node_hop()), readback_(readback) {
     for (const LosslessShard& shard : shards) add(shard);
   }
 
@@ -106,13 +102,11 @@ class Preparation {
   };
 
   bool moves_bytes() const { return !hop_.sends.empty() && num_headers_ > 0; }
-  // Layout of the memory that the host reads: sizes of own messages, one row of headers per owner, then calls.
+  // Layout of the memory that the host reads: sizes of own messages, then one row of headers per owner.
   std::uint64_t* sizes() const { return reinterpret_cast<std::uint64_t*>(readback_.memory->shared()); }
   std::size_t row_bytes() const { return num_headers_ * kLosslessHeaderBytes; }
   std::size_t num_row_bytes() const { return hop_.recvs.size() * row_bytes(); }
   std::byte* rows() const { return readback_.memory->shared() + num_headers_ * sizeof(std::uint64_t); }
-  std::byte* words() const { return rows() + num_row_bytes(); }
-  std::size_t num_words_bytes() const { return kMaxCallChars * (1 + call_check_.sends().size()); }
 
   void add(const LosslessShard& shard) {
     std::vector<std::size_t> longest;
@@ -126,7 +120,7 @@ class Preparation {
   }
 
   void reserve_readback() {
-    const std::size_t num_bytes = num_headers_ * sizeof(std::uint64_t) + num_row_bytes() + num_words_bytes();
+    const std::size_t num_bytes = num_headers_ * sizeof(std::uint64_t) + num_row_bytes();
     if (num_bytes <= readback_.num_bytes) return;
     readback_.num_bytes = size_class(num_bytes);
     readback_.memory = r_.codec.lossless()->make_memory(0, readback_.num_bytes);
@@ -164,41 +158,22 @@ class Preparation {
     run_codec(r_, copies);
     std::vector<Send> sends;
     std::vector<Recv> recvs;
-    sends.reserve(hop_.sends.size() + call_check_.sends().size());
-    recvs.reserve(hop_.recvs.size() + call_check_.sends().size());
+    sends.reserve(hop_.sends.size());
+    recvs.reserve(hop_.recvs.size());
     for (const Move& move : hop_.sends) {
       sends.push_back({move.peer, headers_->data(), row_bytes()});
       count_sent(r_, move.peer, row_bytes());
     }
     std::byte* row = headers_->data();
     for (const Move& move : hop_.recvs) recvs.push_back({move.peer, row += row_bytes(), row_bytes()});
-    exchange_with_calls(std::move(sends), std::move(recvs));
-  }
-
-  // Exchanges the calls of all ranks, too, because NCCL accepts any message of the right length. Blocks the host once.
-  void exchange_with_calls(std::vector<Send> sends, std::vector<Recv> recvs) {
     const Timed timed(r_.stats.transfer_time, begin_range(r_, "zcomm::start_transfer"));
-    const std::vector<Recv> calls = call_check_.recvs();
-    const Scratch own_and_theirs(r_.workspace, num_words_bytes(), r_.stream);
-    std::memcpy(words(), call_check_.sends().front().data, kMaxCallChars);
-    const Decode own = copy_of(words(), own_and_theirs.data(), kMaxCallChars);
-    r_.codec.decode({&own, 1}, r_.stream);
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      sends.push_back({calls[i].peer, own_and_theirs.data(), kMaxCallChars});
-      recvs.push_back({calls[i].peer, own_and_theirs.data() + (1 + i) * kMaxCallChars, kMaxCallChars});
-    }
     r_.transport.start(sends, recvs, r_.stream)->wait(r_.stream);
-    const std::vector<Decode> arrived{copy_of(headers_->data() + row_bytes(), rows(), num_row_bytes()),
-                                      copy_of(own_and_theirs.data(), words(), num_words_bytes())};
-    r_.codec.decode(arrived, r_.stream);
+    const Decode arrived = copy_of(headers_->data() + row_bytes(), rows(), num_row_bytes());
+    r_.codec.decode({&arrived, 1}, r_.stream);
     readback_.memory->mark_use(r_.stream);
     readback_.memory->wait();
     ++r_.stats.host_waits;
-    r_.transport.check();  // throws if the transfer failed
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      std::memcpy(calls[i].data, words() + (1 + i) * kMaxCallChars, kMaxCallChars);
-    }
-    call_check_.verify();
+    r_.transport.check();  // throws if the transfer failed, or a peer prepares something else
   }
 
   void read_headers(Item& item) {
@@ -238,21 +213,11 @@ class Preparation {
 
   const Resources& r_;
   const Hop& hop_;  // the same for all plans of a communicator
-  CallCheck call_check_;
   Readback& readback_;
   std::vector<Item> items_;
   std::size_t num_headers_ = 0;
   std::shared_ptr<const Scratch> headers_;
 };
-
-// Describes a batch in words that ranks compare.
-std::string describe(std::span<const LosslessShard> shards) {
-  std::string text = "prepare";
-  for (const LosslessShard& shard : shards) {
-    text += " " + shard.plan.description() + " to generation " + std::to_string(shard.kept.generation);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -267,7 +232,7 @@ void Preparations::prepare(const Resources& r, std::span<const LosslessShard> sh
     shard.make_hashes(r);
     if (take(shard.kept) != nullptr) shard.kept.generation = 0;
   }
-  auto messages = Preparation(r, shards, describe(shards), readback_).run();
+  auto messages = Preparation(r, shards, readback_).run();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     prepared_.emplace(shards[i].kept.hashes, std::move(messages[i]));
   }

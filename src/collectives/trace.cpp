@@ -71,7 +71,7 @@ class TracedTransport final : public Transport {
 
   int rank() const override { return world_.rank; }
   int size() const override { return world_.topology.size(); }
-  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds) override {}
+  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds, StreamView) override {}
   void abort(const std::string&) noexcept override {}
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {

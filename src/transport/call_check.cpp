@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "hash.hpp"
-#include "zcomm/error.hpp"
 
 namespace zcomm {
 
@@ -20,33 +19,18 @@ std::string describe_difference(const std::string& own, int peer, const std::str
          "\"";
 }
 
-CallCheck::CallCheck(const std::string& call, std::span<const int> peers)
-    : peers_(peers.begin(), peers.end()), own_{}, theirs_(peers.size()) {
+CallText call_text(const std::string& call) {
+  CallText text{};
   const std::string words = call_words(call);
-  std::copy(words.begin(), words.end(), own_.begin());
+  std::copy(words.begin(), words.end(), text.begin());
+  return text;
 }
 
-std::vector<Send> CallCheck::sends() const {
-  std::vector<Send> sends;
-  sends.reserve(peers_.size());
-  for (const int peer : peers_) sends.push_back({peer, reinterpret_cast<const std::byte*>(own_.data()), own_.size()});
-  return sends;
-}
-
-std::vector<Recv> CallCheck::recvs() {
-  std::vector<Recv> recvs;
-  recvs.reserve(peers_.size());
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs_[i].data()), theirs_[i].size()});
-  }
-  return recvs;
-}
-
-void CallCheck::verify() const {
-  const auto words = [](const Text& text) { return std::string(text.begin(), std::find(text.begin(), text.end(), 0)); };
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (theirs_[i] != own_) throw TransportError(describe_difference(words(own_), peers_[i], words(theirs_[i])));
-  }
+std::string difference(const CallText& own, int peer, const CallText& theirs) {
+  const auto words = [](const CallText& text) {
+    return std::string(text.begin(), std::find(text.begin(), text.end(), 0));
+  };
+  return own == theirs ? std::string() : describe_difference(words(own), peer, words(theirs));
 }
 
 }  // namespace zcomm

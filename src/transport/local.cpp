@@ -51,14 +51,8 @@ class LocalTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return hub_->size; }
 
-  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override {
-    deadline_ = deadline_after(timeout);
-    peers_.assign(peers.begin(), peers.end());
-    std::sort(peers_.begin(), peers_.end());
-    CallCheck check(call, peers);
-    start(check.sends(), check.recvs(), {})->wait({});
-    check.verify();
-  }
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+             StreamView) override;
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override;
   void abort(const std::string& reason) noexcept override;
@@ -88,6 +82,25 @@ class LocalTransfer final : public Transfer {
   LocalTransport& transport_;
   std::vector<std::shared_ptr<Message>> messages_;
 };
+
+void LocalTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                           StreamView) {
+  deadline_ = deadline_after(timeout);
+  peers_.assign(peers.begin(), peers.end());
+  std::sort(peers_.begin(), peers_.end());
+  const CallText own = call_text(call);
+  std::vector<CallText> theirs(peers_.size());
+  std::vector<Send> sends;
+  std::vector<Recv> recvs;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    sends.push_back({peers_[i], reinterpret_cast<const std::byte*>(own.data()), own.size()});
+    recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs[i].data()), own.size()});
+  }
+  start(sends, recvs, {})->wait({});
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (const std::string found = difference(own, peers_[i], theirs[i]); !found.empty()) throw TransportError(found);
+  }
+}
 
 void LocalTransport::check_peer(int peer, std::size_t num_bytes) const {
   if (num_bytes == 0 || peers_.empty() || std::binary_search(peers_.begin(), peers_.end(), peer)) return;

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "transport/nccl_transport.hpp"
+#include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -152,17 +154,54 @@ void NcclTransport::wait_for_abort() noexcept {
   }
 }
 
-void NcclTransport::begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout) {
-  throw_if_failed();
+void NcclTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+                          StreamView stream) {
   forget_known_findings();
+  check();
+  open_group_.reset();
+  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, deadline_after(timeout)});
+  {
+    const std::lock_guard lock(state_mutex_);
+    call_ = std::move(fresh);
+  }
+  if (peers.empty() || is_capturing(stream)) return;
+  // Equal words have equal peers. So two ranks that exchange bytes have compared the same words before.
+  if (compared_.insert(std::hash<std::string>{}(call)).second) compare(call, peers, stream);
+}
+
+void NcclTransport::compare(const std::string& call, std::span<const int> peers, StreamView stream) {
+  const CudaDeviceGuard device(device_);
+  NcclTexts& texts = communicator_->texts();
+  const CallText own = call_text(call);
+  texts.put(rank(), own, communicator_->stream());
+  NcclGroup group;
+  if (peers.size() + 1 == static_cast<std::size_t>(size())) {
+    group.messages.gathers.push_back({texts.on_device(0), own.size()});
+  } else {
+    for (const int peer : peers) {
+      group.messages.sends.push_back({peer, texts.on_device(rank()), own.size()});
+      group.messages.recvs.push_back({peer, texts.on_device(peer), own.size()});
+    }
+  }
+  launch(group, stream);
+  texts.fetch(communicator_->stream());
+  watch([&texts, own, call, peers = std::vector<int>(peers.begin(), peers.end())]() -> std::optional<std::string> {
+    if (!texts.are_fetched()) return std::nullopt;
+    std::string found;
+    for (const int peer : peers) {
+      if (found.empty()) found = difference(own, peer, texts.on_host(peer));
+    }
+    texts.is_used = false;
+    return found.empty() ? found : "in " + call + ": " + found;
+  });
+}
+
+void NcclTransport::check() {
+  throw_if_failed();
   if (const std::optional<NcclFailure> failure = look_at_findings()) {
     fail(*failure, /*ask=*/false);
     throw_failure("");
   }
-  open_group_.reset();
-  auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, deadline_after(timeout)});
-  const std::lock_guard lock(state_mutex_);
-  call_ = std::move(fresh);
 }
 
 std::shared_ptr<const NcclCall> NcclTransport::call() const {

@@ -23,6 +23,25 @@ void check_environment() {
 
 }  // namespace
 
+CallText NcclTexts::on_host(int rank) const {
+  CallText text;
+  std::memcpy(text.data(), host_.data() + offset(rank), sizeof(text));
+  return text;
+}
+
+void NcclTexts::put(int rank, const CallText& text, cudaStream_t stream) {
+  std::memcpy(host_.data() + offset(rank), text.data(), sizeof(text));
+  check_cuda(
+      cudaMemcpyAsync(on_device(rank), host_.data() + offset(rank), sizeof(text), cudaMemcpyHostToDevice, stream),
+      "copy the description of a call");
+}
+
+void NcclTexts::fetch(cudaStream_t stream) {
+  check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), num_bytes_, cudaMemcpyDeviceToHost, stream),
+             "copy the descriptions of a call");
+  fetched_.record({stream});
+}
+
 void Patience::check(const char* what) const {
   if (give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
   if (Clock::now() >= deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
@@ -116,6 +135,13 @@ void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience&
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   exchanged_.reset();
+}
+
+NcclTexts& NcclCommunicator::texts() {
+  for (const auto& texts : texts_) {
+    if (!texts->is_used.exchange(true)) return *texts;
+  }
+  return *texts_.emplace_back(std::make_unique<NcclTexts>(size_));
 }
 
 void NcclCommunicator::follow(StreamView stream) {

@@ -11,6 +11,7 @@
 
 #include "cuda/owned.hpp"
 #include "transport/nccl_symbols.hpp"
+#include "zcomm/call_check.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm {
@@ -36,9 +37,32 @@ struct NcclMessages {
   std::vector<Gather> gathers;
 };
 
+// Memory in which ranks exchange descriptions of a call: one slot for each rank.
+class NcclTexts {
+ public:
+  explicit NcclTexts(int size) : num_bytes_(static_cast<std::size_t>(size) * sizeof(CallText)) {}
+
+  std::byte* on_device(int rank) const { return device_.data() + offset(rank); }
+  CallText on_host(int rank) const;
+  // Copies a description to the device, behind the work on `stream`; the second function, all of them to the host.
+  void put(int rank, const CallText& text, cudaStream_t stream);
+  void fetch(cudaStream_t stream);
+  bool are_fetched() const { return fetched_.is_over("compare calls"); }
+
+  std::atomic<bool> is_used = true;
+
+ private:
+  static std::size_t offset(int rank) { return static_cast<std::size_t>(rank) * sizeof(CallText); }
+
+  std::size_t num_bytes_;
+  DeviceBytes device_{num_bytes_};
+  PinnedBytes host_{num_bytes_};
+  Event fetched_;
+};
+
 // NCCL communicator, for one thread inside NCCL at a time. The caller holds mutex(), except for mutex(), stream(),
-// follow() and abort(). All calls except abort() are non-blocking in NCCL: they poll what NCCL does in the background
-// and throw TransportError or TimeoutError soon after `patience` ends. So the mutex is never held for long.
+// texts(), follow() and abort(). All calls except abort() are non-blocking in NCCL: they poll what NCCL does in the
+// background and throw TransportError or TimeoutError soon after `patience` ends. So the mutex is never held for long.
 class NcclCommunicator {
  public:
   explicit NcclCommunicator(const nccl::Symbols& symbols);
@@ -54,6 +78,9 @@ class NcclCommunicator {
 
   std::mutex& mutex() { return mutex_; }
   cudaStream_t stream() const { return stream_; }
+  // Returns memory that is not used, and marks it as used. It lives as long as this object, because freeing it waits
+  // for the device.
+  NcclTexts& texts();
 
   // Orders stream() behind the work queued on `stream`. Transfers need no other order: callers touch buffers of earlier
   // transfers only on their own stream, after Transfer::wait. So a buffer that a later chunk reuses is free by then.
@@ -90,6 +117,7 @@ class NcclCommunicator {
   std::unique_ptr<DeviceBytes> exchanged_;  // with peers, while they connect; until the abort, if that fails
   cudaStream_t stream_ = nullptr;
   Event caller_;
+  std::vector<std::unique_ptr<NcclTexts>> texts_;
 };
 
 }  // namespace zcomm

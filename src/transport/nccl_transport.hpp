@@ -5,7 +5,9 @@
 #include <future>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "transport/nccl_communicator.hpp"
@@ -35,14 +37,15 @@ class NcclTransport final : public Transport {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
 
-  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout) override;
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+             StreamView stream) override;
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override;
   void begin_group() override;
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
   bool takes_limits() const override { return false; }
-  void check() override { throw_if_failed(); }
+  void check() override;
   void watch(Finding finding) override;
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
 
@@ -53,6 +56,8 @@ class NcclTransport final : public Transport {
   template <class Step>
   void or_fail(Step&& step);
   void connect();
+  // Exchanges the call's words with `peers`, and has them compared when they have arrived.
+  void compare(const std::string& call, std::span<const int> peers, StreamView stream);
   std::vector<int> peers() const;
   // Returns the open group, or a new one that is launched at once.
   std::shared_ptr<NcclGroup> join_group();
@@ -90,6 +95,7 @@ class NcclTransport final : public Transport {
   std::atomic<bool> give_up_{false};  // ends all polling of NCCL
   std::atomic<bool> is_launching_{false};
   std::shared_ptr<NcclGroup> open_group_;
+  std::unordered_set<std::size_t> compared_;  // hashes of words
 
   // Guards flights and findings. Held during event queries, but never while waiting for the device or submitting work.
   std::mutex flights_mutex_;

@@ -249,19 +249,16 @@ TEST_CASE("lossless gathers: what was written to where values are kept is found 
 }
 
 TEST_CASE("lossless gathers: ranks at other generations say so") {
-  for (const bool compares : {true, false}) {
-    const auto failures =
-        failures_of(compares ? test::make_communicators(kTwoNodes) : unchecked(kTwoNodes, nullptr), [](Rank& rank) {
-          rank.gather(0);
-          rank.gather(1);
-          if (rank.rank == 3) rank.kept->generation = 0;
-          rank.gather(2);
-        });
-    for (const std::string& failure : failures) {
-      CHECK(contains(failure, "generation 0"));
-      CHECK(contains(failure, "generation 2"));
-      CHECK(contains(failure, compares ? "ranks called different things" : "differences of slot"));
-    }
+  const auto forgotten = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
+    rank.gather(0);
+    rank.gather(1);
+    if (rank.rank == 3) rank.kept->generation = 0;
+    rank.gather(2);
+  });
+  for (const std::string& failure : forgotten) {
+    CHECK(contains(failure, "differences of slot"));
+    CHECK(contains(failure, "generation 0"));
+    CHECK(contains(failure, "generation 2"));
   }
   // One gathers what it has, the others what has changed.
   const auto failures = failures_of(test::make_communicators(kTwoNodes), [](Rank& rank) {
@@ -271,8 +268,7 @@ TEST_CASE("lossless gathers: ranks at other generations say so") {
   });
   for (const int rank : {2, 3}) {
     CHECK(contains(failures[static_cast<std::size_t>(rank)],
-                   "gather_secondary bfloat16[4 x 5000] by differences of "
-                   "generation 1"));
+                   "gather_secondary bfloat16[4 x 5000] by differences, of weights that have not changed"));
   }
   for (const std::string& failure : failures) CHECK_FALSE(failure.empty());
 }

@@ -14,7 +14,7 @@
 
 namespace zcomm::test {
 
-// Transport that compares no calls, as NCCL's, and can change the messages that it sends.
+// Transport that compares no calls, as NCCL's those that it has seen, and can change the messages that it sends.
 class Unchecked final : public Transport {
  public:
   using Change = std::function<void(std::vector<std::byte>&)>;
@@ -23,7 +23,7 @@ class Unchecked final : public Transport {
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds timeout) override {
+  void begin(const std::string&, std::span<const int>, std::chrono::milliseconds timeout, StreamView) override {
     inner_->begin("", {}, timeout);
   }
   bool takes_limits() const override { return takes_limits_; }

@@ -69,6 +69,19 @@ def test_a_peer_that_does_not_come_to_the_first_call() -> None:
         assert "ranks [1]" in text or "rank 1" in text, text
 
 
+def test_ranks_that_compress_differently() -> None:
+    """Messages of both formats have equal sizes, so every transfer succeeds."""
+
+    def body() -> str:
+        gather = used()
+        with zcomm.override(all_gather="fp8:128" if dist.get_rank() else "int8:128"):
+            return fails(gather)
+
+    for text in run(body, 2, group_seconds=SOON):
+        assert 'ranks called different things: this rank "all_gather float32[2 x 4096]' in text, text
+        assert "fp8:128" in text and "int8:128" in text, text
+
+
 def test_a_peer_that_is_killed() -> None:
     def body() -> str:
         gather = used()

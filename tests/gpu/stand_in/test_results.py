@@ -107,7 +107,7 @@ def test_chunks_are_larger_than_on_a_cpu() -> None:
 
     def num_groups(numel: int) -> int:
         gather = Gather(numel)
-        Gather(64)()  # connects
+        Gather(numel)()  # connects, and compares what ranks call
         host.synchronize()
         before = ctypes.CDLL(NCCL).nccl_host_num_launches()
         gather()

@@ -13,8 +13,8 @@ CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 
 .PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
-  .need-aarch64 test-ptx test-slow test-torch test-docs bench tables study gpu gpu-rehearsal gpu-model lint docs install \
-  wheels wheels-aarch64 clean
+  .need-aarch64 test-ptx test-jobs test-slow test-torch test-docs bench tables study gpu gpu-rehearsal gpu-model lint \
+  docs install wheels wheels-aarch64 clean
 
 demo: install
 	$(PY) examples/demo.py $(ARGS)
@@ -71,7 +71,11 @@ NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include
 NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
 
 test-python: install $(NCCL_HEADERS)
-	NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "not slow" $(ARGS)
+	NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "not slow and not job" $(ARGS)
+
+# The tests in Python that launch or compile whole training jobs: a third of the time of all.
+test-jobs: install
+	$(PY) $(PYTEST) -m "job and not slow" $(ARGS)
 
 build/nccl/%/include/nccl.h: $(VENV)/.tools
 	rm -rf build/nccl/$* && mkdir -p build/nccl/$*

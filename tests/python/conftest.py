@@ -27,6 +27,7 @@ for newer, older in {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes long; runs only where -m names it")
+    config.addinivalue_line("markers", "job: launches or compiles whole training jobs; make test-jobs runs it")
     config.addinivalue_line("markers", "promise(*numbers): those of docs/promises.md that it holds")
 
 

@@ -360,6 +360,7 @@ def endings() -> dict[str, list[tuple[int | None, str]]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.job
 @pytest.mark.timeout(600)  # the fixture runs all scenarios, in processes of their own
 @pytest.mark.parametrize("scenario", exits.SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, list[tuple[int | None, str]]]) -> None:

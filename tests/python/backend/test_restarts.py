@@ -79,11 +79,13 @@ def run_agent(folder: Path, program: str, size: int, *arguments: str, **env: str
     assert ended.returncode == 0, ended.stderr[-3000:]
 
 
+@pytest.mark.job
 @pytest.mark.timeout(300)
 def test_workers_that_an_agent_restarts_connect_again(tmp_path: Path) -> None:
     run_agent(tmp_path, WORKER, 2)
 
 
+@pytest.mark.job
 @pytest.mark.timeout(300)
 def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
@@ -104,6 +106,7 @@ def test_workers_of_two_agents_of_which_one_counts_a_failure_connect_again(tmp_p
     assert [process.returncode for process in agents] == [0, 0], "\n".join(end[-3000:] for end in ends)
 
 
+@pytest.mark.job
 @pytest.mark.timeout(400)  # eight processes import torch
 def test_training_by_lossless_weights_goes_on_after_a_restart(tmp_path: Path) -> None:
     """A rank is killed between the forward and the backward pass of step 6. All begin again at the checkpoint of step
@@ -134,6 +137,7 @@ def _two_worlds(rank: int, path: str, answers: Any) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.job
 def test_a_process_can_make_a_world_again_over_the_same_store(tmp_path: Path) -> None:
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()

@@ -48,6 +48,7 @@ def wrong(results: dict[str, str]) -> str:
     return "\n\n".join(f"{name}: {text[-3000:]}" for name, text in bad.items())
 
 
+@pytest.mark.job
 @pytest.mark.timeout(400)
 def test_the_suite_passes(tmp_path: Path) -> None:
     """All that gloo passes, but for the expected failures."""

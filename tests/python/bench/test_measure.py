@@ -35,6 +35,7 @@ app()
 BURST = 1.25  # a limited link lets a little more through at first
 
 
+@pytest.mark.job
 def test_a_limited_link_is_measured_and_planned_with(tmp_path: Path) -> None:
     file, config = tmp_path / "made" / "cluster.json", tmp_path / "config.json"
     command = [sys.executable, "-c", SMALL, "measure", "--output", str(file)]

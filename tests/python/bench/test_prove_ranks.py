@@ -45,6 +45,7 @@ def prove(folder: Path, *faults: str) -> list[str]:
     return lines
 
 
+@pytest.mark.job
 def test_a_whole_report_is_written_and_holds(tmp_path: Path) -> None:
     lines = prove(tmp_path, "drill", "networks")
     assert {path.name for path in tmp_path.iterdir()} == FILES
@@ -142,6 +143,7 @@ def test_a_link_counts_where_its_interface_is(name: str, monkeypatch: pytest.Mon
         assert calls.limit_of(12.5e6) == link
 
 
+@pytest.mark.job
 def test_planted_faults_get_their_verdicts(tmp_path: Path) -> None:
     """A wrong bit, an exact baseline of a fraction of the link, and a model that nobody would believe."""
     lines = prove(tmp_path, "wrong bit", "slow baseline", "model")
@@ -156,12 +158,14 @@ def test_planted_faults_get_their_verdicts(tmp_path: Path) -> None:
         verify.check(made)
 
 
+@pytest.mark.job
 def test_a_dead_rank_is_named_and_leaves_no_report(tmp_path: Path) -> None:
     with pytest.raises(network.RankFailed, match="rank 1 was killed by SIGKILL"):
         prove(tmp_path, "dead rank")
     assert not (tmp_path / "report.json").exists()
 
 
+@pytest.mark.job
 def test_a_refusal_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zcomm_bench", "prove", "--rehearse", "-o", str(tmp_path)]
     env = {**os.environ, "ZCOMM_MIN_BYTES": "1"}

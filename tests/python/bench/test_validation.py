@@ -49,6 +49,7 @@ def test_errors_against_measured_collectives() -> None:
     assert sum(abs(call.bytes_error) for call in calls) / len(calls) <= 0.02
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_bytes_of_hops_are_those_of_a_benchmark(collective: str) -> None:
     pytest.importorskip("torch")

@@ -236,6 +236,7 @@ def test_checkpoints_and_training_that_goes_on_from_them(tmp_path: Path) -> None
     run(body, 4, nodes=TWO_NODES, options=options())
 
 
+@pytest.mark.job
 def test_hybrid_shards_and_compiled_blocks() -> None:
     """Weights are sharded over two nodes, and replicated in two such groups."""
 

@@ -39,6 +39,7 @@ needs_zcomm = pytest.mark.skipif(
 )
 
 
+@pytest.mark.job
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "backends", [pytest.param(["gloo"], marks=pytest.mark.slow), pytest.param(["gloo", "zcomm"], marks=needs_zcomm)]
@@ -69,6 +70,7 @@ def run_example(name: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.job
 @needs_zcomm
 @pytest.mark.timeout(300)
 def test_secondary_shards_save_bytes_on_the_wire(tmp_path: Path) -> None:
@@ -110,6 +112,7 @@ def test_the_plan_knows_the_bytes_that_will_move() -> None:
     assert inter_node_bytes(replace(job, nodes="1x4")) == 0
 
 
+@pytest.mark.job
 @pytest.mark.timeout(300)
 def test_a_step_over_the_limit_ends_the_run_with_a_reason() -> None:
     job = ["--steps", "1", "--batch", "1", "--sequence", "16", "--width", "64", "--layers", "1"]

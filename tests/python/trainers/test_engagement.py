@@ -111,6 +111,11 @@ FRONT_ENDS = {
 }
 
 
+# torch.compile takes most of a test's time.
+COMPILED = ("FSDP2, compiled blocks", "SimpleFSDP")
+NAMES = [pytest.param(name, marks=[pytest.mark.job] if name in COMPILED else []) for name in FRONT_ENDS]
+
+
 def groups() -> list[dist.ProcessGroup]:
     return [group for group in dist.distributed_c10d._world.pg_map if dist.get_backend(group) == "zcomm"]
 
@@ -158,7 +163,7 @@ def over_gloo(name: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("policy", ["always", "auto"])
-@pytest.mark.parametrize("name", FRONT_ENDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_bytes_between_nodes(name: str, policy: str, tmp_path: Path) -> None:
     front_end = FRONT_ENDS[name]
     fields = dict(front_end.options)
@@ -179,7 +184,7 @@ def test_bytes_between_nodes(name: str, policy: str, tmp_path: Path) -> None:
         assert losses != theirs
 
 
-@pytest.mark.parametrize("name", FRONT_ENDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_exact_formats_give_the_losses_of_gloo(name: str) -> None:
     options = zcomm.Options(**{**FRONT_ENDS[name].options, "all_gather": "exact", "reduce_scatter": "exact"})
 

@@ -65,6 +65,7 @@ def muon() -> list[torch.Tensor]:
     return weights
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("is_async", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_zero1_by_hand_is_as_over_gloo(is_async: bool, dtype: torch.dtype) -> None:
     """Weights stay those that were stepped, bit for bit; the default formats touch gradients alone."""

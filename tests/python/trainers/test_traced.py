@@ -98,6 +98,7 @@ def check_against_gloo(
         assert counted.keys() <= {"others"}
 
 
+@pytest.mark.job
 def test_simple_fsdp_in_a_dimension_of_a_mesh(tmp_path: Path) -> None:
     """aot_eager calls what is traced one by one; its graphs are those of every other backend."""
     check_against_gloo(4, "batch_of_another,fsdp", WEIGHTS, "aot_eager", {}, tmp_path)

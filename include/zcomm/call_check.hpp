@@ -20,7 +20,7 @@ std::string describe_difference(const std::string& own, int peer, const std::str
 // call_words() as a message of a fixed size: padded with zeros.
 using CallText = std::array<char, kMaxCallChars>;
 CallText call_text(const std::string& call);
-// Returns describe_difference() of both calls, or an empty string if they are equal.
+// Returns describe_difference() of both calls, or an empty string if they are equal. `theirs` may be other bytes.
 std::string difference(const CallText& own, int peer, const CallText& theirs);
 
 }  // namespace zcomm

@@ -76,8 +76,9 @@ struct NcclOptions {
 //
 // Transfers run on one communicator and one stream of the transport, behind the work queued on the caller's stream. A
 // group (see begin_group) is one NCCL group, that is, one kernel. begin() has one of its own where the words are new
-// and the stream captures no graph: ranks exchange the words, and the watchdog compares them. Ranks whose calls differ
-// later time out, and the message names this rank's call; if their messages have equal sizes, nothing tells.
+// and the stream captures no graph: ranks that connected at the start exchange the words, and the watchdog compares
+// them. So all ranks capture the first call of its words, or none. Messages between two ranks of more are not compared.
+// Other calls that differ time out, and the message names this rank's call; if sizes are equal, nothing tells.
 //
 // A watchdog thread polls NCCL for errors and transfers for their deadline. On either it calls `on_failure` and aborts
 // the communicator: streams go on, with undefined bytes, and every later call throws. Transfers captured in a CUDA

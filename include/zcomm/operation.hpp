@@ -73,9 +73,10 @@ class Operation {
 
   // Throws ArgumentError on arguments that the operation was not planned for.
   virtual void check(const Resources& resources, const Arguments& arguments) const = 0;
-  // Returns a description of the call, which ranks compare. Equal words have equal peers. Over NCCL the first call alone
-  // is compared, so what changes from call to call belongs into headers of messages.
+  // Returns a description of the call, which ranks compare. Equal words have equal peers.
   virtual std::string words(const Arguments& arguments) const = 0;
+  // Returns what else ranks must agree on, which differs from call to call: compared where every call is.
+  virtual std::string turn() const { return {}; }
   // Returns the ranks that compare this call, at least those that it exchanges bytes with; if A names B, B names A.
   virtual std::vector<int> peers(const Arguments&) const { return world().topology.peers(world().rank); }
   // Makes the stages, which refer to both arguments and to this object.

@@ -233,6 +233,7 @@ class LosslessGather final : public Operation {
     if (is_again(arguments)) return "gather_secondary " + description() + kUnchanged;
     return "all_gather " + description() + ", of weights that may have changed";
   }
+  std::string turn() const override { return ", generation " + std::to_string(kept_->generation); }
   std::vector<int> peers(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
   }

@@ -28,7 +28,9 @@ CallText call_text(const std::string& call) {
 
 std::string difference(const CallText& own, int peer, const CallText& theirs) {
   const auto words = [](const CallText& text) {
-    return std::string(text.begin(), std::find(text.begin(), text.end(), 0));
+    std::string all(text.begin(), std::find(text.begin(), text.end(), 0));
+    const bool is_text = !all.empty() && std::ranges::all_of(all, [](char c) { return c >= ' ' && c <= '~'; });
+    return is_text ? all : "something that it has called before";
   };
   return own == theirs ? std::string() : describe_difference(words(own), peer, words(theirs));
 }

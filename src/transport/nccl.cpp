@@ -80,6 +80,8 @@ void NcclTransport::connect() {
     if (!why.empty()) throw TransportError("gave up to connect over NCCL: " + why);
   };
   try {
+    is_connected_.resize(static_cast<std::size_t>(size()));
+    for (const int peer : peers()) is_connected_[static_cast<std::size_t>(peer)] = true;
     const std::lock_guard lock(communicator_->mutex());
     communicator_->connect(options_, peers(), {deadline_after(options_.connect_timeout), give_up_, look});
   } catch (const TimeoutError&) {
@@ -164,9 +166,15 @@ void NcclTransport::begin(const std::string& call, std::span<const int> peers, s
     const std::lock_guard lock(state_mutex_);
     call_ = std::move(fresh);
   }
-  if (peers.empty() || is_capturing(stream)) return;
+  // A message between two ranks is not compared, as senders do not wait for receivers.
+  const bool is_message = peers.size() == 1 && size() > 2;
+  if (is_message || is_capturing(stream)) return;
   // Equal words have equal peers. So two ranks that exchange bytes have compared the same words before.
-  if (compared_.insert(std::hash<std::string>{}(call)).second) compare(call, peers, stream);
+  if (!compared_.insert(std::hash<std::string>{}(call)).second) return;
+  std::vector<int> connected;
+  std::ranges::copy_if(peers, std::back_inserter(connected),
+                       [&](int peer) { return is_connected_[static_cast<std::size_t>(peer)]; });
+  if (!connected.empty()) compare(call, connected, stream);
 }
 
 void NcclTransport::compare(const std::string& call, std::span<const int> peers, StreamView stream) {

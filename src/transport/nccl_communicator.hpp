@@ -55,8 +55,8 @@ class NcclTexts {
   static std::size_t offset(int rank) { return static_cast<std::size_t>(rank) * sizeof(CallText); }
 
   std::size_t num_bytes_;
-  DeviceBytes device_{num_bytes_};
   PinnedBytes host_{num_bytes_};
+  DeviceBytes device_{num_bytes_};  // freed before: that waits for copies
   Event fetched_;
 };
 

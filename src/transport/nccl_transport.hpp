@@ -45,6 +45,7 @@ class NcclTransport final : public Transport {
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
   bool takes_limits() const override { return false; }
+  bool compares_every_call() const override { return false; }
   void check() override;
   void watch(Finding finding) override;
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
@@ -95,6 +96,7 @@ class NcclTransport final : public Transport {
   std::atomic<bool> give_up_{false};  // ends all polling of NCCL
   std::atomic<bool> is_launching_{false};
   std::shared_ptr<NcclGroup> open_group_;
+  std::vector<bool> is_connected_;            // with each rank, from the start
   std::unordered_set<std::size_t> compared_;  // hashes of words
 
   // Guards flights and findings. Held during event queries, but never while waiting for the device or submitting work.

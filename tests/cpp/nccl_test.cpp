@@ -7,7 +7,6 @@
 #include <mutex>
 #include <thread>
 
-#include "calls.hpp"
 #include "cuda_helpers.hpp"
 #include "transport/nccl_symbols.hpp"
 
@@ -235,36 +234,6 @@ TEST_CASE("nccl: a start without bytes is no group, but counts as a start") {
     CHECK(bytes.get(stream) == Bytes{1, 1});
   });
   CHECK(nccl_host_num_launches() - before == 2 * (3 + 1));  // two to connect, one to compare the call
-}
-
-TEST_CASE("promise 8: calls that differ, with messages of equal size, fail on every rank with both in words") {
-  const NoTraces no_traces;
-  for (const auto& ids : {test::node_ids({2}), test::node_ids({3}), test::node_ids({2, 2})}) {
-    const int size = static_cast<int>(ids.size());
-    run_nccl_ranks(size, [&](int rank, const NcclOptions& options) {
-      const auto communicator = test::make_cuda_communicator(ids, 1024, options);
-      Stream stream;
-      DeviceArray<float> values(static_cast<std::size_t>(size) * 256);
-      values.set(std::vector<float>(static_cast<std::size_t>(size) * 256), stream);
-      const auto slots = split(TensorView{values.bytes(), size * 256, DType::float32}, size, 256);
-      const auto gather = [&](const char* format) {
-        test::all_gather(*communicator, slots[static_cast<std::size_t>(rank)], slots, BlockFormat::parse(format), 60s,
-                         stream.view());
-      };
-      gather("int4:128");
-      std::string failure;
-      for (int i = 0; i < 500 && failure.empty(); ++i) {
-        try {
-          gather(rank % 2 == 0 ? "int8:128" : "fp8:128");
-          std::this_thread::sleep_for(20ms);
-        } catch (const TransportError& error) {
-          failure = error.what();
-        }
-      }
-      INFO(failure);
-      CHECK(failure.find("ranks called different things: this rank \"all_gather float32[") != std::string::npos);
-    });
-  }
 }
 
 TEST_CASE("nccl: the steady state creates no events, streams or memory") {

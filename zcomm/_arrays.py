@@ -74,12 +74,14 @@ class Call:
 
     def any(self, array: Any, name: str, *, writable: bool = False) -> View:
         """Return the view of an array of any dtype."""
-        view = _view(array, name, writable, self.stream)
+        view = _view(array, name, writable, self.stream, self.device)
+        if view.num_elements and not view.address:
+            raise ValueError(f"{name}: expected an array with memory, got one whose memory was freed")
         if self._is_open:
             self.device, self._is_open = view.device, False
-            if self.device == HOST and self._stream_given:
-                raise ValueError(f"stream: expected None, got one for {name}, which is on the CPU")
-        elif CURRENT_DEVICE in (view.device, self.device) and HOST not in (view.device, self.device):
+        if view.device == self.device == HOST and self._stream_given:
+            raise ValueError(f"stream: expected None, got one for {name}, which is on the CPU")
+        if CURRENT_DEVICE in (view.device, self.device) and HOST not in (view.device, self.device):
             self.device = max(view.device, self.device)
         elif view.device != self.device:
             hint = self._hint if view.device == HOST else ""
@@ -166,7 +168,7 @@ def _where(device: int) -> str:
     return {HOST: "the CPU", CURRENT_DEVICE: "a GPU"}.get(device, f"GPU {device}")
 
 
-def _view(array: Any, name: str, writable: bool, stream: int) -> View:
+def _view(array: Any, name: str, writable: bool, stream: int, device: int) -> View:
     library = _library(array)
     if isinstance(array, np.ndarray):
         if np.ma.getmask(array) is not np.ma.nomask:
@@ -200,7 +202,7 @@ def _view(array: Any, name: str, writable: bool, stream: int) -> View:
         with array.device if library == "cupy" else contextlib.nullcontext():
             return _dlpack_view(array, name, writable, stream)
     if hasattr(array, "__cuda_array_interface__"):
-        return _cuda_view(array, array.__cuda_array_interface__, name, writable, stream)
+        return _cuda_view(array, array.__cuda_array_interface__, name, writable, stream, device)
     raise TypeError(
         f"{name}: expected a NumPy array or one that has __dlpack__ or __cuda_array_interface__, got "
         f"{type(array).__name__}"
@@ -231,7 +233,7 @@ def _dlpack_view(array: Any, name: str, writable: bool, stream: int) -> View:
     return View(found.address, found.num_elements, found.dtype, device, capsule)
 
 
-def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bool, stream: int) -> View:
+def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bool, stream: int, device: int) -> View:
     address, read_only = interface["data"]
     shape = tuple(interface["shape"])
     dtype = np.dtype(interface["typestr"])
@@ -252,7 +254,7 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
     if producer == 0:
         raise ValueError(f"{name}: expected no stream 0 from __cuda_array_interface__, got one: it does not allow that")
     if producer is not None and int(producer) != (stream or 1):
-        _core.wait_for(stream, int(producer))
+        _core.wait_for(stream, int(producer), device)
     return View(int(address or 0), int(np.prod(shape, dtype=np.int64)), dtype.name, CURRENT_DEVICE, array)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class Exchanges(ABC):
     ) -> CallStats:
         """Send a part of ``array`` to each rank, and fill ``out`` with the parts from all, both in rank order.
         ``splits`` are the elements for each rank, ``out_splits`` those from each, 0 included; None: equal parts."""
-        call = self._call(stream, array, out)
+        call = self._call(stream, out, array)
         inputs = _parts_of(call.values(array, "array"), splits, self.size, "array", "splits")
         outputs = _parts_of(call.values(out, "out", writable=True), out_splits, self.size, "out", "out_splits")
         return self._run(self._core.make_all_to_all(inputs, outputs, formats), inputs, outputs, call)
@@ -51,7 +52,7 @@ class Exchanges(ABC):
         """Fill ``out`` on ``root``, size times the elements of ``array``, with every rank's array. Other ranks pass
         None as ``out``."""
         self._check_rank(root, "root")
-        call = self._call(stream, array, out if self.rank == root else array)
+        call = self._call(stream, *([out] if self.rank == root else []), array)
         part = call.values(array, "array")
         outputs = self._slots(call, out, "out", part, writable=True) if self.rank == root else self._none(part)
         inputs = self._at(root, part)
@@ -124,13 +125,17 @@ class Exchanges(ABC):
 def _parts_of(view: View, splits: Sequence[int] | None, size: int, name: str, splits_name: str) -> list[Any]:
     if splits is None:
         return slots_of(view, size, name)
-    if len(splits) != size or min(splits) < 0 or sum(splits) != view.num_elements:
+    try:
+        counts = [operator.index(count) for count in splits]  # of arrays, whose += would change them
+    except TypeError:
+        raise TypeError(f"{splits_name}: expected integers, got {list(splits)}") from None
+    if len(counts) != size or min(counts) < 0 or sum(counts) != view.num_elements:
         raise ValueError(
             f"{splits_name}: expected {size} numbers of 0 or more with a sum of the {view.num_elements} elements of "
-            f"{name}, got {list(splits)}"
+            f"{name}, got {counts}"
         )
     parts, address = [], view.address
-    for count in splits:
+    for count in counts:
         parts.append((address, count, view.dtype))
         address += count * VALUE_DTYPES[view.dtype]
     return parts

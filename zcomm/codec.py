@@ -115,6 +115,8 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
     elements of 8 bits. Return it as a new NumPy array of uint8, and the hash of ``values``. Copies ``values`` to
     ``base``, for the next difference."""
     new, old = _halves_of(values, "values"), _halves_of(base, "base", writable=True)
+    if new[0] < old[0] + 2 * old[1] and old[0] < new[0] + 2 * new[1]:
+        raise ValueError("base: expected memory apart from values, got some that overlaps it")
     call = Call(None, device=HOST)
     body, view = _target(call, None, _core.max_lossless_bytes(new[1]), None)
     num_bytes, hash_of_values = _core.encode_difference(new, old, view.address, isa)

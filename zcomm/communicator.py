@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import traceback
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,6 +79,8 @@ class Communicator(Exchanges):
             chunk_bytes = _core.default_gpu_chunk_bytes(size)
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
         self._timeout = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
@@ -144,7 +147,7 @@ class Communicator(Exchanges):
     def all_gather(self, shard: Any, out: Any, *, format: str = "int8:256", stream: Any = None) -> CallStats:
         """Fill ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.
         ``shard`` may be this rank's slot of ``out``."""
-        call = self._call(stream, shard, out)
+        call = self._call(stream, out, shard)
         source, target = call.values(shard, "shard"), call.values(out, "out", writable=True)
         self._check_slots(source, "shard", target, "out")
         slots = slots_of(target, self.size, "out")
@@ -184,7 +187,7 @@ class Communicator(Exchanges):
 
     def abort(self, reason: str) -> None:
         """Abort the calls in progress and make every later call raise. Thread-safe."""
-        self._core.abort(reason)
+        self._core.abort(reason.encode(errors="replace").decode())
 
     def close(self) -> None:
         """Close the connections and free scratch memory; later calls raise. May be called again."""
@@ -196,9 +199,11 @@ class Communicator(Exchanges):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.abort(f"{kind.__name__}: {error}")
-        self.close()
+        try:
+            if kind is not None:
+                self.abort("".join(traceback.format_exception_only(kind, error)).strip())
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._core.is_closed else f"GPU {self.device}"
@@ -230,7 +235,10 @@ class Communicator(Exchanges):
 
 
 def _timedelta(timeout: datetime.timedelta | float) -> datetime.timedelta:
-    given = timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout)
+    try:
+        given = timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout)
+    except OverflowError:
+        given = datetime.timedelta.max
     if given < datetime.timedelta(milliseconds=1):
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
     return given

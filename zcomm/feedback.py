@@ -25,8 +25,8 @@ class _Residual:
         """Raise ValueError if this loaded residual is not of such a reduction."""
         if self.layout != layout or self.data.nbytes != num_bytes:
             raise ValueError(
-                f"error feedback: the state that was loaded for {key!r} is of {self.layout}, this reduction is "
-                f"{layout}: reset() starts over"
+                f"error feedback: the state that was loaded for {key!r} is of {self.layout}, {self.data.nbytes} bytes, "
+                f"this reduction is {layout}, {num_bytes} bytes: reset() starts over"
             )
 
 
@@ -152,11 +152,12 @@ class ErrorFeedback:
 
         ``is_captured``: a CUDA graph captures the reduction. Raises RuntimeError if its replays would never use what
         they keep, or never start over."""
-        if (loaded := self._loaded.pop(key, None)) is not None:
+        if (loaded := self._loaded.get(key)) is not None:
             loaded.check(key, layout, num_bytes)
             fresh = allocate(num_bytes)
             fresh[:] = loaded.data  # moves it to the gradients' device
             self._residuals[key] = _Residual(fresh, layout, loaded.calls)
+            del self._loaded[key]
         elif key not in self._residuals and (other := self._loaded_of_another_rank(key)) is not None:
             raise ValueError(
                 f"error feedback: the state that was loaded is of {other!r}, this reduction is of {key!r}: each rank "

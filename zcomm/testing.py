@@ -111,7 +111,8 @@ class LocalRank(Exchanges):
         feedback: ErrorFeedback | None = None,
     ) -> ArrayT:
         """Fill ``out`` with factor times the sum, over all ranks, of slot ``rank`` of ``input``, and return it.
-        ``feedback`` is this rank's error feedback for repeated calls of the same reduction."""
+        ``feedback`` is this rank's error feedback for repeated calls of the same reduction: with another one it starts
+        over."""
         call = Call(None, device=HOST)
         slots = slots_of(call.values(input, "input"), self.size, "input")
         output = call.values(out, "out", writable=True).raw
@@ -119,8 +120,9 @@ class LocalRank(Exchanges):
         kept = None
         operation = self._core.make_reduce_scatter(slots, segments, feedback.format if feedback else None)
         if feedback is not None:
-            shape = f"{output[1:]} in {segments}"
-            residual, empty = feedback.use("reduce_scatter", shape, operation.residual_bytes, _aligned_bytes)
+            key = f"reduce_scatter/rank {self.rank}"
+            layout = f"{output[1:]} in {segments} on {self.size} ranks in {self._core.num_nodes} nodes"
+            residual, empty = feedback.use(key, layout, operation.residual_bytes, _aligned_bytes)
             kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
         self._core.run(operation, slots, [output], self._timeout, factor=factor, feedback=kept)
         return out
@@ -161,6 +163,20 @@ class LocalWorld:
         self.size = len(self.ranks)
 
     def run(self, body: Callable[[LocalRank], T]) -> list[T]:
-        """Call body(rank) for all ranks at once and return the results in rank order. Raises the first rank's error."""
+        """Call body(rank) for all ranks at once and return the results in rank order. Raises the error that came first;
+        it ends the calls of the other ranks."""
+        errors: list[BaseException] = []
+
+        def run_one(rank: LocalRank) -> T:
+            try:
+                return body(rank)
+            except BaseException as error:
+                errors.append(error)
+                rank._core.abort(f"rank {rank.rank} raised {type(error).__name__}")
+                raise
+
         with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(body, self.ranks))
+            results = [pool.submit(run_one, rank) for rank in self.ranks]
+        if errors:
+            raise errors[0]
+        return [result.result() for result in results]

@@ -48,6 +48,9 @@ class Communicator {
 
   // Makes the pending call and all later ones throw, on this rank and, with `reason`, on its peers. Thread-safe.
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
+  // Waits on the host for calls that are under way, at most for their timeouts, as the destructor does. abort() ends
+  // it.
+  void finish() noexcept { transport_->finish(); }
 
  private:
   std::unique_ptr<Workspace> workspace_;  // first, so that it outlives the transport

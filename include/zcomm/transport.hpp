@@ -103,6 +103,8 @@ class [[gnu::visibility("default")]] Transport {
   // failed transfer. `finding` may be destroyed in a later call.
   virtual void watch(Finding finding);
 
+  // Waits for transfers that are under way on a GPU, at most for their timeouts. abort() ends it.
+  virtual void finish() noexcept {}
   // Makes every pending and future call on this rank throw, and sends `reason` to the peers if possible. Thread-safe.
   virtual void abort(const std::string& reason) noexcept = 0;
 };

@@ -1,4 +1,6 @@
 // Python bindings of what this build and this machine support of CUDA and NCCL.
+#include <optional>
+
 #include "bind.hpp"
 #include "views.hpp"
 #include "zcomm/cuda.hpp"
@@ -26,8 +28,13 @@ void bind_cuda(py::module_& module) {
   module.def("load_nccl", &open_nccl, py::arg("wheel_path") = "", no_gil, "(path, version as ncclGetVersion has it)");
   module.def(
       "wait_for",
-      [](std::uintptr_t stream, std::uintptr_t earlier) { wait_for(stream_of(stream), stream_of(earlier)); },
-      py::arg("stream"), py::arg("earlier"), no_gil);
+      [](std::uintptr_t stream, std::uintptr_t earlier, int device) {
+        std::optional<CudaDeviceGuard> on_device;
+        if (device >= 0) on_device.emplace(device);
+        wait_for(stream_of(stream), stream_of(earlier));
+      },
+      py::arg("stream"), py::arg("earlier"), py::arg("device"), no_gil,
+      "Make a stream wait for another one of `device`; of the current one if that is negative.");
   module.def("synchronize", [](std::uintptr_t stream) { synchronize(stream_of(stream)); }, py::arg("stream"), no_gil);
 }
 

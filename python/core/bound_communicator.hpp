@@ -1,6 +1,7 @@
 // Owner of a communicator in Python.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,29 +33,31 @@ class BoundCommunicator {
   auto run(Call&& call) {
     const std::lock_guard one_at_a_time(calls_);
     const Guard guard(device_);
-    const std::shared_ptr<Communicator> communicator = living();
-    check_argument(communicator != nullptr, [] { return std::string("this communicator is closed"); });
-    return call(*communicator);
+    check_argument(!is_closed_, [] { return std::string("this communicator is closed"); });
+    return call(*communicator_);
   }
 
+  // Also ends a close() that waits.
   void abort(const std::string& reason) noexcept {
-    if (const auto communicator = living()) communicator->abort(reason);
+    const std::lock_guard lock(mutex_);
+    if (communicator_ != nullptr) communicator_->abort(reason);
   }
 
   // Closes after any call that is in progress in another thread.
   void close() {
-    std::shared_ptr<Communicator> last;
+    is_closed_ = true;
+    const std::lock_guard no_call(calls_);
+    if (communicator_ == nullptr) return;
+    const Guard guard(device_);
+    communicator_->finish();
+    std::unique_ptr<Communicator> last;
     {
       const std::lock_guard lock(mutex_);
       last = std::move(communicator_);
     }
-    if (last == nullptr) return;
-    const std::lock_guard no_call(calls_);
-    const Guard guard(device_);
-    last.reset();
   }
 
-  bool is_closed() const { return living() == nullptr; }
+  bool is_closed() const { return is_closed_; }
 
   const World world;
 
@@ -66,15 +69,11 @@ class BoundCommunicator {
     std::optional<CudaDeviceGuard> current;
   };
 
-  std::shared_ptr<Communicator> living() const {
-    const std::lock_guard lock(mutex_);
-    return communicator_;
-  }
-
   const int device_;
+  std::atomic<bool> is_closed_{false};
   std::mutex calls_;
-  mutable std::mutex mutex_;  // guards the pointer
-  std::shared_ptr<Communicator> communicator_;
+  std::mutex mutex_;  // held beside the other one to change the pointer, alone to abort
+  std::unique_ptr<Communicator> communicator_;
 };
 
 }  // namespace zcomm

@@ -89,9 +89,13 @@ class CudaWorkspace final : public Workspace {
     const Capture recorded(stream);
     const CaptureId capture = recorded.id;
     const std::lock_guard lock(mutex_);
-    const auto is_ordered = [&](const Piece& piece) { return piece.stream == stream && piece.capture == capture; };
+    // One handle is a stream of its own in each thread, so its work is in no order that is known here.
+    const bool is_known = stream != cudaStreamPerThread;
+    const auto is_ordered = [&](const Piece& piece) {
+      return piece.stream == stream && piece.capture == capture && (is_known || capture != 0);
+    };
     // Pieces released by eager work on the stream are free for a graph, too: its first launch follows that work.
-    const auto is_eager = [&](const Piece& piece) { return piece.stream == stream && piece.capture == 0; };
+    const auto is_eager = [&](const Piece& piece) { return is_known && piece.stream == stream && piece.capture == 0; };
     const auto is_passed = [&](const Piece& piece) { return piece.is_passed(); };
     Piece* piece = take(size, device, is_ordered);
     if (piece == nullptr && capture != 0) piece = take(size, device, is_eager);

@@ -48,6 +48,7 @@ class NcclTransport final : public Transport {
   bool compares_every_call() const override { return false; }
   void check() override;
   void watch(Finding finding) override;
+  void finish() noexcept override { finish_transfers(); }
   void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
 
   void wait(NcclGroup& group, StreamView stream);

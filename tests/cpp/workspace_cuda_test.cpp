@@ -51,6 +51,26 @@ TEST_CASE("cuda workspace: released pieces go to the same stream at once, to oth
   CHECK(cuda_host::counts() == before);
 }
 
+TEST_CASE(
+    "cuda workspace: a released piece of one thread's default stream is none of another's, until its work is done") {
+  const auto workspace = make_cuda_workspace();
+  const StreamView own_of_each_thread{cudaStreamPerThread};
+  std::atomic<bool> open = false;
+  std::byte* piece = nullptr;
+  std::thread([&] {
+    piece = workspace->acquire(5000, own_of_each_thread);
+    block(cudaStreamPerThread, open);
+    workspace->release(piece, own_of_each_thread);
+  }).join();
+  std::byte* other = workspace->acquire(5000, own_of_each_thread);
+  CHECK(other != piece);
+  open = true;
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(workspace->acquire(5000, own_of_each_thread) == piece);
+  workspace->release(other, own_of_each_thread);
+  workspace->release(piece, own_of_each_thread);
+}
+
 TEST_CASE("cuda workspace: pieces stay on their device, live ones are never shared, empty ones are valid") {
   const auto workspace = make_cuda_workspace();
   Stream stream;

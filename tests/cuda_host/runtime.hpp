@@ -87,7 +87,7 @@ cudaError_t report(cudaError_t error);
 bool forbidden_by_capture();
 
 int current_device();
-cudaStream_t resolve(cudaStream_t stream);  // nullptr is the default stream of the current device
+cudaStream_t resolve(cudaStream_t stream);  // default streams are those of the current device
 std::vector<cudaStream_t> streams_of(int device);
 
 void count(int Counts::* member, int change);

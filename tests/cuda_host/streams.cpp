@@ -143,8 +143,14 @@ void set_delays(std::uint32_t seed, std::chrono::microseconds longest) {
 }
 
 cudaStream_t resolve(cudaStream_t stream) {
-  if (stream != nullptr) return stream;
   const int device = current_device();
+  if (stream == cudaStreamPerThread) {
+    thread_local std::map<int, cudaStream_t> own;
+    const std::lock_guard lock(registry().mutex);
+    if (own[device] == nullptr) own[device] = make_stream(device);
+    return own[device];
+  }
+  if (stream != nullptr && stream != cudaStreamLegacy) return stream;
   const std::lock_guard lock(registry().mutex);
   cudaStream_t& found = registry().default_streams[device];
   if (found == nullptr) found = make_stream(device);

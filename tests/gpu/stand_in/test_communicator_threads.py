@@ -358,6 +358,39 @@ def test_an_abort_ends_the_calls_of_its_rank() -> None:
     run(2, body)
 
 
+def test_an_abort_ends_a_close_that_waits() -> None:
+    made = threading.Barrier(2)
+
+    def body(comm: Any) -> None:
+        made.wait(30)
+        if comm.rank == 0:
+            comm.all_reduce(CudaInterface(np.zeros(64, np.float32)))  # the other rank does not
+            closing = threading.Thread(target=comm.close)
+            closing.start()
+            while "closed" not in repr(comm):
+                pass
+            comm.abort("the trainer gave up")
+            closing.join(30)
+            assert not closing.is_alive()
+        made.wait(60)
+
+    run(2, body, timeout=3600)
+
+
+def test_producers_are_waited_for_on_the_communicators_gpu_whichever_is_current() -> None:
+    def body(comm: Any) -> Any:
+        x = np.full(64, comm.rank + 1, np.float32)
+        producer = new_stream()
+        set_device(comm.device + 2)
+        comm.all_reduce(CudaInterface(x, stream=producer), formats="exact")
+        set_device(comm.device)
+        _core.synchronize(0)
+        return x
+
+    for x in run(2, body):
+        assert (x == 3).all()
+
+
 def test_a_peer_that_does_not_call_is_missed() -> None:
     done = threading.Barrier(2)
 

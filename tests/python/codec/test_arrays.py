@@ -209,7 +209,10 @@ def test_producers_hear_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         look(CudaInterface(x, stream=producer), stream=ours)
     assert not waited
     look(CudaInterface(x, stream=2), stream=0x70)
-    assert waited == [(0x70, 2)]
+    assert waited == [(0x70, 2, HOST)]  # a codec's call: on the current device
+    call = Call(0x70, device=3)
+    call.values(CudaInterface(x, stream=2), "x")
+    assert waited[1:] == [(0x70, 2, 3)]
 
 
 def test_the_stream_of_the_arrays_library(monkeypatch: pytest.MonkeyPatch) -> None:

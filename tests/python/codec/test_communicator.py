@@ -192,6 +192,18 @@ def test_an_error_inside_aborts(comm: Any) -> None:
     assert comm._core.is_closed
 
 
+def test_an_error_whose_text_is_no_text_aborts_all_the_same(comm: Any) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    with pytest.raises(Odd), comm:
+        raise Odd
+    assert comm._core.is_closed
+    comm.abort("\udcff")  # of a file's name
+    assert comm._core.calls[-1] == ("abort", "?")
+
+
 def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 0)
     with pytest.raises(RuntimeError, match=r"found no GPU: a Communicator needs one per rank.*LocalWorld"):

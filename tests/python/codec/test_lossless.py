@@ -107,6 +107,10 @@ def test_wrong_arguments_are_refused_by_name():
     halves = values.astype(np.float16)
     with pytest.raises(ValueError, match="base: expected 8 elements of float16 as in values, got 9"):
         codec.encode_difference(halves, np.zeros(9, np.float16))
+    whole = np.zeros(20, np.float16)
+    for base in (whole[:10], whole[3:13]):
+        with pytest.raises(ValueError, match="base: expected memory apart from values, got some that overlaps it"):
+            codec.encode_difference(whole[:10], base)
     with pytest.raises(TypeError, match="body: expected dtype uint8, got float16"):
         codec.decode_difference(halves, halves)
 

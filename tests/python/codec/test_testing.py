@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +174,43 @@ def test_all_reduce_in_place() -> None:
     results = world.run(lambda r: r.all_reduce(tensors[r.rank], "int8:128/int4:128", factor=0.25))
     assert len({_digest(result) for result in results}) == 1
     assert np.abs(results[0] - 2.5).max() < 0.2
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda counts: np.array(counts, np.int32)])
+def test_splits_are_integers_of_any_library(kind: Callable[[list[int]], Any]) -> None:
+    def body(rank: LocalRank) -> list[float]:
+        splits = kind([[1, 4], [3, 2]][rank.rank])
+        received = kind([[1, 3], [4, 2]][rank.rank])
+        out = np.full([4, 6][rank.rank], -1.0, np.float32)
+        array = np.arange(5, dtype=np.float32) + 10 * rank.rank
+        rank.all_to_all(array, out, splits=splits, out_splits=received)
+        with pytest.raises(TypeError, match="splits: expected integers, got"):
+            rank.all_to_all(array, out, splits=[2.5, 2.5], out_splits=received)
+        return out.tolist()
+
+    assert LocalWorld("1x2").run(body) == [[0, 10, 11, 12], [1, 2, 3, 4, 13, 14]]
+
+
+def test_the_first_error_is_raised_and_nobody_waits_for_its_rank() -> None:
+    def body(rank: LocalRank) -> None:
+        if rank.rank == 1:
+            raise LookupError("of this rank alone")
+        rank.all_reduce(np.ones(8, np.float32))
+
+    with pytest.raises(LookupError, match="of this rank alone"):
+        LocalWorld("1x2", timeout=3600).run(body)
+
+
+def test_streams_are_none_of_the_cpu() -> None:
+    with pytest.raises(ValueError, match="stream: expected None, got one for array, which is on the CPU"):
+        LocalWorld("1x1").ranks[0].send(np.ones(3, np.float32), 0, stream=7)
+
+
+def test_memory_that_was_freed_is_refused() -> None:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)  # as trainers free shards
+    with pytest.raises(ValueError, match="tensor: expected an array with memory, got one whose memory was freed"):
+        LocalWorld("1x1").ranks[0].all_reduce(tensor)
 
 
 def test_a_failing_rank_fails_the_world() -> None:

@@ -99,7 +99,7 @@ def test_replays_of_a_graph_see_a_reset_and_a_loaded_state() -> None:
     assert (data == 7).all() and use(is_captured=False)[0] is data
     feedback.load_state_dict({"format": "int8:32", "residuals": {}})
     assert not data.any()
-    with pytest.raises(ValueError, match="of 60 values, this reduction is 64 values"):
+    with pytest.raises(ValueError, match="of 60 values, 96 bytes, this reduction is 64 values, 96 bytes"):
         feedback.load_state_dict(
             {"format": "int8:32", "residuals": {"a": {"data": data, "layout": "60 values", "calls": 1}}}
         )
@@ -124,12 +124,18 @@ def test_a_state_of_another_layout_is_refused() -> None:
     )
     other = zcomm.codec.ErrorFeedback()
     other.load_state_dict(feedback[0].state_dict())
-    with pytest.raises(ValueError, match=r"the state that was loaded for 'reduce_scatter' is of .*int4:32.*int4:64"):
+    with pytest.raises(
+        ValueError, match=r"the state that was loaded for 'reduce_scatter/rank 0' is of .*int4:32.*int4:64"
+    ):
         world.ranks[0].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:64", feedback=other)
+    with pytest.raises(ValueError, match=r"int4:32.*int4:64"):  # as the first time
+        world.ranks[0].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:64", feedback=other)
+    with pytest.raises(ValueError, match="is of 'reduce_scatter/rank 0', this reduction is of 'reduce_scatter/rank 1'"):
+        world.ranks[1].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:32", feedback=other)
     # Loaded in the middle of a longer period, a residual starts over all the same.
     eager = zcomm.codec.ErrorFeedback(reset_every=2)
     state = feedback[0].state_dict()
-    residual = state["residuals"]["reduce_scatter"]
+    residual = state["residuals"]["reduce_scatter/rank 0"]
     residual["calls"] = 5
     eager.load_state_dict(state)
     allocate = functools.partial(np.empty, dtype=np.uint8)

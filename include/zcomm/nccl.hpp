@@ -54,6 +54,8 @@ struct NcclOptions {
   int size = 1;
   // Ranks to connect with at the start, as Topology::peers() has them; both sides must name each other. Empty: all.
   std::vector<int> peers;
+  // What all ranks must have alike, in words: they compare it as they connect.
+  std::string agreement;
   std::chrono::milliseconds connect_timeout{600'000};
   // Called every 100 ms by the thread that connects. Returns why it is to stop, or an empty string. May throw, which
   // ends the connection, too. May be empty.

@@ -47,6 +47,8 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
   options.rank = rank;
   options.size = size;
   options.peers = connect_all ? topology.others(rank) : topology.peers(rank);
+  options.agreement = "a communicator with chunks of " + std::to_string(chunk_bytes) + " bytes, on nodes";
+  for (int each = 0; each < size; ++each) options.agreement += " " + std::to_string(topology.node(each));
   options.connect_timeout = timeout;
   options.interruption = [] {
     const py::gil_scoped_acquire gil;

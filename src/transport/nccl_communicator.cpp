@@ -112,29 +112,35 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
   size_ = options.size;
   check(symbols_.CommInitRankConfig(&communicator_, options.size, id, options.rank, &config), "connect");
   settle("connect", patience);
-  if (!peers.empty()) connect_peers(peers, patience);
+  if (!peers.empty()) connect_peers(peers, call_text(options.agreement), patience);
 }
 
 // Connects by a small exchange: NCCL connects two ranks at their first group with a message, which waits for both.
-void NcclCommunicator::connect_peers(std::span<const int> peers, const Patience& patience) {
+void NcclCommunicator::connect_peers(std::span<const int> peers, const CallText& agreement, const Patience& patience) {
   constexpr const char* kWhat = "connect with its peers";
-  const auto size = static_cast<std::size_t>(size_);
-  exchanged_ = std::make_unique<DeviceBytes>(2 * size);
-  std::byte* const received = exchanged_->data();
+  NcclTexts& texts = this->texts();
+  texts.put(rank_, agreement, stream_);
   NcclMessages messages;
   for (const int peer : peers) {
-    messages.sends.push_back({peer, received + size, 1});
-    messages.recvs.push_back({peer, received + peer, 1});
+    messages.sends.push_back({peer, texts.on_device(rank_), agreement.size()});
+    messages.recvs.push_back({peer, texts.on_device(peer), agreement.size()});
   }
   run(messages, patience);
-  if (peers.size() + 1 == size) run({{}, {}, {{received, 1}}}, patience);
-  caller_.record({stream_});
-  while (!caller_.is_over(kWhat)) {
+  if (peers.size() + 1 == static_cast<std::size_t>(size_)) {
+    run({{}, {}, {{texts.on_device(0), agreement.size()}}}, patience);
+  }
+  texts.fetch(stream_);
+  while (!texts.are_fetched()) {
     check_health();
     patience.check(kWhat);
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  exchanged_.reset();
+  for (const int peer : peers) {
+    if (const std::string found = difference(agreement, peer, texts.on_host(peer)); !found.empty()) {
+      throw TransportError(found);
+    }
+  }
+  texts.is_used = false;
 }
 
 NcclTexts& NcclCommunicator::texts() {

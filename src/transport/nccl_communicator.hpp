@@ -104,7 +104,7 @@ class NcclCommunicator {
   void forget() noexcept { communicator_ = nullptr; }
 
  private:
-  void connect_peers(std::span<const int> peers, const Patience& patience);
+  void connect_peers(std::span<const int> peers, const CallText& agreement, const Patience& patience);
   void check(nccl::Result result, const char* what) const;
   void settle(const char* what, const Patience& patience) const;
   [[noreturn]] void fail(nccl::Result result, const char* what) const;
@@ -114,7 +114,6 @@ class NcclCommunicator {
   nccl::Comm communicator_ = nullptr;
   int rank_ = 0;
   int size_ = 1;
-  std::unique_ptr<DeviceBytes> exchanged_;  // with peers, while they connect; until the abort, if that fails
   cudaStream_t stream_ = nullptr;
   Event caller_;
   std::vector<std::unique_ptr<NcclTexts>> texts_;

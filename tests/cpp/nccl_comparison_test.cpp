@@ -74,6 +74,15 @@ TEST_CASE("promise 8: calls that differ, with messages of equal size, fail on ev
   }
 }
 
+TEST_CASE("nccl comparison: ranks that agree on something else learn so as they connect") {
+  const NoTraces no_traces;
+  run_nccl_ranks(2, [&](int number, NcclOptions options) {
+    options.agreement = number == 0 ? "nodes 0 0" : "nodes 0 1";
+    CHECK_THROWS_WITH_AS(make_nccl_transport(options),
+                         doctest::Contains("ranks called different things: this rank \"nodes 0"), TransportError);
+  });
+}
+
 // The other rank has compared its call before, and sends values in place of words.
 TEST_CASE("nccl comparison: a call that is new on one rank alone is an error there, in words") {
   const NoTraces no_traces;

@@ -358,6 +358,21 @@ def test_an_abort_ends_the_calls_of_its_rank() -> None:
     run(2, body)
 
 
+def test_ranks_that_give_different_nodes_learn_so() -> None:
+    """Their messages have equal sizes."""
+    unique_id = zcomm.Communicator.unique_id()
+
+    def body(rank: int) -> None:
+        set_device(rank)
+        with pytest.raises(
+            _core.TransportError, match=r"on nodes 0 [01]\", rank \d \"a communicator .* on nodes 0 [01]"
+        ):
+            zcomm.Communicator(rank, 2, unique_id, node_size=rank + 1, timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(body, range(2)))
+
+
 def test_an_abort_ends_a_close_that_waits() -> None:
     made = threading.Barrier(2)
 

@@ -17,6 +17,7 @@ import pytest
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 HERE = Path(__file__).parent
 STAND_IN = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"
+IN_PROCESS = ("test_communicator_failures", "test_communicator_threads", "test_lossless_kernels")
 SECONDS = 150  # of a test; a world ends before that and says where its ranks hung
 
 
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Last: these use streams in this process itself, which a process that is forked later would miss.
         items[:] = sorted(
             (item for item in items if item not in others),
-            key=lambda item: item.path.stem in ("test_communicator_threads", "test_lossless_kernels"),
+            key=lambda item: item.path.stem in IN_PROCESS,
         )
         return
     ours = [item for item in items if HERE in item.path.parents]

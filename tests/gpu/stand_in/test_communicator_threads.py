@@ -7,15 +7,14 @@ import ctypes
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from support.device_arrays import CUDA, CudaInterface, Dlpack, OldDlpack
+from support.stand_in_threads import CORE, new_stream, run, set_device
 
 import zcomm
 from zcomm import _core, _nccl, codec
@@ -23,35 +22,6 @@ from zcomm.testing import LocalWorld
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 GATHER, SCATTER, REDUCE = "int8:64", "int8:64/int4:32", "int8:32/int4:64"
-CORE = Path(_nccl.load()[0]).with_name("libzcomm_core.so")
-
-_runtime = ctypes.CDLL(str(CORE))
-
-
-def set_device(device: int) -> None:
-    """As frameworks do: the device of this thread."""
-    assert _runtime._Z13cudaSetDevicei(device) == 0
-
-
-def new_stream() -> int:
-    handle = ctypes.c_void_p()
-    assert _runtime._Z16cudaStreamCreatePP11CUstream_st(ctypes.byref(handle)) == 0
-    return int(handle.value or 0)
-
-
-def run(size: int, body: Callable[[Any], Any], **fields: Any) -> list[Any]:
-    """body(communicator) on every rank, in threads; each has a GPU of its own."""
-    unique_id = zcomm.Communicator.unique_id()
-
-    def rank_body(rank: int) -> Any:
-        set_device(rank)
-        with zcomm.Communicator(rank, size, unique_id, **{"timeout": 60, **fields}) as comm:
-            result = body(comm)
-            _core.synchronize(0)
-            return result
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(rank_body, range(size)))
 
 
 def values(rank: int, count: int, dtype: str) -> Any:
@@ -342,98 +312,3 @@ def test_a_rank_that_does_not_meet_the_others_is_missed() -> None:
         list(pool.map(body, range(size)))
     with pytest.raises(ValueError, match="communicator: expected an ncclComm_t, got null"):
         zcomm.Communicator.from_nccl(0)
-
-
-def test_an_abort_ends_the_calls_of_its_rank() -> None:
-    made = threading.Barrier(2)
-
-    def body(comm: Any) -> None:
-        made.wait(30)
-        if comm.rank == 0:
-            comm.abort("the trainer gave up")
-            with pytest.raises(_core.TransportError, match="the trainer gave up"):
-                comm.all_reduce(CudaInterface(np.zeros(64, np.float32)))
-        made.wait(30)
-
-    run(2, body)
-
-
-def test_ranks_that_give_different_nodes_learn_so() -> None:
-    """Their messages have equal sizes."""
-    unique_id = zcomm.Communicator.unique_id()
-
-    def body(rank: int) -> None:
-        set_device(rank)
-        with pytest.raises(
-            _core.TransportError, match=r"on nodes 0 [01]\", rank \d \"a communicator .* on nodes 0 [01]"
-        ):
-            zcomm.Communicator(rank, 2, unique_id, node_size=rank + 1, timeout=60)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(body, range(2)))
-
-
-def test_an_abort_ends_a_close_that_waits() -> None:
-    made = threading.Barrier(2)
-
-    def body(comm: Any) -> None:
-        made.wait(30)
-        if comm.rank == 0:
-            comm.all_reduce(CudaInterface(np.zeros(64, np.float32)))  # the other rank does not
-            closing = threading.Thread(target=comm.close)
-            closing.start()
-            while "closed" not in repr(comm):
-                pass
-            comm.abort("the trainer gave up")
-            closing.join(30)
-            assert not closing.is_alive()
-        made.wait(60)
-
-    run(2, body, timeout=3600)
-
-
-def test_producers_are_waited_for_on_the_communicators_gpu_whichever_is_current() -> None:
-    def body(comm: Any) -> Any:
-        x = np.full(64, comm.rank + 1, np.float32)
-        producer = new_stream()
-        set_device(comm.device + 2)
-        comm.all_reduce(CudaInterface(x, stream=producer), formats="exact")
-        set_device(comm.device)
-        _core.synchronize(0)
-        return x
-
-    for x in run(2, body):
-        assert (x == 3).all()
-
-
-def test_a_peer_that_does_not_call_is_missed() -> None:
-    done = threading.Barrier(2)
-
-    def body(comm: Any) -> None:
-        if comm.rank == 0:
-            x = np.zeros(64, np.float32)
-            comm.all_reduce(CudaInterface(x))
-            _core.synchronize(0)  # the watchdog ends it
-            with pytest.raises(_core.TimeoutError, match="all_reduce"):
-                comm.all_reduce(CudaInterface(x))
-        done.wait(60)
-
-    run(2, body, timeout=2)
-
-
-def test_wrong_arguments_leave_the_communicator_usable() -> None:
-    def body(comm: Any) -> Any:
-        x = np.full(64, comm.rank + 1, np.float32)
-        for error, message, array, formats in [
-            (ValueError, "array: expected an array on GPU .*, got one on the CPU.*LocalWorld", x, "int8:32"),
-            (ValueError, f"expected an array on GPU {comm.rank}, got one on GPU 7$", Dlpack(x, (CUDA, 7)), "bf16"),
-            (ValueError, "format: expected exact, .* got 'int8:33'", CudaInterface(x), "int8:33"),
-        ]:
-            with pytest.raises(error, match=message):
-                comm.all_reduce(array, formats=formats)
-        comm.all_reduce(CudaInterface(x), formats="exact")
-        _core.synchronize(0)
-        return x
-
-    for x in run(2, body):
-        assert (x == 3).all()

@@ -50,8 +50,7 @@ class MemoryTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(memory_->outboxes.size()); }
-  void begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout,
-             StreamView) override {
+  void begin(const std::string& call, std::span<const int>, std::chrono::milliseconds timeout, StreamView) override {
     tag_ = static_cast<std::uint32_t>(call_fingerprint(call));
     deadline_ = std::chrono::steady_clock::now() + timeout;
   }

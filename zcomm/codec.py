@@ -115,11 +115,11 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
     elements of 8 bits. Return it as a new NumPy array of uint8, and the hash of ``values``. Copies ``values`` to
     ``base``, for the next difference."""
     new, old = _halves_of(values, "values"), _halves_of(base, "base", writable=True)
-    if new[0] < old[0] + 2 * old[1] and old[0] < new[0] + 2 * new[1]:
+    if old.overlaps(new):
         raise ValueError("base: expected memory apart from values, got some that overlaps it")
     call = Call(None, device=HOST)
-    body, view = _target(call, None, _core.max_lossless_bytes(new[1]), None)
-    num_bytes, hash_of_values = _core.encode_difference(new, old, view.address, isa)
+    body, view = _target(call, None, _core.max_lossless_bytes(new.num_bytes // 2), None)
+    num_bytes, hash_of_values = _core.encode_difference(_raw_halves(new), _raw_halves(old), view.address, isa)
     return body[:num_bytes], hash_of_values
 
 
@@ -130,19 +130,28 @@ def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[Array
     if wire.dtype != "uint8":
         raise TypeError(f"body: expected dtype uint8, got {wire.dtype}")
     hash_of_values = _core.decode_difference(
-        wire.address, wire.num_elements, _halves_of(base, "base", writable=True), isa
+        wire.address, wire.num_elements, _raw_halves(_halves_of(base, "base", writable=True)), isa
     )
     return base, hash_of_values
 
 
-def _halves_of(array: Array, name: str, *, writable: bool = False) -> tuple[int, int, str]:
+def _halves_of(array: Array, name: str, *, writable: bool = False) -> View:
     """Return the view of an array whose lossless differences are made."""
-    view = Call(None, device=HOST).any(array, name, writable=writable)
-    if view.dtype not in ("uint8", "int8") and not view.dtype.startswith("float8"):
-        return view_of(array, name, writable=writable)
+    call = Call(None, device=HOST)
+    view = call.any(array, name, writable=writable)
+    if not _has_bytes(view):
+        return call.values(array, name, writable=writable)
     if view.num_elements % 2:
         raise ValueError(f"{name}: expected an even number of {view.dtype}, got {view.num_elements}")
-    return view.address, view.num_elements // 2, "byte_pairs"
+    return view
+
+
+def _has_bytes(view: View) -> bool:
+    return view.dtype in ("uint8", "int8") or view.dtype.startswith("float8")
+
+
+def _raw_halves(view: View) -> tuple[int, int, str]:
+    return (view.address, view.num_elements // 2, "byte_pairs") if _has_bytes(view) else view.raw
 
 
 def cpu_isas() -> list[str]:

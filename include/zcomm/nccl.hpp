@@ -79,7 +79,7 @@ struct NcclOptions {
 // Transfers run on one communicator and one stream of the transport, behind the work queued on the caller's stream. A
 // group (see begin_group) is one NCCL group, that is, one kernel. begin() has one of its own where the words are new
 // and the stream captures no graph: ranks that connected at the start exchange the words, and the watchdog compares
-// them. So all ranks capture the first call of its words, or none. Messages between two ranks of more are not compared.
+// them. So all ranks capture the first call of its words, or none. Calls of two ranks of more, as messages, have none.
 // Other calls that differ time out, and the message names this rank's call; if sizes are equal, nothing tells.
 //
 // A watchdog thread polls NCCL for errors and transfers for their deadline. On either it calls `on_failure` and aborts

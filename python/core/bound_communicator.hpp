@@ -72,7 +72,7 @@ class BoundCommunicator {
   const int device_;
   std::atomic<bool> is_closed_{false};
   std::mutex calls_;
-  std::mutex mutex_;  // held beside the other one to change the pointer, alone to abort
+  std::mutex mutex_;  // guards the pointer against abort(); changes need calls_, too
   std::unique_ptr<Communicator> communicator_;
 };
 

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "transport/nccl_transport.hpp"
-#include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm {
@@ -166,9 +165,9 @@ void NcclTransport::begin(const std::string& call, std::span<const int> peers, s
     const std::lock_guard lock(state_mutex_);
     call_ = std::move(fresh);
   }
-  // A message between two ranks is not compared, as senders do not wait for receivers.
-  const bool is_message = peers.size() == 1 && size() > 2;
-  if (is_message || is_capturing(stream)) return;
+  // Two ranks of more may exchange a message, whose sender does not wait for the receiver.
+  const bool may_be_message = peers.size() == 1 && size() > 2;
+  if (may_be_message || is_capturing(stream)) return;
   // Equal words have equal peers. So two ranks that exchange bytes have compared the same words before.
   if (!compared_.insert(std::hash<std::string>{}(call)).second) return;
   std::vector<int> connected;
@@ -180,25 +179,14 @@ void NcclTransport::begin(const std::string& call, std::span<const int> peers, s
 void NcclTransport::compare(const std::string& call, std::span<const int> peers, StreamView stream) {
   const CudaDeviceGuard device(device_);
   NcclTexts& texts = communicator_->texts();
-  const CallText own = call_text(call);
-  texts.put(rank(), own, communicator_->stream());
-  NcclGroup group;
-  if (peers.size() + 1 == static_cast<std::size_t>(size())) {
-    group.messages.gathers.push_back({texts.on_device(0), own.size()});
-  } else {
-    for (const int peer : peers) {
-      group.messages.sends.push_back({peer, texts.on_device(rank()), own.size()});
-      group.messages.recvs.push_back({peer, texts.on_device(peer), own.size()});
-    }
-  }
+  texts.put(call, communicator_->stream());
+  const bool has_all = peers.size() + 1 == static_cast<std::size_t>(size());
+  NcclGroup group{.messages = has_all ? texts.gather() : texts.messages(peers)};
   launch(group, stream);
   texts.fetch(communicator_->stream());
-  watch([&texts, own, call, peers = std::vector<int>(peers.begin(), peers.end())]() -> std::optional<std::string> {
+  watch([&texts, call, peers = std::vector<int>(peers.begin(), peers.end())]() -> std::optional<std::string> {
     if (!texts.are_fetched()) return std::nullopt;
-    std::string found;
-    for (const int peer : peers) {
-      if (found.empty()) found = difference(own, peer, texts.on_host(peer));
-    }
+    const std::string found = texts.difference(peers);
     texts.is_used = false;
     return found.empty() ? found : "in " + call + ": " + found;
   });

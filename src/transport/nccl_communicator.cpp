@@ -29,17 +29,34 @@ CallText NcclTexts::on_host(int rank) const {
   return text;
 }
 
-void NcclTexts::put(int rank, const CallText& text, cudaStream_t stream) {
-  std::memcpy(host_.data() + offset(rank), text.data(), sizeof(text));
-  check_cuda(
-      cudaMemcpyAsync(on_device(rank), host_.data() + offset(rank), sizeof(text), cudaMemcpyHostToDevice, stream),
-      "copy the description of a call");
+void NcclTexts::put(const std::string& words, cudaStream_t stream) {
+  const CallText text = call_text(words);
+  std::byte* const own = host_.data() + offset(rank_);
+  std::memcpy(own, text.data(), sizeof(text));
+  check_cuda(cudaMemcpyAsync(device_.data() + offset(rank_), own, sizeof(text), cudaMemcpyHostToDevice, stream),
+             "copy the description of a call");
 }
 
 void NcclTexts::fetch(cudaStream_t stream) {
   check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), num_bytes_, cudaMemcpyDeviceToHost, stream),
              "copy the descriptions of a call");
   fetched_.record({stream});
+}
+
+NcclMessages NcclTexts::messages(std::span<const int> peers) const {
+  NcclMessages all;
+  for (const int peer : peers) {
+    all.sends.push_back({peer, device_.data() + offset(rank_), sizeof(CallText)});
+    all.recvs.push_back({peer, device_.data() + offset(peer), sizeof(CallText)});
+  }
+  return all;
+}
+
+std::string NcclTexts::difference(std::span<const int> peers) const {
+  for (const int peer : peers) {
+    if (std::string found = zcomm::difference(on_host(rank_), peer, on_host(peer)); !found.empty()) return found;
+  }
+  return {};
 }
 
 void Patience::check(const char* what) const {
@@ -112,34 +129,24 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
   size_ = options.size;
   check(symbols_.CommInitRankConfig(&communicator_, options.size, id, options.rank, &config), "connect");
   settle("connect", patience);
-  if (!peers.empty()) connect_peers(peers, call_text(options.agreement), patience);
+  if (!peers.empty()) connect_peers(peers, options.agreement, patience);
 }
 
 // Connects by a small exchange: NCCL connects two ranks at their first group with a message, which waits for both.
-void NcclCommunicator::connect_peers(std::span<const int> peers, const CallText& agreement, const Patience& patience) {
+void NcclCommunicator::connect_peers(std::span<const int> peers, const std::string& agreement,
+                                     const Patience& patience) {
   constexpr const char* kWhat = "connect with its peers";
   NcclTexts& texts = this->texts();
-  texts.put(rank_, agreement, stream_);
-  NcclMessages messages;
-  for (const int peer : peers) {
-    messages.sends.push_back({peer, texts.on_device(rank_), agreement.size()});
-    messages.recvs.push_back({peer, texts.on_device(peer), agreement.size()});
-  }
-  run(messages, patience);
-  if (peers.size() + 1 == static_cast<std::size_t>(size_)) {
-    run({{}, {}, {{texts.on_device(0), agreement.size()}}}, patience);
-  }
+  texts.put(agreement, stream_);
+  run(texts.messages(peers), patience);
+  if (peers.size() + 1 == static_cast<std::size_t>(size_)) run(texts.gather(), patience);
   texts.fetch(stream_);
   while (!texts.are_fetched()) {
     check_health();
     patience.check(kWhat);
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  for (const int peer : peers) {
-    if (const std::string found = difference(agreement, peer, texts.on_host(peer)); !found.empty()) {
-      throw TransportError(found);
-    }
-  }
+  if (const std::string found = texts.difference(peers); !found.empty()) throw TransportError(found);
   texts.is_used = false;
 }
 
@@ -147,7 +154,7 @@ NcclTexts& NcclCommunicator::texts() {
   for (const auto& texts : texts_) {
     if (!texts->is_used.exchange(true)) return *texts;
   }
-  return *texts_.emplace_back(std::make_unique<NcclTexts>(size_));
+  return *texts_.emplace_back(std::make_unique<NcclTexts>(rank_, size_));
 }
 
 void NcclCommunicator::follow(StreamView stream) {

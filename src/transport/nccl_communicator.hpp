@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cuda/owned.hpp"
@@ -37,23 +38,28 @@ struct NcclMessages {
   std::vector<Gather> gathers;
 };
 
-// Memory in which ranks exchange descriptions of a call: one slot for each rank.
+// Memory in which ranks exchange what they are to have alike, in words: one slot for each rank.
 class NcclTexts {
  public:
-  explicit NcclTexts(int size) : num_bytes_(static_cast<std::size_t>(size) * sizeof(CallText)) {}
+  NcclTexts(int rank, int size) : rank_(rank), num_bytes_(static_cast<std::size_t>(size) * sizeof(CallText)) {}
 
-  std::byte* on_device(int rank) const { return device_.data() + offset(rank); }
-  CallText on_host(int rank) const;
-  // Copies a description to the device, behind the work on `stream`; the second function, all of them to the host.
-  void put(int rank, const CallText& text, cudaStream_t stream);
+  // Copies this rank's words to the device, behind the work on `stream`; the second function, all words to the host.
+  void put(const std::string& words, cudaStream_t stream);
   void fetch(cudaStream_t stream);
   bool are_fetched() const { return fetched_.is_over("compare calls"); }
+  // Returns the messages to send in between: with these peers, or a gather of all ranks.
+  NcclMessages messages(std::span<const int> peers) const;
+  NcclMessages gather() const { return {{}, {}, {{device_.data(), sizeof(CallText)}}}; }
+  // Returns the text of a TransportError about the first of these peers that has other words, or an empty string.
+  std::string difference(std::span<const int> peers) const;
 
   std::atomic<bool> is_used = true;
 
  private:
   static std::size_t offset(int rank) { return static_cast<std::size_t>(rank) * sizeof(CallText); }
+  CallText on_host(int rank) const;
 
+  int rank_;
   std::size_t num_bytes_;
   PinnedBytes host_{num_bytes_};
   DeviceBytes device_{num_bytes_};  // freed before: that waits for copies
@@ -104,7 +110,7 @@ class NcclCommunicator {
   void forget() noexcept { communicator_ = nullptr; }
 
  private:
-  void connect_peers(std::span<const int> peers, const CallText& agreement, const Patience& patience);
+  void connect_peers(std::span<const int> peers, const std::string& agreement, const Patience& patience);
   void check(nccl::Result result, const char* what) const;
   void settle(const char* what, const Patience& patience) const;
   [[noreturn]] void fail(nccl::Result result, const char* what) const;

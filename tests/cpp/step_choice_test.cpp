@@ -1,60 +1,21 @@
 #include "c10d/step_choice.hpp"
 
-#include <doctest/doctest.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
 #include <stdexcept>
 #include <utility>
 
+#include "step_trainer.hpp"
+
 namespace zcomm {
-namespace {
 
-constexpr std::int64_t kMillisecond = 1'000'000;
-constexpr int kManySteps = StepChoice::kBlockSteps * 2 * (StepChoice::kMostRounds + 4);
-
-using Numbers = std::vector<std::int64_t>;
-
-// One rank, whose clock and peers are planted.
-struct Trainer {
-  std::function<std::int64_t(bool compressed, int step)> time_of_step;
-  std::function<Numbers(Numbers)> largest = [](Numbers numbers) { return numbers; };
-  std::vector<std::int64_t> sizes{1 << 20, 1 << 22};
-  StepChoice choice;
-  std::int64_t now = 0;
-  int step = 0;
-  int num_decided = 0;
-  std::vector<bool> ways;  // of the steps that are over, since there is a trial
-
-  void take_step() {
-    for (const std::int64_t size : sizes) {
-      num_decided += choice.begin_call({[&] { return now; }, largest}) ? 1 : 0;
-      choice.count(0, size);
-    }
-    const std::optional<bool> compressed = choice.compresses();
-    if (compressed) ways.push_back(*compressed);
-    now += time_of_step(compressed.value_or(false), step++);
-    choice.end_step();
-  }
-  void take_steps(int count) {
-    for (int i = 0; i < count; ++i) take_step();
-  }
-};
-
-Trainer trainer(std::int64_t exact, std::int64_t compressed) {
-  return {[=](bool is_compressed, int) { return is_compressed ? compressed : exact; }};
-}
-
-StepDecision decided(Trainer&& trainer) {
-  trainer.take_steps(kManySteps);
-  CHECK(trainer.num_decided == 1);
-  REQUIRE(trainer.choice.decision());
-  CHECK(trainer.choice.compresses() == trainer.choice.decision()->gains());
-  return *trainer.choice.decision();
-}
-
-}  // namespace
+using test::decided;
+using test::kManySteps;
+using test::kMillisecond;
+using test::Numbers;
+using test::Trainer;
+using test::trainer;
 
 TEST_CASE("steps: the faster way is taken from 3 % on") {
   CHECK(decided(trainer(103 * kMillisecond, 100 * kMillisecond)).gains());
@@ -275,128 +236,6 @@ TEST_CASE("steps: several ends without a call between them are one") {
   }
   REQUIRE(one.choice.decision());
   CHECK(one.choice.decision()->medians.exact == 200);
-}
-
-TEST_CASE("steps: another shape of steps is tried anew, one other step is not") {
-  bool is_slow = true;
-  Trainer one = trainer(0, 0);
-  one.time_of_step = [&](bool compressed, int) { return compressed == is_slow ? 200 : 100; };
-  one.take_steps(kManySteps);
-  REQUIRE(one.choice.decision());
-  CHECK_FALSE(one.choice.decision()->gains());
-  is_slow = false;
-  one.take_steps(kManySteps);
-  one.sizes.push_back(7);  // an evaluation
-  one.take_step();
-  one.sizes.pop_back();
-  std::swap(one.sizes[0], one.sizes[1]);  // the same calls
-  one.take_steps(kManySteps);
-  CHECK(one.num_decided == 1);
-  one.sizes[0] *= 2;
-  one.take_steps(StepChoice::kStrangeSteps);
-  CHECK(one.choice.decision());  // until the ranks agree on the new steps
-  one.take_steps(4);
-  CHECK_FALSE(one.choice.decision());
-  CHECK(one.choice.compresses());
-  one.take_steps(kManySteps);
-  CHECK(one.num_decided == 2);
-  CHECK(one.choice.decision()->gains());
-}
-
-TEST_CASE("steps: a trial starts again if their shape changes in it") {
-  Trainer one = trainer(200, 100);
-  while (!one.choice.compresses()) one.take_step();
-  one.take_steps(2 * StepChoice::kBlockSteps);
-  one.time_of_step = [](bool compressed, int) { return compressed ? 3000 : 2000; };
-  one.sizes.push_back(1 << 21);
-  one.take_steps(kManySteps);
-  CHECK(one.num_decided == 1);
-  CHECK(one.choice.decision()->medians.exact == 2000);
-}
-
-TEST_CASE("steps: those with other numbers of calls are tried anew") {
-  Trainer one = trainer(200, 100);
-  one.take_steps(kManySteps);
-  one.time_of_step = [](bool compressed, int) { return compressed ? 3000 : 2000; };
-  for (const std::int64_t size : {1, 2, 3}) one.sizes.push_back(size);
-  one.take_steps(kManySteps);
-  CHECK(one.num_decided == 2);
-  CHECK(one.choice.decision()->medians.exact == 2000);
-}
-
-TEST_CASE("steps: calls of an evaluation neither count nor begin another trial, in a trial or after it") {
-  for (const int steps_before : {StepChoice::kBlockSteps + 6, std::int64_t{kManySteps}}) {
-    for (const int num_calls : {1, 2, 99, 999}) {
-      Trainer one = trainer(200, 100);
-      while (!one.choice.compresses()) one.take_step();
-      one.take_steps(static_cast<int>(steps_before));
-      for (int i = 0; i < num_calls; ++i) {
-        one.num_decided += one.choice.begin_call({[&] { return one.now; }, one.largest}) ? 1 : 0;
-        one.choice.count(0, 1000);
-        one.now += 7'000;
-      }
-      one.take_steps(kManySteps);
-      CHECK(one.num_decided == 1);
-      REQUIRE(one.choice.decision());
-      CHECK(one.choice.decision()->medians.exact == 200);
-      CHECK(one.choice.decision()->spreads.exact == 0);
-    }
-  }
-}
-
-TEST_CASE("steps: an exact call in every second or third step begins no other trial") {
-  for (const int every : {2, 3, 4}) {
-    Trainer one = trainer(200, 100);
-    for (int i = 0; i < 2 * kManySteps; ++i) {
-      one.take_step();
-      if (i % every == 0) one.choice.count(2, 4);
-    }
-    CHECK(one.num_decided == 1);
-    REQUIRE(one.choice.decision());
-    CHECK(one.choice.decision()->medians.exact == 200);
-  }
-}
-
-TEST_CASE("steps: whose numbers of calls change in turn have no trial") {
-  Trainer one = trainer(200, 100);
-  for (int i = 0; i < kManySteps; ++i) {
-    one.sizes.resize(i % 2 == 0 ? 2 : 3, 5);
-    one.take_step();
-  }
-  CHECK_FALSE(one.choice.compresses());
-}
-
-TEST_CASE("steps: a trial begins in a long step, too") {
-  Trainer one = trainer(200, 100);
-  one.sizes.assign(8, 1);
-  one.take_step();
-  one.sizes.resize(2);
-  one.take_steps(2);
-  one.sizes.assign(10, 1);  // ranks compare at its fourth call, the 16th
-  one.take_step();
-  CHECK(one.choice.compresses());
-  one.sizes.resize(2);
-  one.take_steps(kManySteps);
-  CHECK(one.num_decided == 1);
-}
-
-TEST_CASE("steps: of changing shapes, a trial is made and kept") {
-  Trainer one = trainer(200, 100);
-  for (int i = 0; i < 2 * kManySteps; ++i) {
-    one.sizes[0] = 1000 + i;
-    one.take_step();
-  }
-  CHECK(one.num_decided == 1);
-}
-
-TEST_CASE("steps: sizes that begin to vary do not stop a trial") {
-  Trainer one = trainer(200, 100);
-  one.take_steps(20);
-  for (int i = 0; i < 2 * kManySteps; ++i) {
-    one.sizes[0] = 1000 + i;
-    one.take_step();
-  }
-  CHECK(one.num_decided == 1);
 }
 
 TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree and change the way at the same calls") {

@@ -22,7 +22,7 @@ from support.calls import (
     scatter,
 )
 from support.expected import assert_same_bits
-from support.worlds import WorldError, options, run
+from support.worlds import options, run
 from torch.distributed import _functional_collectives as functional
 
 import zcomm
@@ -379,26 +379,3 @@ def test_a_refused_call_is_not_counted() -> None:
         assert newly_counted(call) == {}
 
     run(body, options=options(**OPT_INS))
-
-
-def test_worlds_report_failures() -> None:
-    """The harness itself: what one rank raises is what the test shows."""
-
-    def body() -> None:
-        assert dist.get_rank() == 0, "only rank 0 is fine"
-        gather(mine())
-
-    with pytest.raises(WorldError, match="only rank 0 is fine"):
-        run(body)
-
-
-def test_ranks_may_use_threads_after_the_process_that_forks_them_has_computed() -> None:
-    def compute() -> None:
-        torch.ones(1 << 20).add_(1)
-
-    def body() -> None:
-        torch.set_num_threads(3)
-        compute()
-
-    compute()
-    run(body, seconds=20.0)

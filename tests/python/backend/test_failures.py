@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support import exits
 from support.calls import NUM, OPT_INS, gather, gather_in_place, mine, scatter
 from support.worlds import Outcome, collect, options, run
 
@@ -348,31 +344,6 @@ def test_wrong_arguments_leave_other_groups_alone() -> None:
         gather(mine())
 
     run(body, options=options(**OPT_INS))
-
-
-@pytest.fixture(scope="module")
-def endings() -> dict[str, list[tuple[int | None, str]]]:
-    """Return the exit codes and outputs of the ranks of each scenario in exits.py."""
-    program = Path(exits.__file__)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=540, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.job
-@pytest.mark.timeout(600)  # the fixture runs all scenarios, in processes of their own
-@pytest.mark.parametrize("scenario", exits.SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, list[tuple[int | None, str]]]) -> None:
-    """Processes end by themselves, soon, with the exit code of their failure, and without a crash on the way out."""
-    ends = endings[scenario.__name__]
-    for rank, (code, output) in enumerate(ends):
-        assert code is not None, f"rank {rank} did not end:\n{output}"
-        for crash in ("terminate called", "Fatal Python error", "Segmentation fault"):
-            assert crash not in output, f"rank {rank}:\n{output}"
-    assert [code for code, _ in ends] == exits.SCENARIOS[scenario], "\n".join(output for _, output in ends)
-    if scenario is exits.one_raises:
-        assert all("lost rank 1" in output for _, output in (ends[0], ends[2]))
 
 
 def test_a_group_ends_although_gloo_is_in_a_callback() -> None:

@@ -45,8 +45,10 @@ struct NcclMeeting {
 // Hands each rank's `token`, and a new unique id, to all ranks of `communicator`, an ncclComm_t of the caller's. Called
 // by all of them, while none calls anything else on it. The one use of it is an all-gather on a stream of its own; it
 // is neither kept nor aborted. Blocks the host until all ranks are there, at most for `timeout` if the communicator
-// does not block. Throws ArgumentError on a null pointer, TransportError and TimeoutError.
-NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout);
+// does not block. Calls `look`, which may throw, every 100 ms meanwhile. Throws ArgumentError on a null pointer,
+// TransportError and TimeoutError.
+NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
+                           const std::function<void()>& look);
 
 struct NcclOptions {
   NcclUniqueId unique_id{};
@@ -57,8 +59,8 @@ struct NcclOptions {
   // What all ranks must have alike, in words: they compare it as they connect.
   std::string agreement;
   std::chrono::milliseconds connect_timeout{600'000};
-  // Called every 100 ms by the thread that connects. Returns why it is to stop, or an empty string. May throw, which
-  // ends the connection, too. May be empty.
+  // Called every 100 ms by a thread that connects, or waits for NCCL to start a transfer. Returns why it is to stop, or
+  // an empty string. May throw, which ends the connection, too. May be empty.
   std::function<std::string()> interruption;
   // Called once, by any thread, with the reason of a failure. May be empty. It and `peer_failure` run on a separate
   // thread, perhaps beyond the transport's lifetime, so they must own what they use. They delay an abort only if

@@ -38,6 +38,12 @@ void end(BoundCommunicator* communicator) {
   }
 }
 
+// Throws at Ctrl-C.
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string& unique_id,
                                            const std::vector<int>& node_ids, int device, milliseconds timeout,
                                            std::size_t chunk_bytes, bool connect_all) {
@@ -51,8 +57,7 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
   for (int each = 0; each < size; ++each) options.agreement += " " + std::to_string(topology.node(each));
   options.connect_timeout = timeout;
   options.interruption = [] {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();  // Ctrl-C
+    check_signals();
     return std::string();
   };
   const CudaDeviceGuard guard(device);
@@ -219,7 +224,7 @@ void bind_communicator(py::module_& module) {
         NcclMeeting met;
         {
           const py::gil_scoped_release no_gil;
-          met = meet_over_nccl(reinterpret_cast<void*>(pointer), token, timeout);
+          met = meet_over_nccl(reinterpret_cast<void*>(pointer), token, timeout, check_signals);
         }
         return std::tuple(met.rank, met.device, bytes_of(met.unique_id), met.tokens);
       },

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 // Time limits for closing an idle communicator or an abort, and for communicators that a graph may still need.
 constexpr auto kCloseTimeout = 10s;
 constexpr auto kGraphTimeout = 1s;
-// Interval at which a rank that connects looks for an interruption and for failures of peers.
+// Interval at which a rank that waits for NCCL looks for an interruption and, while it connects, for failures of peers.
 constexpr auto kLookInterval = 100ms;
 
 // Sets a flag for its lifetime.
@@ -74,7 +74,7 @@ void NcclTransport::connect() {
   const auto look = [&] {
     if (Clock::now() < next_look) return;
     next_look = Clock::now() + kLookInterval;
-    std::string why = options_.interruption ? options_.interruption() : std::string();
+    std::string why = interruption();
     if (why.empty()) why = ask_peers(kLookInterval);
     if (!why.empty()) throw TransportError("gave up to connect over NCCL: " + why);
   };
@@ -88,6 +88,10 @@ void NcclTransport::connect() {
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
                        " ms: not all ranks came");
   }
+}
+
+std::string NcclTransport::interruption() const {
+  return options_.interruption ? options_.interruption() : std::string();
 }
 
 NcclTransport::~NcclTransport() {
@@ -247,6 +251,13 @@ std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_
 // Holds no lock while it submits work: CUDA blocks the host when a launch queue is full.
 void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   throw_if_failed();
+  Clock::time_point next_look = Clock::now() + kLookInterval;
+  const auto look = [&] {
+    if (Clock::now() < next_look) return;
+    next_look = Clock::now() + kLookInterval;
+    if (const std::string why = interruption(); !why.empty())
+      throw TransportError("gave up to start a transfer: " + why);
+  };
   try {
     const CudaDeviceGuard device(device_);
     group.is_captured = is_capturing(stream);
@@ -259,7 +270,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
-      communicator_->run(group.messages, {flight.call->deadline, give_up_});
+      communicator_->run(group.messages, {flight.call->deadline, give_up_, look});
     }
     flight.done.record({communicator_->stream()});
     group.flight = &flight;
@@ -268,6 +279,10 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
     wait_for_abort();  // NCCL may still launch the work that this thread gave up
     throw_failure("");
+  } catch (...) {  // an interruption of the caller's
+    fail({call()->in() + "was interrupted while it started a transfer", false}, /*ask=*/false);
+    wait_for_abort();
+    throw;
   }
 }
 

@@ -21,8 +21,8 @@ struct Slot {
 
 class Meeting {
  public:
-  Meeting(nccl::Comm communicator, std::chrono::milliseconds timeout)
-      : communicator_(communicator), deadline_(deadline_after(timeout)) {
+  Meeting(nccl::Comm communicator, std::chrono::milliseconds timeout, const std::function<void()>& look)
+      : communicator_(communicator), deadline_(deadline_after(timeout)), look_(look) {
     check(symbols_.CommCount(communicator, &size));
     check(symbols_.CommUserRank(communicator, &rank));
     check(symbols_.CommCuDevice(communicator, &device));
@@ -80,8 +80,14 @@ class Meeting {
 
   template <class IsOver>
   void wait(IsOver&& is_over) const {
+    Clock::time_point next_look = Clock::now() + std::chrono::milliseconds(100);
     while (!is_over()) {
-      if (Clock::now() >= deadline_) {
+      const Clock::time_point now = Clock::now();
+      if (now >= next_look) {
+        next_look = now + std::chrono::milliseconds(100);
+        look_();
+      }
+      if (now >= deadline_) {
         throw TimeoutError("rank " + std::to_string(rank) + " of " + std::to_string(size) +
                            " did not meet the others over the given NCCL communicator in time");
       }
@@ -92,13 +98,15 @@ class Meeting {
   const nccl::Symbols& symbols_ = nccl::library().symbols;
   const nccl::Comm communicator_;
   const Clock::time_point deadline_;
+  const std::function<void()>& look_;
 };
 
 }  // namespace
 
-NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout) {
+NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
+                           const std::function<void()>& look) {
   check_argument(communicator != nullptr, [] { return std::string("communicator: expected an ncclComm_t, got null"); });
-  Meeting meeting(static_cast<nccl::Comm>(communicator), timeout);
+  Meeting meeting(static_cast<nccl::Comm>(communicator), timeout, look);
   const std::vector<Slot> slots = meeting.gather(token);
   NcclMeeting met{meeting.rank, meeting.device, {}, {}};
   std::memcpy(met.unique_id.data(), &slots.front().unique_id, met.unique_id.size());

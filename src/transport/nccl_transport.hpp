@@ -61,6 +61,8 @@ class NcclTransport final : public Transport {
   // Exchanges the call's words with `peers`, and has them compared when they have arrived.
   void compare(const std::string& call, std::span<const int> peers, StreamView stream);
   std::vector<int> peers() const;
+  // Returns why the caller wants this thread to stop, or an empty string. May throw.
+  std::string interruption() const;
   // Returns the open group, or a new one that is launched at once.
   std::shared_ptr<NcclGroup> join_group();
   std::unique_ptr<Transfer> add_transfer(std::shared_ptr<NcclGroup> group, StreamView stream);

@@ -143,6 +143,41 @@ TEST_CASE("nccl: what a peer says ends a start that NCCL keeps") {
   nccl_host_set_launch_polls(2);
 }
 
+TEST_CASE("nccl: an interruption ends a start whose ranks are not connected yet") {
+  const NoTraces no_traces;
+  struct Interrupted {};
+  for (const bool throws : {false, true}) {
+    std::latch is_over(4);
+    run_nccl_ranks(4, [&](int rank, NcclOptions options) {
+      std::atomic<bool> is_interrupted = false;
+      Reasons reasons;
+      if (rank == 0) options.on_failure = reasons.recorder();
+      options.peers = {rank ^ 1};
+      options.interruption = [&]() -> std::string {
+        if (!is_interrupted) return "";
+        if (throws) throw Interrupted();
+        return "enough";
+      };
+      const auto transport = make_nccl_transport(options);
+      if (rank == 0) {
+        is_interrupted = true;
+        Stream stream;
+        DeviceArray<unsigned char> bytes(64);
+        const Send send{2, bytes.bytes(), 64};
+        transport->begin("a message", {}, 60s);
+        if (throws) {
+          CHECK_THROWS_AS(transport->start({&send, 1}, {}, stream.view()), Interrupted);
+          CHECK(reasons.only() == "in a message: was interrupted while it started a transfer");
+        } else {
+          CHECK_THROWS_WITH_AS(transport->start({&send, 1}, {}, stream.view()),
+                               "in a message: gave up to start a transfer: enough", TransportError);
+        }
+      }
+      is_over.arrive_and_wait();
+    });
+  }
+}
+
 TEST_CASE("nccl: what a device finds later is a failure, found by the watchdog or by the next call") {
   const NoTraces no_traces;
   for (const bool waits : {true, false}) {

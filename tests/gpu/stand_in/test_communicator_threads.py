@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -293,6 +294,27 @@ def test_ranks_meet_over_a_communicator_that_the_caller_keeps(blocking: bool, mo
         results = list(pool.map(body, range(size)))
     for rank, want in enumerate(expected([0, 0, 1, 1], 1000, "float32")):
         assert_same(results[rank], want, rank)
+
+
+def test_ctrl_c_ends_a_meeting() -> None:
+    size, unique_id = 2, zcomm.Communicator.unique_id()
+    ended = threading.Event()
+
+    def body(rank: int) -> None:
+        set_device(rank)
+        pointer = framework_communicator(rank, size, unique_id, blocking=False)
+        if rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                zcomm.Communicator.from_nccl(pointer, timeout=600)
+            ended.set()
+        assert ended.wait(60)
+        assert ctypes.CDLL(_nccl.load()[0]).ncclCommAbort(ctypes.c_void_p(pointer)) == 0
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(body, 1)
+        body(0)  # in the thread that Python's handlers of signals run in
+        other.result()
 
 
 def test_a_rank_that_does_not_meet_the_others_is_missed() -> None:

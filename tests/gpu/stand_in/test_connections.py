@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import worlds
+from support.device_arrays import CudaInterface
 from support.stand_in import NCCL, Gather, ReduceScatter, dist, run, torch, with_nccl
 
 import zcomm
@@ -152,11 +155,38 @@ def test_an_end_by_another_thread(how: str, monkeypatch: pytest.MonkeyPatch, tmp
     assert "rank 0 gave up" in texts[1], texts[1]
 
 
+@contextlib.contextmanager
+def ctrl_c() -> Iterator[None]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        yield
+
+
 def test_ctrl_c_ends_a_communicator_that_connects() -> None:
     def body() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with ctrl_c():
             zcomm.Communicator(0, 2, zcomm.Communicator.unique_id(), timeout=GROUP_SECONDS)
 
     run(body, 1, backend=None, seconds=IN_TIME)
+
+
+def test_ctrl_c_ends_a_call_between_ranks_that_are_not_connected_yet(tmp_path: Path) -> None:
+    """Ranks 0 and 3 are no peers of each other's hops; rank 3 does not call."""
+    named, ended = tmp_path / "named", tmp_path / "ended"
+
+    def body() -> None:
+        rank = dist.get_rank()
+        if rank == 0:
+            named.with_suffix(".part").write_bytes(zcomm.Communicator.unique_id())
+            named.with_suffix(".part").rename(named)
+        wait_for(named)
+        comm = zcomm.Communicator(rank, 4, named.read_bytes(), node_size=2, timeout=GROUP_SECONDS)
+        if rank == 0:
+            with ctrl_c():
+                comm.send(CudaInterface(np.zeros(64, np.float32)), 3)
+            ended.touch()
+        wait_for(ended)
+        comm.abort("the test is over")
+
+    run(body, 4, seconds=IN_TIME)

@@ -160,7 +160,7 @@ class _Group:
             no_node_memory=self._warn_of_memory,
             at_shutdown=self._end,
         )
-        groups.register(self, backend)
+        groups.living[self] = backend
         return backend
 
     def after_step(self, backend: Any) -> None:
@@ -175,7 +175,7 @@ class _Group:
         _log.log(level, "group '%s', between nodes: %s", self._options.group_name, line)
 
     def _tell_decision(self) -> None:
-        backend = groups.backend_as(self)
+        backend = groups.living.get(self)
         if self._rank == 0 and backend is not None:
             _log.info("group '%s': policy='auto': %s", self._options.group_name, stats_of(backend).by_steps)
 
@@ -193,8 +193,12 @@ class _Group:
         # Clones the store: a thread that waits keeps its connection locked.
         store: Any = self._prefixed(name)
         timeout = self._options._timeout.total_seconds()
-        is_over = functools.partial(groups.is_over, self)
-        return rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, is_over=is_over, **text)
+        return rendezvous.meet(store.clone, self._rank, self._size, timeout, purpose, is_over=self._is_over, **text)
+
+    def _is_over(self) -> bool:
+        """Tell whether the backend was aborted or shut down."""
+        backend = groups.living.get(self)
+        return backend is None or backend.is_aborted
 
     def _agree(self) -> list[int]:
         self._nodes = rendezvous.nodes_of(self._compared)
@@ -254,6 +258,6 @@ class _Group:
         return _Group(child_store, ranks.index(self._rank), len(ranks), resolved).make()
 
     def _end(self) -> None:
-        ended = groups.forget(self)
+        ended = groups.living.pop(self, None)
         if ended is not None and environment.log_level() == "info":
             _log.info("group '%s', rank %d: %s", self._options.group_name, self._rank, stats_of(ended))

@@ -23,28 +23,7 @@ class Key(Protocol):
 
 
 # Strong references, until shutdown: torch holds groups only in C++, so weak ones would be dead.
-_living: dict[Key, _c10d.ProcessGroup] = {}
-
-
-def register(key: Key, backend: _c10d.ProcessGroup) -> None:
-    """Keep ``backend`` until ``forget(key)``."""
-    _living[key] = backend
-
-
-def forget(key: Key) -> _c10d.ProcessGroup | None:
-    """Remove and return the backend registered as ``key``; None if there is none."""
-    return _living.pop(key, None)
-
-
-def backend_as(key: Key) -> _c10d.ProcessGroup | None:
-    """Return the backend registered as ``key``; None after its shutdown."""
-    return _living.get(key)
-
-
-def is_over(key: Key) -> bool:
-    """Tell whether the backend was aborted or shut down."""
-    backend = backend_as(key)
-    return backend is None or backend.is_aborted
+living: dict[Key, _c10d.ProcessGroup] = {}
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
@@ -78,9 +57,9 @@ def find_backend(group: dist.ProcessGroup) -> _c10d.ProcessGroup | None:
 
 def living_backends() -> list[_c10d.ProcessGroup]:
     """Return the backends of all groups that this process has not shut down. Raises ValueError if there is none."""
-    if not _living:
+    if not living:
         raise ValueError("group: no process group has the backend 'zcomm'")
-    return list(_living.values())
+    return list(living.values())
 
 
 @functools.cache
@@ -94,7 +73,7 @@ def count_steps() -> None:
         if first is None or first() is None:
             first = weakref.ref(optimizer)
         if first() is optimizer:  # others belong to the same step
-            for key, backend in list(_living.items()):
+            for key, backend in list(living.items()):
                 key.after_step(backend)
 
     register_optimizer_step_post_hook(count)
@@ -102,9 +81,9 @@ def count_steps() -> None:
 
 def _leave_to_parent() -> None:
     """Leak the groups in a forked child, which has neither the threads that they would join, nor their GPU."""
-    for backend in _living.values():
+    for backend in living.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # so that they never end here
-    _living.clear()
+    living.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
@@ -113,5 +92,5 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 @atexit.register
 def _shut_down_all() -> None:
     # Shuts down groups that nobody destroyed: their threads may need the interpreter, which is about to end.
-    for backend in list(_living.values()):
+    for backend in list(living.values()):
         backend.shutdown()

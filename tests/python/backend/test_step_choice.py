@@ -268,7 +268,7 @@ def one_weight() -> torch.optim.Optimizer:
 
 def test_steps_are_those_of_one_optimizer_and_of_the_next_once_it_is_gone() -> None:
     def body() -> None:
-        (group,) = groups._living
+        (group,) = groups.living
         one_weight().step()  # and it is gone
         gc.collect()
         first, other = one_weight(), one_weight()

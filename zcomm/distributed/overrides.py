@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import threading
 from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,30 +21,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Outer(threading.local):
-    """What was in force around the blocks of one object, which threads may share: of this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[_Active | None] = []
-
-
 class _Change:
-    """A ``with`` block with other options."""
+    """A ``with`` block with other options. Threads may share it, as their state has what is in force."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
-        self._outer = _Outer()
 
     def __enter__(self) -> Self:
-        outer = _active()
-        self._outer.stack.append(outer)
-        _activate(_Active({**(outer.fields if outer else {}), **self._fields}))
+        _activate(_Active(self._fields, _active()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _activate(self._outer.stack.pop())
+        active = _active()
+        assert active is not None
+        _activate(active.outer)
 
 
 class override(_Change):
@@ -110,9 +101,10 @@ def overridden(field: str) -> Any:
 class _Active(_c10d.PolicyOverride):
     """Override with all fields of its outer ones, for the C++ side, and the same fields for inner overrides."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        super().__init__(**fields)
-        self.fields = fields
+    def __init__(self, fields: dict[str, Any], outer: _Active | None) -> None:
+        self.fields: dict[str, Any] = {**(outer.fields if outer else {}), **fields}
+        self.outer = outer  # what its block puts back
+        super().__init__(**self.fields)
 
 
 def _active() -> _Active | None:

@@ -94,7 +94,7 @@ def test_zcomm_calls_nothing_that_torch_deprecates() -> None:
 
 def test_what_is_in_force_is_referenced_until_it_ends() -> None:
     """torch 2.11 stashes an object without a reference to it."""
-    active = overrides._Active({})
+    active = overrides._Active({}, None)
     before = sys.getrefcount(active)
     overrides._activate(active)
     assert sys.getrefcount(active) == before + 1

@@ -58,7 +58,7 @@ def _refused(param_group: Any) -> Iterator[None]:
 def _told(module: Any) -> Iterator[None]:
     """Warn if the user's own collectives take the place of compressed ones."""
     groups = _fsdp2.groups_of(module)
-    owners = [owner for group in groups if (owner := _fsdp2.owner_of(group)) is not None and not owner.is_plain()]
+    owners = [owner for group in groups if (owner := _fsdp2.owner_of(group)) is not None and owner.rule is not None]
     before = [owner.are_ours() for owner in owners]
     yield
     for owner, were_ours in zip(owners, before, strict=True):

@@ -17,7 +17,7 @@ from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
-from zcomm.fsdp.gathers import GatherCall, GatherStrategy, Plain, finished
+from zcomm.fsdp.gathers import GatherCall, Gathers, finished
 from zcomm.fsdp.rule import Rule
 
 _log = logging.getLogger("zcomm")
@@ -46,9 +46,10 @@ class Collectives:
         # By the process group's name: of reshard_after_forward's mesh there is another one.
         self._gather_plans: dict[str, _c10d.Operation] = {}
         self._reduce_plan: _c10d.Operation | None = None
-        self.plain = Plain(self)
-        self.strategy: GatherStrategy = self.plain
+        self._plain = self.strategy = Gathers(self)
         self._gather, self._reduce = _Gather(self), _Reduce(self)
+        #: FSDP2's own, or a user's.
+        self.previous_gather, self.previous_reduce = _fsdp2.collectives_of(param_group)
         _fsdp2.set_owner(param_group, self)
         self.take_over()
 
@@ -61,17 +62,13 @@ class Collectives:
         """Return the shard: see _fsdp2.shard_of."""
         return _fsdp2.shard_of(self._param_group)
 
-    def is_plain(self) -> bool:
-        """Whether no rule is set."""
-        return self.rule is None
-
     def take_over(self, gather: bool = True, reduce: bool = True) -> None:
         """Replace these collectives of the group, those of a user, too."""
         found = _fsdp2.collectives_of(self._param_group)
         if gather and found[0] is not self._gather:
-            self.plain.previous = found[0]
+            self.previous_gather = found[0]
         if reduce and found[1] is not self._reduce:
-            self._reduce.previous = found[1]
+            self.previous_reduce = found[1]
         ours = self._gather if gather else found[0], self._reduce if reduce else found[1]
         _fsdp2.set_collectives(self._param_group, *ours)
 
@@ -85,14 +82,14 @@ class Collectives:
         """Restore the collectives that were replaced, inside of a block."""
         gather, reduce = _fsdp2.collectives_of(self._param_group)
         is_ours = self.are_ours()
-        previous = self.plain.previous if is_ours[0] else gather, self._reduce.previous if is_ours[1] else reduce
+        previous = self.previous_gather if is_ours[0] else gather, self.previous_reduce if is_ours[1] else reduce
         _fsdp2.set_collectives(self._param_group, *previous)
         try:
             yield
         finally:
             self.take_over(*is_ours)
 
-    def set_rule(self, rule: Rule, strategy: GatherStrategy | None) -> None:
+    def set_rule(self, rule: Rule, strategy: Gathers | None) -> None:
         """Counts anew: what is sent differently is not added up. Leaves a rule of a later number. ``strategy``: in
         place of plain gathers."""
         if self.rule is not None and self.rule.number > rule.number:
@@ -101,7 +98,7 @@ class Collectives:
         self.strategy.forget()
         self._told.clear()
         self.gathers_exact = self.gathers_fused = self.reduces_fused = 0
-        self.rule, self.strategy = rule, strategy or self.plain
+        self.rule, self.strategy = rule, strategy or self._plain
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
         lossy = [param for param, exempt in zip(self.params, rule.exempt, strict=True) if not exempt]
@@ -113,7 +110,7 @@ class Collectives:
         """Remove ``rule`` if it is still in force."""
         if self.rule is rule:
             self.strategy.forget()
-            self.rule, self.strategy = None, self.plain
+            self.rule, self.strategy = None, self._plain
 
     def as_values(self, output: torch.Tensor, shard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """View shards of several dtypes, which FSDP2 gathers as bytes, as the float dtype with the most bytes."""
@@ -171,7 +168,7 @@ class Collectives:
 
     def as_pairs(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
         """View bytes that nodes may keep in pairs, as uint16."""
-        if self.strategy is self.plain or shard.itemsize != 1:
+        if self.strategy is self._plain or shard.itemsize != 1:
             return output, shard
         if shard.numel() % 2 == 0:
             return output.view(torch.uint16), shard.view(torch.uint16)
@@ -295,7 +292,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         def allocated() -> torch.Tensor:
-            return self.owner.strategy.allocate(size, dtype, device)
+            return self.owner.previous_gather.allocate(size, dtype=dtype, device=device)
 
         is_deferred = self.owner.defers_gather(dtype, device)
         return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
@@ -305,8 +302,8 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
     ) -> Any:
         owner = self.owner
         backend = find_backend(group)
-        if backend is None and owner.is_plain():  # reshard_after_forward made a group with another backend
-            return owner.plain.previous(in_memory(output_tensor), in_memory(input_tensor), group, async_op)
+        if backend is None and owner.rule is None:  # reshard_after_forward made a group with another backend
+            return owner.previous_gather(in_memory(output_tensor), in_memory(input_tensor), group, async_op)
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor)
         owner.warn_of_floats(output, shard, backend)
@@ -334,11 +331,10 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
     def __init__(self, owner: Collectives) -> None:
         self._owner = owner
-        self.previous: _fsdp2.ReduceScatter  #: FSDP2's own, or a user's
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         def allocated() -> torch.Tensor:
-            return self.previous.allocate(size, dtype=dtype, device=device)
+            return self._owner.previous_reduce.allocate(size, dtype=dtype, device=device)
 
         is_deferred = self._owner.defers_reduce(math.prod(size), dtype)
         return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
@@ -353,13 +349,13 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
     ) -> Any:
         owner = self._owner
         if owner.rule is None:
-            return self.previous(output_tensor, in_memory(input_tensor), group, op, async_op)
+            return owner.previous_reduce(output_tensor, in_memory(input_tensor), group, op, async_op)
         backend = backend_of(group)
         parts = gradients_of(input_tensor)
         plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
         if isinstance(plan, _c10d.Verdict):
             with kept_exact(plan):
-                return self.previous(output_tensor, in_memory(input_tensor), group, op, async_op)
+                return owner.previous_reduce(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = owner.residual_of(output_tensor, plan, backend)
         whole = parts or in_memory(input_tensor)
         work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)

@@ -18,15 +18,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm._formats import Format
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import WEIGHT_SENDERS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall
-from zcomm.fsdp.lossless import prepare
 from zcomm.fsdp.module_stats import ModuleStats, stats_of
 from zcomm.fsdp.rule import Rule
-from zcomm.fsdp.secondary_shard import KeptValues, KeptWires, SecondaryShard, WeightsVersion
+from zcomm.fsdp.secondary_shard import KeptValues, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
@@ -218,7 +218,7 @@ class _Modules:
     def before_forward(self, module: nn.Module) -> None:
         if module is self._model:
             self.install()
-        elif not self._warned_of_copy and any(group.is_plain() for group in collectives_of(module)):
+        elif not self._warned_of_copy and any(group.rule is None for group in collectives_of(module)):
             self._warned_of_copy = True
             _log.warning(
                 "a copy of the %s that zcomm.fsdp.compress was called with has none of its settings: call it with the "
@@ -229,7 +229,7 @@ class _Modules:
         if self._settings.weights == "lossless":
             return KeptValues(self, group)
         is_kept = self._settings.keep_in_node and self._settings.weights != "exact"
-        return KeptWires(self, group) if is_kept else None
+        return SecondaryShard(self, group) if is_kept else None
 
     def reaches(self, group: Collectives | None) -> bool:
         """Whether it has been told of this group."""
@@ -259,21 +259,20 @@ class _Modules:
     def explain(self, group: str) -> list[str]:
         """How the modules that gather in the group of this name send their weights, for :func:`zcomm.report`."""
         lossless = {of.name: shard for of, shard in self.shards().items() if isinstance(shard, KeptValues)}
-        taken = {name: costs for name, shard in lossless.items() if (costs := shard.costs(group)) is not None}
-        if not taken:
+        others = {name: other for name, shard in lossless.items() if (other := shard.alternative(group)) is not None}
+        if not others:
             return []
-        bits = [cost.bits_per_weight for cost in taken.values()]
+        bits = [lossless[name].bits_per_weight for name in others]
         lines = [
-            f"weights of {len(taken)} modules cross nodes as lossless differences, exact to the bit: "
+            f"weights of {len(others)} modules cross nodes as lossless differences, exact to the bit: "
             f"{min(bits):.3g} to {max(bits):.3g} bits per weight in their last gathers, the median is "
             f"{statistics.median(bits):.3g}"
         ]
-        for name, cost in taken.items():
-            if cost.bits_per_weight > cost.compressed_bits:
+        for (name, (format, fewer)), taken in zip(others.items(), bits, strict=True):
+            if taken > fewer:
                 lines.append(
-                    f"{name}: its last difference took {cost.bits_per_weight:.3g} bits per weight, {cost.format} "
-                    f"would take {cost.compressed_bits:.3g} and round: zcomm.fsdp.compress(weights={cost.format!r}) of "
-                    "this module sends less"
+                    f"{name}: its last difference took {taken:.3g} bits per weight, {format} would take {fewer:.3g} "
+                    f"and round: zcomm.fsdp.compress(weights={format!r}) of this module sends less"
                 )
         return lines
 
@@ -301,7 +300,7 @@ class _Modules:
                 continue
             if (other := shard.outdated_in(call.group.group_name)) is not None:
                 gathers.append(shard.to_prepare(*other))
-        prepare(call.group, gathers, call.async_op)
+        backend_of(call.group).prepare(gathers, async_op=call.async_op).wait()
 
     def reserve(self, name: str, num_bytes: int) -> bool:
         """Whether that many bytes are left of ``max_bytes``, which are taken then."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import kept_exact
-from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import Deferred
 
 if TYPE_CHECKING:
@@ -56,50 +55,29 @@ class GatherCall:
         return finished(plan.run(None, source, wires=wires, site=site, async_op=self.async_op), self.async_op)
 
 
-class GatherStrategy(Protocol):
-    """Strategy of a parameter group's gathers. The first two methods are those of FSDP2's AllGather."""
+class Gathers:
+    """Carries out the gathers of a parameter group: by default in the formats of the rule, or of the process group."""
 
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
+    def __init__(self, group: Collectives) -> None:
+        self._group = group
 
-    def gather(self, call: GatherCall) -> Any: ...
+    def gather(self, call: GatherCall) -> Any:
+        """Do as FSDP2's AllGather does."""
+        if isinstance(call.plan, _c10d.Verdict):
+            with kept_exact(call.plan):
+                return self._group.previous_gather(call.output, call.shard, call.group, call.async_op)
+        return call.run(call.plan, self._group.gathered)
 
     def takes_parts(self) -> bool:
         """Tell whether the next gather may write into ``GatherCall.parts``."""
-        ...
-
-    def keeps_wires(self) -> bool:
-        """Tell whether later gathers of the same weights use the wires that this one keeps."""
-        ...
-
-    def forget(self) -> None:
-        """Frees what was kept for later gathers."""
-        ...
-
-
-class Plain:
-    """Gathers in the formats of the rule, or of the process group."""
-
-    def __init__(self, owner: Collectives) -> None:
-        self._owner = owner
-        self.previous: _fsdp2.AllGather  #: FSDP2's own, or a user's
-
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self.previous.allocate(size, dtype=dtype, device=device)
-
-    def gather(self, call: GatherCall) -> Any:
-        if isinstance(call.plan, _c10d.Verdict):
-            with kept_exact(call.plan):
-                return self.previous(call.output, call.shard, call.group, call.async_op)
-        return call.run(call.plan, self._owner.gathered)
-
-    def takes_parts(self) -> bool:
         return True
 
     def keeps_wires(self) -> bool:
+        """Tell whether later gathers of the same weights use the wires that this one keeps."""
         return False
 
     def forget(self) -> None:
-        """Keeps nothing."""
+        """Free what was kept for later gathers."""
 
 
 def finished(work: Any, async_op: bool) -> Any:

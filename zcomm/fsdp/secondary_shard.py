@@ -3,13 +3,15 @@
 The idea is hpZ of ZeRO++ (https://arxiv.org/abs/2306.10209): the ranks of a node keep the gathered weights among them,
 so that the next gather stays inside the node. Each of L ranks of a node keeps an L-th: compressed bytes as they came
 over the wire, or, of weights that are sent as lossless differences, values.
+
+These are exact weights of 16 bits, or bytes of narrower ones. The owner of a shard sends what has changed since the
+values that the holders keep; inside a node the values are sent exactly: ``make_lossless_gather`` in
+include/zcomm/operation.hpp.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -20,36 +22,24 @@ from zcomm.distributed.single import all_gather_single
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
-from zcomm.fsdp.gathers import GatherCall, finished
-from zcomm.fsdp.lossless import plan_lossless
+from zcomm.fsdp.gathers import GatherCall, Gathers, finished
 
 if TYPE_CHECKING:
     from zcomm.fsdp.compression import _Modules
 
 
-@dataclass(frozen=True)
-class LosslessCosts:
-    """Cost of a module's last gather by a lossless difference, in bits, and the cost in ``format``."""
-
-    bits_per_weight: float
-    format: str
-    compressed_bits: float
+#: Version of the weights in a secondary shard: of each param, and hashes of this rank's shard in host memory. Equal
+#: ones are of the same weights.
+WeightsVersion: TypeAlias = tuple[list[tuple[int, ...]], list[int]]
 
 
-@dataclass(frozen=True)
-class WeightsVersion:
-    """Version of the weights in a secondary shard. Equal ones have the same weights."""
-
-    params: tuple[tuple[int, ...], ...]
-    content: tuple[int, ...] | None  # hashes of this rank's shard, in host memory
-
-
-class SecondaryShard(ABC):
-    """Secondary shard of one parameter group, which gathers from it if possible."""
+class SecondaryShard(Gathers):
+    """Secondary shard of one parameter group, which gathers from it if possible. It keeps the wires of weights in a
+    format: what is gathered from them has the same bits as the first gather."""
 
     def __init__(self, owner: _Modules, group: Collectives) -> None:
+        super().__init__(group)
         self._owner = owner
-        self._group = group
         self.intra_node = _c10d.Site(group.name, [])
         self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
@@ -62,32 +52,28 @@ class SecondaryShard(ABC):
         self.gathers_plain = 0
         self.gathers_beyond_limit = 0
 
-    def takes_parts(self) -> bool:
-        """See GatherStrategy."""
-        return True
-
-    @abstractmethod
     def keeps_wires(self) -> bool:
-        """See GatherStrategy."""
+        return self._reserved != 0
 
-    @abstractmethod
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
         """The gather that keeps, where ``plan`` is the one in a format."""
+        return plan
 
-    @abstractmethod
     def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         """From the shards of all ranks."""
+        self._note(call.shard)
+        return call.run(held, self._group.gathered)
 
-    @abstractmethod
     def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
         """From what the ranks of the node keep."""
+        return call.run(held, self.intra_node, again=True)
 
     def _gather_without(self, call: GatherCall) -> Any:
         """Where weights cannot be watched, or max_bytes is used up."""
-        return self._group.plain.gather(call)
+        return super().gather(call)
 
     def _can_be_captured(self) -> bool:
-        return True
+        return self._held is not None
 
     @property
     def kept(self) -> torch.Tensor | None:
@@ -98,16 +84,13 @@ class SecondaryShard(ABC):
     def memory_bytes(self) -> int:
         return 0 if self.kept is None else self.kept.numel()
 
-    def allocate(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return self._group.plain.allocate(size, dtype, device)
-
     def gather(self, call: GatherCall) -> Any:
         plan = call.plan
         version = None if isinstance(plan, _c10d.Verdict) else self._version_of(call.shard)
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
         if isinstance(plan, _c10d.Verdict):
-            return self._group.plain.gather(call)
+            return super().gather(call)
         if version is None or (is_captured and not self._can_be_captured()):
             self.gathers_plain += 1
             return self._gather_without(call)
@@ -143,7 +126,6 @@ class SecondaryShard(ABC):
             self._mark = None
 
     def forget(self) -> None:
-        """Free the kept data, which the next gathers cannot use."""
         self._owner.release(self._reserved or 0)
         self.outdate(forget_mark=True)
         self._reserved = self._held = self._plan = None
@@ -201,33 +183,10 @@ class SecondaryShard(ABC):
             params.append(version)
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
         is_hashed = self._owner.checks and self._reserved != 0
-        content = hashes_of(shard) if is_hashed and shard is not None and shard.is_cpu else None
-        return WeightsVersion(tuple(params), content)
-
-
-def hashes_of(shard: torch.Tensor) -> tuple[int, ...]:
-    parts = shard.buffer.parts if isinstance(shard, Deferred) else [shard]
-    return tuple(_c10d.hash_of(part) for part in parts)
-
-
-class KeptWires(SecondaryShard):
-    """Of weights in a format. What is gathered from them has the same bits as the first gather."""
-
-    def keeps_wires(self) -> bool:
-        return self._reserved != 0
-
-    def _can_be_captured(self) -> bool:
-        return self._held is not None
-
-    def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
-        return plan
-
-    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
-        self._note(call.shard)
-        return call.run(held, self._group.gathered)
-
-    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
-        return call.run(held, self.intra_node, again=True)
+        if not is_hashed or shard is None or not shard.is_cpu:
+            return params, []
+        parts = shard.buffer.parts if isinstance(shard, Deferred) else [shard]
+        return params, [_c10d.hash_of(part) for part in parts]
 
 
 class KeptValues(SecondaryShard):
@@ -253,7 +212,7 @@ class KeptValues(SecondaryShard):
 
     @property
     def needs_sizes(self) -> bool:
-        """NCCL needs the size of a difference on the host before it is sent: see lossless.prepare()."""
+        """NCCL needs the size of a difference on the host before it is sent."""
         return self.kept is not None and not self.kept.is_cpu
 
     def takes_parts(self) -> bool:
@@ -266,13 +225,13 @@ class KeptValues(SecondaryShard):
         super().outdate(forget_mark)
         self._prepared_version = None
 
-    def costs(self, group: str) -> LosslessCosts | None:
-        """None: this module has sent no difference in that process group."""
+    def alternative(self, group: str) -> tuple[str, float] | None:
+        """Return the format that would be sent instead, and its bits per weight. None: this module has sent no
+        difference in that process group."""
         exact, other = self._plan, self._alternative
         if exact is None or other is None or self._group_name != group or self.generation < 2:
             return None
-        compressed_bits = 16 * other.largest_kept_bytes / exact.largest_kept_bytes
-        return LosslessCosts(self.bits_per_weight, other.format, compressed_bits)
+        return other.format, 16 * other.largest_kept_bytes / exact.largest_kept_bytes
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
@@ -296,11 +255,24 @@ class KeptValues(SecondaryShard):
     def gather(self, call: GatherCall) -> Any:
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
         if call.shard.dtype == torch.float64 and is_large:
-            plan_lossless(self._group.name, call, None)  # raises, as for float32
+            self._plan_lossless(call)  # raises, as for float32
         return super().gather(call)
 
+    def _can_be_captured(self) -> bool:
+        return True  # it raises an error that says more
+
+    def _plan_lossless(self, call: GatherCall) -> _c10d.Operation:
+        """Plan by differences, as last time if the gather is like that one. Raises ValueError where it cannot."""
+        try:
+            parts = [(part.numel() // call.group.size(), True) for part in call.parts]
+            return backend_of(call.group).plan_lossless(call.target, call.source, parts=parts, like=self._lossless)
+        except ValueError as error:
+            is_wide = call.shard.dtype in (torch.float32, torch.float64)
+            hint = "; MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than they would" if is_wide else ""
+            raise ValueError(f"weights: {self._group.name} cannot be sent as 'lossless': {error}{hint}") from None
+
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
-        self._lossless = plan_lossless(self._group.name, call, self._lossless)
+        self._lossless = self._plan_lossless(call)
         is_bytes = call.output.dtype == torch.uint16  # in pairs, of which no format would send less
         self._alternative = None if is_bytes else plan
         self._num_weights = call.shard.numel() * (2 if is_bytes else 1)
@@ -314,10 +286,6 @@ class KeptValues(SecondaryShard):
             self._check(call.shard)  # against what was prepared
         self._prepared_version = None
         work = held.run(call.target, call.whole_shard, site=self._group.gathered, async_op=call.async_op)
-        return finished(work, call.async_op)
-
-    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
-        work = held.run(call.target, site=self.intra_node, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def _obstacle(self) -> str:

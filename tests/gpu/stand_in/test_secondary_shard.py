@@ -11,7 +11,7 @@ from support.stand_in import dist, host, run, torch
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.gathers import GatherCall
-from zcomm.fsdp.secondary_shard import KeptWires
+from zcomm.fsdp.secondary_shard import SecondaryShard
 
 NODES = [0, 0, 1, 1]
 NUM = 5000
@@ -26,10 +26,9 @@ class Module:
         self.outputs = [host.as_cuda(memory) for memory in self.memory]
         self.inputs = [host.as_cuda(memory[dist.get_rank()]) for memory in self.memory]
         self.plan = backend_of().plan_gather(self.outputs[0], self.inputs[0])
-        plain = SimpleNamespace(gather=lambda call: self.plan.run(call.output, call.shard))
-        group = SimpleNamespace(name="layers.0", params=[], rule=None, gathered=Site("layers.0", []), plain=plain)
+        group = SimpleNamespace(name="layers.0", params=[], rule=None, gathered=Site("layers.0", []))
         owner = SimpleNamespace(checks=True, reserve=lambda *_: True)
-        self.shards = KeptWires(owner, group)  # type: ignore[arg-type]
+        self.shards = SecondaryShard(owner, group)  # type: ignore[arg-type]
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
         if was_gathered:
             self.shards._held, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
+from zcomm.distributed.binding import _c10d
 from zcomm.fsdp import Compression, compress
 from zcomm.fsdp.secondary_shard import KeptValues
 
@@ -268,8 +270,9 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     prepared: list[dict[Any, torch.Tensor]] = []
     gather = KeptValues._gather_across
 
-    def prepare(group: Any, gathers: Any, async_op: bool) -> None:
+    def prepare(group: Any, gathers: Any, *, async_op: bool) -> Any:
         prepared.append({one: shard.clone() for one, shard, _ in gathers})
+        return SimpleNamespace(wait=lambda: None)
 
     def checked_gather(self: KeptValues, call: Any, held: Any, version: Any) -> Any:
         work = gather(self, call, held, version)
@@ -279,7 +282,7 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
     def body() -> None:
         monkeypatch.setattr(KeptValues, "needs_sizes", True)
         monkeypatch.setattr(KeptValues, "_gather_across", checked_gather)
-        monkeypatch.setattr("zcomm.fsdp.compression.prepare", prepare)
+        monkeypatch.setattr(_c10d.ProcessGroup, "prepare", prepare)
         model = sharded()
         model[1].requires_grad_(False)
         compress(model, weights="lossless", check=False)  # of host memory, which a GPU does not have

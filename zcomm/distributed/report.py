@@ -6,9 +6,9 @@ import json as _json
 import math
 import os
 import statistics
-import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,15 +23,8 @@ DECIBELS_BELOW_MEDIAN = 6.0
 MOST_ZEROED = 0.5
 
 
-class WeightSender(Protocol):
-    """Describes how weights are sent when nothing is lost, which sampling cannot show."""
-
-    def explain(self, group: str) -> list[str]:
-        """Describe how weights are sent in the group ``group``, and why."""
-
-
-#: Senders of this process.
-WEIGHT_SENDERS: weakref.WeakSet[WeightSender] = weakref.WeakSet()
+#: Describe how weights are sent in the group of a name, and why. Nothing is lost there, so sampling cannot show it.
+WEIGHTS: list[Callable[[str], list[str]]] = []
 
 
 @dataclass
@@ -99,7 +92,7 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     made = report_of(backend_of(group))
     asked = group or dist.group.WORLD
     assert asked is not None  # it has a backend
-    made.weights = [line for sender in list(WEIGHT_SENDERS) for line in sender.explain(asked.group_name)]
+    made.weights = [line for explain in WEIGHTS for line in explain(asked.group_name)]
     if not made.every and not made.weights and not made.decisions:
         raise ValueError(
             "group: it takes no samples; make it with zcomm.Options(sample_errors_every=100), or set "

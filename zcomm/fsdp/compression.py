@@ -9,7 +9,7 @@ import logging
 import statistics
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from zcomm._formats import Format
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.report import WEIGHT_SENDERS
+from zcomm.distributed.report import WEIGHTS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, collectives_of
@@ -91,8 +91,8 @@ def compress(
         raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
     _check_formats(weights, gradients)
     select(model, exempt)
-    settings = _Settings(next(_numbers), weights, gradients, keep_in_node, exempt, error_feedback, fused)
-    return Compression(_Modules(model, settings, max_bytes, check))
+    rule = Rule(next(_numbers), weights, gradients, error_feedback, fused)
+    return Compression(_Modules(model, rule, keep_in_node, exempt, max_bytes, check))
 
 
 def _check_formats(weights: str | None, gradients: str | None) -> None:
@@ -102,23 +102,6 @@ def _check_formats(weights: str | None, gradients: str | None) -> None:
     except (TypeError, ValueError) as error:
         text = str(error).replace("all_gather: ", "weights: ", 1).replace("reduce_scatter: ", "gradients: ", 1)
         raise type(error)(text) from None
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments of one call."""
-
-    number: int  # of the call
-    weights: str | None
-    gradients: str | None
-    keep_in_node: bool
-    exempt: Sequence[Selector]
-    error_feedback: ErrorFeedback | None
-    fused: bool
-
-    def rule_of(self, owner: _Modules, group: Collectives, exempt: set[tuple[int, str]]) -> Rule:
-        flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
-        return Rule(self.number, owner, self.weights, self.gradients, flags, self.error_feedback, self.fused)
 
 
 class Compression:
@@ -171,23 +154,26 @@ class Compression:
 class _Modules:
     """Those that a call of compress() reaches. The model keeps this object; so does each rule."""
 
-    def __init__(self, model: nn.Module, settings: _Settings, max_bytes: int | None, check: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule,
+        keep_in_node: bool,
+        exempt: Sequence[Selector],
+        max_bytes: int | None,
+        check: bool,
+    ) -> None:
         self._model = model
-        self._settings = settings
+        self._rule = rule  # of every group, but for what is exempt
+        self._keep_in_node, self._exempt = keep_in_node, exempt
         self.checks = check
         self._rules: dict[Collectives, Rule] = {}
         self._warned_of_copy = False
         self._max_bytes = max_bytes
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
-        # The model keeps this object until the rules do. A hook of torch's own must not keep the model.
-        self._hooks = [
-            model.register_forward_pre_hook(_ForwardHook(self)),
-            register_optimizer_step_post_hook(_StepHook(self)),
-        ]
-        weakref.finalize(self, self._hooks[1].remove)
-        WEIGHT_SENDERS.add(self)
-        _WATCHING[settings.number] = self
-        _watch_new_groups()
+        self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
+        _WATCHING[rule.number] = self
+        _watch()
         self.install()
         for group in list(_fsdp2.used_groups):
             self.tell_of_missed(_fsdp2.owner_of(group))
@@ -209,10 +195,11 @@ class _Modules:
         new = [group for group in collectives_of(self._model) if group not in self._rules]
         if not new:
             return
-        exempt = select(self._model, self._settings.exempt)
-        self._hooks[0].remove()
+        exempt = select(self._model, self._exempt)
+        self._hook.remove()
         for group in new:
-            rule = self._rules[group] = self._settings.rule_of(self, group, exempt)
+            flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
+            rule = self._rules[group] = replace(self._rule, exempt=flags, owner=self)
             group.set_rule(rule, self._strategy_of(group))
 
     def before_forward(self, module: nn.Module) -> None:
@@ -226,9 +213,9 @@ class _Modules:
             )  # fmt: skip
 
     def _strategy_of(self, group: Collectives) -> SecondaryShard | None:
-        if self._settings.weights == "lossless":
+        if self._rule.is_lossless:
             return KeptValues(self, group)
-        is_kept = self._settings.keep_in_node and self._settings.weights != "exact"
+        is_kept = self._keep_in_node and self._rule.weights != "exact"
         return SecondaryShard(self, group) if is_kept else None
 
     def reaches(self, group: Collectives | None) -> bool:
@@ -249,9 +236,8 @@ class _Modules:
 
     def disable(self) -> None:
         """See Compression."""
-        for hook in self._hooks:
-            hook.remove()
-        _WATCHING.pop(self._settings.number, None)
+        self._hook.remove()
+        _WATCHING.pop(self._rule.number, None)
         for group, rule in self._rules.items():
             group.drop_rule(rule)
         self._rules = {}
@@ -318,18 +304,27 @@ class _Modules:
         self._used_bytes -= num_bytes
 
 
+# Weak, as what torch and report() keep must not keep the models.
 _WATCHING: weakref.WeakValueDictionary[int, _Modules] = weakref.WeakValueDictionary()
 
 
 @functools.cache
-def _watch_new_groups() -> None:
+def _watch() -> None:
+    """Tell those of new groups and of steps, and ask them for their part of reports."""
+
     def install(group: Any) -> None:
         for modules in list(_WATCHING.values()):
             if not modules.reaches(_fsdp2.owner_of(group)):
                 modules.install()
                 modules.tell_of_missed(_fsdp2.owner_of(group))
 
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for modules in list(_WATCHING.values()):
+            modules.after_step(optimizer)
+
     _fsdp2.before_first_use(install)
+    register_optimizer_step_post_hook(after_step)
+    WEIGHTS.append(lambda group: [line for modules in _WATCHING.values() for line in modules.explain(group)])
 
 
 class _ForwardHook:
@@ -347,12 +342,3 @@ class _ForwardHook:
         copied = copy.copy(self)
         copied._kept = None
         return copied
-
-
-class _StepHook:
-    def __init__(self, modules: _Modules) -> None:
-        self._modules = weakref.ref(modules)
-
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if (modules := self._modules()) is not None:
-            modules.after_step(optimizer)

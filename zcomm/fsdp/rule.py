@@ -16,16 +16,16 @@ _INSTEAD_OF_LOSSLESS = "int8:256"
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How one parameter group is sent. ``exempt`` says of each of its parameters if it is sent exactly. Formats are
-    those of the process group where None. ``owner`` made the rule, and lives as long; its ``number`` counts owners."""
+    """How one parameter group is sent. Formats are those of the process group where None. ``exempt`` says of each of
+    its parameters if it is sent exactly. ``owner`` made the rule, and lives as long; its ``number`` counts owners."""
 
     number: int
-    owner: object
     weights: str | None
     gradients: str | None
-    exempt: Sequence[bool]
     error_feedback: ErrorFeedback | None
     fused: bool
+    exempt: Sequence[bool] = ()
+    owner: object = None
 
     @property
     def is_lossless(self) -> bool:

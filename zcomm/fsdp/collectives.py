@@ -18,6 +18,7 @@ from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
 from zcomm.fsdp.gathers import GatherCall, Gathers, finished
+from zcomm.fsdp.module_stats import ModuleStats
 from zcomm.fsdp.rule import Rule
 
 _log = logging.getLogger("zcomm")
@@ -40,9 +41,7 @@ class Collectives:
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._told: set[str] = set()  # what warnings were about
-        self.gathers_exact = 0
-        self.gathers_fused = 0
-        self.reduces_fused = 0
+        self.counted = ModuleStats("", "", elements=0, exempt_elements=0)  # under the rule; Gathers.stats() adds to it
         # By the process group's name: of reshard_after_forward's mesh there is another one.
         self._gather_plans: dict[str, _c10d.Operation] = {}
         self._reduce_plan: _c10d.Operation | None = None
@@ -97,7 +96,9 @@ class Collectives:
         self.take_over()
         self.strategy.forget()
         self._told.clear()
-        self.gathers_exact = self.gathers_fused = self.reduces_fused = 0
+        numels = [_fsdp2.num_elements(param) for param in self.params]
+        exempt_elements = sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt)
+        self.counted = ModuleStats(rule.weights or "", rule.gradients or "", sum(numels), exempt_elements)
         self.rule, self.strategy = rule, strategy or self._plain
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
@@ -315,7 +316,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         plan = owner.plan_gather(parts or output, shard, backend, group=group.group_name, is_mixed=is_mixed)
         if isinstance(plan, _c10d.Verdict):  # exact gathers keep FSDP2's view as bytes
             output, shard, parts, is_late = output_tensor, input_tensor, (), False
-            owner.gathers_exact += 1
+            owner.counted.gathers_plain += 1
         if parts and isinstance(output, Deferred):
             output.buffer.gather_into(parts, group.size())
         elif not is_late:
@@ -324,7 +325,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
             shard = shard.buffer.copied()
         elif not parts:
             shard = in_memory(shard)
-        owner.gathers_fused += bool(parts) or is_late
+        owner.counted.gathers_fused += bool(parts) or is_late
         return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
@@ -361,7 +362,7 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
         work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)
         if parts and isinstance(input_tensor, Deferred):
             input_tensor.buffer.spend_gradients()
-            owner.reduces_fused += 1
+            owner.counted.reduces_fused += 1
         return finished(work, async_op)
 
 

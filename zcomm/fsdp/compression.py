@@ -24,7 +24,7 @@ from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall
-from zcomm.fsdp.module_stats import ModuleStats, stats_of
+from zcomm.fsdp.module_stats import ModuleStats
 from zcomm.fsdp.rule import Rule
 from zcomm.fsdp.secondary_shard import KeptValues, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
@@ -129,7 +129,7 @@ class Compression:
 
     def stats(self) -> dict[str, ModuleStats]:
         """By the name of the module, of those that no later call has other settings for, since they have these."""
-        return {group.name: stats_of(group, rule) for group, rule in self._modules.in_force().items()}
+        return {group.name: group.strategy.stats() for group in self._modules.in_force()}
 
     def invalidate(self) -> None:
         """Gather across nodes next time: on all ranks, after a change that PyTorch does not count, and on GPUs after
@@ -226,9 +226,9 @@ class _Modules:
         """Those that it has been told of."""
         return list(self._rules)
 
-    def in_force(self) -> dict[Collectives, Rule]:
-        """The rules that no later call has replaced."""
-        return {group: rule for group, rule in self._rules.items() if group.rule is rule}
+    def in_force(self) -> list[Collectives]:
+        """Those whose rules no later call has replaced."""
+        return [group for group, rule in self._rules.items() if group.rule is rule]
 
     def shards(self) -> dict[Collectives, SecondaryShard]:
         """The secondary shards of these."""

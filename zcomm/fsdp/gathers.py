@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.overrides import kept_exact
 from zcomm.fsdp.fused import Deferred
+from zcomm.fsdp.module_stats import ModuleStats
 
 if TYPE_CHECKING:
     from zcomm.fsdp.collectives import Collectives
@@ -67,6 +68,19 @@ class Gathers:
             with kept_exact(call.plan):
                 return self._group.previous_gather(call.output, call.shard, call.group, call.async_op)
         return call.run(call.plan, self._group.gathered)
+
+    def stats(self) -> ModuleStats:
+        """Return what was sent for the group so far, under its rule."""
+        gathered, reduced = self._group.gathered, self._group.reduced
+        return replace(
+            self._group.counted,
+            gathers=gathered.calls,
+            gathered_intra_node_bytes=gathered.intra_node_bytes,
+            gathered_inter_node_bytes=gathered.inter_node_bytes,
+            reduces=reduced.calls,
+            reduced_intra_node_bytes=reduced.intra_node_bytes,
+            reduced_inter_node_bytes=reduced.inter_node_bytes,
+        )
 
     def takes_parts(self) -> bool:
         """Tell whether the next gather may write into ``GatherCall.parts``."""

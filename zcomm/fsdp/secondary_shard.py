@@ -11,6 +11,7 @@ include/zcomm/operation.hpp.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -23,6 +24,7 @@ from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.gathers import GatherCall, Gathers, finished
+from zcomm.fsdp.module_stats import ModuleStats
 
 if TYPE_CHECKING:
     from zcomm.fsdp.compression import _Modules
@@ -47,10 +49,6 @@ class SecondaryShard(Gathers):
         self._mark: _c10d.ShardMark | None = None  # of the weights that are kept, on a GPU
         self._capture = 0  # the CUDA graph that the last gather was recorded in
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
-        self.gathers_inter_node = 0
-        self.gathers_intra_node = 0
-        self.gathers_plain = 0
-        self.gathers_beyond_limit = 0
 
     def keeps_wires(self) -> bool:
         return self._reserved != 0
@@ -80,9 +78,16 @@ class SecondaryShard(Gathers):
         """The memory."""
         return self._held.kept if self._held else None
 
-    @property
-    def memory_bytes(self) -> int:
-        return 0 if self.kept is None else self.kept.numel()
+    def stats(self) -> ModuleStats:
+        """Those of the group, with what only this shard knows."""
+        counted, shared = super().stats(), self.intra_node
+        return replace(
+            counted,
+            gathers=counted.gathers + shared.calls,
+            gathered_intra_node_bytes=counted.gathered_intra_node_bytes + shared.intra_node_bytes,
+            gathered_inter_node_bytes=counted.gathered_inter_node_bytes + shared.inter_node_bytes,
+            memory_bytes=0 if self.kept is None else self.kept.numel(),
+        )
 
     def gather(self, call: GatherCall) -> Any:
         plan = call.plan
@@ -92,19 +97,19 @@ class SecondaryShard(Gathers):
         if isinstance(plan, _c10d.Verdict):
             return super().gather(call)
         if version is None or (is_captured and not self._can_be_captured()):
-            self.gathers_plain += 1
+            self._group.counted.gathers_plain += 1
             return self._gather_without(call)
         plan = self._plan_of(call, plan)
         if not self._fits(plan.largest_kept_bytes):  # of the rank that needs most, so that all ranks decide alike
-            self.gathers_beyond_limit += 1
+            self._group.counted.gathers_beyond_limit += 1
             return self._gather_without(call)
         held = self._bound(plan, call.output.device)
         if version == self._kept_version:
-            self.gathers_intra_node += 1
+            self._group.counted.gathers_intra_node += 1
             self._check(call.shard)
             return self._gather_again(call, held)
         self._kept_version = None  # while it is being written
-        self.gathers_inter_node += 1
+        self._group.counted.gathers_inter_node += 1
         work = self._gather_across(call, held, version)
         self._kept_version = version
         return work
@@ -210,6 +215,9 @@ class KeptValues(SecondaryShard):
         """That the last difference took on its way to another node, with headers; 0 without one. Of bytes: per byte."""
         return 8 * self._held.sent_bytes / self._num_weights if self._held and self._num_weights else 0.0
 
+    def stats(self) -> ModuleStats:
+        return replace(super().stats(), generation=self.generation, bits_per_weight=self.bits_per_weight)
+
     @property
     def needs_sizes(self) -> bool:
         """NCCL needs the size of a difference on the host before it is sent."""
@@ -305,7 +313,7 @@ class KeptValues(SecondaryShard):
         work = all_gather_single(output.view(torch.uint8), shard.view(torch.uint8), group=call.group, async_op=True)
         if call.parts:
             work.wait()
-            self._group.gathers_fused -= 1
+            self._group.counted.gathers_fused -= 1
             rows = [part.data.view(call.group.size(), -1) for part in call.parts]  # of which autograd counts no change
             _fsdp2.copy_parameters(output.view(call.group.size(), -1), [row.shape[1] for row in rows], rows)
         return finished(work, call.async_op)

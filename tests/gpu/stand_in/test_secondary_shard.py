@@ -11,6 +11,7 @@ from support.stand_in import dist, host, run, torch
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.gathers import GatherCall
+from zcomm.fsdp.module_stats import ModuleStats
 from zcomm.fsdp.secondary_shard import SecondaryShard
 
 NODES = [0, 0, 1, 1]
@@ -26,7 +27,8 @@ class Module:
         self.outputs = [host.as_cuda(memory) for memory in self.memory]
         self.inputs = [host.as_cuda(memory[dist.get_rank()]) for memory in self.memory]
         self.plan = backend_of().plan_gather(self.outputs[0], self.inputs[0])
-        group = SimpleNamespace(name="layers.0", params=[], rule=None, gathered=Site("layers.0", []))
+        self.counted = ModuleStats("", "", elements=0, exempt_elements=0)
+        group = SimpleNamespace(name="layers.0", params=[], gathered=Site("layers.0", []), counted=self.counted)
         owner = SimpleNamespace(checks=True, reserve=lambda *_: True)
         self.shards = SecondaryShard(owner, group)  # type: ignore[arg-type]
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
@@ -44,7 +46,7 @@ class Module:
             self.shards.gather(GatherCall(output, shard, dist.group.WORLD, self.plan, False))
 
     def gathers(self) -> tuple[int, int]:
-        return self.shards.gathers_inter_node, self.shards.gathers_intra_node
+        return self.counted.gathers_inter_node, self.counted.gathers_intra_node
 
     def result(self) -> torch.Tensor:
         host.synchronize()
@@ -100,7 +102,7 @@ def test_a_module_that_was_never_gathered_has_no_secondary_shard_in_a_graph() ->
         host.begin_capture()
         module.gather()
         graph = host.end_capture()
-        assert module.gathers() == (0, 0) and module.shards.gathers_plain == 2
+        assert module.gathers() == (0, 0) and module.counted.gathers_plain == 2
         module.set(5)
         graph.replay()
         assert torch.equal(module.result(), wanted)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
 from zcomm._exchanges import Exchanges
-from zcomm._host import host_identity
+from zcomm._node import host_identity
 
 if TYPE_CHECKING:
     from zcomm._core import CallStats

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from zcomm import _core, codec
+from zcomm._node import node_identity
 from zcomm._units import rate_text, time_text
-from zcomm.distributed import environment
 from zcomm.distributed.decisions import KIND, SCHEMA, machine
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.options import Options
@@ -64,7 +64,7 @@ def world(device: torch.device) -> World:
 
     Raises ValueError where nodes have unequal numbers of ranks."""
     identities = [""] * dist.get_world_size()
-    dist.all_gather_object(identities, environment.node_identity())
+    dist.all_gather_object(identities, node_identity())
     members: dict[int, list[int]] = {}
     node_of = [*number_nodes(identities, range(len(identities)), Options().node_size)]
     for rank, node in enumerate(node_of):

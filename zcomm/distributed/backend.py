@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
-from zcomm import _core, _nccl
+from zcomm import _core, _nccl, _node
 from zcomm._version import __version__
 from zcomm.distributed import _ddp, decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
@@ -128,7 +128,7 @@ class _Group:
         self._size = size
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
         compared = {field.name: getattr(options, field.name) for field in OPTION_FIELDS if field.compared}
-        mine = {"version": __version__, "options": compared, "node": environment.node_identity(), "host": None}
+        mine = {"version": __version__, "options": compared, "node": _node.node_identity(), "host": None}
         if options.follows_link:
             compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
             mine["host"] = threshold.this_host()

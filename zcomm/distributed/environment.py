@@ -9,9 +9,6 @@ import os
 import warnings
 from collections.abc import Mapping
 
-from zcomm._host import host_identity
-from zcomm.distributed import fabric
-
 # Variable -> its purpose.
 OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
@@ -30,13 +27,6 @@ def warn_of_unknown(variables_of_options: tuple[str, ...]) -> None:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         hint = f": did you mean {close[0]}?" if close else ""
         warnings.warn(f"zcomm does not read the environment variable {name}{hint}", stacklevel=2)
-
-
-def _count(variable: str, least: int) -> int:
-    text = os.environ[variable]
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{variable}: expected an integer of at least {least}, got {text!r}")
-    return int(text)
 
 
 def log_level() -> str:
@@ -58,21 +48,3 @@ def turns_node_memory_off() -> bool:
 def gloo_interfaces() -> list[str]:
     """Return the network interfaces that ``GLOO_SOCKET_IFNAME`` names; none: Gloo chooses one."""
     return [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-
-
-def node_identity() -> str:
-    """Return a name of this process's node: the same text on all ranks that share a fast link.
-
-    The first of these that exists decides. The NVLink clique: GPUs of several hosts may share NVLink, see
-    :mod:`zcomm.distributed.fabric`. torchrun's ``GROUP_RANK``: one agent per node. The node's first rank,
-    ``RANK - LOCAL_RANK``, from a launcher that counts a node's ranks: nodes may have different sizes. The host's boot
-    id: containers on one machine are one node.
-    """
-    domain = fabric.clique()
-    if domain is not None:
-        return domain
-    if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
-        return f"group {os.environ['GROUP_RANK']}"
-    if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        return f"ranks from {_count('RANK', 0) - _count('LOCAL_RANK', 0)}"
-    return host_identity()

@@ -14,7 +14,7 @@ from support.cpp_example import CXX, needs_compiler
 from support.worlds import options, run
 
 import zcomm
-from zcomm.distributed import environment, fabric
+from zcomm import _node
 
 VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
@@ -27,7 +27,7 @@ def nodes_of(monkeypatch: pytest.MonkeyPatch, ranks: list[dict[str, int]]) -> li
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
-        names.append(environment.node_identity())
+        names.append(_node.node_identity())
     return [list(dict.fromkeys(names)).index(name) for name in names]
 
 
@@ -64,17 +64,17 @@ def with_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
         defined = [f"-D{name}={value}" for name, value in {**COMPLETED, **defines}.items()]
         source = Path(support.__path__[0], "nvml.cpp")
         subprocess.run([str(CXX), "-shared", "-fPIC", *defined, source, "-o", library], check=True)
-        monkeypatch.setattr(fabric, "LIBRARY", str(library))
-        fabric.clique.cache_clear()
+        monkeypatch.setattr(_node, "LIBRARY", str(library))
+        _node.clique.cache_clear()
 
     return replace
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    fabric.clique.cache_clear()
+    _node.clique.cache_clear()
     yield
-    fabric.clique.cache_clear()
+    _node.clique.cache_clear()
 
 
 @needs_compiler
@@ -86,10 +86,10 @@ def test_the_clique_of_a_fabric_is_a_node(
     with_nvml(**defines)
     monkeypatch.setenv("GROUP_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert environment.node_identity() == CLIQUE
+    assert _node.node_identity() == CLIQUE
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    fabric.clique.cache_clear()
-    assert environment.node_identity() == "group 3"
+    _node.clique.cache_clear()
+    assert _node.node_identity() == "group 3"
 
 
 @needs_compiler
@@ -104,15 +104,15 @@ def test_without_a_fabric_the_launcher_decides(
     with_nvml(**defines)
     monkeypatch.setenv("GROUP_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert environment.node_identity() == "group 3"
+    assert _node.node_identity() == "group 3"
 
 
 def test_without_nvml_the_launcher_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(fabric, "LIBRARY", "libnvidia-ml-of-no-driver.so.1")
+    monkeypatch.setattr(_node, "LIBRARY", "libnvidia-ml-of-no-driver.so.1")
     monkeypatch.setenv("GROUP_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert environment.node_identity() == "group 3"
+    assert _node.node_identity() == "group 3"
 
 
 @needs_compiler

@@ -1,9 +1,11 @@
-"""NVLink domain of this host's GPUs. It may span hosts: a rack of GB200 NVL72 is one domain."""
+"""Identity of the host and the node that a process runs on. A node may span hosts: a rack of GB200 NVL72 is one NVLink
+domain."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -61,3 +63,35 @@ def _ask(nvml: Any) -> Any:
         return versioned
     info = _Info()
     return info if nvml.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(info)) == _SUCCESS else None
+
+
+def host_identity() -> str:
+    """Return the same text in all processes of a machine, containers included: the boot id, else the host's name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"boot {file.read().strip()}"
+    except OSError:
+        return f"host {os.uname().nodename}"
+
+
+def _count(variable: str) -> int:
+    text = os.environ[variable]
+    if not text.isdecimal():
+        raise ValueError(f"{variable}: expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def node_identity() -> str:
+    """Return a name of this process's node: the same text on all ranks that share a fast link.
+
+    The first of these that exists decides. The NVLink clique: GPUs of several hosts may share NVLink. torchrun's
+    ``GROUP_RANK``: one agent per node. The node's first rank, ``RANK - LOCAL_RANK``, from a launcher that counts a
+    node's ranks: nodes may have different sizes. The host's boot id: containers on one machine are one node.
+    """
+    if (domain := clique()) is not None:
+        return domain
+    if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
+        return f"group {os.environ['GROUP_RANK']}"
+    if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        return f"ranks from {_count('RANK') - _count('LOCAL_RANK')}"
+    return host_identity()

@@ -14,7 +14,6 @@ import torch
 from zcomm._formats import Format
 from zcomm.distributed import _dtensor
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.metrics import COLLECTIVES
 from zcomm.distributed.options import given_of
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def tell_apart_what_is_traced() -> None:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
-    formats: dict[str, Any] = dict.fromkeys((*COLLECTIVES, "send_recv"), "exact")
+    formats: dict[str, Any] = dict.fromkeys((*_c10d.COLLECTIVES, "send_recv"), "exact")
     return override(**formats)
 
 

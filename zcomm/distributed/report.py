@@ -15,7 +15,6 @@ import torch.distributed as dist
 from zcomm._version import __version__
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.metrics import COLLECTIVES
 from zcomm.distributed.stats import stats_of
 
 # Thresholds of report()'s advice.
@@ -107,10 +106,10 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
 
 def report_of(backend: _c10d.ProcessGroup) -> Report:
     """Return the report of one backend object; see :func:`report`."""
-    sites: dict[str, Any] = {name: [] for name in COLLECTIVES}
+    sites: dict[str, Any] = {name: [] for name in _c10d.COLLECTIVES}
     for loss in backend.losses():
         sites[loss["collective"]].append(_site_of(loss))
-    advice = [line for name in COLLECTIVES for line in _advise(name, sites[name])]
+    advice = [line for name in _c10d.COLLECTIVES for line in _advise(name, sites[name])]
     decisions = stats_of(backend).explain_auto()
     return Report(backend.rank(), backend.options.sample_errors_every, **sites, advice=advice, decisions=decisions)
 
@@ -166,7 +165,7 @@ _HEADS = (
 def _table(made: Report) -> list[str]:
     """Its lines."""
     rows: list[tuple[str, ...]] = [_HEADS]
-    for collective in COLLECTIVES:
+    for collective in _c10d.COLLECTIVES:
         for site in getattr(made, collective):
             rows.append((
                 site.site if site.site.startswith(collective) else f"{collective}: {site.site}",

@@ -1,20 +1,21 @@
-"""Counters of a group: bytes moved, and calls left exact."""
+"""Counters of a group: bytes moved, and calls left exact. Also for tools that draw them: as a flat dictionary, and as a
+file that node_exporter reads."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from zcomm._units import size_text, time_text
-from zcomm.distributed import metrics
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
 #: Weight of a collective's tensor bytes in sums over all collectives.
-BYTES_MOVED = {name: 2 if name == "all_reduce" else 1 for name in metrics.COLLECTIVES}
+BYTES_MOVED = {name: 2 if name == "all_reduce" else 1 for name in _c10d.COLLECTIVES}
 
 # Settings that would compress the calls kept exact by a reason. Other reasons have no setting.
 _SETTINGS = {
@@ -28,6 +29,19 @@ _FORMATS = {
     "reduce_scatter": "reduce_scatter='int8:128/int4:128'",
     "all_reduce": "all_reduce='int8:128/int4:128', or zcomm.ddp.compress_hook for DDP",
     **{name: f"{name}='int8:128'" for name in ("all_to_all", "gather", "scatter")},
+}
+
+# Metrics of Prometheus, with their explanations.
+_CALLS = {
+    "calls": "Compressed calls.",
+    "bytes": "Bytes of the tensors of compressed calls.",
+    "wire_bytes": "Bytes that compressed calls sent from this rank.",
+    "codec_seconds": "Seconds of encoding and decoding.",
+    "transfer_seconds": "Seconds of waiting for transfers.",
+}
+_UNCOMPRESSED = {
+    "calls": "Calls that were left exact, by reason.",
+    "bytes": "Bytes of the tensors of calls that were left exact, by reason.",
 }
 
 
@@ -190,14 +204,56 @@ class Stats:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
         ``"zcomm/all_gather/wire_bytes"``, ``"zcomm/all_gather/exact/min_bytes/calls"``. Hops are numbered from 0:
         ``"zcomm/all_gather/hops/0/wait_seconds"``. Decisions, which are no counters, are left out."""
-        return metrics.flat(self._counters())
+        found: dict[str, float] = {}
+
+        def visit(name: str, value: Any) -> None:
+            if isinstance(value, list):
+                value = dict(enumerate(value))
+            if isinstance(value, dict):
+                for key, inner in value.items():
+                    visit(f"{name}/{key}", inner)
+            else:
+                found[name] = float(value)
+
+        visit("zcomm", self._counters())
+        return found
 
     def write_prometheus(self, path: str | os.PathLike[str]) -> None:
         """Write these counters to ``path`` in Prometheus' text format, for the textfile collector of node_exporter. The
         file is replaced at once: a reader never sees half of it.
 
         Raises ValueError if the name does not end in ``.prom``, and ImportError without ``prometheus_client``."""
-        metrics.write_prometheus(path, self._counters(), {"group": self.group, "rank": str(dist.get_rank())})
+        if not os.fspath(path).endswith(".prom"):
+            raise ValueError(f"path: expected a name that ends in .prom, got {os.fspath(path)!r}")
+        try:
+            from prometheus_client import CollectorRegistry, write_to_textfile
+            from prometheus_client.core import CounterMetricFamily
+            from prometheus_client.registry import Collector
+        except ImportError as error:
+            raise ImportError(
+                "zcomm.stats().write_prometheus() needs prometheus_client: pip install 'zcomm[metrics]'"
+            ) from error
+        counters, group_and_rank = self._counters(), [self.group, str(dist.get_rank())]
+
+        class Counters(Collector):
+            def collect(self) -> Iterator[CounterMetricFamily]:
+                for name, text in _CALLS.items():
+                    family = CounterMetricFamily(f"zcomm_{name}", text, labels=["collective", "group", "rank"])
+                    for collective in (*_c10d.COLLECTIVES, "send_recv"):
+                        if name in counters[collective]:
+                            family.add_metric([collective, *group_and_rank], counters[collective][name])
+                    yield family
+                for name, text in _UNCOMPRESSED.items():
+                    labels = ["collective", "reason", "group", "rank"]
+                    family = CounterMetricFamily(f"zcomm_uncompressed_{name}", text, labels=labels)
+                    for collective in _c10d.COLLECTIVES:
+                        for reason, calls in counters[collective]["exact"].items():
+                            family.add_metric([collective, reason, *group_and_rank], calls[name])
+                    yield family
+
+        registry = CollectorRegistry()
+        registry.register(Counters())
+        write_to_textfile(os.fspath(path), registry)
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
@@ -209,7 +265,7 @@ class Stats:
 
     def __str__(self) -> str:
         parts = []
-        for name in metrics.COLLECTIVES:
+        for name in _c10d.COLLECTIVES:
             one: CollectiveStats = getattr(self, name)
             if one.calls:
                 parts.append(
@@ -290,7 +346,7 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         sum(getattr(sent, name) for sent in peers.values()) for name in ("calls", "bytes", "wire_bytes")
     )
     return Stats(
-        **{name: collective(name) for name in metrics.COLLECTIVES},
+        **{name: collective(name) for name in _c10d.COLLECTIVES},
         send_recv=SendRecvStats(calls, num_bytes, wire_bytes, peers),
         rehearsals=SentCalls(**raw["rehearsals"]),
         decisions=[Decision(**decision) for decision in backend.decisions()],
@@ -298,6 +354,6 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         by_steps=StepDecision(**by_steps) if by_steps else None,
         node_memory=raw["node_memory"],
         threshold=options.threshold,
-        formats={name: getattr(options, name) for name in metrics.COLLECTIVES},
+        formats={name: getattr(options, name) for name in _c10d.COLLECTIVES},
         group=options.group_name,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zcomm import codec, ddp, errors, fsdp, outer, testing
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
-    from zcomm.distributed.flight_recorder import dump_flight_recorder
+    from zcomm.distributed.groups import dump_flight_recorder
     from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override
     from zcomm.distributed.report import report
@@ -44,7 +44,7 @@ _MODULES = ("codec", "ddp", "errors", "fsdp", "outer", "testing")
 _HOMES = {
     "Communicator": "zcomm.communicator",
     "Options": "zcomm.distributed.options",
-    "dump_flight_recorder": "zcomm.distributed.flight_recorder",
+    "dump_flight_recorder": "zcomm.distributed.groups",
     "exact": "zcomm.distributed.overrides",
     "formats": "zcomm._formats",
     "override": "zcomm.distributed.overrides",

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import weakref
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -60,6 +61,17 @@ def living_backends() -> list[_c10d.ProcessGroup]:
     if not living:
         raise ValueError("group: no process group has the backend 'zcomm'")
     return list(living.values())
+
+
+def dump_flight_recorder(prefix: str | os.PathLike[str]) -> Path:
+    """Write the last collectives of all zcomm groups of this process to a file and return its path: ``prefix`` plus the
+    rank, such as ``dumps/rank_3``. ``torchfrtrace dumps`` reads the files of all ranks, to analyze a hang.
+
+    Thread-safe, also during a collective. Raises ValueError before ``init_process_group``, and OSError.
+    """
+    path = Path(f"{os.fspath(prefix)}{dist.get_rank()}")
+    path.write_bytes(_c10d.flight_recorder_dump())
+    return path
 
 
 @functools.cache

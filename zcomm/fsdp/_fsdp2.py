@@ -88,23 +88,22 @@ def around_custom_collectives(within: Callable[[Any], Any]) -> None:
         _wrap(FSDPModule, name, within)
 
 
+def around_reductions(within: Callable[[Any], Any]) -> None:
+    """Wrap the later gradient reductions of each group in the context manager ``within(group)``."""
+    _wrap(_Group, "post_backward", within)
+
+
 def _wrap(owner: Any, name: str, within: Callable[[Any], Any]) -> None:
-    if hasattr(owner, name):  # later torch
-        setattr(owner, name, _inside(getattr(owner, name), within))
+    method = getattr(owner, name, None)
+    if method is None:  # it came with a later torch
+        return
 
-
-def _inside(method: Any, within: Callable[[Any], Any]) -> Any:
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         with within(self):
             return method(self, *arguments, **named)
 
-    return call
-
-
-def around_reductions(within: Callable[[Any], Any]) -> None:
-    """Wrap the later gradient reductions of each group in the context manager ``within(group)``."""
-    _Group.post_backward = _inside(_Group.post_backward, within)
+    setattr(owner, name, call)
 
 
 def process_groups_of(group: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
@@ -187,8 +186,7 @@ def places_of(param: Any) -> set[tuple[int, str]]:
 
 def num_elements(param: Any) -> int:
     """Return the number of elements of the whole parameter."""
-    numel: int = param._orig_size.numel()
-    return numel
+    return int(param._orig_size.numel())
 
 
 def is_sharded(param: Any) -> bool:
@@ -230,8 +228,7 @@ def shard_of(group: Any) -> torch.Tensor | None:
 
 def reduced_elements(param: Any) -> int:
     """Return the number of elements, with padding, of a rank's shard of the gradient."""
-    numel: int = param.padded_sharded_param_size.numel()
-    return numel
+    return int(param.padded_sharded_param_size.numel())
 
 
 def requires_grad(param: Any) -> bool:

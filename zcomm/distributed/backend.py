@@ -59,12 +59,6 @@ def _resolve(pg_options: Any) -> Any:
     return copy.copy(pg_options)
 
 
-def _number_calls(group: Any) -> None:
-    """Agree on the sequence number of the first call. From torch 2.14 on it is 0, and asking for it warns."""
-    if TORCH < (2, 14):
-        group._set_sequence_number_for_group()
-
-
 def _devices() -> list[Any]:
     """Make Gloo devices on the interfaces that torch would choose. They connect eagerly: with lazy connections
     (``TORCH_GLOO_LAZY_INIT``), contexts that share a device mistake each other's connections for their own.
@@ -87,7 +81,8 @@ def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = No
         group = gloo(store, rank, size, gloo_options)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
-    _number_calls(group)
+    if TORCH < (2, 14):
+        group._set_sequence_number_for_group()  # of the first call: later it is 0, and asking for it warns
     return group
 
 
@@ -100,7 +95,7 @@ def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
     if TORCH < (2, 14):  # has only one NCCL backend
         group = dist.ProcessGroupNCCL(store, rank, size, nccl_options)
-        _number_calls(group)
+        group._set_sequence_number_for_group()
         return group
     # Uses torch's registered "nccl" backend, because torch has several now; from 2.15 it is not ProcessGroupNCCL.
     backends: Any = dist.Backend
@@ -132,12 +127,13 @@ class _Group:
         if options.follows_link:
             compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
             mine["host"] = threshold.this_host()
-        self._keys, self._compared = rendezvous.meet(
+        self._keys, compared_by_all = rendezvous.meet(
             lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
             f"start of group '{options.group_name}'", text=json.dumps(mine),
             digest=lambda texts: rendezvous.compare(texts, options),
         )  # fmt: skip
-        chosen = rendezvous.threshold_of(self._compared)
+        self._compared = json.loads(compared_by_all)
+        chosen = self._compared.get("threshold")
         self._options = options.with_threshold(*chosen) if chosen else options
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told: set[str] = set()
@@ -201,7 +197,9 @@ class _Group:
         return backend is None or backend.is_aborted
 
     def _agree(self) -> list[int]:
-        self._nodes = rendezvous.nodes_of(self._compared)
+        if "difference" in self._compared:
+            raise RuntimeError(self._compared["difference"])
+        self._nodes = self._compared["nodes"]
         return self._nodes
 
     def _make_transport_group(self, each_way: int) -> tuple[Any, int, PrefixStore]:

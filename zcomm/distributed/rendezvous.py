@@ -92,25 +92,22 @@ def meet(
     deadline = time.monotonic() + timeout
 
     def wait() -> None:
-        meeting = _Meeting(connect(), rank, size, text, digest)
-        pause = 0.0005
-        while not meeting.poll():
-            if time.monotonic() > deadline:
-                late = meeting.missing()
-                raise RuntimeError(f"ranks {late} did not come to the {purpose} within the timeout of {timeout:g} s")
-            if left.wait(pause):
-                return
-            pause = min(2 * pause, 0.05)
-        met.set_result(meeting.result())
-
-    def run() -> None:
         try:
-            wait()
+            meeting = _Meeting(connect(), rank, size, text, digest)
+            pause = 0.0005
+            while not meeting.poll():
+                if time.monotonic() > deadline:
+                    late = f"ranks {meeting.missing()} did not come to the {purpose}"
+                    raise RuntimeError(f"{late} within the timeout of {timeout:g} s")
+                if left.wait(pause):
+                    return
+                pause = min(2 * pause, 0.05)
+            met.set_result(meeting.result())
         except BaseException as error:
             met.set_exception(error)
 
     # Runs on a separate thread, because a request to a store that hangs never returns.
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     try:
         while thread.is_alive():
@@ -126,8 +123,8 @@ def meet(
 
 
 def compare(handshakes: list[str], options: Any) -> str:
-    """Compare version and options of all ranks. Return the node of each rank, as numbers, or the first difference; both
-    are for :func:`nodes_of`. Where the link decides, :func:`threshold_of` tells what it has decided."""
+    """Compare version and options of all ranks. Return as JSON their first ``difference``, or the ``nodes`` of all
+    ranks, as numbers, and the ``threshold``: that of :func:`threshold.choose` where the link decides, else null."""
     everyone = [json.loads(text) for text in handshakes]
     first = everyone[0]
     for other, theirs in enumerate(everyone):
@@ -141,20 +138,6 @@ def compare(handshakes: list[str], options: Any) -> str:
     nodes = number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size)
     hosts = [theirs["host"] for theirs in everyone]
     return json.dumps({"nodes": nodes, "threshold": threshold.choose(hosts, len(set(nodes))) if all(hosts) else None})
-
-
-def nodes_of(compared: str) -> list[int]:
-    """Return the node of each rank. Raises RuntimeError with the difference that :func:`compare` has found."""
-    found = json.loads(compared)
-    if "difference" in found:
-        raise RuntimeError(found["difference"])
-    return list(found["nodes"])
-
-
-def threshold_of(compared: str) -> tuple[int, str] | None:
-    """Return the result of :func:`threshold.choose`; None if the options decide, or the ranks differ."""
-    found = json.loads(compared).get("threshold")
-    return None if found is None else (found[0], found[1])
 
 
 def _difference(item: str, zero: str, other: int, there: str) -> str:

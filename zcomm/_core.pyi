@@ -208,19 +208,15 @@ class Operation:
 class CallStats:
     """Bytes that one call sent from this rank."""
 
-    @property
-    def intra_node_bytes(self) -> int: ...
-    @property
-    def inter_node_bytes(self) -> int: ...
-    @property
-    def wire_bytes(self) -> int: ...
+    intra_node_bytes: int
+    inter_node_bytes: int
+    wire_bytes: int
 
 class Communicator:
     rank: int
     size: int
     num_nodes: int
-    @property
-    def is_closed(self) -> bool: ...
+    is_closed: bool
     def make_all_gather(self, slots: Sequence[Values], segments: Segments) -> Operation: ...
     def make_lossless_gather(self, slots: Sequence[Values]) -> Operation: ...
     def make_reduce_scatter(

@@ -54,6 +54,14 @@ class Calls:
 
 
 @dataclass
+class SentCalls(Calls):
+    """Calls with bytes sent by zcomm from this rank: ``intra_node_bytes`` and ``inter_node_bytes``."""
+
+    intra_node_bytes: int = 0
+    inter_node_bytes: int = 0
+
+
+@dataclass
 class HopStats:
     """One hop of a collective on this rank: bytes sent, and the time spent waiting for its transfers."""
 
@@ -63,7 +71,7 @@ class HopStats:
 
 
 @dataclass
-class CollectiveStats:
+class CollectiveStats(SentCalls):
     """One collective on this rank: what was compressed, what that cost, and what was not and why.
 
     ``intra_node_bytes`` and ``inter_node_bytes`` were sent by this rank to ranks of its node and to other nodes.
@@ -74,10 +82,6 @@ class CollectiveStats:
     ``exact`` maps a reason to the calls that it kept exact; the reasons are listed in docs/options.md.
     """
 
-    calls: int = 0
-    bytes: int = 0
-    intra_node_bytes: int = 0
-    inter_node_bytes: int = 0
     codec_seconds: float = 0.0
     transfer_seconds: float = 0.0
     host_waits: int = 0
@@ -87,14 +91,6 @@ class CollectiveStats:
     @property
     def wire_bytes(self) -> int:
         return self.intra_node_bytes + self.inter_node_bytes
-
-
-@dataclass
-class SentCalls(Calls):
-    """Calls with bytes sent by zcomm from this rank: ``intra_node_bytes`` and ``inter_node_bytes``."""
-
-    intra_node_bytes: int = 0
-    inter_node_bytes: int = 0
 
 
 @dataclass

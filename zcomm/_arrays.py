@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from zcomm import _core
 
@@ -241,10 +242,9 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
         raise _read_only(name)
     if interface.get("mask") is not None:
         raise _masked(name)
-    if (strides := interface.get("strides")) is not None:
-        packed = _packed_strides(shape, dtype.itemsize)
-        if 0 not in shape and any(n != 1 and a != b for n, a, b in zip(shape, strides, packed, strict=True)):
-            raise _not_contiguous(name, "array")
+    strides = interface.get("strides")
+    if strides is not None and not as_strided(np.empty(1, dtype), shape, strides).flags.c_contiguous:
+        raise _not_contiguous(name, "array")
     if not dtype.isnative or dtype.kind not in "fiub":
         raise TypeError(
             f"{name}: expected float32 or float16 from __cuda_array_interface__, got {dtype.str!r}: it has no "
@@ -256,13 +256,6 @@ def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bo
     if producer is not None and int(producer) != (stream or 1):
         _core.wait_for(stream, int(producer), device)
     return View(int(address or 0), int(np.prod(shape, dtype=np.int64)), dtype.name, CURRENT_DEVICE, array)
-
-
-def _packed_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    strides = [item_bytes]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * extent)
-    return tuple(strides[: len(shape)])
 
 
 def _masked(name: str) -> ValueError:

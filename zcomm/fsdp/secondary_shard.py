@@ -23,8 +23,7 @@ from zcomm.feedback import keep_for_replays
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
-from zcomm.fsdp.gathers import GatherCall, Gathers, finished
-from zcomm.fsdp.module_stats import ModuleStats
+from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, finished
 
 if TYPE_CHECKING:
     from zcomm.fsdp.compression import _Modules

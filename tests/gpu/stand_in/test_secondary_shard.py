@@ -10,8 +10,7 @@ from support.stand_in import dist, host, run, torch
 
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
-from zcomm.fsdp.gathers import GatherCall
-from zcomm.fsdp.module_stats import ModuleStats
+from zcomm.fsdp.gathers import GatherCall, ModuleStats
 from zcomm.fsdp.secondary_shard import SecondaryShard
 
 NODES = [0, 0, 1, 1]

@@ -1,8 +1,17 @@
-"""The command line: ``zcomm info`` or ``python -m zcomm info``. All other commands are those of ``zcomm_bench``."""
+"""The command line: ``zcomm info`` or ``python -m zcomm info``, which tells versions, codecs, and the options that the
+environment sets. All other commands are those of ``zcomm_bench``."""
+
+from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
 
-from zcomm import info
+from zcomm import _nccl
+from zcomm._network import network_rate
+from zcomm._units import rate_text
 from zcomm._version import __version__
 
 
@@ -14,9 +23,121 @@ def main() -> None:
     commands.add_parser("info", help="show versions, codecs, and the options that the environment sets")
     parser.parse_args()
     try:
-        print(info.text())
+        print(text())
     except (TypeError, ValueError) as error:
         raise SystemExit(f"the environment holds a wrong option: {error}") from None
+
+
+def text() -> str:
+    """Two tables, and warnings. Raises ValueError or TypeError that names the variable that sets a wrong option."""
+    facts = [
+        ("zcomm", __version__),
+        ("Python", platform.python_version()),
+        ("torch", _torch_version()),
+        ("CPU codecs", _codecs()),
+        ("node memory", _node_memory()),
+        ("network", _network()),
+        *_gpu_facts(),
+    ]
+    variables = _columns([("variable", "set to", "option in force"), *_variables()])
+    return "\n\n".join([_columns(facts), variables, *_warnings()])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _variables() -> list[tuple[str, str, str]]:
+    from zcomm.distributed import environment
+
+    environment.log_level()
+    try:
+        from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
+    except ImportError:
+        in_force: dict[str, str] = {}  # without the binding no option does anything
+    else:
+        options = Options()
+        in_force = {variable_of(field.name): f"{field.name}={getattr(options, field.name)}" for field in OPTION_FIELDS}
+    others = {variable: f"({meaning})" for variable, meaning in environment.OTHERS.items()}
+    return [(variable, os.environ.get(variable, "-"), meaning) for variable, meaning in (in_force | others).items()]
+
+
+def _warnings() -> list[str]:
+    """Lines on variables with which the two communicators of a group on GPUs, for exact and compressed calls, hang."""
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        return []
+    lines = ["warning: CUDA_DEVICE_MAX_CONNECTIONS=1: a GPU starts exact, compressed and other work in one order alone"]
+    if os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") != "1":
+        lines.append("warning: NCCL_LAUNCH_ORDER_IMPLICIT: expected 1, which keeps exact and compressed calls in order")
+    return lines
+
+
+def _torch_version() -> str:
+    try:
+        running = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    try:
+        from zcomm.distributed.binding import bindings
+    except ImportError as error:
+        return f"{running}; the torch.distributed backend is not usable: {error}"
+    return f"{running} (zcomm was built for {', '.join(bindings())})"
+
+
+def _codecs() -> str:
+    try:
+        from zcomm import _core
+    except ImportError as error:
+        return f"the module zcomm._core is not usable: {error}"
+    isas = list(_core.cpu_isas())
+    chosen = os.environ.get("ZCOMM_ISA") or isas[-1]
+    if chosen not in isas:
+        return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
+    return f"{', '.join(isas)}; {chosen} in use"
+
+
+def _node_memory() -> str:
+    """What this host offers for memory that ranks share; a group also needs processes that see each other."""
+    from zcomm.distributed import environment
+
+    if environment.turns_node_memory_off():
+        return "off, by ZCOMM_NODE_MEMORY"
+    try:
+        file = os.memfd_create("zcomm")
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{file}", os.O_RDWR))
+        os.close(file)
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"ranks of a host cannot share memory: {error}"
+    return "ranks of this host can share it"
+
+
+def _network() -> str:
+    rate = network_rate()
+    told = f"{rate_text(rate)} by its cards" if rate else "no card tells its speed"
+    return f"{told}; policy='auto' takes its min_bytes from the slowest between nodes"
+
+
+def _gpu_facts() -> list[tuple[str, str]]:
+    try:
+        from zcomm import _core
+    except ImportError:
+        return []
+    build, count = _core.cuda_build(), _core.cuda_device_count()
+    if not build.toolkit:
+        return [("CUDA", "not built (no nvcc, or ZCOMM_CUDA=OFF)")]
+    try:
+        path, version = _nccl.load()
+        found = f"{version}, {path}"
+    except RuntimeError as error:
+        found = f"not found: {error}"
+    return [
+        ("CUDA", f"built with {build.toolkit}"),
+        ("CUDA codec", f"kernels for {', '.join(build.targets.split(';'))}"),
+        ("GPUs", str(count) if count else "none"),
+        ("NCCL", found),
+    ]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import zcomm
-from zcomm import _core, info
-from zcomm.__main__ import main
+from zcomm import __main__ as command
+from zcomm import _core
 
 
 def told(*arguments: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def test_info_warns_of_variables_with_which_two_communicators_hang(monkeypatch: 
             monkeypatch.delenv(variable, raising=False)
         for variable, value in variables.items():
             monkeypatch.setenv(variable, value)
-        lines = [line for line in info.text().splitlines() if line.startswith("warning: ")]
+        lines = [line for line in command.text().splitlines() if line.startswith("warning: ")]
         assert len(lines) == len(warnings)
         assert all(map(str.startswith, lines, warnings))
 
@@ -50,7 +50,7 @@ def test_a_wrong_option_of_the_environment_is_named(monkeypatch: pytest.MonkeyPa
     assert done.returncode == 1 and "the environment holds a wrong option: ZCOMM_MIN_BYTES: " in done.stderr
     monkeypatch.setenv("ZCOMM_LOG", "debug")
     with pytest.raises(ValueError, match="ZCOMM_LOG: expected 'info' or nothing, got 'debug'"):
-        info.text()
+        command.text()
 
 
 def test_it_needs_neither_torch_nor_packages_of_the_benchmarks() -> None:
@@ -66,6 +66,6 @@ def test_other_commands_are_refused(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["zcomm", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        command.main()
     assert ended.value.code == status
     assert status != 0 or capsys.readouterr().out.strip() == zcomm.__version__

@@ -141,6 +141,7 @@ class _Group:
 
     def make(self) -> Any:
         """Make and register the backend."""
+        file = self._options.decisions
         backend = _c10d.ProcessGroup(
             exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options),
             options=self._options,
@@ -150,7 +151,7 @@ class _Group:
             meet_for_nccl=self._meet_for_nccl,
             message_store=self._prefixed("messages"),
             split=self._split,
-            look_up=self._reader_of_decisions(),
+            look_up=functools.partial(self._look_up, decisions.Table(file)) if file else None,
             now=perf_counter_ns,
             decided=self._tell_decision,
             no_node_memory=self._warn_of_memory,
@@ -223,10 +224,6 @@ class _Group:
         if _FAILED in id_or_failure:
             raise RuntimeError(id_or_failure)
         return bytes.fromhex(id_or_failure), keys
-
-    def _reader_of_decisions(self) -> Any:
-        file = self._options.decisions
-        return functools.partial(self._look_up, decisions.Table(file)) if file else None
 
     def _look_up(self, table: decisions.Table, num_bytes: int, *kind: Any) -> tuple[float, ...] | None:
         """Seconds of an exact call, a compressed one, and one in one hop. Tells once of calls that the table lacks,

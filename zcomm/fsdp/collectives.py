@@ -321,7 +321,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         elif not is_late:
             output = in_memory(output)
         if is_late and isinstance(shard, Deferred):
-            shard = shard.buffer.copied()
+            shard = torch.cat(shard.buffer.parts)  # a copy, which lives as long as its users
         elif not parts:
             shard = in_memory(shard)
         owner.counted.gathers_fused += bool(parts) or is_late

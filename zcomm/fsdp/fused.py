@@ -57,10 +57,6 @@ class Buffer:
                 torch.cat(shard.parts, out=shard._memory)
         return self._memory
 
-    def copied(self) -> torch.Tensor:
-        """Return a copy of the shard, which lives as long as its users."""
-        return torch.cat(self.parts)
-
     def copy_shard(self, parts: Sequence[torch.Tensor], rank: int) -> Buffer:
         """Note the shard that this rank gathers, and return it."""
         numel = sum(part.numel() for part in parts)
@@ -133,11 +129,12 @@ class Deferred(torch.Tensor):  # type: ignore[misc]
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(*args, **(kwargs or {}))
-
-        def in_memory(value: Any) -> Any:
-            return value.buffer.memory().view(value.shape) if isinstance(value, Deferred) else value
-
         return func(*tree_map(in_memory, args), **tree_map(in_memory, kwargs or {}))
+
+
+def in_memory(value: Any) -> Any:
+    """Return a deferred tensor with memory, anything else as it is."""
+    return value.buffer.memory().view(value.shape) if isinstance(value, Deferred) else value
 
 
 def _view(tensor: Deferred, size: Sequence[int]) -> Deferred:
@@ -166,11 +163,6 @@ def _copy_gradients(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, 
 _HANDLERS: dict[Any, Callable[..., Any]] = {torch.ops.aten.view.default: _view}
 _HANDLERS.update(zip(_fsdp2.COPIES, (_copy_in, _copy_out, _copy_gradients), strict=True))
 _HANDLERS.pop(None, None)
-
-
-def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, with memory."""
-    return tensor.buffer.memory() if isinstance(tensor, Deferred) else tensor
 
 
 def gradients_of(reduced: torch.Tensor) -> list[torch.Tensor]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import datetime
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zcomm._arrays import VALUE_DTYPES, Call, View, slots_of
+from zcomm._arrays import HOST, VALUE_DTYPES, Call, View, slots_of
 
 if TYPE_CHECKING:
     from zcomm import _core
     from zcomm._core import CallStats
 
 
-class Exchanges(ABC):
+class Exchanges:
     """Calls that move values from rank to rank without sums.
 
     ``formats`` is one format, or those inside a node and between nodes. It is ``"exact"`` by default, because
@@ -23,13 +22,12 @@ class Exchanges(ABC):
     read and written may not overlap. Both sides of a transfer need the same sizes, dtypes and formats.
     """
 
-    rank: int
-    size: int
-    _core: _core.Communicator
-    _timeout: datetime.timedelta
+    def __init__(self, core: _core.Communicator, timeout: datetime.timedelta) -> None:
+        self._core, self._timeout = core, timeout
+        self.rank, self.size = core.rank, core.size
 
-    @abstractmethod
-    def _call(self, stream: Any, *arrays: Any) -> Call: ...
+    def _call(self, stream: Any, *arrays: Any) -> Call:
+        return Call(stream, *arrays, device=HOST)
 
     def all_to_all(
         self,

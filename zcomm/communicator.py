@@ -81,16 +81,15 @@ class Communicator(Exchanges):
             raise ValueError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
-        self._timeout = _timedelta(timeout)
+        patience = _timedelta(timeout)
         nodes = _nodes(size, node_size, node_ids)
         _nccl.load()
         self.device = _device(rank, device)
-        self._core = _core.connect(rank, size, unique_id, nodes, self.device, self._timeout, chunk_bytes, connect_all)
+        core = _core.connect(rank, size, unique_id, nodes, self.device, patience, chunk_bytes, connect_all)
+        super().__init__(core, patience)
         if seed:
-            self._core.set_seed(seed)
-        self.rank = rank
-        self.size = size
-        self.num_nodes: int = self._core.num_nodes
+            core.set_seed(seed)
+        self.num_nodes = core.num_nodes
 
     @staticmethod
     def unique_id() -> bytes:

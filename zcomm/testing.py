@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zcomm import _core
-from zcomm._arrays import HOST, Call, slots_of
+from zcomm._arrays import slots_of
 from zcomm._exchanges import Exchanges
 from zcomm._units import parse_nodes
 from zcomm.feedback import ErrorFeedback
@@ -72,19 +72,10 @@ class HeldShards:
 class LocalRank(Exchanges):
     """One rank of a :class:`LocalWorld`. After a failed call the whole world is unusable."""
 
-    def __init__(self, communicator: Any, timeout: float) -> None:
-        self._core = communicator
-        self._timeout = datetime.timedelta(seconds=timeout)
-        self.rank: int = communicator.rank
-        self.size: int = communicator.size
-
-    def _call(self, stream: Any, *arrays: Any) -> Call:
-        return Call(stream, *arrays, device=HOST)
-
     def all_gather(self, shard: Any, out: ArrayT, format: Format = "int8:256") -> ArrayT:
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
         be the own slot of ``out``."""
-        call = Call(None, device=HOST)
+        call = self._call(None)
         slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
         segments = _segments(format, slots[self.rank][1])
@@ -94,7 +85,7 @@ class LocalRank(Exchanges):
     def all_gather_lossless(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
         """Fill ``out`` with every rank's shard of bfloat16 or float16, bit for bit, and return it. Between nodes only
         lossless differences to the last gather in ``held`` are sent; the first time, the shards."""
-        call = Call(None, device=HOST)
+        call = self._call(None)
         slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
         operation = held._of(self._core, slots)
@@ -113,7 +104,7 @@ class LocalRank(Exchanges):
         """Fill ``out`` with factor times the sum, over all ranks, of slot ``rank`` of ``input``, and return it.
         ``feedback`` is this rank's error feedback for repeated calls of the same reduction: with another one it starts
         over."""
-        call = Call(None, device=HOST)
+        call = self._call(None)
         slots = slots_of(call.values(input, "input"), self.size, "input")
         output = call.values(out, "out", writable=True).raw
         segments = _segments(formats, slots[self.rank][1])
@@ -129,7 +120,7 @@ class LocalRank(Exchanges):
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:
         """Replace ``tensor`` by factor times its sum over ranks, and return it."""
-        values = Call(None, device=HOST).values(tensor, "tensor", writable=True).raw
+        values = self._call(None).values(tensor, "tensor", writable=True).raw
         operation = self._core.make_all_reduce(values, formats)
         self._core.run(operation, [], [values], self._timeout, factor=factor)
         return tensor
@@ -159,7 +150,7 @@ class LocalWorld:
         communicators = _core.make_local_communicators(list(nodes), chunk_bytes)
         for communicator in communicators:
             communicator.set_seed(seed)
-        self.ranks = [LocalRank(communicator, timeout) for communicator in communicators]
+        self.ranks = [LocalRank(each, datetime.timedelta(seconds=timeout)) for each in communicators]
         self.size = len(self.ranks)
 
     def run(self, body: Callable[[LocalRank], T]) -> list[T]:

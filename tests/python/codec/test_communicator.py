@@ -20,9 +20,10 @@ ID = bytes(128)
 
 
 class FakeCore:
-    """Takes the place of the C++ communicator of rank 1 of 4; notes what it is called with."""
+    """Takes the place of the C++ communicator; notes what it is called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         self.num_nodes, self.is_closed = 2, False
         self.calls: list[tuple[Any, ...]] = []
 
@@ -40,9 +41,9 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """A machine with eight GPUs: what _core.connect was called with."""
     made: list[tuple[Any, ...]] = []
 
-    def connect(*arguments: Any) -> FakeCore:
-        made.append(arguments)
-        return FakeCore()
+    def connect(rank: int, size: int, *arguments: Any) -> FakeCore:
+        made.append((rank, size, *arguments))
+        return FakeCore(rank, size)
 
     monkeypatch.setattr(_nccl, "load", lambda: ("libnccl.so.2", "2.28.9"))
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 8)

@@ -17,8 +17,7 @@ from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
-from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, finished
-from zcomm.fsdp.rule import Rule
+from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, Rule, finished
 
 _log = logging.getLogger("zcomm")
 

@@ -23,8 +23,7 @@ from zcomm.distributed.report import WEIGHTS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, collectives_of
-from zcomm.fsdp.gathers import GatherCall, ModuleStats
-from zcomm.fsdp.rule import Rule
+from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule
 from zcomm.fsdp.secondary_shard import KeptValues, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 

@@ -8,23 +8,16 @@ import functools
 import os
 import weakref
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed.binding import _c10d
 
-
-class Key(Protocol):
-    """Key of a group in the registry."""
-
-    def after_step(self, backend: _c10d.ProcessGroup) -> None:
-        """Handle the step of an optimizer of torch."""
-
-
-# Strong references, until shutdown: torch holds groups only in C++, so weak ones would be dead.
-living: dict[Key, _c10d.ProcessGroup] = {}
+# By the _Group of backend.py that made each. Strong references, until shutdown: torch holds groups only in C++, so weak
+# ones would be dead.
+living: dict[Any, _c10d.ProcessGroup] = {}
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
@@ -76,7 +69,7 @@ def dump_flight_recorder(prefix: str | os.PathLike[str]) -> Path:
 
 @functools.cache
 def count_steps() -> None:
-    """Call ``after_step`` of each key after every later step of one optimizer: the first that makes a step."""
+    """Call ``after_step`` of each _Group after every later step of one optimizer: the first that makes a step."""
 
     first: weakref.ref[Any] | None = None
 
@@ -85,8 +78,8 @@ def count_steps() -> None:
         if first is None or first() is None:
             first = weakref.ref(optimizer)
         if first() is optimizer:  # others belong to the same step
-            for key, backend in list(living.items()):
-                key.after_step(backend)
+            for group, backend in list(living.items()):
+                group.after_step(backend)
 
     register_optimizer_step_post_hook(count)
 

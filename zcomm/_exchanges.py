@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zcomm import _core
 from zcomm._arrays import HOST, VALUE_DTYPES, Call, View, slots_of
-
-if TYPE_CHECKING:
-    from zcomm import _core
-    from zcomm._core import CallStats
+from zcomm._core import CallStats
 
 
 class Exchanges:

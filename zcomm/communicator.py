@@ -14,15 +14,13 @@ import hashlib
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from zcomm import _core, _nccl, codec
 from zcomm._arrays import Call, View, slots_of
+from zcomm._core import CallStats
 from zcomm._exchanges import Exchanges
 from zcomm._node import host_identity
-
-if TYPE_CHECKING:
-    from zcomm._core import CallStats
 
 ArrayT = TypeVar("ArrayT")
 

@@ -150,19 +150,17 @@ class SecondaryShard(Gathers):
         if capture != self._capture:
             self._capture = capture
             self.outdate()
-        self._keep_for_replays(self.kept)
+        if capture != 0 and self.kept is not None:
+            keep_for_replays(self.kept)
         return capture != 0
-
-    def _keep_for_replays(self, used: Any) -> None:
-        if self._capture != 0 and used is not None:
-            keep_for_replays(used)
 
     def _note(self, shard: torch.Tensor) -> None:
         """Record the hash of ``shard`` on a GPU, where kernels compare it later so that the host need not wait."""
         if self._owner.checks and not shard.is_cpu:
             self._mark = self._mark or _c10d.ShardMark(shard.device)
             self._mark.note(shard)
-            self._keep_for_replays(self._mark)
+            if self._capture != 0:
+                keep_for_replays(self._mark)
 
     def _check(self, shard: torch.Tensor) -> None:
         if self._mark is not None and self._owner.checks and self.kept is not None:

@@ -31,7 +31,7 @@ class _Buckets:
         self.formats = formats
         self._numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = itertools.count()
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()  # names
         # Of the last all-reduce of each bucket, by its index and its first parameter.
         self.plans: dict[tuple[int, int], _c10d.Operation] = {}
 
@@ -43,12 +43,6 @@ class _Buckets:
                 known = self._numbers[id(parameter)] = (weakref.ref(parameter), next(self._next))
             numbers.append(known[1])
         return f"bucket {bucket.index()} of {bucket.buffer().numel()}, order {zlib.crc32(numbers.tobytes()):08x}"
-
-    def is_new(self, name: str) -> bool:
-        if name in self._seen:
-            return False
-        self._seen.add(name)
-        return True
 
 
 @dataclass(frozen=True)
@@ -145,4 +139,6 @@ def _residual_key(
     """Return the bucket's key, or None the first time that the bucket is seen."""
     name = buckets.name_of(bucket)
     key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {dist.get_rank()}"
-    return None if buckets.is_new(name) and not feedback.has(key) else key
+    is_new = name not in buckets.seen
+    buckets.seen.add(name)
+    return None if is_new and not feedback.has(key) else key

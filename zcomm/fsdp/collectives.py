@@ -384,9 +384,7 @@ def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
             continue
         for param_group in _fsdp2.groups_of(module):
             full_name = full_name_of(name, module, param_group)
-            if (owner := _fsdp2.owner_of(param_group)) is not None:
-                if len(name) >= len(owner.path):  # longer in a larger model
-                    owner.name, owner.path = full_name, name
-                yield owner
-            else:
-                yield Collectives(full_name, name, param_group)
+            owner = _fsdp2.owner_of(param_group) or Collectives(full_name, name, param_group)
+            if len(name) >= len(owner.path):  # longer in a larger model
+                owner.name, owner.path = full_name, name
+            yield owner

@@ -34,8 +34,7 @@ class _Change:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         active = _active()
-        assert active is not None
-        _activate(active.outer)
+        _activate(active.outer if active else None)
 
 
 class override(_Change):

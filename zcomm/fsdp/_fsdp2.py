@@ -79,13 +79,15 @@ def around_choices(within: Callable[[Any], Any]) -> None:
 
 def around_symmetric_memory(within: Callable[[Any], Any]) -> None:
     """Wrap a group's later choices of symmetric memory in the context manager ``within(group)``."""
-    _wrap(_Group, "set_symm_mem", within)
+    if hasattr(_Group, "set_symm_mem"):  # later torch
+        _wrap(_Group, "set_symm_mem", within)
 
 
 def around_custom_collectives(within: Callable[[Any], Any]) -> None:
     """Wrap a module's later changes to collectives of the user's in the context manager ``within(module)``."""
     for name in ("set_custom_all_gather", "set_custom_reduce_scatter"):
-        _wrap(FSDPModule, name, within)
+        if hasattr(FSDPModule, name):  # later torch
+            _wrap(FSDPModule, name, within)
 
 
 def around_reductions(within: Callable[[Any], Any]) -> None:
@@ -94,9 +96,7 @@ def around_reductions(within: Callable[[Any], Any]) -> None:
 
 
 def _wrap(owner: Any, name: str, within: Callable[[Any], Any]) -> None:
-    method = getattr(owner, name, None)
-    if method is None:  # it came with a later torch
-        return
+    method = getattr(owner, name)
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:

@@ -6,7 +6,6 @@
 #include "bind.hpp"
 #include "flight_recorder.hpp"
 #include "measure.hpp"
-#include "site.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {

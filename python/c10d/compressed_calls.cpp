@@ -2,6 +2,7 @@
 
 #include "collectives/slot_views.hpp"
 #include "nccl_variables.hpp"
+#include "profiling.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
@@ -45,15 +46,15 @@ void add_parts(Views& views, const std::vector<at::Tensor>& tensors, const std::
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
                                  TransportFactories transports, InnerGroups& inner, GroupRecorder& recorder,
                                  Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors)
-    : rank_(group.getRank()),
+    : group_(group),
+      rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       transports_(std::move(transports)),
       inner_(inner),
       handshake_(handshake),
+      recorder_(recorder),
       telemetry_(options_->sample_errors_every),
-      events_(group, options_->global_ranks_in_group),
-      observers_{&stats_, &recorder, &telemetry_, &events_},
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
           [this] { return make_communicator(at::kCPU, transports_.host(), make_cpu_codec(), make_host_workspace()); },
@@ -285,9 +286,11 @@ WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
   // Draws seeds when calls are launched, not when they run, so that they belong to their step.
   job->seed = seed_of(settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
   job->rehearsal = settings.rehearsal;
-  job->observers = observers_;
-  c10::SmallVector<std::shared_ptr<void>, kNumObservers> held;
-  for (Observer* observer : observers_) held.push_back(observer->queued(*job));
+  job->stats = &stats_;
+  job->telemetry = &telemetry_;
+  const RecordedCall recorded = recorded_call(*job);
+  job->record = recorder_.begin(recorded);
+  const auto event = record_launch(group_, options_->global_ranks_in_group, *job, recorded);
   if (job->outputs[0].device().is_cpu()) return host_runner_.launch(std::move(job));
   inner_.interrupt_coalescing();
   return device_runner_.launch(std::move(job));

@@ -8,7 +8,6 @@
 #include "host_runner.hpp"
 #include "job.hpp"
 #include "options.hpp"
-#include "profiling.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
 #include "zcomm/broadcast.hpp"
@@ -128,18 +127,16 @@ class CompressedCalls {
   std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
                                                   std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
 
-  static constexpr std::size_t kNumObservers = 4;
-
+  const ::c10d::Backend& group_;
   const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
   TransportFactories transports_;
   InnerGroups& inner_;
   Handshake& handshake_;
+  GroupRecorder& recorder_;
   Stats stats_;
   Telemetry telemetry_;
-  CallEvents events_;
-  const std::array<Observer*, kNumObservers> observers_;
   AutoPolicy auto_policy_;
   std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> num_calls_{0};

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <string_view>
 #include <utility>
 
 #include "job.hpp"
@@ -37,12 +36,18 @@ std::size_t capacity_of_environment() {
   return kDefaultCapacity;
 }
 
-// Returns the name of a collective in dumps; torch's backends use another one for profilers.
-const char* analyzers_name(const char* profilers_name) {
-  const std::string_view name(profilers_name);
-  if (name == "_allgather_base") return "_all_gather_base";
-  if (name == "allreduce") return "all_reduce";
-  return profilers_name;
+std::string_view name_of(const Job& job) {
+  const bool is_list = job.type == ::c10d::OpType::ALLGATHER || job.type == ::c10d::OpType::REDUCE_SCATTER;
+  if (job.collective == Collective::all_gather && !is_list) return "_all_gather_base";
+  if (job.collective == Collective::reduce_scatter && !is_list) return "_reduce_scatter_base";
+  return to_string(job.collective);
+}
+
+template <class Views>
+std::int64_t total_of(const Views& slots) {
+  std::int64_t total = 0;
+  for (const auto& slot : slots) total += slot.num_elements;
+  return total;
 }
 
 c10::IValue nanoseconds(FlightRecorder::Clock::time_point time) {
@@ -121,10 +126,26 @@ class WatchedWork final : public ::c10d::Work {
 
 }  // namespace
 
-RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
+RecordedCall recorded_call(std::string_view name, at::TensorList inputs, at::TensorList outputs,
                            std::chrono::milliseconds timeout) {
   const at::ScalarType dtype = inputs.empty() ? at::kByte : inputs[0].scalar_type();
   return {name, elements_of(inputs), elements_of(outputs), dtype, timeout};
+}
+
+RecordedCall recorded_call(const Job& job) {
+  const std::int64_t written = total_of(job.written);
+  std::int64_t read = total_of(job.read);
+  if (job.collective == Collective::all_reduce || job.collective == Collective::broadcast) read = written;
+  const bool is_preparation = job.written.empty();
+  if (job.collective == Collective::all_gather && !is_preparation) {  // perhaps of kept values
+    read = written / job.operation->world().topology.size();
+  }
+  return {.name = name_of(job),
+          .in_elements = read,
+          .out_elements = written,
+          .dtype = is_preparation ? job.outputs[0].scalar_type() : scalar_type_of(job.written.front().dtype),
+          .timeout = job.timeout,
+          .is_compressed = true};
 }
 
 FlightRecorder& FlightRecorder::of_process() {
@@ -245,7 +266,7 @@ c10::IValue FlightRecorder::entry_of(const Entry& entry) {
 
 // Uses the prefix that all versions of the analyzer know.
 std::string FlightRecorder::title_of(const Entry& entry) {
-  const std::string title = std::string("nccl:") + entry.call.name;
+  const std::string title = "nccl:" + std::string(entry.call.name);
   if (!entry.call.is_point_to_point()) return title;
   const int own = entry.group->rank;  // one of two
   return title + " " + std::to_string(own) + (entry.call.name == kSend ? "->" : "<-") + std::to_string(1 - own);
@@ -253,25 +274,6 @@ std::string FlightRecorder::title_of(const Entry& entry) {
 
 GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
     : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {}
-
-std::shared_ptr<void> GroupRecorder::queued(Job& job) {
-  const CallSummary call = job.summary();
-  const at::ScalarType dtype =
-      job.written.empty() ? job.outputs[0].scalar_type() : scalar_type_of(job.written.front().dtype);
-  job.record = begin({.name = analyzers_name(call.name),
-                      .in_elements = call.in_elements,
-                      .out_elements = call.out_elements,
-                      .dtype = dtype,
-                      .timeout = job.timeout,
-                      .is_compressed = true});
-  return nullptr;
-}
-
-void GroupRecorder::ended(const Job& job, const CallStats&) {
-  if (job.outputs[0].is_cpu()) FlightRecorder::of_process().end(job.record, false);
-}
-
-void GroupRecorder::failed(const Job& job) { FlightRecorder::of_process().end(job.record, true); }
 
 std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
   std::call_once(named_, [this] {

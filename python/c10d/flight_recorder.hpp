@@ -12,17 +12,18 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "observer.hpp"
-
 namespace zcomm::c10d_binding {
+
+struct Job;
 
 // Call, as the analyzer compares it between ranks.
 struct RecordedCall {
-  const char* name = "";  // a name that the analyzer knows
+  std::string_view name;  // one that the analyzer knows
   std::int64_t in_elements = 0;
   std::int64_t out_elements = 0;
   at::ScalarType dtype = at::kByte;
@@ -34,8 +35,9 @@ struct RecordedCall {
   bool is_point_to_point() const { return peer >= 0; }
 };
 
-RecordedCall recorded_call(const char* name, at::TensorList inputs, at::TensorList outputs,
+RecordedCall recorded_call(std::string_view name, at::TensorList inputs, at::TensorList outputs,
                            std::chrono::milliseconds timeout);
+RecordedCall recorded_call(const Job& job);
 
 // Ring of the last calls of all groups: TORCH_FR_BUFFER_SIZE (or TORCH_NCCL_TRACE_BUFFER_SIZE) calls, 2000 by default;
 // 0 disables it.
@@ -94,15 +96,10 @@ class FlightRecorder {
 };
 
 // Recorder of one group's calls.
-class GroupRecorder final : public Observer {
+class GroupRecorder {
  public:
   // Borrows `group`. `ranks` are the group's, in the world; empty if it is the world.
   GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks);
-
-  // Records a compressed call. The end of a GPU call is not recorded, unless it fails.
-  std::shared_ptr<void> queued(Job& job) override;
-  void ended(const Job& job, const CallStats& stats) override;
-  void failed(const Job& job) override;
 
   std::uint64_t begin(const RecordedCall& call);
   // Takes back the last call of its kind, which raised before it was made: the next one gets its number, as on ranks

@@ -15,19 +15,14 @@
 #include <utility>
 #include <vector>
 
-#include "site.hpp"
+#include "stats.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
 
-inline constexpr std::chrono::hours kNoLimit{24 * 365};  // of a wait for jobs
+class Telemetry;
 
-// Summary of a call in the terms of torch's traces.
-struct CallSummary {
-  const char* name;              // torch's own name for the collective
-  std::int64_t in_elements = 0;  // of this rank's tensors
-  std::int64_t out_elements = 0;
-};
+inline constexpr std::chrono::hours kNoLimit{24 * 365};  // of a wait for jobs
 
 // Kept values in a tensor, and the end of their last decode on a GPU, which later calls wait for.
 struct TensorKept : Kept {
@@ -53,7 +48,6 @@ struct Job {
     return {
         {read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr, wires};
   }
-  CallSummary summary() const;
   // Returns the caller's place in the program, if known.
   const std::string& place() const;
 
@@ -76,7 +70,8 @@ struct Job {
   std::uint64_t record = 0;  // of the flight recorder
   bool async = false;        // the call returns before it is complete
   bool rehearsal = false;    // counted apart, never sampled
-  std::span<Observer* const> observers;
+  Stats* stats = nullptr;    // of the group, as the next one
+  Telemetry* telemetry = nullptr;
 };
 
 using JobPtr = std::unique_ptr<Job>;

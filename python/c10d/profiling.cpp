@@ -17,6 +17,13 @@
 namespace zcomm::c10d_binding {
 namespace {
 
+// Returns torch's own name of a collective in traces; its analyzer of flight recorders has another one for some.
+std::string_view profilers_name(std::string_view analyzers_name) {
+  if (analyzers_name == "_all_gather_base") return "_allgather_base";
+  if (analyzers_name == "all_reduce") return "allreduce";
+  return analyzers_name;
+}
+
 // Returns a group's ranks as a first one and a stride, as in torch's events; -1 if there is no stride.
 std::pair<int, int> start_and_stride(const std::vector<std::uint64_t>& ranks) {
   if (ranks.empty()) return {0, 1};
@@ -69,29 +76,30 @@ std::shared_ptr<void> begin_range(const char* name) {
 
 }  // namespace
 
-std::shared_ptr<void> CallEvents::queued(Job& job) {
+std::shared_ptr<void> record_launch(const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks,
+                                    const Job& job, const RecordedCall& call) {
   if (!at::hasCallbacks()) return nullptr;
   auto event = std::make_shared<CallEvent>();
   if (!event->function.isActive()) return nullptr;
-  const CallSummary call = job.summary();
-  const std::tuple<std::string, std::string> name(group_.getGroupUid(), group_.getGroupDesc());
-  const auto [start, stride] = start_and_stride(ranks_);
+  const std::string title(profilers_name(call.name));
+  const std::tuple<std::string, std::string> name(group.getGroupUid(), group.getGroupDesc());
+  const auto [start, stride] = start_and_stride(ranks);
   const std::vector<std::int64_t> no_splits;
   event->debug_info.emplace(
       c10::DebugInfoKind::PARAM_COMMS_INFO,
-      make_info(job, name, group_.getRank(), std::string(call.name), call.in_elements, call.out_elements,
-                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group_.getSize()));
+      make_info(job, name, group.getRank(), std::string(title), call.in_elements, call.out_elements,
+                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group.getSize()));
   // Follows the order of torch's own RECORD_PARAM_COMMS_DATA, which readers of execution traces rely on.
   event->inputs = {job.inputs,
                    std::make_tuple(static_cast<std::int64_t>(job.sequence_number), false),
                    name,
-                   static_cast<std::int64_t>(group_.getRank()),
-                   call.name,
+                   static_cast<std::int64_t>(group.getRank()),
+                   title,
                    no_splits,
                    no_splits,
                    static_cast<std::int64_t>(start),
                    static_cast<std::int64_t>(stride),
-                   static_cast<std::int64_t>(group_.getSize()),
+                   static_cast<std::int64_t>(group.getSize()),
                    job.async};
   const std::unordered_map<std::string, c10::IValue> fields = own_fields(job);
   event->function.before(at::kParamCommsCallName, &event->inputs, &fields);

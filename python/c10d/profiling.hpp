@@ -2,26 +2,19 @@
 // call only checks the thread's callbacks.
 #pragma once
 
+#include <memory>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "observer.hpp"
+#include "flight_recorder.hpp"
+#include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
 
-// Records the launch of each call as torch's own backends do: Kineto, HTA and Chakra read the event
-// `record_param_comms`.
-class CallEvents final : public Observer {
- public:
-  // Borrows both: the `ranks` of the group in the world; empty if it is the world.
-  CallEvents(const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks) : group_(group), ranks_(ranks) {}
-
-  std::shared_ptr<void> queued(Job& job) override;
-
- private:
-  const ::c10d::Backend& group_;
-  const std::vector<std::uint64_t>& ranks_;
-};
+// Records the launch of a call as torch's own backends do, until the result is dropped: Kineto, HTA and Chakra read the
+// event `record_param_comms`. `ranks` are the group's in the world; empty if it is the world.
+std::shared_ptr<void> record_launch(const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks,
+                                    const Job& job, const RecordedCall& call);
 
 // Returns what begins a range for the profilers of this thread: "zcomm::encode", "zcomm::decode", "zcomm::decode_sum",
 // "zcomm::decode_sum_encode", "zcomm::start_transfer" or "zcomm::wait_for_transfer". Null if none is on. On a GPU

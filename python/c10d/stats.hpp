@@ -1,19 +1,20 @@
-// Counters of a group's calls.
+// Counters of a group's calls, and of those of a place in the program.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
-#include "observer.hpp"
 #include "policy.hpp"
 #include "zcomm/collectives.hpp"
 
 namespace zcomm::c10d_binding {
 
-struct Stats final : Observer {
+struct Stats {
   using Counter = std::atomic<std::uint64_t>;
 
   // Number of calls and their bytes, of the gathered, scattered or reduced tensor.
@@ -57,8 +58,6 @@ struct Stats final : Observer {
   }
   Compressed& compressed(Collective collective) { return by_collective[static_cast<std::size_t>(collective)]; }
 
-  void ended(const Job& job, const CallStats& cost) override;
-
   std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
   std::array<Compressed, kCollectives.size()> by_collective;
   Calls rehearsals;  // of policy="auto", on scratch; counted nowhere else
@@ -80,5 +79,20 @@ struct Stats final : Observer {
   std::mutex mutex_;
   std::string node_memory_;
 };
+
+// Place in a program that calls collectives, with counters of its own.
+struct Site {
+  // Returns the telemetry's name of the `index`-th of `count` segments that are not exact.
+  std::string name_of_part(std::size_t index, std::size_t count) const {
+    return parts.size() == count ? name + "." + parts[index] : name;
+  }
+
+  const std::string name;
+  const std::vector<std::string> parts;
+  Stats::Counter calls{0};
+  Stats::Compressed cost;
+};
+
+using SitePtr = std::shared_ptr<Site>;  // null: unknown place
 
 }  // namespace zcomm::c10d_binding

@@ -80,7 +80,7 @@ bool is_lossy(const Segment<HopFormats>& segment) { return segment.num_elements 
 
 }  // namespace
 
-void Telemetry::started(const Job& job, Communicator& communicator, StreamView stream) {
+void Telemetry::add(const Job& job, Communicator& communicator, StreamView stream) {
   if (every_ == 0 || job.rehearsal) return;
   const bool in_place = job.collective == Collective::all_reduce;
   if (!in_place && job.read.empty()) return;  // nothing is encoded

@@ -15,11 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "observer.hpp"
 #include "policy.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
+
+struct Job;
 
 // Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
 // infinity are counted, but not added to the other sums.
@@ -41,7 +42,7 @@ struct Loss {
   double largest_block_error = 0;  // largest of these
 };
 
-class Telemetry final : public Observer {
+class Telemetry {
  public:
   // Samples every `every`-th call of a site, beginning with the first; 0: none.
   explicit Telemetry(std::int64_t every) : every_(every) {}
@@ -49,7 +50,8 @@ class Telemetry final : public Observer {
   // Counts each lossy segment that this rank encodes, and samples it if it is its turn. Between nodes of several ranks
   // sums are sent, which do not exist before the call: this rank's terms stand for them. Calls captured in a graph are
   // not sampled. Thread-safe.
-  void started(const Job& job, Communicator& communicator, StreamView stream) override;
+  // Called on the job's thread, in which the job's stream is torch's current one.
+  void add(const Job& job, Communicator& communicator, StreamView stream);
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
   std::vector<Loss> read();

@@ -180,9 +180,8 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
       at::Tensor shard = at::empty({shard_elements}, whole.options());
       return {[=, &inner]() mutable { return inner._reduce_scatter_base(shard, whole); },
               [=, this] {
-                JobPtr job = calls_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {whole}, shard,
-                                              ::c10d::ReduceOp::SUM, settings);
-                return calls_.launch(std::move(job), settings);
+                return calls_.launch(calls_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {whole}, shard,
+                                                      ::c10d::ReduceOp::SUM, settings));
               }};
     }
     case Collective::all_reduce: {
@@ -190,7 +189,7 @@ AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
       return {[=, &inner]() mutable { return inner.allreduce(tensors); },
               [=, this] {
                 return calls_.launch(
-                    calls_.all_reduction(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings), settings);
+                    calls_.all_reduction(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings));
               }};
     }
     default:
@@ -213,9 +212,8 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
         calls_.world(whole.device().type()), shape_of(slots_of(whole, size_)), GatherSegments(&all, 1), one_hop)));
   };
   const auto compressed = [=, this](std::vector<at::Tensor> inputs, OperationPtr gather) {
-    JobPtr job =
-        calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, std::move(gather));
-    return calls_.launch(std::move(job), settings);
+    return calls_.launch(
+        calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, std::move(gather)));
   };
   if (!call.again) {
     Ways ways{exact, [=] { return compressed({shard}, planned(false)); }};

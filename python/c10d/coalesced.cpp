@@ -43,8 +43,8 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    JobPtr job = compressed_.gather(::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, settings);
-    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
+    works.push_back(
+        compressed_.launch(compressed_.gather(::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
@@ -72,8 +72,8 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
   });
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    JobPtr job = compressed_.reduction(::c10d::OpType::COALESCED, {inputs[i]}, outputs[i], opts.reduceOp, settings);
-    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
+    works.push_back(compressed_.launch(
+        compressed_.reduction(::c10d::OpType::COALESCED, {inputs[i]}, outputs[i], opts.reduceOp, settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, parts.exact);
@@ -99,8 +99,8 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   const CompressedCalls::Parts parts = compressed_.partition(settings.policy, calls, [](std::size_t) {});
   std::vector<WorkPtr> works;
   for (const std::size_t i : parts.compressed) {
-    JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings);
-    works.push_back(inner_.track(compressed_.launch(std::move(job), settings)));
+    works.push_back(compressed_.launch(
+        compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings)));
   }
   if (!parts.exact.empty()) {
     std::vector<at::Tensor> exact_tensors = pick(tensors, parts.exact);

@@ -143,10 +143,8 @@ CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const st
 
 JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                                const CallSettings& settings, OperationPtr operation) {
-  auto job = std::make_unique<Job>();
-  job->collective = Collective::all_gather;
-  job->type = type;
-  job->title = inputs.empty() ? "zcomm:gather_secondary" : "zcomm:all_gather";
+  const char* const title = inputs.empty() ? "zcomm:gather_secondary" : "zcomm:all_gather";
+  auto job = std::make_unique<Job>(Collective::all_gather, type, title, settings);
   if (operation) {
     add_segments(job->written, outputs, size_);
   } else {
@@ -172,10 +170,7 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
 
 JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
                                   const ::c10d::ReduceOp& op, const CallSettings& settings, OperationPtr operation) {
-  auto job = std::make_unique<Job>();
-  job->collective = Collective::reduce_scatter;
-  job->type = type;
-  job->title = "zcomm:reduce_scatter";
+  auto job = std::make_unique<Job>(Collective::reduce_scatter, type, "zcomm:reduce_scatter", settings);
   // Ranks may have factors of their own, where the sum has one; those of a plan are alike.
   const bool scale = is_premul(op) && !operation;
   if (scale) inputs = scaled(inputs, factor_of(op, size_));
@@ -204,10 +199,7 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
 
 JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                                       const CallSettings& settings, OperationPtr operation) {
-  auto job = std::make_unique<Job>();
-  job->collective = Collective::all_reduce;
-  job->type = type;
-  job->title = "zcomm:all_reduce";
+  auto job = std::make_unique<Job>(Collective::all_reduce, type, "zcomm:all_reduce", settings);
   const TensorView view = view_of(tensor);
   job->written.push_back(view);
   job->inputs = {tensor};
@@ -223,14 +215,8 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   return job;
 }
 
-JobPtr CompressedCalls::exchange(::c10d::OpType type, Collective collective, ExchangePlan plan,
-                                 std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
-  auto job = std::make_unique<Job>();
-  job->collective = collective;
-  job->type = type;
-  job->title = collective == Collective::all_to_all ? "zcomm:all_to_all"
-               : collective == Collective::gather   ? "zcomm:gather"
-                                                    : "zcomm:scatter";
+JobPtr CompressedCalls::exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs,
+                                 std::vector<at::Tensor> outputs) {
   add_parts(job->read, inputs, plan.shape().sent, plan.shape().dtype);
   add_parts(job->written, outputs, plan.shape().received, plan.shape().dtype);
   job->operation = counted(make_exchange(std::move(plan)));
@@ -247,28 +233,28 @@ JobPtr CompressedCalls::all_to_all(::c10d::OpType type, std::vector<at::Tensor> 
   ExchangePlan plan = ExchangePlan::all_to_all(world(first.device().type()),
                                                {std::move(sent), std::move(received), dtype_of(first).value()},
                                                settings.policy.all_to_all, min_bytes);
-  return exchange(type, Collective::all_to_all, std::move(plan), std::move(inputs), std::move(outputs));
+  return exchange(std::make_unique<Job>(Collective::all_to_all, type, "zcomm:all_to_all", settings), std::move(plan),
+                  std::move(inputs), std::move(outputs));
 }
 
 JobPtr CompressedCalls::gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root,
                                   const CallSettings& settings) {
   ExchangePlan plan = ExchangePlan::gather(world(input.device().type()), root, input.numel(), dtype_of(input).value(),
                                            settings.policy.gather);
-  return exchange(::c10d::OpType::GATHER, Collective::gather, std::move(plan), {input}, std::move(gathered));
+  return exchange(std::make_unique<Job>(Collective::gather, ::c10d::OpType::GATHER, "zcomm:gather", settings),
+                  std::move(plan), {input}, std::move(gathered));
 }
 
 JobPtr CompressedCalls::scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
                                      const CallSettings& settings) {
   ExchangePlan plan = ExchangePlan::scatter(world(output.device().type()), root, output.numel(),
                                             dtype_of(output).value(), settings.policy.scatter);
-  return exchange(::c10d::OpType::SCATTER, Collective::scatter, std::move(plan), std::move(scattered), {output});
+  return exchange(std::make_unique<Job>(Collective::scatter, ::c10d::OpType::SCATTER, "zcomm:scatter", settings),
+                  std::move(plan), std::move(scattered), {output});
 }
 
 JobPtr CompressedCalls::broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings) {
-  auto job = std::make_unique<Job>();
-  job->collective = Collective::broadcast;
-  job->type = ::c10d::OpType::BROADCAST;
-  job->title = "zcomm:broadcast";
+  auto job = std::make_unique<Job>(Collective::broadcast, ::c10d::OpType::BROADCAST, "zcomm:broadcast", settings);
   const TensorView view = view_of(tensor);
   if (root == rank_) job->read.push_back(view);
   job->written.push_back(view);
@@ -279,21 +265,24 @@ JobPtr CompressedCalls::broadcast_from(const at::Tensor& tensor, int root, const
   return job;
 }
 
-WorkPtr CompressedCalls::launch(JobPtr job, const CallSettings& settings) {
+WorkPtr CompressedCalls::launch(JobPtr job) {
   job->sequence_number = num_calls_.load();
-  job->async = settings.async;
-  job->timeout = settings.timeout;
   // Draws seeds when calls are launched, not when they run, so that they belong to their step.
-  job->seed = seed_of(settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
-  job->rehearsal = settings.rehearsal;
+  job->seed = seed_of(job->rehearsal ? 0 : calls_in_step_.fetch_add(1));
   job->stats = &stats_;
   job->telemetry = &telemetry_;
   const RecordedCall recorded = recorded_call(*job);
   job->record = recorder_.begin(recorded);
   const auto event = record_launch(group_, options_->global_ranks_in_group, *job, recorded);
-  if (job->outputs[0].device().is_cpu()) return host_runner_.launch(std::move(job));
-  inner_.interrupt_coalescing();
-  return device_runner_.launch(std::move(job));
+  const bool is_kept = !job->rehearsal;
+  WorkPtr work;
+  if (job->outputs[0].is_cpu()) {
+    work = host_runner_.launch(std::move(job));
+  } else {
+    inner_.interrupt_coalescing();
+    work = device_runner_.launch(std::move(job));
+  }
+  return is_kept ? inner_.track(std::move(work)) : work;
 }
 
 void CompressedCalls::abort(const std::string& reason) noexcept {

@@ -15,14 +15,6 @@
 
 namespace zcomm::c10d_binding {
 
-// Settings of one call, from its own options and the group's.
-struct CallSettings {
-  Policy policy;
-  std::chrono::milliseconds timeout;
-  bool async;              // the call returns before it is complete
-  bool rehearsal = false;  // see AutoPolicy: counted apart, never sampled, draws no seed of a step
-};
-
 // Factories of transports, one for each device type, called by the first compressed call.
 struct TransportFactories {
   std::function<std::unique_ptr<Transport>()> host;
@@ -107,8 +99,8 @@ class CompressedCalls {
                       const CallSettings& settings);
   // Call of a broadcast (zcomm/broadcast.hpp).
   JobPtr broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings);
-  // Starts it on the device of its tensors.
-  WorkPtr launch(JobPtr job, const CallSettings& settings);
+  // Starts it on the device of its tensors. Keeps its work, too, while calls are coalesced.
+  WorkPtr launch(JobPtr job);
 
   // Drains both runners.
   bool drain(std::chrono::milliseconds limit) { return host_runner_.drain(limit) && device_runner_.drain(limit); }
@@ -122,8 +114,7 @@ class CompressedCalls {
   // Throws if the group was shut down or has failed on a GPU.
   void check_open();
   std::uint64_t seed_of(std::uint64_t call_in_step) const;
-  JobPtr exchange(::c10d::OpType type, Collective collective, ExchangePlan plan, std::vector<at::Tensor> inputs,
-                  std::vector<at::Tensor> outputs);
+  JobPtr exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
   std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
                                                   std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
 

@@ -23,8 +23,7 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
     return inner_.forward(recorded, output,
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
-  JobPtr job = compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings));
 }
 
 WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -42,8 +41,7 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
-  JobPtr job = compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings));
 }
 
 WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -61,8 +59,8 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
       return inner._reduce_scatter_base(output, product, as_sum(opts));
     });
   }
-  JobPtr job = compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(
+      compressed_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {input}, output, opts.reduceOp, settings));
 }
 
 WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -88,8 +86,8 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
       return inner.reduce_scatter(outputs, products, as_sum(opts));
     });
   }
-  JobPtr job = compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(
+      compressed_.reduction(::c10d::OpType::REDUCE_SCATTER, inputs[0], outputs[0], opts.reduceOp, settings));
 }
 
 WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
@@ -108,8 +106,7 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
     return inner_.forward(recorded, tensors[0],
                           [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
   }
-  JobPtr job = compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings));
 }
 
 }  // namespace zcomm::c10d_binding

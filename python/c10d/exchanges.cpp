@@ -78,8 +78,8 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
       return inner.alltoall_base(output, input, output_splits, input_splits, opts);
     });
   }
-  JobPtr job = compressed_.all_to_all(::c10d::OpType::ALLTOALL_BASE, {input}, sent, {output}, received, settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(
+      compressed_.all_to_all(::c10d::OpType::ALLTOALL_BASE, {input}, sent, {output}, received, settings));
 }
 
 WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
@@ -99,9 +99,8 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
   }
-  JobPtr job = compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
-                                      lengths_of(outputs), settings);
-  return inner_.track(compressed_.launch(std::move(job), settings));
+  return compressed_.launch(compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
+                                                   lengths_of(outputs), settings));
 }
 
 WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -121,8 +120,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
     return inner_.forward(recorded, inputs[0],
                           [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
   }
-  return inner_.track(
-      compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings), settings));
+  return compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings));
 }
 
 WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -144,8 +142,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
     return inner_.forward(recorded, outputs[0],
                           [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
   }
-  return inner_.track(
-      compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings), settings));
+  return compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings));
 }
 
 WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
@@ -159,7 +156,7 @@ WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::
     return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
   }
   const int root = static_cast<int>(opts.rootRank);
-  return inner_.track(compressed_.launch(compressed_.broadcast_from(tensors[0], root, settings), settings));
+  return compressed_.launch(compressed_.broadcast_from(tensors[0], root, settings));
 }
 
 }  // namespace zcomm::c10d_binding

@@ -35,8 +35,23 @@ struct TensorKept : Kept {
   std::optional<c10::Event> decoded;
 };
 
+// Settings of one call, from its own options and the group's.
+struct CallSettings {
+  Policy policy;
+  std::chrono::milliseconds timeout;
+  bool async;              // the call returns before it is complete
+  bool rehearsal = false;  // see AutoPolicy: counted apart, never sampled, draws no seed of a step
+};
+
 struct Job {
-  Job() = default;
+  // Takes a `title` for profilers.
+  Job(Collective job_collective, ::c10d::OpType job_type, const char* job_title, const CallSettings& settings)
+      : collective(job_collective),
+        type(job_type),
+        title(job_title),
+        timeout(settings.timeout),
+        async(settings.async),
+        rehearsal(settings.rehearsal) {}
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -51,7 +66,12 @@ struct Job {
   // Returns the caller's place in the program, if known.
   const std::string& place() const;
 
-  Collective collective{};
+  const Collective collective;
+  const ::c10d::OpType type;
+  const char* const title;
+  const std::chrono::milliseconds timeout;
+  const bool async;
+  const bool rehearsal;
   OperationPtr operation;
   c10::SmallVector<ConstTensorView, 8> read;  // of the tensors below, like the next ones
   c10::SmallVector<TensorView, 8> written;
@@ -60,16 +80,11 @@ struct Job {
   std::optional<Feedback> feedback;
   std::vector<at::Tensor> inputs;   // held until the job is done, like the outputs
   std::vector<at::Tensor> outputs;  // at least one: the input, where a gather has none
-  ::c10d::OpType type{};
-  const char* title = "";  // for profilers
   SitePtr site;
   std::vector<std::pair<SitePtr, std::int64_t>> shares;  // other sites, and their shares of the bytes between nodes
-  std::chrono::milliseconds timeout{0};
-  std::uint64_t seed = 0;  // of stochastic rounding
+  std::uint64_t seed = 0;                                // of stochastic rounding
   std::uint64_t sequence_number = 0;
   std::uint64_t record = 0;  // of the flight recorder
-  bool async = false;        // the call returns before it is complete
-  bool rehearsal = false;    // counted apart, never sampled
   Stats* stats = nullptr;    // of the group, as the next one
   Telemetry* telemetry = nullptr;
 };

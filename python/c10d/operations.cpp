@@ -270,7 +270,7 @@ WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, co
   // Of the sums: gradients that are reduced where they are may be narrower, and an exact call would have these bytes.
   call.num_bytes = planned.num_elements * static_cast<std::int64_t>(element_size(job->written.front().dtype));
   compressed_.count(call, Verdict::compressed);
-  return inner_.track(compressed_.launch(std::move(job), call_settings));
+  return compressed_.launch(std::move(job));
 }
 
 void Operations::decode(const PlannedOperation& planned, const Whole& output, const at::Tensor& wires) {
@@ -289,10 +289,8 @@ void Operations::decode(const PlannedOperation& planned, const Whole& output, co
 
 WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async) {
   TORCH_CHECK_VALUE(!gathers.empty(), "zcomm: gathers: expected at least one, got none");
-  auto job = std::make_unique<Job>();
-  job->collective = Collective::all_gather;
-  job->type = ::c10d::OpType::_ALLGATHER_BASE;
-  job->title = "zcomm:prepare_lossless";
+  auto job = std::make_unique<Job>(Collective::all_gather, ::c10d::OpType::_ALLGATHER_BASE, "zcomm:prepare_lossless",
+                                   settings(async));
   std::vector<OperationPtr> operations;
   for (const auto& [planned, input, site] : gathers) {
     TORCH_CHECK_VALUE(planned && planned->owner == this && planned->kept,
@@ -312,7 +310,7 @@ WorkPtr Operations::prepare(const std::vector<std::tuple<PlannedPtr, at::Tensor,
     job->shares.emplace_back(site, planned->operation->num_chunks());  // one header per chunk
   }
   job->operation = make_preparation(std::move(operations));
-  return inner_.track(compressed_.launch(std::move(job), settings(async)));
+  return compressed_.launch(std::move(job));
 }
 
 }  // namespace zcomm::c10d_binding

@@ -7,6 +7,7 @@
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -44,29 +45,44 @@ void add_parts(Views& views, const std::vector<at::Tensor>& tensors, const std::
 }  // namespace
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
-                                 TransportFactories transports, InnerGroups& inner, GroupRecorder& recorder,
-                                 Handshake& handshake, const PythonHooks& hooks, GroupErrors& errors)
+                                 MakeHostTransport host_transport, MakeDeviceTransport device_transport,
+                                 InnerGroups& inner, GroupRecorder& recorder, const PythonHooks& hooks,
+                                 GroupErrors& errors)
     : group_(group),
       rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
-      transports_(std::move(transports)),
       inner_(inner),
-      handshake_(handshake),
+      hooks_(hooks),
+      errors_(errors),
       recorder_(recorder),
       telemetry_(options_->sample_errors_every),
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
-          [this] { return make_communicator(at::kCPU, transports_.host(), make_cpu_codec(), make_host_workspace()); },
+          [this, make = std::move(host_transport)] {
+            return make_communicator(at::kCPU, make(), make_cpu_codec(), make_host_workspace());
+          },
           errors, [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
       device_runner_(
-          [this](at::Device device, const std::shared_ptr<Failure>& failure) {
+          [this, make = std::move(device_transport)](at::Device device, const std::shared_ptr<Failure>& failure) {
             auto workspace = make_torch_workspace(device.type());
             auto codec = make_cuda_codec(*workspace);
-            return make_communicator(device.type(), transports_.device(failure), std::move(codec),
-                                     std::move(workspace));
+            return make_communicator(device.type(), make(failure), std::move(codec), std::move(workspace));
           },
           errors, has_high_priority(), waits_on_host()) {}
+
+const Topology& CompressedCalls::topology() {
+  if (is_agreed_.load(std::memory_order_acquire)) return *topology_;
+  const std::lock_guard lock(topology_mutex_);
+  if (topology_) return *topology_;
+  try {
+    topology_.emplace(call_python(hooks_.agree));
+  } catch (const Error& error) {
+    std::rethrow_exception(errors_.record(error));
+  }
+  is_agreed_.store(true, std::memory_order_release);
+  return *topology_;
+}
 
 World CompressedCalls::world(at::DeviceType device) {
   const std::size_t by_device = device == at::kCPU ? kDefaultChunkBytes : default_gpu_chunk_bytes(size_);
@@ -89,7 +105,7 @@ void CompressedCalls::check_open() {
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
   check_open();
-  handshake_.topology();
+  topology();
   if (policy.exact_because) return *policy.exact_because;
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);

@@ -4,7 +4,6 @@
 #include "auto_policy.hpp"
 #include "device_runner.hpp"
 #include "flight_recorder.hpp"
-#include "handshake.hpp"
 #include "host_runner.hpp"
 #include "job.hpp"
 #include "options.hpp"
@@ -15,19 +14,16 @@
 
 namespace zcomm::c10d_binding {
 
-// Factories of transports, one for each device type, called by the first compressed call.
-struct TransportFactories {
-  std::function<std::unique_ptr<Transport>()> host;
-  // Makes a transport that sets later failures of transfers in the Failure.
-  std::function<std::unique_ptr<Transport>(const std::shared_ptr<Failure>&)> device;
-};
-
 class CompressedCalls {
  public:
-  // Borrows `group`, `inner`, `recorder`, `handshake`, `hooks` and `errors`.
-  CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, TransportFactories transports,
-                  InnerGroups& inner, GroupRecorder& recorder, Handshake& handshake, const PythonHooks& hooks,
-                  GroupErrors& errors);
+  using MakeHostTransport = std::function<std::unique_ptr<Transport>()>;
+  // Makes a transport that sets later failures of transfers in the Failure.
+  using MakeDeviceTransport = std::function<std::unique_ptr<Transport>(const std::shared_ptr<Failure>&)>;
+  // Calls each factory at the first compressed call of its device type. Borrows `group`, `inner`, `recorder`, `hooks`
+  // and `errors`.
+  CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, MakeHostTransport host_transport,
+                  MakeDeviceTransport device_transport, InnerGroups& inner, GroupRecorder& recorder,
+                  const PythonHooks& hooks, GroupErrors& errors);
 
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
@@ -68,7 +64,8 @@ class CompressedCalls {
   };
   Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
-  const Topology& topology() { return handshake_.topology(); }
+  // Compares the ranks' options at the first call, and throws the difference. Thread-safe.
+  const Topology& topology();
   // Returns the decision of Choice::automatic on an all-gather.
   bool is_one_hop(const Policy& policy, const Call& call) const {
     return policy.choice == Choice::automatic && auto_policy_.is_one_hop(policy, call);
@@ -122,9 +119,12 @@ class CompressedCalls {
   const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
-  TransportFactories transports_;
   InnerGroups& inner_;
-  Handshake& handshake_;
+  const PythonHooks& hooks_;
+  GroupErrors& errors_;
+  std::mutex topology_mutex_;  // guards the next one until ranks agree
+  std::optional<Topology> topology_;
+  std::atomic<bool> is_agreed_{false};
   GroupRecorder& recorder_;
   Stats stats_;
   Telemetry telemetry_;

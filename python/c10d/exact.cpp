@@ -1,6 +1,7 @@
 // Calls that are never compressed, and the lifetime of a group.
 #include "c10d_transport.hpp"
 #include "gil.hpp"
+#include "nccl_rendezvous.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
 
@@ -22,22 +23,21 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
       errors_(*this),
       recorder_(*this, options_->global_ranks_in_group),
       inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
-      handshake_(hooks_.agree, errors_),
-      nccl_(*this, hooks_.meet_for_nccl, options_, errors_),
       compressed_(
-          *this, options_,
-          {[this] { return make_host_transport(); },
-           [this](const std::shared_ptr<Failure>& failure) { return nccl_.connect(handshake_.topology(), failure); }},
-          inner_, recorder_, handshake_, hooks_, errors_),
+          *this, options_, [this] { return make_host_transport(); },
+          [this](const std::shared_ptr<Failure>& failure) {
+            return connect_nccl(*this, hooks_, *options_, compressed_.topology(), failure, errors_);
+          },
+          inner_, recorder_, hooks_, errors_),
       operations_(*this, options_, inner_, compressed_),
-      messages_(*this, options_, inner_, compressed_, handshake_, hooks_.message_store, errors_) {
+      messages_(*this, options_, inner_, compressed_, hooks_.message_store, errors_) {
   init();
 }
 
 std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   auto [group, num_connections, store] = make_transport_group(hooks_, 1);
   NodeMemory::WhyNot why_not;
-  const Topology& topology = handshake_.topology();
+  const Topology& topology = compressed_.topology();
   auto memory =
       NodeMemory::meet(store, topology, getRank(), options_->timeout, [this] { return is_aborted(); }, why_not);
   const bool is_first = compressed_.stats().node_memory().empty();
@@ -66,7 +66,7 @@ void ProcessGroup::set_connections(int each_way) {
 bool ProcessGroup::is_strict() const { return effective_policy(options_->policy).strict; }
 
 void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
-  handshake_.topology();
+  compressed_.topology();
   compressed_.count_other(tensors);
 }
 

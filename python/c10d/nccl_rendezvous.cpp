@@ -95,21 +95,23 @@ void end_process(const std::string& reason) {
 
 }  // namespace
 
-std::unique_ptr<Transport> NcclRendezvous::connect(const Topology& topology, const std::shared_ptr<Failure>& failure) {
-  const auto [unique_id, store] = call_python(meet_);
+std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const PythonHooks& hooks,
+                                        const ZcommOptions& group_options, const Topology& topology,
+                                        const std::shared_ptr<Failure>& failure, GroupErrors& errors) {
+  const auto [unique_id, store] = call_python(hooks.meet_for_nccl);
   NcclOptions options;
   std::memcpy(options.unique_id.data(), unique_id.data(), std::min(unique_id.size(), options.unique_id.size()));
-  options.rank = group_.getRank();
-  options.size = group_.getSize();
+  options.rank = group.getRank();
+  options.size = group.getSize();
   // Connects all pairs for exchanges: over one hop, a pair that is not connected would connect in the middle of a call.
-  const bool has_exchanges = std::ranges::any_of(kCollectives, [this](Collective collective) {
-    return is_exchange(collective) && !options_->policy.formats_of(collective).is_exact();
+  const bool has_exchanges = std::ranges::any_of(kCollectives, [&](Collective collective) {
+    return is_exchange(collective) && !group_options.policy.formats_of(collective).is_exact();
   });
   options.peers = has_exchanges ? topology.others(options.rank) : topology.peers(options.rank);
-  options.connect_timeout = options_->timeout;
-  // Callbacks may outlive this object if the store hangs, so they own copies.
-  options.on_failure = [errors = &errors_, failure, store = store, rank = options.rank](const std::string& reason) {
-    failure->set(errors->record(TransportError(reason)));
+  options.connect_timeout = group_options.timeout;
+  // Callbacks outlive this call, and the transport if the store hangs, so they own copies.
+  options.on_failure = [&errors, failure, store = store, rank = options.rank](const std::string& reason) {
+    failure->set(errors.record(TransportError(reason)));
     FlightRecorder::of_process().write_on_failure();
     store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };

@@ -3,7 +3,6 @@
 
 #include "compressed_calls.hpp"
 #include "inner_groups.hpp"
-#include "nccl_rendezvous.hpp"
 #include "operations.hpp"
 #include "send_recv.hpp"
 
@@ -110,9 +109,6 @@ class ProcessGroup final : public ::c10d::Backend {
   GroupErrors errors_;
   GroupRecorder recorder_;
   InnerGroups inner_;
-  Handshake handshake_;
-  NcclRendezvous nccl_;
-
   std::atomic<bool> aborted_{false};
   std::once_flag shutdown_once_;
   BackendPtr last_split_;

@@ -172,12 +172,11 @@ class SendRecv::MessageWork final : public ::c10d::Work {
 };
 
 SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
-                   CompressedCalls& compressed, Handshake& handshake, StorePtr store, GroupErrors& errors)
+                   CompressedCalls& compressed, StorePtr store, GroupErrors& errors)
     : group_(group),
       options_(std::move(options)),
       inner_(inner),
       compressed_(compressed),
-      handshake_(handshake),
       errors_(errors),
       watch_(std::move(store), group.getRank(), group.getSize()) {}
 
@@ -192,7 +191,7 @@ std::exception_ptr SendRecv::failure() const {
 }
 
 std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int peer, int tag) {
-  const Topology& topology = handshake_.topology();
+  const Topology& topology = compressed_.topology();
   const Policy& own = options_->policy;
   const Policy policy = effective_policy(own);
   const HopFormats& formats = policy.send_recv;

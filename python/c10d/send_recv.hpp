@@ -19,7 +19,7 @@ class SendRecv {
  public:
   // Borrows all but `options`; `store` has the keys of a CallWatch.
   SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
-           CompressedCalls& compressed, Handshake& handshake, StorePtr store, GroupErrors& errors);
+           CompressedCalls& compressed, StorePtr store, GroupErrors& errors);
 
   // Sends or receives, as `type` has it.
   WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
@@ -65,7 +65,6 @@ class SendRecv {
   c10::intrusive_ptr<ZcommOptions> options_;
   InnerGroups& inner_;
   CompressedCalls& compressed_;
-  Handshake& handshake_;
   GroupErrors& errors_;
   DeviceCodecs codecs_;
   std::vector<Message> coalesced_;

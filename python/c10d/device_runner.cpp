@@ -1,5 +1,6 @@
 #include "device_runner.hpp"
 
+#include <ATen/core/ivalue_inl.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -14,6 +15,107 @@ namespace zcomm::c10d_binding {
 namespace {
 
 StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
+
+// Tells whether the device is past an event; another thread may capture a graph.
+bool is_over(const c10::Event& event) {
+  const RelaxedCaptureGuard relaxed;
+  return event.query();
+}
+
+}  // namespace
+
+// Tensors of an asynchronous job, which must outlive it even if the caller drops the work without waiting.
+struct HeldTensors {
+  explicit HeldTensors(at::DeviceType type) : end(type) {}
+
+  c10::Event end;
+  std::mutex mutex;
+  std::vector<at::Tensor> tensors;
+
+  void clear() {
+    std::vector<at::Tensor> freed;  // freed after the lock is released
+    const std::lock_guard lock(mutex);
+    freed.swap(tensors);
+  }
+  bool is_clear() {
+    const std::lock_guard lock(mutex);
+    return tensors.empty();
+  }
+  bool is_over() const { return c10d_binding::is_over(end); }
+};
+
+namespace {
+
+// Work of a job. Made when it is queued, with the job's stream current. A synchronous job holds no tensors: it runs on
+// the caller's stream and needs no wait.
+class DeviceWork final : public ::c10d::Work {
+ public:
+  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held, std::shared_ptr<Failure> failure,
+             bool blocking_wait)
+      : Work(-1, job.type, job.title, job.inputs),
+        outputs_(job.outputs),
+        stream_(stream),
+        held_(std::move(held)),
+        failure_(std::move(failure)),
+        blocking_wait_(blocking_wait),
+        sequence_number_(job.sequence_number) {
+    if (held_) getFuture();  // while nothing else follows the job on its stream
+  }
+
+  // Returns true once the device has done the job; for a synchronous job, once it is queued.
+  bool isCompleted() override { return !held_ || exception() || held_->is_over(); }
+  bool isSuccess() const override { return !exception(); }
+  std::exception_ptr exception() const override { return failure_->get(); }
+  // Makes the current stream wait. Throws if the group has failed meanwhile.
+  void synchronize() override {
+    if (held_) {
+      held_->end.block(current_stream(stream_.device()));
+      held_->clear();
+    }
+    failure_->check();
+  }
+  // Waits as synchronize(); with a timeout, also blocks the host until the device is done. Throws if the group has
+  // failed meanwhile, and on a timeout.
+  bool wait(std::chrono::milliseconds timeout) override {
+    synchronize();
+    if (held_ && (timeout != kNoTimeout || blocking_wait_)) block_host(timeout);
+    failure_->check();
+    return true;
+  }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const std::lock_guard lock(future_mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                         std::vector<at::Device>{stream_.device()});
+      const c10::StreamGuard on_stream(stream_);  // orders the future's callbacks and waiters
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+    return future_;
+  }
+  std::uint64_t getSequencenumber() const override { return sequence_number_; }
+
+ private:
+  void block_host(std::chrono::milliseconds timeout) {
+    const auto start = std::chrono::steady_clock::now();
+    while (!held_->is_over() && !exception()) {
+      if (timeout != kNoTimeout && std::chrono::steady_clock::now() - start > timeout) {
+        C10_THROW_ERROR(DistBackendError, "zcomm: the collective was not done within the " +
+                                              std::to_string(timeout.count()) + " ms that wait() was given");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+  std::vector<at::Tensor> outputs_;
+  c10::Stream stream_;
+  std::shared_ptr<HeldTensors> held_;
+  std::shared_ptr<Failure> failure_;
+  bool blocking_wait_;
+  std::uint64_t sequence_number_;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // of a synchronous job: made on demand
+};
 
 }  // namespace
 

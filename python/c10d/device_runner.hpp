@@ -5,15 +5,54 @@
 // Streams and events are c10's device-generic ones, so that one binding serves torch builds with and without CUDA.
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
 #include <deque>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 
-#include "device_work.hpp"
 #include "group_errors.hpp"
+#include "job.hpp"
 #include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
+
+struct HeldTensors;
+
+// Failure of a group's connection, or of its transfers after they were queued: set once, by the transport.
+class Failure {
+ public:
+  void set(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  // Makes a connection in progress, and later ones, stop for this reason; the second function returns it.
+  void interrupt(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    interruption_ = reason;
+  }
+  std::string interruption() const {
+    const std::lock_guard lock(mutex_);
+    return interruption_;
+  }
+  // Returns null if there is no failure.
+  std::exception_ptr get() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+  // Throws the failure, if any.
+  void check() const {
+    if (const std::exception_ptr error = get()) std::rethrow_exception(error);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::exception_ptr error_;
+  std::string interruption_;
+};
 
 class DeviceRunner {
  public:

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue_inl.h>
 #include <ATen/record_function.h>
 
 #include <condition_variable>
@@ -11,7 +12,6 @@
 #include <utility>
 
 #include "gil.hpp"
-#include "host_work.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -23,6 +23,43 @@ constexpr std::ptrdiff_t kNestedBytes = 64 << 10;
 const char* stack_pointer() { return static_cast<const char*>(__builtin_frame_address(0)); }
 
 }  // namespace
+
+// Work of a job. Holds its inputs and outputs until it is complete.
+class HostRunner::HostWork final : public ::c10d::Work {
+ public:
+  // Records no range for an asynchronous job: it would end after the profiler may have stopped and freed its memory.
+  HostWork(const Job& job, const Queue* queue)
+      : Work(-1, job.type, job.async ? nullptr : job.title, job.inputs),
+        queue_(queue),
+        inputs_(job.inputs),
+        outputs_(job.outputs),
+        future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+        sequence_number_(job.sequence_number) {}
+
+  // Marks the work as done, or as failed with `error`. Called once.
+  void complete(std::exception_ptr error) {
+    inputs_.clear();
+    finish(error);  // first: callbacks of the future may query this work
+    if (error) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+  }
+
+  // Runs the job itself inside of a callback, where no other thread may be able to.
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  std::uint64_t getSequencenumber() const override { return sequence_number_; }
+
+ private:
+  const Queue* queue_;  // which may be gone
+  std::vector<at::Tensor> inputs_;
+  std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::uint64_t sequence_number_;
+};
 
 struct HostRunner::Task {
   HostRunner& runner;
@@ -96,6 +133,20 @@ struct HostRunner::Queue {
     }
   }
 
+  // Runs the next task of a `queue` inside of a callback on the queue's own thread, where nobody else can, and tells
+  // its caller. Returns false and does nothing elsewhere, or without a task.
+  static bool advance_inside_callback(const Queue* queue) {
+    Queue* const own = telling;
+    if (own == nullptr || own != queue) return false;
+    const WithoutGil no_gil;
+    std::unique_lock lock(own->mutex);
+    if (!own->is_own_thread()) return false;
+    if (own->untold.empty()) own->run_inside_callback(lock, own->num_done + 1);
+    if (own->untold.empty()) return false;
+    own->tell_first(lock);
+    return true;
+  }
+
   void tell_first(std::unique_lock<std::mutex>& lock) {
     std::unique_ptr<Task> task = std::move(untold.front());
     untold.pop_front();
@@ -115,6 +166,12 @@ struct HostRunner::Queue {
 };
 
 thread_local HostRunner::Queue* HostRunner::Queue::telling = nullptr;
+
+bool HostRunner::HostWork::wait(std::chrono::milliseconds timeout) {
+  while (!isCompleted() && Queue::advance_inside_callback(queue_)) {
+  }
+  return Work::wait(timeout);
+}
 
 HostRunner::HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
                        std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
@@ -167,18 +224,6 @@ WorkPtr HostRunner::launch(JobPtr job) {
   }
   queue->changed.notify_all();
   return work;
-}
-
-bool HostRunner::advance_inside_callback(const void* queue) {
-  Queue* const telling = Queue::telling;
-  if (telling == nullptr || telling != queue) return false;
-  const WithoutGil no_gil;
-  std::unique_lock lock(telling->mutex);
-  if (!telling->is_own_thread()) return false;
-  if (telling->untold.empty()) telling->run_inside_callback(lock, telling->num_done + 1);
-  if (telling->untold.empty()) return false;
-  telling->tell_first(lock);
-  return true;
 }
 
 bool HostRunner::drain(std::chrono::milliseconds limit) {

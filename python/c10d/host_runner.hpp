@@ -29,11 +29,8 @@ class HostRunner {
   // Launches no more jobs, runs those in the queue and ends the thread. Idempotent and thread-safe.
   void stop();
 
-  // Runs the next job of a `queue` inside of a callback on the runner's own thread, where nobody else can, and
-  // completes its work. Returns false and does nothing elsewhere, or without a job.
-  static bool advance_inside_callback(const void* queue);
-
  private:
+  class HostWork;
   struct Task;
   struct Queue;
   Communicator& communicator();

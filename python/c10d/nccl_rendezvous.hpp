@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "device_work.hpp"
+#include "device_runner.hpp"
 #include "group_errors.hpp"
 #include "options.hpp"
 #include "python_hooks.hpp"

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
-#include "bind_stats.hpp"
 #include "process_group.hpp"
 
 namespace zcomm::c10d_binding {
@@ -97,17 +96,11 @@ void bind_process_group(py::module_& module) {
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))
-      .def("stats",
-           [](ProcessGroup& group) {
-             py::dict all = stats_of(group.compressed().stats());
-             all["send_recv"] = sent_of(group.messages().sent());
-             return all;
-           })
-      // Decisions of policy="auto", in order.
-      .def("decisions", [](ProcessGroup& group) { return decisions_of(group.compressed().auto_policy()); })
+      .def("stats", &stats_of)
+      .def("decisions", &decisions_of)
       .def("end_step", [](ProcessGroup& group) { group.compressed().end_step(); })
-      .def("step_decision", [](ProcessGroup& group) { return step_decision_of(group.compressed().auto_policy()); })
-      .def("losses", [](ProcessGroup& group) { return losses_of(group.compressed().telemetry()); });
+      .def("step_decision", &step_decision_of)
+      .def("losses", &losses_of);
 }
 
 }  // namespace zcomm::c10d_binding

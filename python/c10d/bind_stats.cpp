@@ -1,14 +1,17 @@
 // Python bindings of a group's counters and measurements.
-#include "bind_stats.hpp"
-
 #include <pybind11/stl.h>
 
+#include <concepts>
+
 #include "bind.hpp"
-#include "flight_recorder.hpp"
 #include "measure.hpp"
+#include "process_group.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
+
+// Converts nanoseconds.
+double seconds(std::integral auto nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
 // Lists hops up to the last one that has sent anything.
 py::list hops_of(const Stats::Compressed& cost) {
@@ -20,14 +23,24 @@ py::list hops_of(const Stats::Compressed& cost) {
     const Stats::OfHop& hop = cost.hops[i];
     all.append(py::dict(py::arg("intra_node_bytes") = hop.intra_node_bytes.load(),
                         py::arg("inter_node_bytes") = hop.inter_node_bytes.load(),
-                        py::arg("wait_seconds") = static_cast<double>(hop.wait_ns.load()) * 1e-9));
+                        py::arg("wait_seconds") = seconds(hop.wait_ns.load())));
   }
   return all;
 }
 
+py::dict sent_of(const std::map<int, SendRecv::Sent>& sent) {
+  py::dict by_peer;
+  for (const auto& [peer, counts] : sent) {
+    by_peer[py::int_(peer)] = py::dict(py::arg("calls") = counts.calls, py::arg("bytes") = counts.bytes,
+                                       py::arg("wire_bytes") = counts.wire_bytes);
+  }
+  return by_peer;
+}
+
 }  // namespace
 
-py::dict stats_of(Stats& stats) {
+py::dict stats_of(ProcessGroup& group) {
+  Stats& stats = group.compressed().stats();
   const auto calls_dict = [](const Stats::Calls& calls) {
     return py::dict(py::arg("calls") = calls.calls.load(), py::arg("bytes") = calls.bytes.load());
   };
@@ -44,9 +57,9 @@ py::dict stats_of(Stats& stats) {
         py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
         py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
         py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
-        py::arg("codec_seconds") = static_cast<double>(cost.codec_ns.load()) * 1e-9,
-        py::arg("transfer_seconds") = static_cast<double>(cost.transfer_ns.load()) * 1e-9,
-        py::arg("host_waits") = cost.host_waits.load(), py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
+        py::arg("codec_seconds") = seconds(cost.codec_ns.load()),
+        py::arg("transfer_seconds") = seconds(cost.transfer_ns.load()), py::arg("host_waits") = cost.host_waits.load(),
+        py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
   }
   all["rehearsals"] =
       py::dict(py::arg("calls") = stats.rehearsals.calls.load(), py::arg("bytes") = stats.rehearsals.bytes.load(),
@@ -54,41 +67,31 @@ py::dict stats_of(Stats& stats) {
                py::arg("inter_node_bytes") = stats.rehearsals_cost.inter_node_bytes.load());
   all["others"] = calls_dict(stats.others);
   all["node_memory"] = stats.node_memory();
+  all["send_recv"] = sent_of(group.messages().sent());
   return all;
 }
 
-py::dict sent_of(const std::map<int, SendRecv::Sent>& sent) {
-  py::dict by_peer;
-  for (const auto& [peer, counts] : sent) {
-    by_peer[py::int_(peer)] = py::dict(py::arg("calls") = counts.calls, py::arg("bytes") = counts.bytes,
-                                       py::arg("wire_bytes") = counts.wire_bytes);
-  }
-  return by_peer;
-}
-
-py::list decisions_of(const AutoPolicy& policy) {
+py::list decisions_of(ProcessGroup& group) {
   constexpr std::array names{"table", "calls", "steps"};  // in the order of AutoPolicy::By
   py::list all;
-  for (const AutoPolicy::Decision& decision : policy.decisions()) {
+  for (const AutoPolicy::Decision& decision : group.compressed().auto_policy().decisions()) {
     const AutoPolicy::CallClass& kind = decision.kind;
-    all.append(py::dict(py::arg("collective") = std::string(to_string(kind.collective)),
-                        py::arg("dtype") = std::string(to_string(kind.dtype)),
-                        py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes,
-                        py::arg("format") = kind.formats.to_string(),
-                        py::arg("by") = names[static_cast<int>(decision.by)],
-                        py::arg("compressed") = decision.compressed, py::arg("one_hop") = decision.times.is_one_hop(),
-                        py::arg("exact_seconds") = static_cast<double>(decision.times.exact) * 1e-9,
-                        py::arg("compressed_seconds") = static_cast<double>(decision.times.compressed) * 1e-9,
-                        py::arg("one_hop_seconds") = static_cast<double>(decision.times.one_hop) * 1e-9,
-                        py::arg("rounds") = decision.rounds, py::arg("again") = kind.again));
+    all.append(py::dict(
+        py::arg("collective") = std::string(to_string(kind.collective)),
+        py::arg("dtype") = std::string(to_string(kind.dtype)),
+        py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes, py::arg("format") = kind.formats.to_string(),
+        py::arg("by") = names[static_cast<int>(decision.by)], py::arg("compressed") = decision.compressed,
+        py::arg("one_hop") = decision.times.is_one_hop(), py::arg("exact_seconds") = seconds(decision.times.exact),
+        py::arg("compressed_seconds") = seconds(decision.times.compressed),
+        py::arg("one_hop_seconds") = seconds(decision.times.one_hop), py::arg("rounds") = decision.rounds,
+        py::arg("again") = kind.again));
   }
   return all;
 }
 
-py::object step_decision_of(const AutoPolicy& policy) {
-  const std::optional<StepDecision> decision = policy.step_decision();
+py::object step_decision_of(ProcessGroup& group) {
+  const std::optional<StepDecision> decision = group.compressed().auto_policy().step_decision();
   if (!decision) return py::none();
-  const auto seconds = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
   return py::dict(py::arg("compressed") = decision->gains(), py::arg("steps") = decision->num_steps,
                   py::arg("exact_seconds") = seconds(decision->medians.exact),
                   py::arg("exact_spread") = seconds(decision->spreads.exact),
@@ -96,11 +99,11 @@ py::object step_decision_of(const AutoPolicy& policy) {
                   py::arg("compressed_spread") = seconds(decision->spreads.compressed));
 }
 
-py::list losses_of(Telemetry& telemetry) {
+py::list losses_of(ProcessGroup& group) {
   std::vector<Loss> losses;
   {
     const py::gil_scoped_release no_gil;
-    losses = telemetry.read();
+    losses = group.compressed().telemetry().read();
   }
   py::list all;
   for (const Loss& loss : losses) {

@@ -142,21 +142,6 @@ std::uint64_t CompressedCalls::seed_of(std::uint64_t call_in_step) const {
   return 0xd1342543de82ef95 * step_.load() + 0xaf251af3b0f025b5 * call_in_step;
 }
 
-CompressedCalls::Parts CompressedCalls::partition(const Policy& policy, const std::vector<Call>& calls,
-                                                  const std::function<void(std::size_t)>& check) {
-  std::vector<Verdict> verdicts;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    verdicts.push_back(decide(policy, calls[i]));
-    if (verdicts[i] == Verdict::compressed) check(i);
-  }
-  Parts parts;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    count(calls[i], verdicts[i]);
-    (verdicts[i] == Verdict::compressed ? parts.compressed : parts.exact).push_back(i);
-  }
-  return parts;
-}
-
 JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
                                const CallSettings& settings, OperationPtr operation) {
   const char* const title = inputs.empty() ? "zcomm:gather_secondary" : "zcomm:all_gather";

@@ -57,12 +57,6 @@ class CompressedCalls {
     count(call, verdict);
     return verdict == Verdict::compressed;
   }
-  // Parts of a coalesced call, as indices.
-  struct Parts {
-    std::vector<std::size_t> compressed;
-    std::vector<std::size_t> exact;
-  };
-  Parts partition(const Policy& policy, const std::vector<Call>& calls, const std::function<void(std::size_t)>& check);
 
   // Compares the ranks' options at the first call, and throws the difference. Thread-safe.
   const Topology& topology();

@@ -99,6 +99,11 @@ class ProcessGroup final : public ::c10d::Backend {
   }
   // Tells whether `policy` names this group as one in which compiled graphs gather weights and reduce gradients.
   bool is_traced(const Policy& policy) const { return names_group(policy.forms.traced, getGroupDesc()); }
+  // Makes several calls in one, of which each is compressed or not by itself. Calls check(i) for each compressed one,
+  // before the first moves a byte, and launches job_of(i); forward(indices) makes all exact ones.
+  template <class Check, class JobOf, class Forward>
+  WorkPtr coalesced(const Policy& policy, const std::vector<Call>& calls, const std::vector<at::Tensor>& outputs,
+                    Check&& check, JobOf&& job_of, Forward&& forward);
   // Counts an exact collective outside of the policy, before it begins.
   void begin_exact(std::span<const at::Tensor> tensors);
   void abort_compressed();

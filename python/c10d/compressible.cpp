@@ -51,12 +51,10 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   if (!compressed_.compresses(settings.policy, call,
                               [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
     const RecordedCall recorded = recorded_call("_reduce_scatter_base", input, output, settings.timeout);
-    if (!needs_premul_emulation(opts.reduceOp, output))
-      return inner_.forward(recorded, output,
-                            [&](::c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
-    at::Tensor product = scaled({input}, factor_of(opts.reduceOp, getSize()))[0];
+    const bool scale = needs_premul_emulation(opts.reduceOp, output);
+    at::Tensor terms = scale ? scaled({input}, factor_of(opts.reduceOp, getSize()))[0] : input;
     return inner_.forward(recorded, output, [&](::c10d::Backend& inner) {
-      return inner._reduce_scatter_base(output, product, as_sum(opts));
+      return inner._reduce_scatter_base(output, terms, scale ? as_sum(opts) : opts);
     });
   }
   return compressed_.launch(
@@ -78,12 +76,11 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   if (!compressed_.compresses(settings.policy, call,
                               [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
     const RecordedCall recorded = recorded_call("reduce_scatter", inputs[0], outputs, settings.timeout);
-    if (!needs_premul_emulation(opts.reduceOp, outputs[0]))
-      return inner_.forward(recorded, outputs[0],
-                            [&](::c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
-    std::vector<std::vector<at::Tensor>> products{scaled(inputs[0], factor_of(opts.reduceOp, getSize()))};
+    const bool scale = needs_premul_emulation(opts.reduceOp, outputs[0]);
+    std::vector<std::vector<at::Tensor>> products;
+    if (scale) products.push_back(scaled(inputs[0], factor_of(opts.reduceOp, getSize())));
     return inner_.forward(recorded, outputs[0], [&](::c10d::Backend& inner) {
-      return inner.reduce_scatter(outputs, products, as_sum(opts));
+      return inner.reduce_scatter(outputs, scale ? products : inputs, scale ? as_sum(opts) : opts);
     });
   }
   return compressed_.launch(
@@ -99,12 +96,11 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
   if (!compressed_.compresses(settings.policy, call, [] {})) {
     const RecordedCall recorded = recorded_call("all_reduce", tensors, tensors, settings.timeout);
-    if (!needs_premul_emulation(opts.reduceOp, tensors[0]))
-      return inner_.forward(recorded, tensors[0],
-                            [&](::c10d::Backend& inner) { return inner.allreduce(tensors, opts); });
-    scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
-    return inner_.forward(recorded, tensors[0],
-                          [&](::c10d::Backend& inner) { return inner.allreduce(tensors, as_sum(opts)); });
+    const bool scale = needs_premul_emulation(opts.reduceOp, tensors[0]);
+    if (scale) scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
+    return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) {
+      return inner.allreduce(tensors, scale ? as_sum(opts) : opts);
+    });
   }
   return compressed_.launch(compressed_.all_reduction(::c10d::OpType::ALLREDUCE, tensors[0], opts.reduceOp, settings));
 }

@@ -124,10 +124,9 @@ bool AutoPolicy::may_take_one_hop(const Call& call) const {
 std::optional<Round> AutoPolicy::look_up(const CallClass& kind, const Call& call) {
   if (!hooks_.look_up) return std::nullopt;
   check_same_call(kind, call);
-  const auto found = call_python<std::optional<PythonHooks::Seconds>>([&] {
-    return hooks_.look_up(call.num_bytes, kind.on_host ? "cpu" : "cuda", std::string(to_string(kind.collective)),
-                          std::string(to_string(kind.dtype)), kind.formats.to_string(), kind.again);
-  });
+  const auto found = call_python(hooks_.look_up, call.num_bytes, kind.on_host ? "cpu" : "cuda",
+                                 std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)),
+                                 kind.formats.to_string(), kind.again);
   const auto [exact, compressed, one_hop] = found.value_or(PythonHooks::Seconds{});
   // Takes the maximum over ranks, which may have read different files.
   const auto agreed =

@@ -10,10 +10,6 @@ namespace {
 
 constexpr std::chrono::seconds kShutdownLimit{5};
 
-auto make_transport_group(const PythonHooks& hooks, int each_way) {
-  return call_python<std::tuple<BackendPtr, int, StorePtr>>([&] { return hooks.make_transport_group(each_way); });
-}
-
 }  // namespace
 
 ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks)
@@ -35,7 +31,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
 }
 
 std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
-  auto [group, num_connections, store] = make_transport_group(hooks_, 1);
+  auto [group, num_connections, store] = call_python(hooks_.make_transport_group, 1);
   NodeMemory::WhyNot why_not;
   const Topology& topology = compressed_.topology();
   auto memory =
@@ -53,7 +49,7 @@ void ProcessGroup::set_connections(int each_way) {
   compressed_.drain_host();
   TORCH_CHECK(host_transport_ != nullptr, "zcomm: set_connections was called before a compressed call of CPU tensors");
   try {
-    auto [group, num_connections, store] = make_transport_group(hooks_, each_way);
+    auto [group, num_connections, store] = call_python(hooks_.make_transport_group, each_way);
     host_transport_->reconnect(std::move(group), num_connections);
   } catch (const std::exception& error) {
     // Other ranks may have other connections by now, so that no later call can succeed.

@@ -1,6 +1,8 @@
 // Python callbacks of the backend: torch's own groups can only be made from Python.
 #pragma once
 
+#include <torch/csrc/utils/pybind.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "pointers.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -48,16 +51,15 @@ struct PythonHooks {
   std::function<void()> at_shutdown;
 };
 
-// Throws the Python error that is being handled as a TransportError with its text; rethrows any other exception.
-[[noreturn]] void rethrow_from_python();
-
-// Returns hook(); its errors become TransportErrors.
-template <class Result>
-Result call_python(const std::function<Result()>& hook) {
+// Returns the hook's result. A Python error becomes a TransportError with its text.
+template <class Hook, class... Arguments>
+auto call_python(const Hook& hook, Arguments&&... arguments) {
   try {
-    return hook();
-  } catch (...) {
-    rethrow_from_python();
+    return hook(std::forward<Arguments>(arguments)...);
+  } catch (pybind11::error_already_set& error) {
+    const pybind11::gil_scoped_acquire gil;
+    if (!error.matches(PyExc_Exception)) throw;          // Ctrl-C or exit
+    throw TransportError(pybind11::str(error.value()));  // what() would append a traceback
   }
 }
 

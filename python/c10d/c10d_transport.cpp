@@ -232,12 +232,8 @@ void C10dTransport::fail(int peer, const std::exception& error) {
 }
 
 std::string C10dTransport::failure_of_peers() {
-  const auto answer = ask([store = store_]() -> std::string {
-    if (!store->check({kFailureKey})) return {};
-    const std::vector<std::uint8_t> text = store->get(kFailureKey);
-    return ": " + std::string(text.begin(), text.end());
-  });
-  return answer.value_or("");
+  const auto answer = ask([store = store_] { return text_in(*store, kFailureKey); });
+  return answer && *answer ? ": " + **answer : "";
 }
 
 void C10dTransport::abort(const std::string& reason) noexcept {

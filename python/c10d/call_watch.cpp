@@ -33,8 +33,7 @@ std::string calls_key(int rank) { return "calls/" + std::to_string(rank); }
 
 }  // namespace
 
-CallWatch::CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int size)
-    : store_(std::move(store)), rank_(rank), size_(size) {}
+CallWatch::CallWatch(StorePtr store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
 
 CallWatch::~CallWatch() {
   {
@@ -159,11 +158,10 @@ CallWatch::Calls CallWatch::parse(const std::string& text) {
 }
 
 std::optional<CallWatch::Difference> CallWatch::compare(::c10d::Store& store, const Calls& own, int rank, int peer) {
-  const std::string text = text_of(own);
-  store.set(calls_key(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
-  if (!store.check({calls_key(peer)})) return std::nullopt;
-  const std::vector<std::uint8_t> answer = store.get(calls_key(peer));
-  const Calls theirs = parse(std::string(answer.begin(), answer.end()));
+  store.set(calls_key(rank), text_of(own));
+  const std::optional<std::string> answer = text_in(store, calls_key(peer));
+  if (!answer) return std::nullopt;
+  const Calls theirs = parse(*answer);
   for (const auto& [id, call] : own) {
     if (call.differs) continue;
     for (const auto& [other_id, other] : theirs) {

@@ -14,11 +14,11 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
 #include "host/aside.hpp"
+#include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -52,7 +52,7 @@ class CallWatch {
   };
 
   // Takes a `store` with the keys "calls/RANK".
-  CallWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int size);
+  CallWatch(StorePtr store, int rank, int size);
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -102,7 +102,7 @@ class CallWatch {
   std::set<int> overdue();
   void watch();
 
-  const c10::intrusive_ptr<::c10d::Store> store_;
+  const StorePtr store_;
   const int rank_;
   const int size_;
   std::mutex mutex_;  // guards all fields below

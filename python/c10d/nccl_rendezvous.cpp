@@ -21,12 +21,6 @@ constexpr const char* kNcclFailureKey = "failure";
 constexpr std::chrono::seconds kBeat{1};
 constexpr int kMaxMissedBeats = 10;
 
-std::string value_of(::c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) return {};
-  const std::vector<std::uint8_t> text = store.get(key);
-  return {text.begin(), text.end()};
-}
-
 // Beats of the ranks that connect, in the store. Each rank counts those of the next one: a rank that is killed leaves
 // no reason, and NCCL does not notice. Counts instead of times allow for a store that halts.
 class Pulse {
@@ -49,7 +43,7 @@ class Pulse {
     const std::lock_guard lock(mutex_);
     if (is_over_ || Clock::now() < next_look_) return {};
     next_look_ = Clock::now() + kBeat;
-    const std::string seen = value_of(*store_, key(next_));
+    const std::string seen = text_in(*store_, key(next_)).value_or("");
     num_missed_ = seen == seen_ ? num_missed_ + 1 : 0;
     seen_ = seen;
     if (seen == kConnected || num_missed_ < kMaxMissedBeats) return {};
@@ -64,9 +58,8 @@ class Pulse {
   // Returns whether more beats are to come.
   bool beat(int number) {
     const bool is_over = is_over_;
-    const std::string text = is_over ? kConnected : std::to_string(number);
     try {
-      store_->set(key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
+      store_->set(key(rank_), is_over ? kConnected : std::to_string(number));
     } catch (const std::exception&) {
       return true;  // the store did not answer; it may take the next one
     }
@@ -120,8 +113,8 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
   Pulse::start(pulse);
   options.interruption = [failure] { return failure->interruption(); };
   options.peer_failure = [store = store, pulse] {
-    std::string reason = value_of(*store, kNcclFailureKey);
-    return reason.empty() ? pulse->look() : reason;
+    const std::optional<std::string> reason = text_in(*store, kNcclFailureKey);
+    return reason ? *reason : pulse->look();
   };
   auto transport = make_nccl_transport(options);
   pulse->end();

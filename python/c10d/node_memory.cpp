@@ -83,20 +83,12 @@ class Texts {
         deadline_(std::chrono::steady_clock::now() + limit_),
         is_over_(is_over) {}
 
-  void put(const char* name, int rank, const std::string& text) {
-    store_->set(name + std::to_string(rank), std::vector<std::uint8_t>(text.begin(), text.end()));
-  }
-
   // Waits for the text of a rank. Throws if `has_ended()`, or it takes too long.
   template <class HasEnded>
   std::string wait_for(const char* name, int rank, const HasEnded& has_ended) const {
     for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
       const bool is_last = has_ended();  // before the look: the rank may have written since the one before
-      const auto text = ask([store = store_, key = name + std::to_string(rank)]() -> std::optional<std::string> {
-        if (!store->check({key})) return std::nullopt;
-        const std::vector<std::uint8_t> bytes = store->get(key);
-        return std::string(bytes.begin(), bytes.end());
-      });
+      const auto text = ask([store = store_, key = name + std::to_string(rank)] { return text_in(*store, key); });
       if (text && *text) return **text;
       if (is_last) throw TransportError(ended(rank));
       const std::string who = "rank " + std::to_string(rank);
@@ -213,7 +205,7 @@ std::unique_ptr<NodeMemory> NodeMemory::meet(const StorePtr& store, const Topolo
   } catch (const std::exception& error) {
     own_text = kRefused + std::string(error.what());
   }
-  texts.put("memory/", rank, own_text);
+  store->set("memory/" + std::to_string(rank), own_text);
   std::string verdict = kWorks;
   for (const int peer : ranks) {
     const std::string text = texts.wait_for("memory/", peer, [] { return false; });
@@ -226,7 +218,7 @@ std::unique_ptr<NodeMemory> NodeMemory::meet(const StorePtr& store, const Topolo
       if (verdict == kWorks) verdict = "rank " + std::to_string(peer) + ": " + error.what();
     }
   }
-  texts.put("memory works/", rank, verdict);
+  store->set("memory works/" + std::to_string(rank), verdict);
   for (const int peer : ranks) {
     const std::array local{topology.local_rank(peer)};
     const std::string text = texts.wait_for("memory works/", peer, [&] { return memory->find_ended(local) >= 0; });

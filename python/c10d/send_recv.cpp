@@ -39,33 +39,25 @@ bool keeps_all(const BlockFormat& format, const at::Tensor& tensor) {
 // Work of a message, or of coalesced ones: decodes them once they have arrived.
 class SendRecv::MessageWork final : public ::c10d::Work {
  public:
-  // What the watch changes: it may outlive the work.
-  struct Watched {
-    WorkPtr inner;
-    std::atomic<bool> differs{false};
-  };
-
   MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages)
       : Work(-1, type),
         group_(BackendPtr::unsafe_reclaim_from_nonowning(&all.group_)),
         all_(all),
-        watched_(std::make_shared<Watched>()),
         inner_(std::move(inner)),
         messages_(std::move(messages)) {}
   ~MessageWork() override { all_.watch_.end(call_); }
 
-  void watch(const std::string& words, int kind, const Peer& between) {
+  void watch(const std::string& words, int kind, const CallWatch::Channel& between) {
     between_ = between;
     const int rank = group_->getRank();
     peer_ = between.from == rank ? between.to : between.from;
-    std::vector<CallWatch::Channel> channels{{between.from, between.to, between.tag}};
+    std::vector<CallWatch::Channel> channels{between};
     if (between.from == rank) channels.push_back({CallWatch::kAnybody, between.to, between.tag});
-    watched_->inner = inner_;
     call_ = all_.watch_.begin(words, static_cast<std::uint64_t>(kind), channels,
-                              [watched = watched_, &all = all_](const std::string& difference) {
+                              [differs = differs_, inner = inner_, &all = all_](const std::string& difference) {
                                 all.fail(difference);
-                                watched->differs = true;
-                                watched->inner->abort();
+                                *differs = true;
+                                inner->abort();
                               });
   }
 
@@ -82,7 +74,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       all_.watch_.wait_for(call_, peer_);
       try {
         const bool moved = inner_->wait(timeout);
-        if (watched_->differs) {
+        if (*differs_) {
           set_error(all_.failure());
         } else if (moved) {
           finish();
@@ -104,7 +96,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
     if (done_ || error_) return true;
-    if (watched_->differs) {
+    if (*differs_) {
       set_error(all_.failure());
       return true;
     }
@@ -152,16 +144,16 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   void look_for_difference() {
     if (peer_ < 0) return;
     if (const auto answer = ask(all_.watch_.difference_to(peer_)); answer && *answer) all_.watch_.tell(**answer);
-    if (watched_->differs) set_error(all_.failure());
+    if (*differs_) set_error(all_.failure());
   }
 
   const BackendPtr group_;  // first: it owns `all_`
   SendRecv& all_;
-  const std::shared_ptr<Watched> watched_;
   const WorkPtr inner_;
-  CallWatch::Id call_ = 0;  // 0: none
+  const std::shared_ptr<std::atomic<bool>> differs_ = std::make_shared<std::atomic<bool>>(false);  // set by the watch
+  CallWatch::Id call_ = 0;                                                                         // 0: none
   int peer_ = CallWatch::kNobody;
-  Peer between_{};
+  CallWatch::Channel between_{};
   std::timed_mutex mutex_;  // guards what changes below; held by a thread that waits
   std::vector<Message> messages_;
   std::optional<c10::Event> end_;  // of decoding on a GPU, where `values_` are
@@ -247,7 +239,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
   const bool is_send = type == ::c10d::OpType::SEND;
   const int rank = group_.getRank();
   const at::Tensor tensor = tensors[0];
-  const Peer between = is_send ? Peer{rank, peer, tag} : Peer{peer, rank, tag};
+  const CallWatch::Channel between{is_send ? rank : peer, is_send ? peer : rank, tag};
   const std::optional<BlockFormat> format = format_of(tensor, peer, tag);
   const std::string words = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + " tag " +
                             std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
@@ -282,7 +274,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
 }
 
 WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words,
-                         int kind, const Peer& between, bool on_host) {
+                         int kind, const CallWatch::Channel& between, bool on_host) {
   if (!on_host && (messages.empty() || inner_.is_coalescing())) {
     std::ranges::move(messages, std::back_inserter(coalesced_));
     return work;
@@ -296,7 +288,7 @@ WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message>
 WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
   compressed_.count_message(tensors);
-  const Peer between{CallWatch::kAnybody, group_.getRank(), tag};
+  const CallWatch::Channel between{CallWatch::kAnybody, group_.getRank(), tag};
   const std::string words = "message of any rank to " + std::to_string(between.to) + " tag " + std::to_string(tag) +
                             ": " + std::to_string(tensors[0].numel()) + " " + c10::toString(tensors[0].scalar_type()) +
                             " exact";

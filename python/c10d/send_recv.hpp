@@ -45,11 +45,6 @@ class SendRecv {
     BlockFormat format;
     at::Tensor values;
   };
-  struct Peer {
-    int from;
-    int to;
-    int tag;
-  };
 
   // Ends all messages of the group: of those that never met, Gloo keeps what later ones would take for theirs.
   void fail(const std::string& difference);
@@ -59,7 +54,7 @@ class SendRecv {
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);
   WorkPtr follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words, int kind,
-                 const Peer& between, bool on_host);
+                 const CallWatch::Channel& between, bool on_host);
 
   ::c10d::Backend& group_;
   c10::intrusive_ptr<ZcommOptions> options_;

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "job.hpp"
-#include "measure.hpp"
+#include "tensors.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm::c10d_binding {
@@ -18,10 +18,6 @@ constexpr std::int64_t kBlockWithoutScales = 256;
 constexpr std::size_t kMaxSites = 1000;  // bounds programs whose tensors differ in every step
 
 std::int64_t block_of(BlockFormat format) { return format.has_scales() ? format.block_size : kBlockWithoutScales; }
-
-at::ScalarType type_of(DType dtype) {
-  return dtype == DType::float32 ? at::kFloat : dtype == DType::bfloat16 ? at::kBFloat16 : at::kHalf;
-}
 
 std::string name_of(Collective collective, std::span<const ConstTensorView> slots, int size) {
   std::int64_t elements = 0;
@@ -137,7 +133,7 @@ void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DTy
   const std::int64_t num_blocks = (values.num_elements + block - 1) / block;
   // Zeros fill the last block: they are exact, and change none of the sums.
   const auto through = [&](BlockFormat wire_format, DType dtype) {
-    at::Tensor result = at::zeros({num_blocks, block}, at::device(device).dtype(type_of(dtype)));
+    at::Tensor result = at::zeros({num_blocks, block}, at::device(device).dtype(scalar_type_of(dtype)));
     communicator.round_trip(values, wire_format,
                             {static_cast<std::byte*>(result.data_ptr()), values.num_elements, dtype}, stream);
     return result;
@@ -147,8 +143,7 @@ void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DTy
   ++row.samples;
   row.elements += static_cast<double>(values.num_elements);
   row.blocks += static_cast<double>(num_blocks);
-  const auto [found, is_new] =
-      row.by_stream.try_emplace({device.type(), stream.handle}, Sums{device, measured.totals, measured.largest});
+  const auto [found, is_new] = row.by_stream.try_emplace({device.type(), stream.handle}, measured);
   if (is_new) return;
   found->second.totals.add_(measured.totals);
   found->second.largest = at::maximum(found->second.largest, measured.largest);
@@ -167,8 +162,8 @@ std::vector<Loss> Telemetry::read() {
       loss.blocks = row.blocks;
       for (const auto& [stream, sums] : row.by_stream) {
         // Waits for the stream of the sums: the copy below runs on the current stream.
-        if (!sums.device.is_cpu()) {
-          c10::impl::VirtualGuardImpl(sums.device.type()).synchronizeDevice(sums.device.index());
+        if (const at::Device device = sums.totals.device(); !device.is_cpu()) {
+          c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
         }
         const at::Tensor totals = sums.totals.cpu();
         const double* values = totals.const_data_ptr<double>();

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "measure.hpp"
 #include "policy.hpp"
 #include "zcomm/communicator.hpp"
 
@@ -57,17 +58,12 @@ class Telemetry {
   std::vector<Loss> read();
 
  private:
-  // Sums of the samples on one stream, on its device: two streams never write the same tensor.
-  struct Sums {
-    at::Device device;
-    at::Tensor totals;   // of Measured
-    at::Tensor largest;  // of Measured
-  };
   struct Row {
     std::uint64_t samples = 0;
     double elements = 0;
     double blocks = 0;
-    std::map<std::pair<at::DeviceType, void*>, Sums> by_stream;  // calls on CPU tensors have a null stream, too
+    // Sums by stream, on its device: two streams never write the same tensor. Calls on CPU tensors have a null one.
+    std::map<std::pair<at::DeviceType, void*>, Measured> by_stream;
   };
   using Key = std::pair<Collective, std::string>;  // collective, name of a site
   struct Calls {

@@ -26,8 +26,6 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   return std::nullopt;
 }
 
-std::optional<DType> dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-
 std::optional<DType> float_of(const at::Tensor& tensor) {
   const std::optional<DType> dtype = dtype_of(tensor);
   return dtype && is_float(*dtype) ? dtype : std::nullopt;
@@ -70,7 +68,8 @@ bool is_dense_on(const at::Tensor& tensor, at::Device device) {
 
 }  // namespace
 
-Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole) {
+Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
+              const ::c10d::ReduceOp& op) {
   Call call;
   call.collective = collective;
   call.form = form;
@@ -80,17 +79,11 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   call.contiguous = is_dense_on(shard, shard.device());
   call.on_host = shard.device().is_cpu();
   call.device = shard.device().index();
+  call.linear = is_linear(op);
   for (const at::Tensor& part : whole) {
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
     call.contiguous = call.contiguous && is_dense_on(part, shard.device());
   }
-  return call;
-}
-
-Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
-              const ::c10d::ReduceOp& op) {
-  Call call = describe(collective, form, shard, whole);
-  call.linear = is_linear(op);
   return call;
 }
 

@@ -17,7 +17,7 @@ namespace zcomm::c10d_binding {
 
 // Returns the core's value type, or nothing for other types. uint16 are byte pairs.
 std::optional<DType> dtype_of(at::ScalarType type);
-std::optional<DType> dtype_of(const at::Tensor& tensor);
+inline std::optional<DType> dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
 // Returns the codec's value type, or nothing for other types.
 std::optional<DType> float_of(const at::Tensor& tensor);
 at::ScalarType scalar_type_of(DType dtype);
@@ -45,9 +45,8 @@ void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size
 }
 
 // Describes a call for the policy; `whole` is the gathered, scattered or reduced tensor, in parts.
-Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole);
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
-              const ::c10d::ReduceOp& op);
+              const ::c10d::ReduceOp& op = ::c10d::ReduceOp::SUM);
 
 // Returns true if an all-gather's input is its own slot of the output.
 bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank);

@@ -46,7 +46,7 @@ WorkPtr ProcessGroup::coalesced(const Policy& policy, const std::vector<Call>& c
   std::erase(works, WorkPtr());  // of a synchronous call NCCL returns none
   if (works.empty()) return {};
   if (works.size() == 1) return works[0];
-  return c10::make_intrusive<CombinedWork>(getRank(), std::move(works), outputs);
+  return combine(getRank(), std::move(works), outputs);
 }
 
 WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,

@@ -7,23 +7,8 @@
 
 namespace zcomm::c10d_binding {
 
-class CombinedWork final : public ::c10d::Work {
- public:
-  // Takes the caller's tensors in its order; without any, the results are those of the works, in their order.
-  CombinedWork(int rank, std::vector<WorkPtr> works, std::vector<at::Tensor> results = {});
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  void synchronize() override;
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  void abort() override;
-  std::vector<at::Tensor> result() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-
- private:
-  std::vector<WorkPtr> works_;
-  std::vector<at::Tensor> results_;
-};
+// Joins works into one. Takes the caller's tensors in its order; without any, the results are those of the works, in
+// their order.
+WorkPtr combine(int rank, std::vector<WorkPtr> works, std::vector<at::Tensor> results = {});
 
 }  // namespace zcomm::c10d_binding

@@ -58,7 +58,7 @@ WorkPtr InnerGroups::end_coalescing() {
   TORCH_CHECK(is_coalescing(), "zcomm: endCoalescing was called without startCoalescing");
   interrupt_coalescing();
   coalescing_thread_ = std::thread::id();
-  return c10::make_intrusive<CombinedWork>(cpu_->getRank(), std::exchange(coalesced_, {}));
+  return combine(cpu_->getRank(), std::exchange(coalesced_, {}));
 }
 
 void InnerGroups::interrupt_coalescing() {

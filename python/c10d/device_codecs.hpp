@@ -15,24 +15,19 @@ namespace zcomm::c10d_binding {
 
 class DeviceCodecs {
  public:
-  struct Device {
-    std::shared_ptr<Workspace> workspace;
-    std::unique_ptr<Codec> codec;
-  };
-
-  const Device& host() const { return host_; }
-  const Device& of(const at::Tensor& tensor) {
-    if (tensor.is_cpu()) return host_;
+  const Codec& of(const at::Tensor& tensor) {
+    if (tensor.is_cpu()) return *host_;
     std::call_once(cuda_once_, [&] {
-      cuda_.workspace = make_torch_workspace(tensor.device().type());
-      cuda_.codec = make_cuda_codec(*cuda_.workspace);
+      cuda_workspace_ = make_torch_workspace(tensor.device().type());
+      cuda_ = make_cuda_codec(*cuda_workspace_);
     });
-    return cuda_;
+    return *cuda_;
   }
 
  private:
-  const Device host_{make_host_workspace(), make_cpu_codec()};
-  Device cuda_;
+  const std::unique_ptr<Codec> host_ = make_cpu_codec();
+  std::unique_ptr<Workspace> cuda_workspace_;
+  std::unique_ptr<Codec> cuda_;
   std::once_flag cuda_once_;
 };
 

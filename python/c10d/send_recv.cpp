@@ -211,25 +211,25 @@ at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& form
   const std::size_t num_bytes = wire_bytes(format, dtype_of(values).value(), values.numel());
   const std::array shape{static_cast<std::int64_t>(num_bytes)};
   if (!values.is_cpu()) return at::empty(shape, values.options().dtype(at::kByte));
-  auto memory = std::make_shared<Scratch>(*codecs_.host().workspace, num_bytes, StreamView{});
+  auto memory = std::make_shared<Scratch>(*host_workspace_, num_bytes, StreamView{});
   std::byte* data = memory->data();
   return at::from_blob(
-      data, shape,
-      [workspace = codecs_.host().workspace, memory = std::move(memory)](void*) mutable { memory.reset(); }, at::kByte);
+      data, shape, [workspace = host_workspace_, memory = std::move(memory)](void*) mutable { memory.reset(); },
+      at::kByte);
 }
 
 void SendRecv::encode(const Message& message, const at::Tensor& values, std::uint64_t seed) {
   const c10::DeviceGuard guard(values.device());
   if (!values.is_cpu()) check_drawn_anew(message.format, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
-  codecs_.of(values).codec->encode({&job, 1}, current_view(values.device()));
+  codecs_.of(values).encode({&job, 1}, current_view(values.device()));
 }
 
 void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
   const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
-  codecs_.of(message.values).codec->decode({&job, 1}, current_view(message.values.device()));
+  codecs_.of(message.values).decode({&job, 1}, current_view(message.values.device()));
   if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire.device()));
 }
 

@@ -62,6 +62,7 @@ class SendRecv {
   CompressedCalls& compressed_;
   GroupErrors& errors_;
   DeviceCodecs codecs_;
+  const std::shared_ptr<Workspace> host_workspace_ = make_host_workspace();
   std::vector<Message> coalesced_;
   mutable std::mutex mutex_;  // guards the next two
   std::map<int, Sent> sent_;

@@ -67,7 +67,7 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
     std::vector<at::Tensor> exact_inputs = pick(inputs, exact);
     const RecordedCall recorded =
         recorded_call("all_gather_into_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
-    return inner_.forward(recorded, exact_inputs[0], [&](::c10d::Backend& inner) {
+    return inner_.forward(recorded, exact_inputs[0].device(), [&](::c10d::Backend& inner) {
       return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
     });
   });
@@ -93,7 +93,7 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
     if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
     const RecordedCall recorded =
         recorded_call("reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
-    return inner_.forward(recorded, exact_inputs[0], [&](::c10d::Backend& inner) {
+    return inner_.forward(recorded, exact_inputs[0].device(), [&](::c10d::Backend& inner) {
       return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
     });
   });
@@ -117,7 +117,7 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
         if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
         const RecordedCall recorded =
             recorded_call("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout);
-        return inner_.forward(recorded, exact_tensors[0], [&](::c10d::Backend& inner) {
+        return inner_.forward(recorded, exact_tensors[0].device(), [&](::c10d::Backend& inner) {
           return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
         });
       });

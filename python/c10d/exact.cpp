@@ -69,7 +69,7 @@ void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
 WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
   begin_exact({});
   const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));
-  return inner_.forward(recorded, tensors[0],
+  return inner_.forward(recorded, tensors[0].device(),
                         [&](::c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
 }
 
@@ -77,7 +77,8 @@ WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::Red
   if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
   const RecordedCall recorded = recorded_call("reduce", tensors, tensors, timeout_of(opts));
-  return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
+  return inner_.forward(recorded, tensors[0].device(),
+                        [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
 }
 
 WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
@@ -85,7 +86,7 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
   begin_exact(inputs);
   RecordedCall recorded = recorded_call("all_gather_into_tensor_coalesced", inputs, {}, timeout_of(opts));
   recorded.out_elements = recorded.in_elements * getSize();
-  return inner_.forward(recorded, inputs[0],
+  return inner_.forward(recorded, inputs[0].device(),
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
 }
 

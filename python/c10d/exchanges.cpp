@@ -74,7 +74,7 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
   check_layout(settings.policy, call, getSize());
   if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("all_to_all", input, output, settings.timeout);
-    return inner_.forward(recorded, input, [&](::c10d::Backend& inner) {
+    return inner_.forward(recorded, input.device(), [&](::c10d::Backend& inner) {
       return inner.alltoall_base(output, input, output_splits, input_splits, opts);
     });
   }
@@ -96,7 +96,7 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, settings.timeout);
-    return inner_.forward(recorded, inputs[0],
+    return inner_.forward(recorded, inputs[0].device(),
                           [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
@@ -117,7 +117,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("gather", inputs, inputs, settings.timeout);
-    return inner_.forward(recorded, inputs[0],
+    return inner_.forward(recorded, inputs[0].device(),
                           [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings));
@@ -139,7 +139,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
     const RecordedCall recorded = recorded_call("scatter", outputs, outputs, settings.timeout);
-    return inner_.forward(recorded, outputs[0],
+    return inner_.forward(recorded, outputs[0].device(),
                           [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings));
@@ -153,7 +153,8 @@ WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::
   check_layout(settings.policy, call, getSize());
   if (!compressed_.compresses(settings.policy, call, [] {})) {
     const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, settings.timeout);
-    return inner_.forward(recorded, tensors[0], [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
+    return inner_.forward(recorded, tensors[0].device(),
+                          [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
   }
   const int root = static_cast<int>(opts.rootRank);
   return compressed_.launch(compressed_.broadcast_from(tensors[0], root, settings));

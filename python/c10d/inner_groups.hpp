@@ -24,32 +24,24 @@ class InnerGroups {
 
   // Calls call(inner group) and tracks its work: works of calls that NCCL coalesces come at their end.
   template <class InnerCall>
-  WorkPtr forward(at::DeviceType type, InnerCall&& call) {
-    WorkPtr work = call(for_device(type));
-    return type == at::kCPU ? track(std::move(work)) : work;
-  }
-  template <class InnerCall>
-  WorkPtr forward(const at::Tensor& tensor, InnerCall&& call) {
-    return forward(tensor.device().type(), std::forward<InnerCall>(call));
+  WorkPtr forward(at::Device device, InnerCall&& call) {
+    WorkPtr work = call(for_device(device.type()));
+    return device.is_cpu() ? track(std::move(work)) : work;
   }
 
   // Calls call(inner group) and records it, unless the inner group refuses it. The end of a GPU call is not recorded.
   template <class InnerCall>
-  WorkPtr forward(const RecordedCall& recorded, at::DeviceType type, InnerCall&& call) {
+  WorkPtr forward(const RecordedCall& recorded, at::Device device, InnerCall&& call) {
     const std::uint64_t record = recorder_.begin(recorded);
     try {
-      return forward(type, [&](::c10d::Backend& inner) {
+      return forward(device, [&](::c10d::Backend& inner) {
         WorkPtr work = call(inner);
-        return type == at::kCPU ? GroupRecorder::follow(record, std::move(work)) : work;
+        return device.is_cpu() ? GroupRecorder::follow(record, std::move(work)) : work;
       });
     } catch (const std::exception&) {
       recorder_.take_back(record, recorded);
       throw;
     }
-  }
-  template <class InnerCall>
-  WorkPtr forward(const RecordedCall& recorded, const at::Tensor& tensor, InnerCall&& call) {
-    return forward(recorded, tensor.device().type(), std::forward<InnerCall>(call));
   }
 
   // Calls `visit` with each existing group.

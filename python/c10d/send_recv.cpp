@@ -267,7 +267,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
   RecordedCall recorded = recorded_call(is_send ? "send" : "recv", tensors, tensors, options_->timeout);
   recorded.peer = peer;
   recorded.tag = tag;
-  return inner_.forward(recorded, tensor, [&](::c10d::Backend& inner) {
+  return inner_.forward(recorded, tensor.device(), [&](::c10d::Backend& inner) {
     WorkPtr work = is_send ? inner.send(moved, peer, inner_tag) : inner.recv(moved, peer, inner_tag);
     return follow(type, std::move(work), std::move(messages), words, inner_tag, between, tensor.is_cpu());
   });
@@ -292,7 +292,7 @@ WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
   const std::string words = "message of any rank to " + std::to_string(between.to) + " tag " + std::to_string(tag) +
                             ": " + std::to_string(tensors[0].numel()) + " " + c10::toString(tensors[0].scalar_type()) +
                             " exact";
-  return inner_.forward(tensors[0], [&](::c10d::Backend& inner) {
+  return inner_.forward(tensors[0].device(), [&](::c10d::Backend& inner) {
     return follow(::c10d::OpType::RECVANYSOURCE, inner.recvAnysource(tensors, tag), {}, words, tag, between,
                   tensors[0].is_cpu());
   });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 namespace zcomm {
 namespace {
@@ -10,12 +11,6 @@ namespace {
 constexpr std::int64_t kSecond = 1'000'000'000;
 
 bool is_gain(std::int64_t before, std::int64_t after) { return 100 * before >= (100 + kLeastGainPercent) * after; }
-
-std::vector<std::int64_t> times_of(const std::vector<Round>& rounds, std::int64_t Round::* way) {
-  std::vector<std::int64_t> times;
-  for (const Round& round : rounds) times.push_back(round.*way);
-  return times;
-}
 
 std::int64_t median(std::vector<std::int64_t> times) {
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
@@ -27,6 +22,15 @@ std::int64_t spread(std::vector<std::int64_t> times) {
   const std::int64_t middle = median(times);
   for (std::int64_t& time : times) time = std::abs(time - middle);
   return std::llround(2.0 * static_cast<double>(median(times)) / std::sqrt(static_cast<double>(times.size())));
+}
+
+Round of_each_way(const std::vector<Round>& rounds, std::int64_t (*summary)(std::vector<std::int64_t>)) {
+  const auto of = [&](std::int64_t Round::* way) {
+    std::vector<std::int64_t> times;
+    for (const Round& round : rounds) times.push_back(round.*way);
+    return summary(std::move(times));
+  };
+  return {of(&Round::exact), of(&Round::compressed), of(&Round::one_hop)};
 }
 
 }  // namespace
@@ -49,14 +53,8 @@ bool Contest::is_over() const {
   return counted_.size() >= 50 || (counted_.size() >= 3 && 10 * total_ >= 3 * kSecond) || total_ >= 2 * kSecond;
 }
 
-Round Contest::medians() const {
-  const auto of = [&](std::int64_t Round::* way) { return median(times_of(counted_, way)); };
-  return {of(&Round::exact), of(&Round::compressed), of(&Round::one_hop)};
-}
+Round Contest::medians() const { return of_each_way(counted_, median); }
 
-Round Contest::spreads() const {
-  const auto of = [&](std::int64_t Round::* way) { return spread(times_of(counted_, way)); };
-  return {of(&Round::exact), of(&Round::compressed), of(&Round::one_hop)};
-}
+Round Contest::spreads() const { return of_each_way(counted_, spread); }
 
 }  // namespace zcomm

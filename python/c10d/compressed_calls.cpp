@@ -1,7 +1,6 @@
 #include "compressed_calls.hpp"
 
 #include "collectives/slot_views.hpp"
-#include "nccl_variables.hpp"
 #include "profiling.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -59,17 +58,18 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
       telemetry_(options_->sample_errors_every),
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
+          group,
           [this, make = std::move(host_transport)] {
             return make_communicator(at::kCPU, make(), make_cpu_codec(), make_host_workspace());
           },
-          errors, [&group] { return c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group); }),
+          errors),
       device_runner_(
           [this, make = std::move(device_transport)](at::Device device, const std::shared_ptr<Failure>& failure) {
             auto workspace = make_torch_workspace(device.type());
             auto codec = make_cuda_codec(*workspace);
             return make_communicator(device.type(), make(failure), std::move(codec), std::move(workspace));
           },
-          errors, has_high_priority(), waits_on_host()) {}
+          errors) {}
 
 const Topology& CompressedCalls::topology() {
   if (is_agreed_.load(std::memory_order_acquire)) return *topology_;

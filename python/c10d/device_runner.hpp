@@ -16,6 +16,7 @@
 
 #include "group_errors.hpp"
 #include "job.hpp"
+#include "nccl_variables.hpp"
 #include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
@@ -58,9 +59,7 @@ class DeviceRunner {
  public:
   // Makes the communicator at the first job, on its device. It sets failures in the Failure, which can interrupt it.
   using Connect = std::function<std::unique_ptr<Communicator>(at::Device, std::shared_ptr<Failure>)>;
-  // Takes the priority of the group's stream. With `blocking_wait`, wait() blocks the host until the job is done.
-  DeviceRunner(Connect connect, GroupErrors& errors, bool high_priority, bool blocking_wait)
-      : connect_(std::move(connect)), errors_(errors), high_priority_(high_priority), blocking_wait_(blocking_wait) {}
+  DeviceRunner(Connect connect, GroupErrors& errors) : connect_(std::move(connect)), errors_(errors) {}
   ~DeviceRunner();
 
   WorkPtr launch(JobPtr job);
@@ -80,8 +79,8 @@ class DeviceRunner {
 
   Connect connect_;
   GroupErrors& errors_;
-  bool high_priority_;
-  bool blocking_wait_;
+  const bool high_priority_ = has_high_priority();  // of the group's stream
+  const bool blocking_wait_ = waits_on_host();
   std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
 
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other

@@ -63,7 +63,7 @@ class HostRunner::HostWork final : public ::c10d::Work {
 
 struct HostRunner::Task {
   HostRunner& runner;
-  c10::intrusive_ptr<c10::intrusive_ptr_target> owner;  // keeps the runner alive if users drop their references
+  BackendPtr group;  // keeps the runner alive if users drop their references
   JobPtr job;
   c10::intrusive_ptr<HostWork> work;
   std::optional<at::ThreadLocalState> callers = {};  // with its profilers, if it waits, perhaps for another thread
@@ -102,7 +102,7 @@ struct HostRunner::Queue {
       }
     }
     task->job.reset();
-    task->owner.reset();  // may be the last reference, and destroy the runner
+    task->group.reset();  // may be the last reference, and destroy the runner
     lock.lock();
     running = false;
     ++num_done;
@@ -173,12 +173,9 @@ bool HostRunner::HostWork::wait(std::chrono::milliseconds timeout) {
   return Work::wait(timeout);
 }
 
-HostRunner::HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
-                       std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive)
-    : connect_(std::move(connect)),
-      errors_(errors),
-      keep_alive_(std::move(keep_alive)),
-      queue_(std::make_shared<Queue>()) {}
+HostRunner::HostRunner(::c10d::Backend& group, std::function<std::unique_ptr<Communicator>()> connect,
+                       GroupErrors& errors)
+    : group_(group), connect_(std::move(connect)), errors_(errors), queue_(std::make_shared<Queue>()) {}
 
 HostRunner::~HostRunner() {
   const WithoutGil no_gil;
@@ -201,7 +198,8 @@ WorkPtr HostRunner::launch(JobPtr job) {
   const bool here = !job->async;
   set_num_threads(at::get_num_threads());
   auto work = c10::make_intrusive<HostWork>(*job, queue.get());
-  auto task = std::make_unique<Task>(Task{*this, keep_alive_(), std::move(job), work});
+  auto task =
+      std::make_unique<Task>(Task{*this, BackendPtr::unsafe_reclaim_from_nonowning(&group_), std::move(job), work});
   if (here && at::hasCallbacks()) task->callers.emplace();
   const WithoutGil no_gil;
   std::unique_lock lock(queue->mutex);

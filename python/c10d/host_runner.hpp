@@ -13,9 +13,8 @@ namespace zcomm::c10d_binding {
 // All functions release Python's lock while they wait, because jobs may need it.
 class HostRunner {
  public:
-  // Makes the communicator at the first job. Jobs in progress hold `keep_alive`, their owner.
-  HostRunner(std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors,
-             std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive);
+  // Makes the communicator at the first job. Jobs in progress hold the group, which owns this object.
+  HostRunner(::c10d::Backend& group, std::function<std::unique_ptr<Communicator>()> connect, GroupErrors& errors);
   ~HostRunner();
 
   // Runs the job after all earlier ones: on this thread if it is synchronous and nothing else is queued, which saves
@@ -35,9 +34,9 @@ class HostRunner {
   struct Queue;
   Communicator& communicator();
 
+  ::c10d::Backend& group_;
   std::function<std::unique_ptr<Communicator>()> connect_;
   GroupErrors& errors_;
-  std::function<c10::intrusive_ptr<c10::intrusive_ptr_target>()> keep_alive_;
   std::mutex mutex_;  // guards the next two, for abort()
   std::unique_ptr<Communicator> communicator_;
   std::string abort_reason_;

@@ -24,11 +24,6 @@ void count_cost(Stats& stats, const Job& job, const CallStats& cost) {
 
 }  // namespace
 
-const std::string& Job::place() const {
-  static const std::string unknown;
-  return site ? site->name : unknown;
-}
-
 void Job::run(const std::function<Communicator&()>& connect, StreamView stream) {
   FlightRecorder& recorder = FlightRecorder::of_process();
   try {

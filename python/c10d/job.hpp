@@ -64,7 +64,7 @@ struct Job {
         {read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr, wires};
   }
   // Returns the caller's place in the program, if known.
-  const std::string& place() const;
+  std::string place() const { return site ? site->name : ""; }
 
   const Collective collective;
   const ::c10d::OpType type;

@@ -21,13 +21,14 @@ struct Piece {
 
 std::mutex mutex;  // of all below
 std::multimap<std::pair<std::int64_t, std::size_t>, Piece*> idle;
-std::int64_t num_live = 0;
+std::map<void*, Piece*> live;
 std::int64_t num_made = 0;
 
-void free_piece(void* context) {
-  auto* piece = static_cast<Piece*>(context);
+void free_piece(void* data) {
   const std::lock_guard lock(mutex);
-  --num_live;
+  const auto found = live.find(data);
+  Piece* const piece = found->second;
+  live.erase(found);
   if (!piece->captured) idle.emplace(std::pair(piece->stream, piece->num_bytes), piece);
 }
 
@@ -39,7 +40,6 @@ class HostAllocator final : public c10::Allocator {
     TORCH_CHECK(cudaStreamIsCapturing(stream(owner), &status) == cudaSuccess);
     const bool captured = status != cudaStreamCaptureStatusNone;
     const std::lock_guard lock(mutex);
-    ++num_live;
     Piece* piece = nullptr;
     const auto found = idle.find({owner, num_bytes});
     if (found != idle.end() && !captured) {
@@ -49,8 +49,10 @@ class HostAllocator final : public c10::Allocator {
       ++num_made;
       piece = new Piece{::operator new(num_bytes, std::align_val_t{512}), num_bytes, owner, captured};
     }
-    return {piece->data, piece, &free_piece, c10::Device(c10::DeviceType::CUDA, 0)};
+    live.emplace(piece->data, piece);
+    return {piece->data, piece->data, &free_piece, c10::Device(c10::DeviceType::CUDA, 0)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_piece; }
   void copy_data(void* target, const void* source, std::size_t num_bytes) const override {
     default_copy_data(target, source, num_bytes);
   }
@@ -76,7 +78,7 @@ void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, &allocator);
 
 std::int64_t num_live_pieces() {
   const std::lock_guard lock(mutex);
-  return num_live;
+  return static_cast<std::int64_t>(live.size());
 }
 
 std::int64_t num_made_pieces() {

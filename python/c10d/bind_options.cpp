@@ -9,6 +9,7 @@
 #include "bind.hpp"
 #include "nccl_variables.hpp"
 #include "options.hpp"
+#include "pointers.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
@@ -167,7 +168,7 @@ std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
     } else if (name == "_exact_because") {
       result->exact_because = value.cast<Verdict>();
     } else if (name == "_all_reduce_of") {
-      const auto [group, formats] = value.cast<std::pair<c10::intrusive_ptr<::c10d::Backend>, std::string>>();
+      const auto [group, formats] = value.cast<std::pair<BackendPtr, std::string>>();
       result->all_reduce_of = {group.get(), HopFormats::parse(formats)};
     } else {
       result->named.set(set_field(result->values, name, value, true));

@@ -37,8 +37,7 @@ at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
 
 }  // namespace
 
-C10dTransport::C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections,
-                             c10::intrusive_ptr<::c10d::Store> store, std::unique_ptr<NodeMemory> memory)
+C10dTransport::C10dTransport(BackendPtr group, int num_connections, StorePtr store, std::unique_ptr<NodeMemory> memory)
     : rank_(group->getRank()),
       size_(group->getSize()),
       group_(std::move(group)),
@@ -259,7 +258,7 @@ void C10dTransport::give_up(const std::string& reason) {
   close_connections();
 }
 
-void C10dTransport::reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num_connections) {
+void C10dTransport::reconnect(BackendPtr group, int num_connections) {
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
@@ -272,7 +271,7 @@ void C10dTransport::reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num
 
 void C10dTransport::close_connections() noexcept {
   std::unique_lock lock(mutex_);
-  const c10::intrusive_ptr<::c10d::Backend> group = group_;
+  const BackendPtr group = group_;
   const int num_connections = num_connections_;
   lock.unlock();
   // Times out a wait for each tag, which is the only way to close Gloo's connections. It also closes those to other

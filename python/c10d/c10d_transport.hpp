@@ -6,11 +6,11 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
 #include "call_watch.hpp"
 #include "node_memory.hpp"
+#include "pointers.hpp"
 #include "zcomm/transport.hpp"
 
 namespace zcomm::c10d_binding {
@@ -20,8 +20,7 @@ class C10dTransport final : public Transport {
   // Takes a `group` of its own, so that its messages never match others. Tags select one of `num_connections` between
   // two ranks. `store` carries the reason of a failure, and the calls of a CallWatch, to the peers. `memory` may be
   // null.
-  C10dTransport(c10::intrusive_ptr<::c10d::Backend> group, int num_connections, c10::intrusive_ptr<::c10d::Store> store,
-                std::unique_ptr<NodeMemory> memory);
+  C10dTransport(BackendPtr group, int num_connections, StorePtr store, std::unique_ptr<NodeMemory> memory);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -30,12 +29,9 @@ class C10dTransport final : public Transport {
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   void abort(const std::string& reason) noexcept override;
   // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.
-  void reconnect(c10::intrusive_ptr<::c10d::Backend> group, int num_connections);
+  void reconnect(BackendPtr group, int num_connections);
 
-  struct Pending {
-    c10::intrusive_ptr<::c10d::Work> work;
-    int peer;
-  };
+  using Pending = std::pair<WorkPtr, int>;  // and its peer
   using Batch = std::shared_ptr<MemoryChannels::Batch>;
   // Blocks until all transfers are done: those in memory, then the others.
   void wait(std::vector<Pending>& pending, const Batch& batch);
@@ -53,9 +49,9 @@ class C10dTransport final : public Transport {
 
   const int rank_;
   const int size_;
-  c10::intrusive_ptr<::c10d::Backend> group_;
+  BackendPtr group_;
   int num_connections_;
-  c10::intrusive_ptr<::c10d::Store> store_;
+  StorePtr store_;
   const std::unique_ptr<NodeMemory> memory_;
   // Computes a tag from the numbers of the call and of the message between two ranks, which both count, from the call's
   // words and from the sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends

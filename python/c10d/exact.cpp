@@ -25,7 +25,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
             return connect_nccl(*this, hooks_, *options_, compressed_.topology(), failure, errors_);
           },
           inner_, recorder_, hooks_, errors_),
-      operations_(*this, options_, inner_, compressed_),
+      operations_(*this, options_, compressed_),
       messages_(*this, options_, inner_, compressed_, hooks_.message_store, errors_) {
   init();
 }

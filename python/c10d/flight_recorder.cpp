@@ -66,10 +66,6 @@ c10::IValue list_of(const c10::IValue& item) {
   return list;
 }
 
-c10::IValue pair_of(const std::string& first, const std::string& second) {
-  return c10::ivalue::Tuple::create({first, second});
-}
-
 // Pickles a value for Python, without torch's tags.
 std::string pickle(const c10::IValue& value) {
   std::string bytes;
@@ -96,8 +92,7 @@ std::vector<std::uint64_t> ranks_of_world(int size) {
 // Work that ends its record when the caller has waited for it.
 class WatchedWork final : public ::c10d::Work {
  public:
-  WatchedWork(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work)
-      : Work(-1, work->retrieveOpType()), id_(id), work_(std::move(work)) {}
+  WatchedWork(std::uint64_t id, WorkPtr work) : Work(-1, work->retrieveOpType()), id_(id), work_(std::move(work)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     try {
@@ -121,7 +116,7 @@ class WatchedWork final : public ::c10d::Work {
 
  private:
   const std::uint64_t id_;
-  const c10::intrusive_ptr<::c10d::Work> work_;
+  const WorkPtr work_;
 };
 
 }  // namespace
@@ -244,7 +239,7 @@ c10::IValue FlightRecorder::entry_of(const Entry& entry) {
   Dict fields = new_dict();
   fields.insert("record_id", static_cast<std::int64_t>(entry.id));
   fields.insert("pg_id", std::int64_t{0});
-  fields.insert("process_group", pair_of(entry.group->name, entry.group->description));
+  fields.insert("process_group", c10::ivalue::Tuple::create({entry.group->name, entry.group->description}));
   fields.insert("collective_seq_id", static_cast<std::int64_t>(entry.number));
   fields.insert("p2p_seq_id", entry.call.is_point_to_point() ? static_cast<std::int64_t>(entry.number) : 0);
   fields.insert("op_id", static_cast<std::int64_t>(entry.number));
@@ -318,7 +313,7 @@ GroupRecorder::Channel& GroupRecorder::channel_of(const RecordedCall& call) {
   return channel;
 }
 
-c10::intrusive_ptr<::c10d::Work> GroupRecorder::follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work) {
+WorkPtr GroupRecorder::follow(std::uint64_t id, WorkPtr work) {
   c10::intrusive_ptr<c10::ivalue::Future> end;
   try {
     end = work->getFuture();

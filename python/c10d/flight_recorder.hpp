@@ -13,9 +13,9 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
+
+#include "pointers.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -107,7 +107,7 @@ class GroupRecorder {
   void take_back(std::uint64_t id, const RecordedCall& call);
   // Returns a replacement for one of torch's works on a CPU, which ends the record with the call. Some of Gloo's works
   // report their end only to those who wait.
-  static c10::intrusive_ptr<::c10d::Work> follow(std::uint64_t id, c10::intrusive_ptr<::c10d::Work> work);
+  static WorkPtr follow(std::uint64_t id, WorkPtr work);
 
  private:
   // Messages from one rank to another with one tag. The analyzer expects all ranks of a group in each call, so to it

@@ -113,8 +113,7 @@ bool Operations::is_planned(const PlannedPtr& like, Collective collective, HopFo
 
 PlannedPtr Operations::planned(Collective collective, HopFormats format, const Whole& whole, const Parts& parts,
                                const std::optional<BlockFormat>& feedback, OperationPtr operation) {
-  c10::weak_intrusive_ptr<::c10d::Backend> group(
-      c10::intrusive_ptr<::c10d::Backend>::unsafe_reclaim_from_nonowning(&group_));
+  c10::weak_intrusive_ptr<::c10d::Backend> group(BackendPtr::unsafe_reclaim_from_nonowning(&group_));
   return std::make_shared<PlannedOperation>(PlannedOperation{std::move(group),
                                                              this,
                                                              collective,

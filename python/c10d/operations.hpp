@@ -8,7 +8,6 @@
 
 #include "compressed_calls.hpp"
 #include "device_codecs.hpp"
-#include "inner_groups.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -51,9 +50,8 @@ struct HeldResidual {
 class Operations {
  public:
   // Borrows all arguments.
-  Operations(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
-             CompressedCalls& compressed)
-      : group_(group), options_(std::move(options)), inner_(inner), compressed_(compressed) {}
+  Operations(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, CompressedCalls& compressed)
+      : group_(group), options_(std::move(options)), compressed_(compressed) {}
 
   // A call stays exact if the policy says so, or all parts are exempt. `formats` replaces the group's formats; an
   // active override wins over both. Returns `like` if that is the same operation; it may be null. `again` announces a
@@ -98,7 +96,6 @@ class Operations {
 
   ::c10d::Backend& group_;
   c10::intrusive_ptr<ZcommOptions> options_;
-  InnerGroups& inner_;
   CompressedCalls& compressed_;
   DeviceCodecs codecs_;
 };

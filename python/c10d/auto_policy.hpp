@@ -58,8 +58,6 @@ class AutoPolicy {
   StepChoice& steps() { return steps_; }
   // Returns the decisions in the order in which they were made.
   std::vector<Decision> decisions() const;
-  // Returns the decision by steps, if any.
-  std::optional<StepDecision> step_decision() const { return steps_.decision(); }
 
  private:
   struct Ways {

@@ -98,7 +98,7 @@ void bind_process_group(py::module_& module) {
           py::arg("step"))
       .def("stats", &stats_of)
       .def("decisions", &decisions_of)
-      .def("end_step", [](ProcessGroup& group) { group.compressed().end_step(); })
+      .def("end_step", [](ProcessGroup& group) { group.compressed().auto_policy().steps().end_step(); })
       .def("step_decision", &step_decision_of)
       .def("losses", &losses_of);
 }

@@ -90,7 +90,7 @@ py::list decisions_of(ProcessGroup& group) {
 }
 
 py::object step_decision_of(ProcessGroup& group) {
-  const std::optional<StepDecision> decision = group.compressed().auto_policy().step_decision();
+  const std::optional<StepDecision> decision = group.compressed().auto_policy().steps().decision();
   if (!decision) return py::none();
   return py::dict(py::arg("compressed") = decision->gains(), py::arg("steps") = decision->num_steps,
                   py::arg("exact_seconds") = seconds(decision->medians.exact),

@@ -27,16 +27,14 @@ class CompressedCalls {
 
   Stats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
-  const AutoPolicy& auto_policy() const { return auto_policy_; }
+  AutoPolicy& auto_policy() { return auto_policy_; }
   std::uint64_t num_calls() const { return num_calls_; }  // of collectives
-  // Stochastic rounding draws from this step and the number of calls since.
+  // Stochastic rounding draws from this step and the number of calls since. Ends the last one.
   void set_step(std::uint64_t step) {
     step_ = step;
     calls_in_step_ = 0;
-    end_step();
+    auto_policy_.steps().end_step();
   }
-  // Ends a training step, by whose time Choice::automatic decides.
-  void end_step() { auto_policy_.steps().end_step(); }
 
   // Decides about `call`. Throws if `policy` is strict about it, or if the group has failed on a GPU, because exact
   // calls may use results of compressed ones. With Choice::automatic the first call of a class blocks until all ranks

@@ -32,7 +32,7 @@ class BoundMark {
  public:
   explicit BoundMark(at::Device device) : device_(device) {
     const c10::DeviceGuard on_device(device);
-    mark_.emplace(make_torch_workspace(device.type()));
+    mark_.emplace(std::make_unique<TorchWorkspace>(device.type()));
   }
 
   void note(const at::Tensor& shard) {

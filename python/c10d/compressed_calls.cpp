@@ -65,7 +65,7 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
           errors),
       device_runner_(
           [this, make = std::move(device_transport)](at::Device device, const std::shared_ptr<Failure>& failure) {
-            auto workspace = make_torch_workspace(device.type());
+            auto workspace = std::make_unique<TorchWorkspace>(device.type());
             auto codec = make_cuda_codec(*workspace);
             return make_communicator(device.type(), make(failure), std::move(codec), std::move(workspace));
           },

@@ -18,7 +18,7 @@ class DeviceCodecs {
   const Codec& of(const at::Tensor& tensor) {
     if (tensor.is_cpu()) return *host_;
     std::call_once(cuda_once_, [&] {
-      cuda_workspace_ = make_torch_workspace(tensor.device().type());
+      cuda_workspace_ = std::make_unique<TorchWorkspace>(tensor.device().type());
       cuda_ = make_cuda_codec(*cuda_workspace_);
     });
     return *cuda_;

@@ -13,7 +13,6 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
-#include "torch_workspace.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"

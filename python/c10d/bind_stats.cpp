@@ -4,7 +4,6 @@
 #include <concepts>
 
 #include "bind.hpp"
-#include "measure.hpp"
 #include "process_group.hpp"
 
 namespace zcomm::c10d_binding {

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "measure.hpp"
 #include "policy.hpp"
 #include "zcomm/communicator.hpp"
 
@@ -43,6 +42,18 @@ struct Loss {
   double largest_block_error = 0;  // largest of these
 };
 
+// Measures of a format's error, as sums that add up over samples.
+struct Measured {
+  // Sums over the blocks whose `original` is finite, double [6]: 1, nonzero elements, nonzero elements that are 0 in
+  // `decoded`, x^2, squared errors, block errors. A block's error is max |decoded - x| / max |x|, or 0 if x is 0.
+  at::Tensor totals;
+  at::Tensor largest;  // double []: largest block error
+};
+
+// Measures two tensors [blocks, block] of float32 in float64 by operations of torch, queued on the current stream of
+// their device.
+Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded);
+
 class Telemetry {
  public:
   // Samples every `every`-th call of a site, beginning with the first; 0: none.
@@ -50,8 +61,7 @@ class Telemetry {
 
   // Counts each lossy segment that this rank encodes, and samples it if it is its turn. Between nodes of several ranks
   // sums are sent, which do not exist before the call: this rank's terms stand for them. Calls captured in a graph are
-  // not sampled. Thread-safe.
-  // Called on the job's thread, in which the job's stream is torch's current one.
+  // not sampled. Called on the job's thread, in which the job's stream is torch's current one. Thread-safe.
   void add(const Job& job, Communicator& communicator, StreamView stream);
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.

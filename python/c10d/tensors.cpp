@@ -26,11 +26,6 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   return std::nullopt;
 }
 
-std::optional<DType> float_of(const at::Tensor& tensor) {
-  const std::optional<DType> dtype = dtype_of(tensor);
-  return dtype && is_float(*dtype) ? dtype : std::nullopt;
-}
-
 at::ScalarType scalar_type_of(DType dtype) {
   for (const auto& [scalar_type, known] : kTypes) {
     if (known == dtype) return scalar_type;
@@ -46,10 +41,6 @@ c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardIm
 
 StreamView current_view(at::Device device) {
   return device.is_cpu() ? StreamView{} : StreamView{current_stream(device).native_handle()};
-}
-
-std::vector<TensorView> slots_of(const at::Tensor& whole, int size) {
-  return split(view_of(whole), size, whole.numel() / size);
 }
 
 namespace {
@@ -73,9 +64,9 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   Call call;
   call.collective = collective;
   call.form = form;
-  call.dtype = float_of(shard);
+  call.dtype = dtype_of(shard);
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
-  if (may_be_complex(shard)) call.dtype.reset();
+  if (call.dtype && (!is_float(*call.dtype) || may_be_complex(shard))) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());
   call.on_host = shard.device().is_cpu();
   call.device = shard.device().index();

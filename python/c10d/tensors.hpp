@@ -18,8 +18,6 @@ namespace zcomm::c10d_binding {
 // Returns the core's value type, or nothing for other types. uint16 are byte pairs.
 std::optional<DType> dtype_of(at::ScalarType type);
 inline std::optional<DType> dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-// Returns the codec's value type, or nothing for other types.
-std::optional<DType> float_of(const at::Tensor& tensor);
 at::ScalarType scalar_type_of(DType dtype);
 
 // Borrows the values of a contiguous tensor of such a type.
@@ -29,9 +27,6 @@ TensorView view_of(const at::Tensor& tensor);
 c10::Stream current_stream(at::Device device);
 // Returns the same for the core; none of a CPU.
 StreamView current_view(at::Device device);
-
-// Returns the slots of a tensor that is gathered or scattered whole.
-std::vector<TensorView> slots_of(const at::Tensor& whole, int size);
 
 // Appends the slots' segments, slot after slot, of tensors that each have one segment of all slots.
 template <class Views>

@@ -124,9 +124,4 @@ void check_in_order(at::TensorList tensors, const char* name) {
   }
 }
 
-bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank) {
-  return static_cast<const char*>(input.data_ptr()) ==
-         static_cast<const char*>(output.data_ptr()) + static_cast<std::size_t>(rank) * input.nbytes();
-}
-
 }  // namespace zcomm::c10d_binding

@@ -43,9 +43,6 @@ void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
               const ::c10d::ReduceOp& op = ::c10d::ReduceOp::SUM);
 
-// Returns true if an all-gather's input is its own slot of the output.
-bool is_own_slot(const at::Tensor& output, const at::Tensor& input, int rank);
-
 std::int64_t elements_of(at::TensorList tensors);
 
 // Throws ValueError that names the argument, what was given and what is needed. `wider` tells whether the shard may be

@@ -142,14 +142,6 @@ void DeviceRunner::release_finished() {
   while (held_.size() > 1 && held_.front()->is_clear()) held_.pop_front();
 }
 
-void DeviceRunner::run(Job& job, c10::Stream stream) {
-  try {
-    job.run([this]() -> Communicator& { return *communicator_; }, view_of(stream));
-  } catch (const std::exception& caught) {
-    std::rethrow_exception(errors_.record(caught, job.place()));
-  }
-}
-
 WorkPtr DeviceRunner::launch(JobPtr job) {
   const std::lock_guard lock(launch_mutex_);
   const at::Device device = job->outputs[0].device();
@@ -182,8 +174,9 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   captured_graph_ = graph;
   if (!capturing) release_finished();
 
+  const auto connected = [this]() -> Communicator& { return *communicator_; };
   if (!job->async) {
-    run(*job, current);
+    job->run(connected, view_of(current), errors_);
     if (!capturing) end_event_->record(current);
     return c10::make_intrusive<DeviceWork>(*job, current, nullptr, failure_, blocking_wait_);
   }
@@ -195,7 +188,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
   std::exception_ptr error;
   try {
-    run(*job, *stream_);
+    job->run(connected, view_of(*stream_), errors_);
   } catch (const std::exception&) {
     error = std::current_exception();  // queued work still uses the tensors
   }

@@ -14,7 +14,6 @@
 #include <mutex>
 #include <optional>
 
-#include "group_errors.hpp"
 #include "job.hpp"
 #include "nccl_variables.hpp"
 #include "pointers.hpp"
@@ -74,7 +73,6 @@ class DeviceRunner {
 
  private:
   void connect(at::Device device);
-  void run(Job& job, c10::Stream stream);
   void release_finished();
 
   Connect connect_;

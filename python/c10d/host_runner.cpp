@@ -96,9 +96,9 @@ struct HostRunner::Queue {
       if (task->callers) as_caller.emplace(*task->callers);
       HostRunner& runner = task->runner;
       try {
-        task->job->run([&]() -> Communicator& { return runner.communicator(); }, {});
-      } catch (const std::exception& caught) {
-        task->error = runner.errors_.record(caught, task->job->place());
+        task->job->run([&]() -> Communicator& { return runner.communicator(); }, {}, runner.errors_);
+      } catch (const std::exception&) {
+        task->error = std::current_exception();
       }
     }
     task->job.reset();

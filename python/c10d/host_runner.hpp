@@ -4,7 +4,6 @@
 #include <functional>
 #include <mutex>
 
-#include "group_errors.hpp"
 #include "job.hpp"
 #include "pointers.hpp"
 

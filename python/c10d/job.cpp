@@ -24,7 +24,7 @@ void count_cost(Stats& stats, const Job& job, const CallStats& cost) {
 
 }  // namespace
 
-void Job::run(const std::function<Communicator&()>& connect, StreamView stream) {
+void Job::run(const std::function<Communicator&()>& connect, StreamView stream, GroupErrors& errors) {
   FlightRecorder& recorder = FlightRecorder::of_process();
   try {
     Communicator& communicator = connect();
@@ -32,9 +32,9 @@ void Job::run(const std::function<Communicator&()>& connect, StreamView stream) 
     telemetry->add(*this, communicator, stream);
     count_cost(*stats, *this, communicator.run(*operation, arguments(), timeout, stream, profilers_ranges()));
     if (outputs[0].is_cpu()) recorder.end(record, false);  // on a GPU the work is queued
-  } catch (...) {
+  } catch (const std::exception& error) {
     recorder.end(record, true);
-    throw;
+    std::rethrow_exception(errors.record(error, site ? site->name : ""));
   }
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "group_errors.hpp"
 #include "stats.hpp"
 #include "zcomm/communicator.hpp"
 
@@ -56,15 +57,13 @@ struct Job {
   Job& operator=(const Job&) = delete;
 
   // Runs the job on the result of `connect`: on a CPU until it is done, on a GPU until all work is queued on `stream`.
-  // Called once; throws Error.
-  void run(const std::function<Communicator&()>& connect, StreamView stream);
+  // Called once; throws what `errors` makes of a failure.
+  void run(const std::function<Communicator&()>& connect, StreamView stream, GroupErrors& errors);
 
   Arguments arguments() const {
     return {
         {read.data(), read.size()}, {written.data(), written.size()}, factor, feedback ? &*feedback : nullptr, wires};
   }
-  // Returns the caller's place in the program, if known.
-  std::string place() const { return site ? site->name : ""; }
 
   const Collective collective;
   const ::c10d::OpType type;

@@ -43,6 +43,7 @@ AutoPolicy::CallClass AutoPolicy::class_of(const Policy& policy, const Call& cal
 }
 
 bool AutoPolicy::is_one_hop(const Policy& policy, const Call& call) const {
+  if (policy.choice != Choice::automatic) return false;
   const std::optional<Decision> decided = known(class_of(policy, call));
   return decided && decided->times.is_one_hop();
 }

@@ -51,8 +51,8 @@ class AutoPolicy {
   // ranks; the first call of each class, and of some steps, blocks until all ranks reach it. Throws Error if ranks pass
   // different calls, and for a rehearsal on a GPU during graph capture or while calls are coalesced.
   bool gains(const Policy& policy, const Call& call);
-  // For an all-gather for which gains() is true: whether one hop is at least as much faster than two hops. The bits are
-  // the same.
+  // Tells, for a compressed all-gather, whether Choice::automatic has found one hop faster than two. The bits are the
+  // same.
   bool is_one_hop(const Policy& policy, const Call& call) const;
 
   StepChoice& steps() { return steps_; }

@@ -157,7 +157,8 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
   for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   if (!operation) {
     const at::Tensor& input = inputs.front();
-    const bool one_hop = is_one_hop(settings.policy, gather_of({job->written.data(), job->written.size()}, input));
+    const bool one_hop =
+        auto_policy_.is_one_hop(settings.policy, gather_of({job->written.data(), job->written.size()}, input));
     const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
     const auto plan = std::make_shared<const GatherPlan>(world(input.device().type()), shape_of(job->written),
                                                          GatherSegments(&whole, 1), one_hop);

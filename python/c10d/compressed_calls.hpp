@@ -58,10 +58,6 @@ class CompressedCalls {
 
   // Compares the ranks' options at the first call, and throws the difference. Thread-safe.
   const Topology& topology();
-  // Returns the decision of Choice::automatic on an all-gather.
-  bool is_one_hop(const Policy& policy, const Call& call) const {
-    return policy.choice == Choice::automatic && auto_policy_.is_one_hop(policy, call);
-  }
   // For the operations of calls on tensors of `device`.
   World world(at::DeviceType device);
   // Counts a plan.

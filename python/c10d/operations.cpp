@@ -145,7 +145,7 @@ PlanOrVerdict Operations::plan_gather(const Whole& output, const Whole& input, c
   }
   if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
   const BlockFormat format = is_bytes ? BlockFormat{} : policy.all_gather;
-  const bool in_one_hop = compressed_.is_one_hop(policy, call);
+  const bool in_one_hop = compressed_.auto_policy().is_one_hop(policy, call);
   if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {}) && like->in_one_hop == in_one_hop)
     return like;
   World world = compressed_.world(input[0].device().type());

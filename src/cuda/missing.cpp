@@ -1,15 +1,18 @@
-#include "cuda/missing.hpp"
-
+// Replacements for the functions of CUDA and NCCL in a build without CUDA.
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/nccl.hpp"
 
 namespace zcomm {
+namespace {
 
-void throw_cuda_missing() {
+[[noreturn]] void throw_cuda_missing() {
   throw Error(
       "this build of zcomm has no CUDA: it was built without nvcc, or with ZCOMM_CUDA=OFF. Put the CUDA toolkit's nvcc "
       "in PATH or CUDACXX, and install zcomm again");
 }
+
+}  // namespace
 
 CudaBuild cuda_build() { return {}; }
 int cuda_device_count() { return 0; }
@@ -22,5 +25,12 @@ void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
+
+const NcclLibrary& load_nccl(const std::string&) { throw_cuda_missing(); }
+NcclUniqueId make_nccl_unique_id() { throw_cuda_missing(); }
+NcclMeeting meet_over_nccl(void*, std::uint64_t, std::chrono::milliseconds, const std::function<void()>&) {
+  throw_cuda_missing();
+}
+std::unique_ptr<Transport> make_nccl_transport(const NcclOptions&) { throw_cuda_missing(); }
 
 }  // namespace zcomm

@@ -72,7 +72,7 @@ class GatherPlan {
   LinkBytes bytes() const { return bytes_of(hops_[0]) + bytes_of(hops_[1]); }
 
   // Returns the bytes of this rank's secondary shard; the second function, the largest of all ranks.
-  std::size_t secondary_bytes() const { return static_cast<std::size_t>(num_held_) * wire_offsets_.back(); }
+  std::size_t secondary_bytes() const { return num_held_ * wire_offsets_.back(); }
   std::size_t largest_secondary_bytes() const;
   // Returns the bytes that a gather from secondary shards sends.
   LinkBytes bytes_from_secondary() const { return bytes_of(secondary_hop_); }
@@ -97,7 +97,7 @@ class GatherPlan {
   // Locates wires in the secondary shard: chunk after chunk, each with its slots in that order.
   bool holds(int slot) const { return places_[static_cast<std::size_t>(slot)] >= 0; }
   std::size_t secondary_offset(int slot, std::int64_t chunk) const {
-    return static_cast<std::size_t>(num_held_) * wire_offsets_[static_cast<std::size_t>(chunk)] +
+    return num_held_ * wire_offsets_[static_cast<std::size_t>(chunk)] +
            static_cast<std::size_t>(places_[static_cast<std::size_t>(slot)]) * slot_bytes(chunk);
   }
   // Calls visit(peer, first_slot, num_bytes) for the messages that carry the moves of a hop: wires between two ranks
@@ -132,7 +132,7 @@ class GatherPlan {
   Hop secondary_hop_;
   std::vector<int> order_;   // of each rank's slot among the wires of a chunk
   std::vector<int> places_;  // of each rank's slot in the secondary shard; -1: not held
-  int num_held_ = 0;
+  std::size_t num_held_ = 0;
 };
 
 // Plan of an all_gather of 16-bit values by lossless differences (lossless.hpp), and of later gathers within nodes
@@ -156,7 +156,7 @@ class LosslessPlan {
   LinkBytes bytes_from_secondary() const;
 
   // Returns the bytes of the values that this rank keeps; the second function, the largest of all ranks.
-  std::size_t kept_bytes() const { return static_cast<std::size_t>(num_held_) * slot_bytes_; }
+  std::size_t kept_bytes() const { return held_.size() * slot_bytes_; }
   std::size_t largest_kept_bytes() const;
 
   // --- For the collective itself
@@ -168,16 +168,15 @@ class LosslessPlan {
   std::int64_t longest_chunk() const { return longest_chunk_; }  // in elements
   // Returns the parts of a chunk, each in one segment.
   std::span<const Piece<BlockFormat>> pieces(std::int64_t chunk) const {
-    const auto i = static_cast<std::size_t>(chunk);
-    return std::span(pieces_).subspan(first_pieces_[i], first_pieces_[i + 1] - first_pieces_[i]);
+    return pieces_[static_cast<std::size_t>(chunk)];
   }
   const Hop& inter_node_hop() const { return inter_node_hop_; }
   const Hop& intra_node_hop() const { return intra_node_hop_; }
-  // Returns the number of a slot among those that this rank holds, -1 if it does not hold it. Kept values lie slot
-  // after slot in rank order.
+  // Returns the slots that this rank holds, in rank order. Kept values lie slot after slot.
+  const std::vector<int>& held() const { return held_; }
+  // Returns the number of a slot among those, -1 if this rank does not hold it.
   int place(int slot) const { return places_[static_cast<std::size_t>(slot)]; }
   std::size_t kept_offset(int slot) const { return static_cast<std::size_t>(place(slot)) * slot_bytes_; }
-  int num_held() const { return num_held_; }
 
  private:
   void cut_at_segments();
@@ -188,13 +187,12 @@ class LosslessPlan {
   std::string description_;
   Chunks<BlockFormat> chunks_;
   std::int64_t longest_chunk_ = 0;
-  std::vector<Piece<BlockFormat>> pieces_;
-  std::vector<std::size_t> first_pieces_;  // by chunk, and the end
+  std::vector<std::vector<Piece<BlockFormat>>> pieces_;  // by chunk
   Hop inter_node_hop_;
   Hop intra_node_hop_;
   std::size_t slot_bytes_;   // of the longest slot, aligned
+  std::vector<int> held_;    // slots
   std::vector<int> places_;  // of each rank's slot
-  int num_held_ = 0;
 };
 
 // Plan of a reduce_scatter.

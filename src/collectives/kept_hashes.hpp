@@ -17,12 +17,10 @@ namespace zcomm {
 class KeptHashes {
  public:
   KeptHashes(const LosslessCodec& codec, const LosslessPlan& plan)
-      : rank_(plan.rank()), num_chunks_(static_cast<std::size_t>(plan.num_chunks())) {
-    for (int slot = 0; slot < plan.topology().size(); ++slot) {
-      if (plan.place(slot) >= 0) slots_.push_back(slot);
-    }
-    memory_ = codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t));
-  }
+      : rank_(plan.rank()),
+        num_chunks_(static_cast<std::size_t>(plan.num_chunks())),
+        slots_(plan.held()),
+        memory_(codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t))) {}
 
   // Numbers follow LosslessPlan::place(), then chunks.
   std::uint64_t* hash(std::size_t number) const { return reinterpret_cast<std::uint64_t*>(memory_->data()) + number; }
@@ -65,9 +63,9 @@ class KeptHashes {
 
   const int rank_;
   const std::size_t num_chunks_;
-  std::vector<int> slots_;  // held slots
+  const std::vector<int> slots_;  // held slots
   std::atomic<std::uint64_t> base_ = 0;
-  std::unique_ptr<JobMemory> memory_;
+  const std::unique_ptr<JobMemory> memory_;
 };
 
 struct KeptChunk {

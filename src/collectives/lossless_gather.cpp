@@ -34,9 +34,8 @@ class NodeGather : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   void finish(std::int64_t chunk) override {
     copies_.clear();
-    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
-      if (plan_.place(slot) < 0 || (slot == plan_.rank() && has_own_)) continue;
-      copy(kept(slot, chunk).values.data, slot, chunk);
+    for (const int slot : plan_.held()) {
+      if (slot != plan_.rank() || !has_own_) copy(kept(slot, chunk).values.data, slot, chunk);
     }
     run_codec(r_, copies_);
     wait_for_transfer(r_, *own_[chunk], 1);
@@ -183,8 +182,7 @@ class NodeGatherAgain final : public NodeGather {
   // Checks values and passes them on.
   void first_hop(std::int64_t chunk) override {
     jobs_.clear();
-    for (int slot = 0; slot < r_.world.topology.size(); ++slot) {
-      if (plan_.place(slot) < 0) continue;
+    for (const int slot : plan_.held()) {
       const KeptChunk of = kept(slot, chunk);
       jobs_.push_back({of.values, of.values, of.hash, of.status});
     }

@@ -6,6 +6,7 @@
 #include "hash.hpp"
 #include "slots.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -71,6 +72,10 @@ std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
   return slots;
 }
 
+std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
+  return {{slots.lengths.empty() ? 0 : slots.longest(), {}}};
+}
+
 }  // namespace
 
 std::int64_t SlotShape::longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
@@ -100,12 +105,12 @@ GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bo
       chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule),
       longest_(slots_.longest()),
       hops_(topology().gather_hops(rank(), in_one_hop)),
-      secondary_hop_(topology().secondary_hop(rank())),
-      order_(slots_.lengths.size()),
-      num_held_(zcomm::num_held(topology(), rank())) {
+      secondary_hop_(topology().secondary_hop(rank())) {
   const std::vector<int> order = num_hops() == 2 ? in_order_of_hops(topology(), rank()) : in_rank_order(topology());
-  for (std::size_t i = 0; i < order.size(); ++i) order_[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
-  places_ = places_of(topology(), rank(), order);
+  const std::vector<int> held = held_of(topology(), rank(), order);
+  order_ = places_in(order, topology());
+  places_ = places_in(held, topology());
+  num_held_ = held.size();
   wire_offsets_.push_back(0);
   for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
     wire_offsets_.push_back(wire_offsets_.back() +
@@ -118,9 +123,7 @@ std::size_t GatherPlan::num_bytes(int slot, std::int64_t chunk) const {
   return length == longest_ ? slot_bytes(chunk) : message_bytes(pieces(chunk), length, slots_.dtype, std::identity());
 }
 
-std::size_t GatherPlan::largest_secondary_bytes() const {
-  return static_cast<std::size_t>(most_held(topology())) * wire_offsets_.back();
-}
+std::size_t GatherPlan::largest_secondary_bytes() const { return most_held(topology()) * wire_offsets_.back(); }
 
 LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   LinkBytes total;
@@ -131,6 +134,59 @@ LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   }
   return total;
 }
+
+// --- LosslessPlan
+
+LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments segments)
+    : world_(std::move(world)),
+      segments_(segments.empty() ? whole_slot(slots) : std::vector(segments.begin(), segments.end())),
+      slots_(checked<BlockFormat>(slots, world_, segments_)),
+      description_(slots_.to_string() + " by differences"),
+      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kLosslessTile),
+      inter_node_hop_(topology().holder_hop(rank())),
+      intra_node_hop_(topology().secondary_hop(rank())),
+      slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
+      held_(held_of(topology(), rank(), in_rank_order(topology()))),
+      places_(places_in(held_, topology())) {
+  check_argument(slots_.dtype != DType::float32, [] {
+    return std::string(
+        "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
+  });
+  for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
+  cut_at_segments();
+}
+
+void LosslessPlan::cut_at_segments() {
+  for (std::int64_t i = 0; i < num_chunks(); ++i) {
+    std::vector<Piece<BlockFormat>>& pieces = pieces_.emplace_back();
+    const std::int64_t chunk_end = chunk(i).begin + chunk(i).count;
+    std::int64_t first = 0;
+    for (std::size_t segment = 0; segment < segments_.size(); ++segment) {
+      const std::int64_t begin = std::max(first, chunk(i).begin);
+      const std::int64_t count = std::min(first + segments_[segment].num_elements, chunk_end) - begin;
+      if (count > 0) pieces.push_back({begin, count, {}, segment, begin - first});
+      first += segments_[segment].num_elements;
+    }
+  }
+}
+
+LinkBytes LosslessPlan::bytes(std::size_t body_bytes) const {
+  const std::size_t message_bytes = static_cast<std::size_t>(num_chunks()) * kLosslessHeaderBytes + body_bytes;
+  LinkBytes total = bytes_from_secondary();
+  total.inter_node = inter_node_hop_.sends.size() * message_bytes;
+  return total;
+}
+
+LinkBytes LosslessPlan::bytes_from_secondary() const {
+  LinkBytes total;
+  for (const Move& move : intra_node_hop_.sends) {
+    const std::int64_t length = slots_.lengths[static_cast<std::size_t>(move.slot)];
+    total.intra_node += static_cast<std::size_t>(length) * element_size(slots_.dtype);
+  }
+  return total;
+}
+
+std::size_t LosslessPlan::largest_kept_bytes() const { return most_held(topology()) * slot_bytes_; }
 
 // --- ReducePlan
 

@@ -51,37 +51,32 @@ SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<F
   return slots;
 }
 
-inline int num_held(const Topology& topology, int rank) {
-  int count = 0;
-  for (int slot = 0; slot < topology.size(); ++slot) {
-    if (topology.holder(topology.node(rank), slot) == rank) ++count;
-  }
-  return count;
-}
-
-// Returns the most slots that any rank holds.
-inline int most_held(const Topology& topology) {
-  int most = 0;
-  for (int node = 0; node < topology.num_nodes(); ++node) {
-    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
-    most = std::max(most, num_held(topology, topology.ranks(node).front()));
-  }
-  return most;
-}
-
 inline std::vector<int> in_rank_order(const Topology& topology) {
   std::vector<int> slots(static_cast<std::size_t>(topology.size()));
   std::iota(slots.begin(), slots.end(), 0);
   return slots;
 }
 
-// Returns the place of each rank's slot among those that `rank` holds, in a given order, -1 if it does not hold it.
-inline std::vector<int> places_of(const Topology& topology, int rank, const std::vector<int>& slots) {
-  std::vector<int> places(slots.size(), -1);
-  int num_held = 0;
-  for (const int slot : slots) {
-    if (topology.holder(topology.node(rank), slot) == rank) places[static_cast<std::size_t>(slot)] = num_held++;
+// Returns those of `slots` that `rank` holds, in the given order.
+inline std::vector<int> held_of(const Topology& topology, int rank, std::vector<int> slots) {
+  std::erase_if(slots, [&](int slot) { return topology.holder(topology.node(rank), slot) != rank; });
+  return slots;
+}
+
+// Returns the most slots that any rank holds.
+inline std::size_t most_held(const Topology& topology) {
+  std::size_t most = 0;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
+    most = std::max(most, held_of(topology, topology.ranks(node).front(), in_rank_order(topology)).size());
   }
+  return most;
+}
+
+// Returns the place of each rank's slot among `slots`, -1 if it is not there.
+inline std::vector<int> places_in(const std::vector<int>& slots, const Topology& topology) {
+  std::vector<int> places(static_cast<std::size_t>(topology.size()), -1);
+  for (std::size_t i = 0; i < slots.size(); ++i) places[static_cast<std::size_t>(slots[i])] = static_cast<int>(i);
   return places;
 }
 

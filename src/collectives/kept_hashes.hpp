@@ -7,11 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "lossless_errors.hpp"
 #include "zcomm/collectives.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/lossless.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
+
+inline std::string in_slot(int slot, const std::string& what) {
+  return "differences of slot " + std::to_string(slot) + ": " + what;
+}
 
 // Hashes, and status words in which jobs set bits of LosslessError.
 class KeptHashes {
@@ -54,11 +59,21 @@ class KeptHashes {
 
  private:
   std::size_t count() const { return slots_.size() * num_chunks_; }
+  // Describes errors in what was made of generation `base`. The owner of a slot has the slot's number.
   std::string describe(std::uint32_t errors, int slot, std::uint64_t base) const {
-    if (errors == kKeptError) return written_to(slot, base + 1, rank_);
-    if ((errors & kBaseError) != 0) return other_base(slot, base);
-    if ((errors & (kHeaderError | kGenerationError)) != 0) return other_result(slot, base, "another message arrived");
-    return other_result(slot, base, (errors & kBodyError) != 0 ? kOtherBody : kStrayWrite);
+    const std::string old = "generation " + std::to_string(base);
+    const std::string made = "generation " + std::to_string(base + 1);
+    const std::string owner = "rank " + std::to_string(slot);
+    if (errors == kKeptError) {
+      return in_slot(slot, made + " was written to on rank " + std::to_string(rank_) +
+                               " since it was gathered: something has written into what it keeps, or its weights have "
+                               "changed in a way that PyTorch does not count");
+    }
+    if ((errors & kBaseError) != 0) return in_slot(slot, old + " of this rank and of " + owner + " are not the same");
+    const char* why = "something has written into what one of the two keeps";
+    if ((errors & kBodyError) != 0) why = "difference: expected what an encoder wrote, got other bytes";
+    if ((errors & (kHeaderError | kGenerationError)) != 0) why = "another message arrived";
+    return in_slot(slot, "what this rank has made of " + old + " is not " + made + " of " + owner + ": " + why);
   }
 
   const int rank_;
@@ -81,6 +96,29 @@ inline KeptChunk kept_chunk(const LosslessPlan& plan, const Kept& kept, int slot
   const auto number = static_cast<std::size_t>(plan.place(slot) * plan.num_chunks() + chunk);
   return {whole.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count), kept.hashes->hash(number),
           kept.hashes->status(number)};
+}
+
+// Reads the header of a message for `values` of `slot`. Throws TransportError unless it refers to generation `base` or,
+// if that is 0, has whole values. Does not check hashes.
+inline LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values) {
+  LosslessHeader header;
+  try {
+    header = read_header(wire);
+  } catch (const Error& error) {
+    throw TransportError(in_slot(slot, error.what()));
+  }
+  if (header.generation != base || (header.kind == LosslessHeader::Kind::difference) != (base > 0)) {
+    throw TransportError(in_slot(slot, "this rank holds generation " + std::to_string(base) + ", rank " +
+                                           std::to_string(slot) + " sent what goes with generation " +
+                                           std::to_string(header.generation)));
+  }
+  const std::size_t most = base > 0 ? max_lossless_bytes(values.num_elements) : values.num_bytes();
+  if (header.body_bytes > most || (base == 0 && header.body_bytes != most)) {
+    throw TransportError(in_slot(slot, "rank " + std::to_string(slot) + " announced " +
+                                           std::to_string(header.body_bytes) + " bytes, expected " +
+                                           (base > 0 ? "at most " : "") + std::to_string(most)));
+  }
+  return header;
 }
 
 }  // namespace zcomm

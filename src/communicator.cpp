@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "collectives/lossless_messages.hpp"
 #include "collectives/operation_checks.hpp"
 #include "collectives/pipeline.hpp"
-#include "collectives/preparation.hpp"
 #include "collectives/random_seed.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"

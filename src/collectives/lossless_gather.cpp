@@ -4,8 +4,8 @@
 
 #include "all_gather.hpp"
 #include "counted.hpp"
+#include "lossless_messages.hpp"
 #include "message.hpp"
-#include "preparation.hpp"
 #include "slot_views.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"

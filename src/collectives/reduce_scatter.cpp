@@ -46,6 +46,21 @@ class ReduceScatterOperation final : public Operation {
 
 }  // namespace
 
+void Residuals::encode(int owner, std::int64_t chunk, std::size_t index, TermList& terms, DecodeSumEncode job,
+                       std::vector<DecodeSumEncode>& jobs) {
+  job.wires = terms.sum();
+  if (!plan_.has_residual(owner, job.format)) return jobs.push_back(job);
+  std::byte* const residual = feedback_->residual + plan_.residual_offset(owner, chunk, index);
+  if (!feedback_->empty) {
+    // Counts NaN as 0, so that a block that overflowed recovers.
+    terms.add({residual, feedback_->format, DType::float32, feedback_->decay, true});
+  }
+  job.wires = terms.sum();
+  jobs.push_back(job);
+  terms.add({job.wire, job.format, DType::float32, -1.0f});
+  updates_.push_back({terms.sum(), job.num_elements, feedback_->format, residual, {}});
+}
+
 std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction) {
   if (reduction.plan.topology().is_hierarchical()) return hierarchical_reduce_scatter(resources, reduction);
   return flat_reduce_scatter(resources, reduction);

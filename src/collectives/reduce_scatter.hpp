@@ -1,8 +1,12 @@
 // Two variants of reduce_scatter. Their arguments must outlive the stages; there is at least one chunk.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "message.hpp"
 #include "pipeline.hpp"
 #include "slot_views.hpp"
 #include "zcomm/operation.hpp"
@@ -24,6 +28,26 @@ struct Reduction {
 };
 
 inline Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
+
+// Codec jobs that add the residual of error feedback to sums, and update it.
+class Residuals {
+ public:
+  Residuals(const ReducePlan& plan, const Feedback* feedback) : plan_(plan), feedback_(feedback) {}
+
+  // Adds the residual, if there is one, to terms.sum(), piece `index` of a chunk of `owner`'s slot. Adds the encoding
+  // of that sum to `jobs`.
+  void encode(int owner, std::int64_t chunk, std::size_t index, TermList& terms, DecodeSumEncode job,
+              std::vector<DecodeSumEncode>& jobs);
+
+  // Lists the jobs that update residuals after the jobs since begin_chunk: each sum minus its wire.
+  void begin_chunk() { updates_.clear(); }
+  std::span<const DecodeSumEncode> updates() const { return updates_; }
+
+ private:
+  const ReducePlan& plan_;
+  const Feedback* feedback_;
+  std::vector<DecodeSumEncode> updates_;
+};
 
 // Makes one hop to the owners. Each pair of ranks uses the format of its link.
 std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Reduction& reduction);

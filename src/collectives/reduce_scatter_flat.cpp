@@ -1,8 +1,6 @@
 #include "counted.hpp"
-#include "message.hpp"
 #include "random_seed.hpp"
 #include "reduce_scatter.hpp"
-#include "residuals.hpp"
 
 namespace zcomm {
 namespace {
@@ -71,7 +69,7 @@ class FlatReduceScatter final : public Stages {
       const BlockFormat format = pieces[i].format.on(link(owner));
       const Rounding rounding = rounding_of(r_, owner, pieces[i], format);
       std::byte* const wire = message.next(format, values.num_elements);
-      if (residuals_.covers(owner, format)) {
+      if (plan_.has_residual(owner, format)) {
         terms_.begin_sum();
         terms_.add(exact_wire(values));
         residuals_.encode(owner, chunk, i, terms_, {{}, values.num_elements, format, wire, rounding},

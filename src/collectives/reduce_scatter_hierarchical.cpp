@@ -1,8 +1,6 @@
 #include "counted.hpp"
-#include "message.hpp"
 #include "random_seed.hpp"
 #include "reduce_scatter.hpp"
-#include "residuals.hpp"
 
 namespace zcomm {
 namespace {
@@ -131,13 +129,9 @@ class HierarchicalReduceScatter final : public Stages {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const BlockFormat format = pieces[i].format.on(Link::inter_node);
       const std::int64_t count = list_terms(owner, pieces[i]);
-      const DecodeSumEncode forward{terms_.sum(), count, format, message.next(format, count),
-                                    rounding_of(r_, owner, pieces[i], format)};
-      if (residuals_.covers(owner, format)) {
-        residuals_.encode(owner, chunk, i, terms_, forward, forwards_);
-      } else {
-        forwards_.push_back(forward);
-      }
+      std::byte* const wire = message.next(format, count);
+      residuals_.encode(owner, chunk, i, terms_, {{}, count, format, wire, rounding_of(r_, owner, pieces[i], format)},
+                        forwards_);
     }
   }
 

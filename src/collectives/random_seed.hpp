@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "hash.hpp"
 #include "zcomm/chunks.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/cuda.hpp"
@@ -10,18 +11,10 @@
 
 namespace zcomm {
 
-inline constexpr std::uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, odd
-
 // Returns the seed of call `number`, different for each call of a seed. Calls of two seeds rarely share one.
 constexpr std::uint64_t seed_of_call(std::uint64_t seed, std::uint64_t number) { return seed + kGoldenGamma * number; }
 
-// Mixes as splitmix64 does (Steele et al., OOPSLA 2014): a bijection.
-constexpr std::uint64_t mix_seed(std::uint64_t x) {
-  x += kGoldenGamma;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
+constexpr std::uint64_t mix_seed(std::uint64_t x) { return mix(x + kGoldenGamma); }
 
 // Returns the random stream of a piece, different for each call, rank, `owner` and segment. `owner` tells a call's
 // slots or messages apart: the owner of the sum, or the receiver.

@@ -9,6 +9,7 @@
 #include "codec/cpu/isa.hpp"
 #include "codec/lossless/checks.hpp"
 #include "codec/lossless/kernels.hpp"
+#include "hash.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -17,19 +18,10 @@ namespace zcomm {
 namespace lossless {
 namespace {
 
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
-
-// Finalizer of splitmix64 (Steele et al., OOPSLA 2014).
-constexpr std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 constexpr HashKeys make_keys() {
   HashKeys keys{};
   std::uint64_t number = 0;
-  for (std::uint32_t& key : keys.words) key = static_cast<std::uint32_t>(mix(++number * kGolden) >> 32);
+  for (std::uint32_t& key : keys.words) key = static_cast<std::uint32_t>(mix(++number * kGoldenGamma) >> 32);
   return keys;
 }
 
@@ -37,7 +29,7 @@ constexpr HashKeys make_keys() {
 std::uint64_t hash_of_tile(const std::uint64_t* lanes, std::int64_t tile) {
   std::uint64_t hash = 0;
   for (int lane = 0; lane < kNumLanes; ++lane) {
-    hash += mix(lanes[lane] + static_cast<std::uint64_t>(tile * kNumLanes + lane + 1) * kGolden);
+    hash += mix(lanes[lane] + static_cast<std::uint64_t>(tile * kNumLanes + lane + 1) * kGoldenGamma);
   }
   return hash;
 }

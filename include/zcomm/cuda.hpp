@@ -33,7 +33,8 @@ class CudaDeviceGuard {
   int previous_;
 };
 
-// Lets this thread do what another thread's capture forbids, such as queries of events, for as long as the guard lives.
+// Lets this thread make calls that a capture, by this thread or another, forbids: queries and waits of the host,
+// allocations, first launches of kernels. A forbidden call breaks the capture. Ends with the guard.
 class RelaxedCaptureGuard {
  public:
   RelaxedCaptureGuard();

@@ -21,26 +21,6 @@ inline void check_cuda(cudaError_t result, const char* what) {
               cudaGetErrorName(result) + ")" + remedy(result));
 }
 
-// Sets, for its lifetime, which graph captures forbid this thread's host queries and waits, allocations and kernel
-// loads. A forbidden call breaks the capture.
-class CaptureMode {
- public:
-  explicit CaptureMode(cudaStreamCaptureMode mode) : mode_(mode) {
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
-  }
-  ~CaptureMode() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  CaptureMode(const CaptureMode&) = delete;
-  CaptureMode& operator=(const CaptureMode&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_;
-};
-
-// Lets this thread make such calls during any capture, by this thread or another.
-struct RelaxedCapture : CaptureMode {
-  RelaxedCapture() : CaptureMode(cudaStreamCaptureModeRelaxed) {}
-};
-
 inline cudaStream_t as_cuda(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 }  // namespace zcomm

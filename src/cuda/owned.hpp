@@ -5,49 +5,30 @@
 #include <string>
 
 #include "cuda/check.hpp"
+#include "zcomm/cuda.hpp"
 
 namespace zcomm {
 
-// Device memory. Freeing it waits for the device.
-class DeviceBytes {
+// Device memory or, if `is_pinned`, host memory that the device can read and write at the same address. Freeing device
+// memory waits for the device.
+template <bool is_pinned>
+class CudaBytes {
  public:
-  explicit DeviceBytes(std::size_t num_bytes) {
-    const RelaxedCapture relaxed;
+  explicit CudaBytes(std::size_t num_bytes) : size_(num_bytes) {
+    const RelaxedCaptureGuard relaxed;
+    const std::string what =
+        "allocate " + std::to_string(num_bytes) + " bytes of " + (is_pinned ? "pinned" : "GPU") + " memory";
     void* data = nullptr;
-    check_cuda(cudaMalloc(&data, num_bytes),
-               ("allocate " + std::to_string(num_bytes) + " bytes of GPU memory").c_str());
+    check_cuda(is_pinned ? cudaMallocHost(&data, num_bytes) : cudaMalloc(&data, num_bytes), what.c_str());
     data_ = static_cast<std::byte*>(data);
   }
-  ~DeviceBytes() {
-    const RelaxedCapture relaxed;
-    static_cast<void>(cudaFree(data_));
+  ~CudaBytes() {
+    const RelaxedCaptureGuard relaxed;
+    static_cast<void>(is_pinned ? cudaFreeHost(data_) : cudaFree(data_));
     static_cast<void>(cudaGetLastError());
   }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
-};
-
-// Pinned host memory that the device can read and write at the same address.
-class PinnedBytes {
- public:
-  explicit PinnedBytes(std::size_t num_bytes) : size_(num_bytes) {
-    const RelaxedCapture relaxed;
-    void* data = nullptr;
-    check_cuda(cudaMallocHost(&data, num_bytes),
-               ("allocate " + std::to_string(num_bytes) + " bytes of pinned memory").c_str());
-    data_ = static_cast<std::byte*>(data);
-  }
-  ~PinnedBytes() {
-    const RelaxedCapture relaxed;
-    static_cast<void>(cudaFreeHost(data_));
-    static_cast<void>(cudaGetLastError());
-  }
-  PinnedBytes(const PinnedBytes&) = delete;
-  PinnedBytes& operator=(const PinnedBytes&) = delete;
+  CudaBytes(const CudaBytes&) = delete;
+  CudaBytes& operator=(const CudaBytes&) = delete;
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
@@ -55,6 +36,8 @@ class PinnedBytes {
   std::size_t size_;
   std::byte* data_ = nullptr;
 };
+using DeviceBytes = CudaBytes<false>;
+using PinnedBytes = CudaBytes<true>;
 
 // CUDA event: marks the work on a stream when it was recorded. An event that was never recorded is over.
 class Event {
@@ -73,12 +56,12 @@ class Event {
   }
   // Blocks the host.
   void wait() const {
-    const RelaxedCapture relaxed;
+    const RelaxedCaptureGuard relaxed;
     check_cuda(cudaEventSynchronize(event_), "wait for an event");
   }
   // Throws where the work failed: "could not `what`".
   bool is_over(const char* what = "query an event") const {
-    const RelaxedCapture relaxed;
+    const RelaxedCaptureGuard relaxed;
     const cudaError_t result = cudaEventQuery(event_);
     if (result == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());

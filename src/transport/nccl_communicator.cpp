@@ -38,7 +38,7 @@ void NcclTexts::put(const std::string& words, cudaStream_t stream) {
 }
 
 void NcclTexts::fetch(cudaStream_t stream) {
-  check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), num_bytes_, cudaMemcpyDeviceToHost, stream),
+  check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), host_.size(), cudaMemcpyDeviceToHost, stream),
              "copy the descriptions of a call");
   fetched_.record({stream});
 }
@@ -109,8 +109,10 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
 }
 
 void NcclCommunicator::check_not_capturing() const {
-  const CaptureMode own_captures(cudaStreamCaptureModeThreadLocal);
+  auto own_captures = cudaStreamCaptureModeThreadLocal;
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&own_captures));
   const cudaError_t result = cudaEventQuery(caller_.get());
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&own_captures));
   if (result == cudaErrorStreamCaptureUnsupported) {
     static_cast<void>(cudaGetLastError());
     throw TransportError("NCCL cannot connect while a CUDA graph is captured: run a collective before the capture");
@@ -120,7 +122,7 @@ void NcclCommunicator::check_not_capturing() const {
 
 void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience) {
   check_environment();
-  const RelaxedCapture relaxed;
+  const RelaxedCaptureGuard relaxed;
   nccl::UniqueId id;
   std::memcpy(&id, options.unique_id.data(), sizeof(id));
   nccl::Config config;

@@ -41,7 +41,7 @@ struct NcclMessages {
 // Memory in which ranks exchange what they are to have alike, in words: one slot for each rank.
 class NcclTexts {
  public:
-  NcclTexts(int rank, int size) : rank_(rank), num_bytes_(static_cast<std::size_t>(size) * sizeof(CallText)) {}
+  NcclTexts(int rank, int size) : rank_(rank), host_(offset(size)) {}
 
   // Copies this rank's words to the device, behind the work on `stream`; the second function, all words to the host.
   void put(const std::string& words, cudaStream_t stream);
@@ -60,9 +60,8 @@ class NcclTexts {
   CallText on_host(int rank) const;
 
   int rank_;
-  std::size_t num_bytes_;
-  PinnedBytes host_{num_bytes_};
-  DeviceBytes device_{num_bytes_};  // freed before: that waits for copies
+  PinnedBytes host_;
+  DeviceBytes device_{host_.size()};  // freed before: that waits for copies
   Event fetched_;
 };
 

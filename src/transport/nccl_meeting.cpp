@@ -30,7 +30,7 @@ class Meeting {
 
   // Returns the slots of all ranks.
   std::vector<Slot> gather(std::uint64_t token) {
-    const RelaxedCapture relaxed;
+    const RelaxedCaptureGuard relaxed;
     const CudaDeviceGuard guard(device);
     std::vector<Slot> slots(static_cast<std::size_t>(size));
     Slot& own = slots[static_cast<std::size_t>(rank)];

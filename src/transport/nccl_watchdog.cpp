@@ -23,7 +23,7 @@ void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
                  std::shared_ptr<std::promise<void>> aborted) {
   static_cast<void>(run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
     static_cast<void>(cudaSetDevice(device));
-    const RelaxedCapture relaxed;
+    const RelaxedCaptureGuard relaxed;
     if (communicator != nullptr) communicator->abort();
     communicator.reset();
     aborted->set_value();
@@ -97,7 +97,7 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
 
 void NcclTransport::watch_all() {
   static_cast<void>(cudaSetDevice(device_));
-  const RelaxedCapture relaxed;
+  const RelaxedCaptureGuard relaxed;
   next_question_ = Clock::now() + kPeerInterval;
   const auto is_over = [&] { return is_closing_ || failure_; };
   std::unique_lock lock(state_mutex_);

@@ -10,6 +10,7 @@
 #include "codec/checks.hpp"
 #include "codec/cuda/tables.cuh"
 #include "cuda/check.hpp"
+#include "zcomm/cuda.hpp"
 
 namespace zcomm::gpu {
 
@@ -160,7 +161,7 @@ class Launcher {
     config.gridDim = dim3(num_ctas_);
     config.blockDim = dim3(kernel_->threads);
     config.stream = as_cuda(stream_);
-    const RelaxedCapture relaxed;  // the first launch loads the kernel
+    const RelaxedCaptureGuard relaxed;  // the first launch loads the kernel
     check_cuda(cudaLaunchKernelEx(&config, kernel_->function, table_), kernel_->name);
     table_.num_pieces = 0;
     num_ctas_ = 0;

@@ -43,6 +43,7 @@ SlotShape shape_of(const Views& slots) {
 struct LinkBytes {
   std::size_t intra_node = 0;  // to ranks of the same node
   std::size_t inter_node = 0;
+  std::size_t& on(Link link) { return link == Link::intra_node ? intra_node : inter_node; }
   friend bool operator==(const LinkBytes&, const LinkBytes&) = default;
   friend LinkBytes operator+(LinkBytes a, LinkBytes b) {
     return {a.intra_node + b.intra_node, a.inter_node + b.inter_node};

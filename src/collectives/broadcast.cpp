@@ -50,7 +50,7 @@ LinkBytes BroadcastPlan::bytes() const {
   LinkBytes total;
   for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
     for (const int target : targets_) {
-      (world_.topology.same_node(world_.rank, target) ? total.intra_node : total.inter_node) += num_bytes(chunk);
+      total.on(world_.topology.link(world_.rank, target)) += num_bytes(chunk);
     }
   }
   return total;

@@ -137,10 +137,8 @@ std::size_t ExchangePlan::num_bytes(const Message& message, std::int64_t chunk) 
 LinkBytes ExchangePlan::bytes() const {
   LinkBytes total;
   for (const Message& message : sends_) {
-    const bool is_intra_node = world_.topology.same_node(world_.rank, message.peer);
-    for (std::int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
-      (is_intra_node ? total.intra_node : total.inter_node) += num_bytes(message, chunk);
-    }
+    std::size_t& sent = total.on(world_.topology.link(world_.rank, message.peer));
+    for (std::int64_t chunk = 0; chunk < num_chunks_; ++chunk) sent += num_bytes(message, chunk);
   }
   return total;
 }

@@ -56,14 +56,6 @@ auto on(Link link) {
   return [link](const HopFormats& formats) { return formats.on(link); };
 }
 
-void add(LinkBytes& total, Link link, std::size_t num_bytes) {
-  if (link == Link::intra_node) {
-    total.intra_node += num_bytes;
-  } else {
-    total.inter_node += num_bytes;
-  }
-}
-
 // Returns all slots by local rank, each time that of the own node first: what a rank forwards lies side by side.
 std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
   std::vector<int> slots = in_rank_order(topology);
@@ -128,9 +120,8 @@ std::size_t GatherPlan::largest_secondary_bytes() const { return most_held(topol
 LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
   LinkBytes total;
   for (const Move& move : hop.sends) {
-    std::size_t sent = 0;
+    std::size_t& sent = total.on(topology().link(rank(), move.peer));
     for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) sent += num_bytes(move.slot, chunk);
-    add(total, topology().link(rank(), move.peer), sent);
   }
   return total;
 }
@@ -238,7 +229,7 @@ std::array<LinkBytes, 2> ReducePlan::bytes_by_hop() const {
     for (const Move& move : hops_[i].sends) {
       const Link link = topology().link(rank(), move.peer);
       for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
-        add(totals[i], link, num_bytes(move.slot, chunk, link, dtype));
+        totals[i].on(link) += num_bytes(move.slot, chunk, link, dtype);
       }
     }
   }

@@ -75,25 +75,15 @@ class TracedTransport final : public Transport {
   void abort(const std::string&) noexcept override {}
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
-    const auto add_message = [this](int peer, std::size_t num_sent) {
-      const bool is_intra_node = world_.topology.link(rank(), peer) == Link::intra_node;
-      (is_intra_node ? open_.sent.intra_node : open_.sent.inter_node) += num_sent;
-      ++open_.number;
-    };
-    for (const Send& send : sends) {
-      if (send.num_bytes > 0) add_message(send.peer, send.num_bytes);
-    }
-    for (const Recv& recv : recvs) {
-      if (recv.num_bytes > 0) add_message(recv.peer, 0);
-    }
+    const auto moves = [](const auto& message) { return message.num_bytes > 0; };
+    for (const Send& send : sends) sent_to(send.peer) += send.num_bytes;
+    open_.number += static_cast<std::size_t>(std::ranges::count_if(sends, moves) + std::ranges::count_if(recvs, moves));
     return end_of_start();
   }
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override {
     if (!grouped_) return Transport::all_gather(slots, slot_bytes, stream);
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const bool is_intra_node = world_.topology.link(rank(), peer) == Link::intra_node;
-      (is_intra_node ? open_.sent.intra_node : open_.sent.inter_node) += slot_bytes;
+      if (peer != rank()) sent_to(peer) += slot_bytes;
     }
     ++open_.number;
     open_.num_ring_steps += size() - 1;
@@ -115,6 +105,7 @@ class TracedTransport final : public Transport {
     std::size_t number_;
   };
 
+  std::size_t& sent_to(int peer) { return open_.sent.on(world_.topology.link(rank(), peer)); }
   std::unique_ptr<Transfer> end_of_start() {
     auto transfer = std::make_unique<TracedTransfer>(trace_, num_transfers_);
     if (!grouped_) close();

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "zcomm/collectives.hpp"
-#include "zcomm/feedback.hpp"
 #include "zcomm/plan.hpp"
 #include "zcomm/segment.hpp"
 #include "zcomm/tensor_view.hpp"
@@ -21,6 +20,19 @@ namespace zcomm {
 
 class KeptHashes;
 struct Pipeline;
+
+// Error feedback: adds the error of an encoding to the next one, so that values are late but not lost. Karimireddy et
+// al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847); with a compressed residual, LoCo (arXiv 2407.04480).
+//
+// It is that of a reduce_scatter called repeatedly with the same lengths, dtype, segments and factor. The residual
+// covers the values that this rank encodes for other nodes: with two hops its sums over its node, with one the slots of
+// their ranks. In a single node it covers all values that this rank encodes. Exact parts have no residual.
+struct Feedback {
+  std::byte* residual = nullptr;               // ReducePlan::residual_bytes(), aligned to kWireAlignment
+  BlockFormat format{ElementKind::int8, 128};  // of the residual: any lossy one, rounded to nearest
+  float decay = 1.0f;                          // factor of the residual in each call, 0 to 1
+  bool empty = false;                          // the residual has no values yet, and is only written
+};
 
 // Inputs and outputs of one call, borrowed until it is done. Of a gather and of a reduction's inputs, there may be one
 // for each segment in place of one for each slot, slot after slot: parameters need not lie side by side.

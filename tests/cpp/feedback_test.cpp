@@ -1,5 +1,3 @@
-#include "zcomm/feedback.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "sanitizers.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/operation.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {

@@ -13,7 +13,6 @@
 
 #include "zcomm/collectives.hpp"
 #include "zcomm/plan.hpp"
-#include "zcomm/segment.hpp"
 #include "zcomm/tensor_view.hpp"
 
 namespace zcomm {

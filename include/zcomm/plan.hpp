@@ -12,7 +12,6 @@
 
 #include "zcomm/chunks.hpp"
 #include "zcomm/dtype.hpp"
-#include "zcomm/segment.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"
 #include "zcomm/world.hpp"

@@ -1,5 +1,3 @@
-#include "zcomm/segment.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -7,6 +5,7 @@
 #include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
+#include "zcomm/chunks.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm {

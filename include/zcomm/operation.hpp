@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zcomm/collectives.hpp"
+#include "zcomm/error.hpp"
 #include "zcomm/plan.hpp"
 #include "zcomm/tensor_view.hpp"
 
@@ -70,13 +71,18 @@ class Operation {
   virtual std::size_t kept_bytes() const { return 0; }
   virtual std::size_t largest_kept_bytes() const { return 0; }
   // Returns the same operation, bound to this memory. Throws ArgumentError if it keeps nothing.
-  virtual std::shared_ptr<Operation> keeping(std::shared_ptr<Kept> kept) const;
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): others take it over
+  virtual std::shared_ptr<Operation> keeping(std::shared_ptr<Kept>) const {
+    throw ArgumentError("kept: expected none for " + description() + ", which keeps nothing, got memory");
+  }
   // Returns the bytes of a gather's wires, aligned to kWireAlignment, that decode() takes. 0: there are none.
   virtual std::size_t wires_bytes() const { return 0; }
   // Decodes the wires that the last call has left, and those that it keeps, into the outputs. Moves no byte between
   // ranks. The stream is any that waits for that call; the next call on the same memory must wait for it. Throws
   // ArgumentError.
-  virtual void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const;
+  virtual void decode(const Codec&, const Arguments&, StreamView) const {
+    throw ArgumentError("wires: expected a gather in a format, got " + description());
+  }
   // Returns the bytes of error feedback's residual; 0 if none was planned.
   virtual std::size_t residual_bytes() const { return 0; }
 

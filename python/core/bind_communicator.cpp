@@ -1,4 +1,4 @@
-// Python bindings of the communicator of one rank, over NCCL or made by bind_local.cpp.
+// Python bindings of the communicator of one rank, over NCCL or between threads.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
@@ -66,6 +66,19 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
   auto communicator = std::make_unique<Communicator>(make_nccl_transport(options), topology, std::move(codec),
                                                      std::move(workspace), chunk_bytes);
   return {new BoundCommunicator(std::move(communicator), device), end};
+}
+
+// Makes the communicators of ranks that are threads of this process.
+std::vector<std::shared_ptr<BoundCommunicator>> make_local_communicators(const std::vector<int>& node_ids,
+                                                                         std::size_t chunk_bytes) {
+  std::vector<std::shared_ptr<BoundCommunicator>> communicators;
+  for (auto& transport : make_local_transports(static_cast<int>(node_ids.size()))) {
+    communicators.push_back(std::make_shared<BoundCommunicator>(
+        std::make_unique<Communicator>(std::move(transport), Topology(node_ids), make_cpu_codec(),
+                                       make_host_workspace(), chunk_bytes),
+        kHost));
+  }
+  return communicators;
 }
 
 // Address, format, decay, and whether it is empty.
@@ -217,6 +230,7 @@ void bind_communicator(py::module_& module) {
 
   module.def("connect", &connect, py::arg("rank"), py::arg("size"), py::arg("unique_id"), py::arg("node_ids"),
              py::arg("device"), py::arg("timeout"), py::arg("chunk_bytes"), py::arg("connect_all"), no_gil);
+  module.def("make_local_communicators", &make_local_communicators, py::arg("node_ids"), py::arg("chunk_bytes"));
   module.def("make_unique_id", [] { return bytes_of(make_nccl_unique_id()); });
   module.def(
       "meet_over_nccl",

@@ -1,6 +1,4 @@
 // Python bindings of what this build and this machine support of CUDA and NCCL.
-#include <optional>
-
 #include "bind.hpp"
 #include "views.hpp"
 #include "zcomm/cuda.hpp"
@@ -29,8 +27,7 @@ void bind_cuda(py::module_& module) {
   module.def(
       "wait_for",
       [](std::uintptr_t stream, std::uintptr_t earlier, int device) {
-        std::optional<CudaDeviceGuard> on_device;
-        if (device >= 0) on_device.emplace(device);
+        const auto on_device = make_current(device);
         wait_for(stream_of(stream), stream_of(earlier));
       },
       py::arg("stream"), py::arg("earlier"), py::arg("device"), no_gil,

@@ -4,13 +4,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "views.hpp"
 #include "zcomm/communicator.hpp"
-#include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm {
@@ -32,7 +30,7 @@ class BoundCommunicator {
   template <class Call>
   auto run(Call&& call) {
     const std::lock_guard one_at_a_time(calls_);
-    const Guard guard(device_);
+    const auto guard = make_current(device_);
     check_argument(!is_closed_, [] { return std::string("this communicator is closed"); });
     return call(*communicator_);
   }
@@ -48,7 +46,7 @@ class BoundCommunicator {
     is_closed_ = true;
     const std::lock_guard no_call(calls_);
     if (communicator_ == nullptr) return;
-    const Guard guard(device_);
+    const auto guard = make_current(device_);
     communicator_->finish();
     std::unique_ptr<Communicator> last;
     {
@@ -62,13 +60,6 @@ class BoundCommunicator {
   const World world;
 
  private:
-  struct Guard {
-    explicit Guard(int device) {
-      if (device >= 0) current.emplace(device);
-    }
-    std::optional<CudaDeviceGuard> current;
-  };
-
   const int device_;
   std::atomic<bool> is_closed_{false};
   std::mutex calls_;

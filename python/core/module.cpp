@@ -16,11 +16,8 @@ PYBIND11_MODULE(_core, module) {
   py::register_exception<zcomm::TimeoutError>(module, "TimeoutError", bases("TransportError", PyExc_TimeoutError));
   zcomm::bind_format(module);
   zcomm::bind_codec(module);
-  zcomm::bind_lossless(module);
   zcomm::bind_dlpack(module);
   zcomm::bind_cuda(module);
-  zcomm::bind_topology(module);
   zcomm::bind_plan(module);
   zcomm::bind_communicator(module);
-  zcomm::bind_local(module);
 }

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "zcomm/cuda.hpp"
 #include "zcomm/stream.hpp"
 #include "zcomm/tensor_view.hpp"
 
@@ -31,5 +33,11 @@ inline StreamView stream_of(std::uintptr_t handle) { return {reinterpret_cast<vo
 // Device numbers, as in zcomm/_arrays.py: a GPU's index, the host, or the current GPU.
 inline constexpr int kHost = -1;
 inline constexpr int kCurrentDevice = -2;
+
+// Makes a GPU the current one while the result lives; does nothing for other numbers.
+inline std::optional<CudaDeviceGuard> make_current(int device) {
+  if (device < 0) return std::nullopt;
+  return std::optional<CudaDeviceGuard>(std::in_place, device);
+}
 
 }  // namespace zcomm

@@ -51,14 +51,18 @@ void NcclTransport::or_fail(Step&& step) {
   try {
     step();
   } catch (const Error& error) {
-    fail({error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
-    wait_for_abort();
-    throw_failure("");
+    fail_and_throw("", error);
   } catch (...) {  // an interruption of the caller's
     fail({"was interrupted while it connected over NCCL", false}, /*ask=*/false);
     wait_for_abort();
     throw;
   }
+}
+
+void NcclTransport::fail_and_throw(const std::string& prefix, const Error& error) {
+  fail({prefix + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
+  wait_for_abort();  // NCCL may still launch the work that this thread gave up
+  throw_failure("");
 }
 
 std::vector<int> NcclTransport::peers() const {
@@ -128,9 +132,9 @@ bool NcclTransport::finish_transfers() noexcept {
     const CudaDeviceGuard device(device_);
     while (!has_failed()) {
       {
-        const std::lock_guard lock(flights_mutex_);
-        flights_.collect_done();
-        if (!flights_.any_watched() && findings_.empty()) return true;
+        const std::lock_guard lock(groups_mutex_);
+        groups_.collect_done();
+        if (!groups_.any_watched() && findings_.empty()) return true;
       }
       if (call()->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
       std::this_thread::sleep_for(1ms);
@@ -163,7 +167,7 @@ void NcclTransport::begin(const std::string& call, std::span<const int> peers, s
                           StreamView stream) {
   forget_known_findings();
   check();
-  open_group_.reset();
+  open_group_ = nullptr;
   auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, deadline_after(timeout)});
   {
     const std::lock_guard lock(state_mutex_);
@@ -185,7 +189,8 @@ void NcclTransport::compare(const std::string& call, std::span<const int> peers,
   NcclTexts& texts = communicator_->texts();
   texts.put(call, communicator_->stream());
   const bool has_all = peers.size() + 1 == static_cast<std::size_t>(size());
-  NcclGroup group{.messages = has_all ? texts.gather() : texts.messages(peers)};
+  NcclGroup& group = take_group();
+  group.messages = has_all ? texts.gather() : texts.messages(peers);
   launch(group, stream);
   texts.fetch(communicator_->stream());
   watch([&texts, call, peers = std::vector<int>(peers.begin(), peers.end())]() -> std::optional<std::string> {
@@ -209,22 +214,35 @@ std::shared_ptr<const NcclCall> NcclTransport::call() const {
   return call_;
 }
 
-void NcclTransport::begin_group() { open_group_ = std::make_shared<NcclGroup>(); }
+void NcclTransport::begin_group() { open_group_ = &take_group(); }
 
 void NcclTransport::end_group(StreamView stream) {
-  const std::shared_ptr<NcclGroup> group = std::exchange(open_group_, nullptr);
-  if (group != nullptr && group->num_transfers > 0) launch(*group, stream);
+  NcclGroup* const group = std::exchange(open_group_, nullptr);
+  if (group == nullptr) return;
+  if (group->num_waits > 0) return launch(*group, stream);
+  const std::lock_guard lock(groups_mutex_);
+  groups_.put_back_if_over(*group);
 }
 
-std::shared_ptr<NcclGroup> NcclTransport::join_group() {
-  throw_if_failed();
-  return open_group_ != nullptr ? open_group_ : std::make_shared<NcclGroup>();
+NcclGroup& NcclTransport::take_group() {
+  try {
+    {
+      const std::lock_guard lock(groups_mutex_);
+      if (NcclGroup* const idle = groups_.take(); idle != nullptr) return *idle;
+    }
+    const CudaDeviceGuard device(device_);
+    auto made = std::make_unique<NcclGroup>();
+    const std::lock_guard lock(groups_mutex_);
+    return groups_.add(std::move(made));
+  } catch (const Error& error) {
+    fail_and_throw(call()->in(), error);
+  }
 }
 
-std::unique_ptr<Transfer> NcclTransport::add_transfer(std::shared_ptr<NcclGroup> group, StreamView stream) {
-  ++group->num_transfers;
-  if (group != open_group_) launch(*group, stream);
-  return std::make_unique<NcclTransfer>(*this, std::move(group));
+std::unique_ptr<Transfer> NcclTransport::add_transfer(NcclGroup& group, StreamView stream) {
+  ++group.num_waits;
+  if (&group != open_group_) launch(group, stream);
+  return std::make_unique<NcclTransfer>(*this, &group);
 }
 
 std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std::span<const Recv> recvs,
@@ -232,20 +250,22 @@ std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std:
   const auto moves = [](const auto& message) { return message.num_bytes > 0; };
   const bool has_limits = std::any_of(recvs.begin(), recvs.end(), [](const Recv& recv) { return recv.is_limit; });
   check_argument(!has_limits, [] { return std::string("recvs: expected known sizes, as NCCL needs, got a limit"); });
-  std::shared_ptr<NcclGroup> group = join_group();
+  throw_if_failed();
   const bool is_empty =
       std::none_of(sends.begin(), sends.end(), moves) && std::none_of(recvs.begin(), recvs.end(), moves);
   if (is_empty) return std::make_unique<NcclTransfer>(*this, nullptr);
-  std::copy_if(sends.begin(), sends.end(), std::back_inserter(group->messages.sends), moves);
-  std::copy_if(recvs.begin(), recvs.end(), std::back_inserter(group->messages.recvs), moves);
-  return add_transfer(std::move(group), stream);
+  NcclGroup& group = join_group();
+  std::copy_if(sends.begin(), sends.end(), std::back_inserter(group.messages.sends), moves);
+  std::copy_if(recvs.begin(), recvs.end(), std::back_inserter(group.messages.recvs), moves);
+  return add_transfer(group, stream);
 }
 
 std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) {
-  std::shared_ptr<NcclGroup> group = join_group();
+  throw_if_failed();
   if (size() == 1 || slot_bytes == 0) return std::make_unique<NcclTransfer>(*this, nullptr);
-  group->messages.gathers.push_back({slots, slot_bytes});
-  return add_transfer(std::move(group), stream);
+  NcclGroup& group = join_group();
+  group.messages.gathers.push_back({slots, slot_bytes});
+  return add_transfer(group, stream);
 }
 
 // Holds no lock while it submits work: CUDA blocks the host when a launch queue is full.
@@ -260,9 +280,9 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   };
   try {
     const CudaDeviceGuard device(device_);
+    group.call = call();
     group.is_captured = is_capturing(stream);
     if (group.is_captured) was_captured_ = true;
-    Flight& flight = take_flight(group);
     // The watchdog watches meanwhile: NCCL may connect ranks here, which waits for them.
     const Raised launching(is_launching_);
     wake_watchdog();
@@ -270,15 +290,14 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
-      communicator_->run(group.messages, {flight.call->deadline, give_up_, look});
+      communicator_->run(group.messages, {group.call->deadline, give_up_, look});
     }
-    flight.done.record({communicator_->stream()});
-    group.flight = &flight;
-    if (!group.is_captured) watch(flight);
+    group.done.record({communicator_->stream()});
+    if (group.is_captured) return;
+    const std::lock_guard lock(groups_mutex_);
+    groups_.watch(group);
   } catch (const Error& error) {
-    fail({call()->in() + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
-    wait_for_abort();  // NCCL may still launch the work that this thread gave up
-    throw_failure("");
+    fail_and_throw(call()->in(), error);
   } catch (...) {  // an interruption of the caller's
     fail({call()->in() + "was interrupted while it started a transfer", false}, /*ask=*/false);
     wait_for_abort();
@@ -286,31 +305,10 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   }
 }
 
-Flight& NcclTransport::take_flight(const NcclGroup& group) {
-  Flight* flight = nullptr;
-  {
-    const std::lock_guard lock(flights_mutex_);
-    flight = flights_.take();
-  }
-  if (flight == nullptr) {
-    auto made = std::make_unique<Flight>();
-    const std::lock_guard lock(flights_mutex_);
-    flight = &flights_.add(std::move(made));
-  }
-  flight->call = call();
-  flight->num_waits = group.num_transfers;
-  return *flight;
-}
-
-void NcclTransport::watch(Flight& flight) {
-  const std::lock_guard lock(flights_mutex_);
-  flights_.watch(flight);
-}
-
 void NcclTransport::watch(Finding finding) {
   forget_known_findings();
   {
-    const std::lock_guard lock(flights_mutex_);
+    const std::lock_guard lock(groups_mutex_);
     findings_.push_back(std::move(finding));
   }
   wake_watchdog();
@@ -318,7 +316,7 @@ void NcclTransport::watch(Finding finding) {
 
 void NcclTransport::forget_known_findings() {
   std::vector<Finding> known;  // destroyed after the lock is released
-  const std::lock_guard lock(flights_mutex_);
+  const std::lock_guard lock(groups_mutex_);
   known.swap(known_findings_);
 }
 
@@ -333,23 +331,24 @@ void NcclTransport::wake_watchdog() {
 
 void NcclTransport::wait(NcclGroup& group, StreamView stream) {
   throw_if_failed();
-  if (group.flight == nullptr) throw TransportError("a transfer was waited for before its group was ended");
+  if (group.call == nullptr) throw TransportError("a transfer was waited for before its group was ended");
   const CudaDeviceGuard device(device_);
-  group.flight->done.make_wait(stream);
-  const std::lock_guard lock(flights_mutex_);
-  flights_.mark_waited(*group.flight);
+  group.done.make_wait(stream);
+  const std::lock_guard lock(groups_mutex_);
+  --group.num_waits;
+  groups_.put_back_if_over(group);
 }
 
 void NcclTransport::give_up(const NcclGroup& group) noexcept {
   fail({call()->in() + "this rank stopped between the start of a transfer and its end", false}, /*ask=*/false);
-  if (group.flight == nullptr || group.is_captured) return;
+  if (group.call == nullptr || group.is_captured) return;
   // Waits, because the transfer's memory may be freed as soon as this returns.
   const Clock::time_point latest = Clock::now() + kCloseTimeout;
   try {
     for (; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
-      const std::lock_guard lock(flights_mutex_);
-      flights_.collect_done();
-      if (!group.flight->is_watched) return;
+      const std::lock_guard lock(groups_mutex_);
+      groups_.collect_done();
+      if (!group.is_watched) return;
     }
   } catch (const Error&) {
     // The device is lost, and its memory with it.

@@ -10,8 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "transport/nccl_communicator.hpp"
-#include "transport/nccl_flights.hpp"
+#include "transport/nccl_groups.hpp"
 #include "zcomm/nccl.hpp"
 
 namespace zcomm {
@@ -19,14 +18,6 @@ namespace zcomm {
 struct NcclFailure {
   std::string reason;
   bool is_timeout = false;
-};
-
-// Messages that go out together, and their flight once they are launched.
-struct NcclGroup {
-  NcclMessages messages;
-  int num_transfers = 0;
-  Flight* flight = nullptr;
-  bool is_captured = false;
 };
 
 class NcclTransport final : public Transport {
@@ -63,12 +54,11 @@ class NcclTransport final : public Transport {
   std::vector<int> peers() const;
   // Returns why the caller wants this thread to stop, or an empty string. May throw.
   std::string interruption() const;
-  // Returns the open group, or a new one that is launched at once.
-  std::shared_ptr<NcclGroup> join_group();
-  std::unique_ptr<Transfer> add_transfer(std::shared_ptr<NcclGroup> group, StreamView stream);
+  NcclGroup& take_group();
+  // Returns the open group, or a new one that add_transfer() launches at once.
+  NcclGroup& join_group() { return open_group_ != nullptr ? *open_group_ : take_group(); }
+  std::unique_ptr<Transfer> add_transfer(NcclGroup& group, StreamView stream);
   void launch(NcclGroup& group, StreamView stream);
-  Flight& take_flight(const NcclGroup& group);
-  void watch(Flight& flight);
   void wake_watchdog();
 
   // Records the first failure, aborts transfers in progress and notifies peers. Does nothing if the transport has
@@ -76,6 +66,7 @@ class NcclTransport final : public Transport {
   // on_undefined_bytes may end the process before the abort.
   void fail(NcclFailure failure, bool ask, bool is_late = false) noexcept;
   [[noreturn]] void throw_failure(const char* prefix);
+  [[noreturn]] void fail_and_throw(const std::string& prefix, const Error& error);
   void throw_if_failed();
   bool has_failed() const;
   void wait_for_abort() noexcept;
@@ -98,13 +89,13 @@ class NcclTransport final : public Transport {
   std::atomic<bool> was_captured_{false};
   std::atomic<bool> give_up_{false};  // ends all polling of NCCL
   std::atomic<bool> is_launching_{false};
-  std::shared_ptr<NcclGroup> open_group_;
+  NcclGroup* open_group_ = nullptr;
   std::vector<bool> is_connected_;            // with each rank, from the start
   std::unordered_set<std::size_t> compared_;  // hashes of words
 
-  // Guards flights and findings. Held during event queries, but never while waiting for the device or submitting work.
-  std::mutex flights_mutex_;
-  NcclFlights flights_;
+  // Guards groups and findings. Held during event queries, but never while waiting for the device or submitting work.
+  std::mutex groups_mutex_;
+  NcclGroups groups_;
   std::vector<Finding> findings_;        // not yet known
   std::vector<Finding> known_findings_;  // destroyed by a caller's thread: may own device memory
 
@@ -115,7 +106,7 @@ class NcclTransport final : public Transport {
   std::optional<NcclFailure> failure_;  // constant once is_told_
   bool is_told_ = false;
   std::shared_future<void> abort_;
-  bool is_busy_ = false;  // flights may be watched, or graphs may run
+  bool is_busy_ = false;  // groups may be watched, or graphs may run
   bool is_closing_ = false;
   std::thread watchdog_;  // runs from the first transfer on
   // State of the thread that connects, then of the watchdog's.
@@ -126,20 +117,19 @@ class NcclTransport final : public Transport {
 class NcclTransfer final : public Transfer {
  public:
   // Creates a transfer; a null group moves nothing.
-  NcclTransfer(NcclTransport& transport, std::shared_ptr<NcclGroup> group)
-      : transport_(transport), group_(std::move(group)) {}
+  NcclTransfer(NcclTransport& transport, NcclGroup* group) : transport_(transport), group_(group) {}
   ~NcclTransfer() override {
     if (group_ != nullptr) transport_.give_up(*group_);
   }
   void wait(StreamView stream) override {
     if (group_ == nullptr) return;
     transport_.wait(*group_, stream);
-    group_.reset();
+    group_ = nullptr;
   }
 
  private:
   NcclTransport& transport_;
-  std::shared_ptr<NcclGroup> group_;
+  NcclGroup* group_;
 };
 
 }  // namespace zcomm

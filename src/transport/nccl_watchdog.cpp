@@ -123,26 +123,26 @@ void NcclTransport::watch_all() {
 }
 
 std::optional<NcclFailure> NcclTransport::look_at_transfers() {
-  const std::lock_guard lock(flights_mutex_);
+  const std::lock_guard lock(groups_mutex_);
   try {
-    flights_.collect_done();
+    groups_.collect_done();
   } catch (const Error& error) {
     return NcclFailure{call()->in() + error.what(), false};
   }
-  if (flights_.any_watched()) {
+  if (groups_.any_watched()) {
     const std::lock_guard state_lock(state_mutex_);
     is_busy_ = true;
   }
-  const Flight* flight = flights_.find_overdue(Clock::now());
-  if (flight == nullptr) return {};
-  return NcclFailure{flight->call->in() + "not done within the timeout, " +
-                         std::to_string(flight->call->timeout.count()) +
+  const NcclGroup* group = groups_.find_overdue(Clock::now());
+  if (group == nullptr) return {};
+  return NcclFailure{group->call->in() + "not done within the timeout, " +
+                         std::to_string(group->call->timeout.count()) +
                          " ms: a peer is stuck or gone, or called something else",
                      true};
 }
 
 std::optional<NcclFailure> NcclTransport::look_at_findings() {
-  const std::lock_guard lock(flights_mutex_);
+  const std::lock_guard lock(groups_mutex_);
   std::optional<NcclFailure> failure;
   const auto is_known = [&](const Finding& finding) {
     if (failure) return false;

@@ -1,10 +1,84 @@
 #include "all_gather.hpp"
 
-#include "gathered_wires.hpp"
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "counted.hpp"
+#include "message.hpp"
 #include "random_seed.hpp"
+#include "slot_views.hpp"
+#include "zcomm/plan.hpp"
 
 namespace zcomm {
 namespace {
+
+// Wires of the chunks in progress: one slot per rank, side by side, in the plan's order. Wires that a secondary shard
+// holds, if there is one, are there instead.
+class GatheredWires {
+ public:
+  // Takes the secondary shard, if any. `depth` is the number of chunks in progress. `all` has room for those of all
+  // chunks; empty: they are scratch.
+  GatheredWires(const Resources& r, const GatherPlan& plan, std::byte* secondary, int depth, std::span<std::byte> all)
+      : GatheredWires(plan, secondary, all) {
+    if (!all.empty()) return;
+    depth_ = depth;
+    scratch_.emplace(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream);
+    base_ = scratch_->data();
+  }
+  GatheredWires(const GatherPlan& plan, std::byte* secondary, std::span<std::byte> all)
+      : plan_(plan), secondary_(secondary), depth_(plan.num_chunks()), slots_bytes_(largest(plan)), base_(all.data()) {}
+
+  // Returns the bytes of the largest chunk's wires, of all slots.
+  static std::size_t largest(const GatherPlan& plan) {
+    std::size_t num_bytes = 0;
+    for (std::int64_t chunk = 0; chunk < plan.num_chunks(); ++chunk) {
+      num_bytes = std::max(num_bytes, plan.slot_bytes(chunk));
+    }
+    return num_bytes * plan.slots().lengths.size();
+  }
+
+  // Returns the address of the wires of a chunk of `slot`. A gather from secondary shards receives no slot that they
+  // hold, so it leaves them as they are.
+  std::byte* data(int slot, std::int64_t chunk) const {
+    if (secondary_ != nullptr && plan_.holds(slot)) return secondary_ + plan_.secondary_offset(slot, chunk);
+    return base_ + static_cast<std::size_t>(chunk % depth_) * slots_bytes_ + plan_.offset(slot, chunk);
+  }
+
+  // Lists the messages of a hop.
+  void list(const Hop& hop, std::int64_t chunk, std::vector<Send>& sends, std::vector<Recv>& recvs) const {
+    sends.clear();
+    recvs.clear();
+    plan_.for_each_message(hop.sends, chunk, [&](int peer, int first_slot, std::size_t num_bytes) {
+      sends.push_back({peer, data(first_slot, chunk), num_bytes});
+    });
+    plan_.for_each_message(hop.recvs, chunk, [&](int peer, int first_slot, std::size_t num_bytes) {
+      recvs.push_back({peer, data(first_slot, chunk), num_bytes});
+    });
+  }
+
+  // Adds the jobs that decode a chunk into all slots.
+  void add_decodes(std::span<const TensorView> slots, std::int64_t chunk, std::vector<Decode>& jobs) const {
+    const std::size_t num_slots = plan_.slots().lengths.size();
+    const SlotViews views(slots, num_slots);
+    for (int slot = 0; slot < static_cast<int>(num_slots); ++slot) {
+      MessageReader message(data(slot, chunk), plan_.slots().dtype);
+      for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+        const TensorView values = views(slot, piece);
+        jobs.push_back({message.next(piece.format, values.num_elements), values});
+      }
+    }
+  }
+
+ private:
+  const GatherPlan& plan_;
+  std::byte* secondary_;
+  std::int64_t depth_;
+  std::size_t slots_bytes_;  // per chunk, of all slots
+  std::optional<Scratch> scratch_;
+  std::byte* base_;
+};
 
 class AllGather final : public Stages {
  public:
@@ -18,7 +92,7 @@ class AllGather final : public Stages {
         leaves_wires_(!wires.empty()),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
         window_(is_again_ || plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
-        wires_(r, plan, secondary, is_again_ ? nullptr : secondary, depth(), wires),
+        wires_(r, plan, secondary, depth(), wires),
         first_hop_(depth()),
         second_hop_(depth()) {}
 
@@ -32,7 +106,7 @@ class AllGather final : public Stages {
   void first_hop(std::int64_t chunk) override {
     if (!is_again_) encode(chunk);
     if (uses_own_all_gather_) {  // equal wires, side by side
-      first_hop_[chunk] = start_all_gather(r_, wires_.room(0, chunk), plan_.slot_bytes(chunk));
+      first_hop_[chunk] = start_all_gather(r_, wires_.data(0, chunk), plan_.slot_bytes(chunk));
       return;
     }
     wires_.list(is_again_ ? plan_.secondary_hop() : plan_.hops()[0], chunk, sends_, recvs_);
@@ -41,7 +115,7 @@ class AllGather final : public Stages {
 
   void encode(std::int64_t chunk) {
     encodes_.clear();
-    MessageWriter message(wires_.room(plan_.rank(), chunk), plan_.slots().dtype);
+    MessageWriter message(wires_.data(plan_.rank(), chunk), plan_.slots().dtype);
     for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
       const ConstTensorView values = shard_(0, piece);
       std::byte* const wire = message.next(piece.format, values.num_elements);
@@ -62,7 +136,10 @@ class AllGather final : public Stages {
     } else {
       finish_transfer(r_, first_hop_[chunk]);
     }
-    if (!leaves_wires_) wires_.decode(r_, slots_, chunk, decodes_);
+    if (leaves_wires_) return;
+    decodes_.clear();
+    wires_.add_decodes(slots_, chunk, decodes_);
+    run_codec(r_, decodes_);
   }
 
   const Resources& r_;
@@ -111,7 +188,7 @@ class AllGatherOperation final : public Operation {
     check_argument(!slots.empty() && shape_of(slots) == plan_->slots(),
                    [&] { return "outputs: expected slots of " + plan_->slots().to_string() + ", got others"; });
     check_wires(*this, arguments.wires);
-    const GatheredWires wires(*plan_, kept_ == nullptr ? nullptr : kept_->memory.data(), nullptr, arguments.wires);
+    const GatheredWires wires(*plan_, kept_ == nullptr ? nullptr : kept_->memory.data(), arguments.wires);
     std::vector<Decode> jobs;
     for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
       wires.add_decodes(arguments.outputs, chunk, jobs);

@@ -19,18 +19,6 @@ constexpr auto kGraphTimeout = 1s;
 // Interval at which a rank that waits for NCCL looks for an interruption and, while it connects, for failures of peers.
 constexpr auto kLookInterval = 100ms;
 
-// Sets a flag for its lifetime.
-class Raised {
- public:
-  explicit Raised(std::atomic<bool>& flag) : flag_(flag) { flag_ = true; }
-  ~Raised() { flag_ = false; }
-  Raised(const Raised&) = delete;
-  Raised& operator=(const Raised&) = delete;
-
- private:
-  std::atomic<bool>& flag_;
-};
-
 }  // namespace
 
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
@@ -283,8 +271,8 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     group.call = call();
     group.is_captured = is_capturing(stream);
     if (group.is_captured) was_captured_ = true;
-    // The watchdog watches meanwhile: NCCL may connect ranks here, which waits for them.
-    const Raised launching(is_launching_);
+    // The watchdog watches meanwhile: NCCL may connect ranks here, which waits for them. A failure ends it, too.
+    is_launching_ = true;
     wake_watchdog();
     communicator_->follow(stream);
     {
@@ -293,9 +281,11 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
       communicator_->run(group.messages, {group.call->deadline, give_up_, look});
     }
     group.done.record({communicator_->stream()});
-    if (group.is_captured) return;
-    const std::lock_guard lock(groups_mutex_);
-    groups_.watch(group);
+    if (!group.is_captured) {
+      const std::lock_guard lock(groups_mutex_);
+      groups_.watch(group);
+    }
+    is_launching_ = false;
   } catch (const Error& error) {
     fail_and_throw(call()->in(), error);
   } catch (...) {  // an interruption of the caller's

@@ -43,19 +43,12 @@ struct BytePair {
 };
 
 struct Tables {
-  std::uint8_t fields[16] = {};                              // mask of the k low bits: 2^k - 1
+  std::uint8_t fields[16] = {0, 1, 3, 7, 15, 31, 63, 127};   // by k: mask of the k low bits, 2^k - 1
   std::uint8_t factors[16] = {128, 64, 32, 16, 8, 4, 2, 1};  // by k: 2^(7 - k)
   std::uint8_t planes_of_escape[16] = {0, kPlanes};          // index: whether z is 255
   std::uint8_t weights[16] = {64, 32, 16, 8, 4, 2, 1};       // by how far an exponent is below the dominant one
 };
-constexpr Tables make_tables() {
-  Tables tables;
-  for (int k = 0; k < 8; ++k) {
-    tables.fields[k] = static_cast<std::uint8_t>((1 << k) - 1);
-  }
-  return tables;
-}
-constexpr Tables kTables = make_tables();
+constexpr Tables kTables;
 
 // Copies a short tile and pads it.
 inline void fill_up(const std::byte* values, int count, std::uint16_t* filled) {

@@ -22,9 +22,6 @@ namespace {
 
 // State of one run_tasks call. It lives on the caller's stack until `num_helpers`, guarded by the mutex, is 0.
 struct Batch {
-  Batch(std::int64_t tasks, void (*function)(const void*, std::int64_t), const void* argument)
-      : num_tasks(tasks), task(function), arg(argument) {}
-
   std::int64_t num_tasks;
   void (*task)(const void* arg, std::int64_t i);
   const void* arg;
@@ -128,7 +125,7 @@ ThreadPool& pool() {
 }  // namespace
 
 void run_tasks(std::int64_t num_tasks, void (*task)(const void* arg, std::int64_t i), const void* arg) {
-  Batch batch(num_tasks, task, arg);
+  Batch batch{num_tasks, task, arg};
   pool().run(batch);
   if (batch.exception) std::rethrow_exception(batch.exception);
 }

@@ -63,8 +63,11 @@ class MessageBuffers {
                  r.stream) {}
 
   std::byte* data(int index, std::int64_t chunk) const {
-    const auto place = static_cast<std::size_t>((chunk % depth_) * num_peers_ + index);
-    return scratch_.data() + place * message_bytes_;
+    return scratch_.data() + place(index, chunk) * message_bytes_;
+  }
+  // Returns the number of a buffer among all.
+  std::size_t place(int index, std::int64_t chunk) const {
+    return static_cast<std::size_t>((chunk % depth_) * num_peers_ + index);
   }
 
  private:
@@ -78,27 +81,19 @@ class MessageBuffers {
 class ReceivedMessages {
  public:
   ReceivedMessages(const Resources& r, int num_peers, std::size_t message_bytes, int depth)
-      : buffers_(r, num_peers, message_bytes, depth),
-        num_peers_(num_peers),
-        depth_(depth),
-        places_(static_cast<std::size_t>(num_peers * depth)) {}
+      : buffers_(r, num_peers, message_bytes, depth), places_(static_cast<std::size_t>(num_peers * depth)) {}
 
   // Returns the receive of a message from `rank`. Where data() has it may change in any wait of this rank.
   Recv recv(int rank, int index, std::int64_t chunk, std::size_t num_bytes) {
     std::byte* const data = buffers_.data(index, chunk);
-    place(index, chunk) = data;
-    return {rank, data, num_bytes, false, &place(index, chunk)};
+    const std::byte*& place = places_[buffers_.place(index, chunk)];
+    place = data;
+    return {rank, data, num_bytes, false, &place};
   }
-  const std::byte* data(int index, std::int64_t chunk) { return place(index, chunk); }
+  const std::byte* data(int index, std::int64_t chunk) const { return places_[buffers_.place(index, chunk)]; }
 
  private:
-  const std::byte*& place(int index, std::int64_t chunk) {
-    return places_[static_cast<std::size_t>((chunk % depth_) * num_peers_ + index)];
-  }
-
   MessageBuffers buffers_;
-  int num_peers_;
-  int depth_;
   std::vector<const std::byte*> places_;
 };
 

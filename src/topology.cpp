@@ -77,7 +77,7 @@ std::array<Hop, 2> Topology::gather_hops(int rank, bool in_one_hop) const {
     if (other != node(rank)) exchange(rank_of(other, local_rank(rank)));
   }
   for (const int peer : node_peers(rank)) exchange(peer);
-  hops[1] = hop_of_node(rank, /*with_own=*/false);
+  hops[1] = secondary_hop(rank, /*with_own=*/false);
   return hops;
 }
 
@@ -116,9 +116,7 @@ int Topology::holder(int of_node, int slot) const {
   return members[static_cast<std::size_t>(local_rank(slot)) % members.size()];
 }
 
-Hop Topology::secondary_hop(int rank) const { return hop_of_node(rank, /*with_own=*/true); }
-
-Hop Topology::hop_of_node(int rank, bool with_own) const {
+Hop Topology::secondary_hop(int rank, bool with_own) const {
   Hop hop;
   for (const int peer : node_peers(rank)) {
     if (with_own) {

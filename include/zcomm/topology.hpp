@@ -69,8 +69,8 @@ class Topology {
   // Its local rank is that of the slot's owner, modulo the ranks of the node.
   int holder(int node, int slot) const;
   // Returns the hop of a gather from secondary shards: within the node, from the holders. Moves to a peer are adjacent,
-  // the own slot first.
-  Hop secondary_hop(int rank) const;
+  // the own slot first, unless own slots are left out.
+  Hop secondary_hop(int rank, bool with_own = true) const;
   // Returns the first hop of a lossless gather: the own slot goes to its holders in other nodes. secondary_hop()
   // follows.
   Hop holder_hop(int rank) const;
@@ -84,9 +84,6 @@ class Topology {
   }
 
  private:
-  // Returns the hop that sends slots of other nodes, or those and the own one, from their holders to their node.
-  Hop hop_of_node(int rank, bool with_own) const;
-
   struct Tables {
     std::vector<int> node_of;
     std::vector<int> local_rank;

@@ -226,11 +226,11 @@ class ReducePlan {
   // Locates piece `index` of a chunk of `owner`'s slot in the residual. Exact pieces, and slots outside of
   // Topology::residual_owners(), have none.
   bool has_residual(int owner, BlockFormat format) const {
-    return feedback_ && first_residual_[static_cast<std::size_t>(owner)] >= 0 && format.kind != ElementKind::exact;
+    return feedback_ && !residual_offsets_[static_cast<std::size_t>(owner)].empty() &&
+           format.kind != ElementKind::exact;
   }
   std::size_t residual_offset(int owner, std::int64_t chunk, std::size_t index) const {
-    const auto first = static_cast<std::size_t>(first_residual_[static_cast<std::size_t>(owner)]);
-    return residual_offsets_[first + chunks_.first_piece(chunk) + index];
+    return residual_offsets_[static_cast<std::size_t>(owner)][chunks_.first_piece(chunk) + index];
   }
 
  private:
@@ -243,8 +243,7 @@ class ReducePlan {
   std::string description_;
   Chunks<HopFormats> chunks_;
   std::array<Hop, 2> hops_;
-  std::vector<std::ptrdiff_t> first_residual_;  // by owner, in residual_offsets_; -1: none
-  std::vector<std::size_t> residual_offsets_;   // of all pieces, owner after owner
+  std::vector<std::vector<std::size_t>> residual_offsets_;  // of all pieces, by owner; empty: none
   std::size_t residual_bytes_ = 0;
 };
 

@@ -195,13 +195,12 @@ ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, st
 
 void ReducePlan::lay_out_residual(BlockFormat feedback) {
   const Link link = topology().num_nodes() == 1 ? Link::intra_node : Link::inter_node;
-  first_residual_.assign(slots_.lengths.size(), -1);
+  residual_offsets_.resize(slots_.lengths.size());
   for (const int owner : topology().residual_owners(rank())) {
     const auto slot = static_cast<std::size_t>(owner);
-    first_residual_[slot] = static_cast<std::ptrdiff_t>(residual_offsets_.size());
     for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
       for (const Piece<HopFormats>& piece : pieces(chunk)) {
-        residual_offsets_.push_back(residual_bytes_);
+        residual_offsets_[slot].push_back(residual_bytes_);
         if (piece.format.on(link).kind == ElementKind::exact) continue;
         const std::int64_t count = std::clamp<std::int64_t>(slots_.lengths[slot] - piece.begin, 0, piece.count);
         residual_bytes_ += wire_bytes(feedback, DType::float32, count);

@@ -38,7 +38,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments) + (transport_->compares_every_call() ? operation.turn() : "");
-  resources.seed = seed_of_call(seed_, ++num_calls_);
+  resources.seed = seed_ = next_seed(seed_);
   Pipeline pipeline;
   bool has_sent = !is_captured;
   try {

@@ -36,10 +36,7 @@ class Communicator {
 
   // Restarts stochastic rounding: the random bits of a call depend on this seed, the number of calls since, and the
   // rank. The seed is 0 initially.
-  void set_seed(std::uint64_t seed) {
-    seed_ = seed;
-    num_calls_ = 0;
-  }
+  void set_seed(std::uint64_t seed) { seed_ = seed; }
 
   // Computes decoded = decode(encode(values)) in `format`, which is what receivers of `values` get. `decoded` has the
   // same number of elements, of any value type. Does not affect the statistics of the collectives, nor move bytes
@@ -58,8 +55,7 @@ class Communicator {
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<Preparations> preparations_;
   World world_;
-  std::uint64_t seed_ = 0;
-  std::uint64_t num_calls_ = 0;  // since the seed was set
+  std::uint64_t seed_ = 0;  // of the last call
 };
 
 }  // namespace zcomm

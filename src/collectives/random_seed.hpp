@@ -11,8 +11,8 @@
 
 namespace zcomm {
 
-// Returns the seed of call `number`, different for each call of a seed. Calls of two seeds rarely share one.
-constexpr std::uint64_t seed_of_call(std::uint64_t seed, std::uint64_t number) { return seed + kGoldenGamma * number; }
+// Returns the seed of the next call, different for each call. Those of two first seeds rarely share one.
+constexpr std::uint64_t next_seed(std::uint64_t seed) { return seed + kGoldenGamma; }
 
 constexpr std::uint64_t mix_seed(std::uint64_t x) { return mix(x + kGoldenGamma); }
 

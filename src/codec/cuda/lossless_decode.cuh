@@ -130,20 +130,6 @@ struct CodedBlock {
   }
 };
 
-// Half a block. `widths` are 0 for escapes.
-struct HalfScales {
-  // Computes r << width, of which bits beyond a byte are lost: no encoder writes them. Four values make a word.
-  ZCOMM_DEVICE HalfScales(std::uint32_t ones, std::uint32_t twos, std::uint32_t fours, const Widths& widths) {
-    Bytes shifted{{ones, twos, fours}}, fields{};
-    shift_up(shifted.planes, widths.planes);
-#pragma unroll
-    for (std::uint32_t i = 0; i < 3; ++i) fields.planes[i] = widths.planes[i];
-    shifted.to_words(shifted_words);
-    fields.to_words(width_words);
-  }
-  std::uint32_t shifted_words[8], width_words[8];
-};
-
 // Adds differences, as natural numbers below 2^8, to two values.
 ZCOMM_DEVICE std::uint32_t add_pair(std::uint32_t values, std::uint32_t z) {
   const std::uint32_t differences = (z >> 1 & 0x7fff7fffu) ^ (z & 0x00010001u) * 0xffffu;
@@ -158,17 +144,22 @@ ZCOMM_DEVICE std::uint32_t add_to_bytes(std::uint32_t values, std::uint32_t z) {
   return ((values & 0x7f7f7f7fu) + (differences & 0x7f7f7f7fu)) ^ ((values ^ differences) & 0x80808080u);
 }
 
-// Reads section L of half a block; all its values but the escapes are then those of the message.
-ZCOMM_DEVICE void add_differences(const HalfScales& scales, bool is_pair, Sections& sections, std::uint32_t* row) {
+// Reads section L of half a block, of which `shifted` has r; all its values but the escapes are then those of the
+// message. `widths` are 0 for escapes.
+ZCOMM_DEVICE void add_differences(Bytes shifted, const Widths& widths, bool is_pair, Sections& sections,
+                                  std::uint32_t* row) {
+  std::uint32_t shifted_words[8], width_words[8];
+  shift_up(shifted.planes, widths.planes);  // loses bits beyond a byte: no encoder writes them
+  shifted.to_words(shifted_words);
+  widths.to_words(width_words);
 #pragma unroll
   for (std::uint32_t i = 0; i < 8; i += 2) {
-    const std::uint32_t widths[2] = {scales.width_words[i], scales.width_words[i + 1]};
-    const std::uint32_t first_bits = sum_of_bytes(widths[0]);
-    const std::uint64_t fields = sections.take(first_bits + sum_of_bytes(widths[1]));
+    const std::uint32_t first_bits = sum_of_bytes(width_words[i]);
+    const std::uint64_t fields = sections.take(first_bits + sum_of_bytes(width_words[i + 1]));
     const std::uint32_t bits[2] = {low_half(fields), low_half(fields >> first_bits)};
 #pragma unroll
     for (std::uint32_t k = 0; k < 2; ++k) {
-      const std::uint32_t z = scales.shifted_words[i + k] | split_fields(bits[k], widths[k]);
+      const std::uint32_t z = shifted_words[i + k] | split_fields(bits[k], width_words[i + k]);
       std::uint32_t* const words = row + 2 * (i + k);
       const std::uint32_t first = __byte_perm(z, 0, 0x4140), second = __byte_perm(z, 0, 0x4342);
       words[0] = is_pair ? add_to_bytes(words[0], first) : add_pair(words[0], first);
@@ -206,10 +197,10 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   Sections escapes = sections;
   const std::uint32_t num_escapes = popcount(block.escapes());
   if (!sections.next(low.sum() + high.sum(), 16 * num_escapes, escapes) || !escapes.is_at_end()) return false;
-  add_differences({low_half(block.ones), low_half(block.twos), low_half(block.fours), low}, type.is_pair(), sections,
-                  row);
-  add_differences({high_half(block.ones), high_half(block.twos), high_half(block.fours), high}, type.is_pair(),
-                  sections, row + kHalfWords);
+  const Bytes low_r{{low_half(block.ones), low_half(block.twos), low_half(block.fours)}};
+  const Bytes high_r{{high_half(block.ones), high_half(block.twos), high_half(block.fours)}};
+  add_differences(low_r, low, type.is_pair(), sections, row);
+  add_differences(high_r, high, type.is_pair(), sections, row + kHalfWords);
   take_escapes(block.escapes(), escapes, row);
   return true;
 }
@@ -254,7 +245,7 @@ template <class = void>
 __global__ void __launch_bounds__(kTileThreads)
     decode_lossless_kernel(const __grid_constant__ DecodeLosslessTable table) {
   __shared__ Rows all_rows[kTileWarps];
-  __shared__ CodedWords all_coded[kTileWarps];
+  __shared__ std::uint32_t all_coded[kTileWarps][kCodedWords];
   const std::uint32_t index = table.find();
   const DecodeLosslessPiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
@@ -276,7 +267,7 @@ __global__ void __launch_bounds__(kTileThreads)
       take_plain(reinterpret_cast<const std::byte*>(source), count, base, hash);
     } else {
       is_good = size < plain &&
-                take_coded(source, size, count, piece.tiles.type, base, all_rows[warp], all_coded[warp].words, hash);
+                take_coded(source, size, count, piece.tiles.type, base, all_rows[warp], all_coded[warp], hash);
     }
   }
   if (is_good) {

@@ -78,25 +78,18 @@ struct HalfDifferences {
   }
 };
 
-// Block of a lane.
-struct Differences {
-  ZCOMM_DEVICE Differences(const std::uint32_t* base, const std::uint32_t* values, HalfType type)
-      : low(base, values, type), high(base + kHalfWords, values + kHalfWords, type) {}
-
-  HalfDifferences low, high;
-};
-
 // Values of a tile and their base.
 struct TileRows {
-  ZCOMM_DEVICE void put(std::uint32_t group, const std::uint32_t (&old)[kGroupWords],
-                        const std::uint32_t (&now)[kGroupWords]) {
-    base.put(group, old);
-    values.put(group, now);
-  }
-  // Returns this lane's block.
-  ZCOMM_DEVICE Differences block(HalfType type) const { return {base.of_lane(), values.of_lane(), type}; }
-
   Rows base, values;
+};
+
+// Block of a lane.
+struct Differences {
+  ZCOMM_DEVICE Differences(const TileRows& rows, HalfType type)
+      : low(rows.base.of_lane(), rows.values.of_lane(), type),
+        high(rows.base.of_lane() + kHalfWords, rows.values.of_lane() + kHalfWords, type) {}
+
+  HalfDifferences low, high;
 };
 
 inline constexpr std::uint32_t kWeighedPlanes = 15;

@@ -42,22 +42,7 @@ class BlockShape {
   }
 
   // Tells whether r > number.
-  ZCOMM_DEVICE std::uint64_t plane(std::uint32_t number) const {
-    switch (number) {
-      case 0:
-        return ones_ | twos_ | fours_;
-      case 1:
-        return twos_ | fours_;
-      case 2:
-        return (ones_ & twos_) | fours_;
-      case 3:
-        return fours_;
-      case 4:
-        return (ones_ | twos_) & fours_;
-      default:
-        return twos_ & fours_;
-    }
-  }
+  ZCOMM_DEVICE std::uint64_t plane(std::uint32_t number) const { return numbers_above(number, ones_, twos_, fours_); }
   ZCOMM_DEVICE std::uint64_t escapes() const { return plane(5); }
 
   std::uint64_t unlikely;
@@ -119,7 +104,8 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
     if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both loads overlap
     hash.add(values, group);
     if (is_whole) continue;
-    rows.put(group, base, values);
+    rows.base.put(group, base);
+    rows.values.put(group, values);
 #pragma unroll
     for (std::uint32_t i = 0; i < kGroupWords; ++i) changes |= base[i] ^ values[i];
   }
@@ -128,7 +114,7 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
   __syncwarp();
   std::uint32_t size = 0;
   if (sum_of_lanes(static_cast<std::uint32_t>(changes != 0)) != 0) {
-    const Differences block = rows.block(piece.tiles.type);
+    const Differences block(rows, piece.tiles.type);
     const std::uint32_t c = choose_c(block, count, piece.tiles.type);
     const BlockShape shape(HalfShape(block.low, c), HalfShape(block.high, c));
     size = smaller_of(SectionPlaces(shape).num_words(), (count + 1) / 2);
@@ -173,13 +159,11 @@ __global__ void __launch_bounds__(kThreads) seal_kernel(const __grid_constant__ 
 
 // Writes section L.
 ZCOMM_DEVICE void put_fields(const Bytes& z, const Widths& widths, std::uint32_t& position, std::uint32_t* coded) {
-  Bytes width_planes{}, field_planes{};
-#pragma unroll
-  for (std::uint32_t i = 0; i < 3; ++i) width_planes.planes[i] = widths.planes[i];
+  Bytes field_planes{};
 #pragma unroll
   for (std::uint32_t i = 0; i < 7; ++i) field_planes.planes[i] = z.planes[i] & widths.is_above(i);
   std::uint32_t width_words[8], field_words[8];
-  width_planes.to_words(width_words);
+  widths.to_words(width_words);
   field_planes.to_words(field_words);
 #pragma unroll
   for (std::uint32_t i = 0; i < 8; i += 2) {
@@ -242,11 +226,12 @@ ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, Half
     std::uint32_t words[kGroupWords], old[kGroupWords];
     load_filled(values, group, count, words);
     load_filled(base, group, count, old);
-    rows.put(group, old, words);
+    rows.base.put(group, old);
+    rows.values.put(group, words);
     store_group<Bfloat16>(words, group * kGroup, count, base);
   }
   __syncwarp();
-  const Differences block = rows.block(type);
+  const Differences block(rows, type);
   __syncwarp();  // bits overwrite the rows from here on
   std::uint32_t* const coded = rows.values.words;
 #pragma unroll 1

@@ -89,6 +89,27 @@ struct HalfPlanes {
 
 // --- Arithmetic
 
+// Tells which numbers of three bits are above `number`.
+template <class Bits>
+ZCOMM_DEVICE Bits numbers_above(std::uint32_t number, Bits ones, Bits twos, Bits fours) {
+  switch (number) {
+    case 0:
+      return ones | twos | fours;
+    case 1:
+      return twos | fours;
+    case 2:
+      return (ones & twos) | fours;
+    case 3:
+      return fours;
+    case 4:
+      return (ones | twos) & fours;
+    case 5:
+      return twos & fours;
+    default:
+      return ones & twos & fours;
+  }
+}
+
 // Returns the borrow that a - b - borrow takes from the next bits.
 ZCOMM_DEVICE std::uint32_t next_borrow(std::uint32_t a, std::uint32_t b, std::uint32_t borrow) {
   return (~a & (b | borrow)) | (b & borrow);
@@ -122,25 +143,11 @@ struct Widths {
   ZCOMM_DEVICE std::uint32_t sum() const {
     return popcount(planes[0]) + 2 * popcount(planes[1]) + 4 * popcount(planes[2]);
   }
-  // Tells whether a width is larger.
   ZCOMM_DEVICE std::uint32_t is_above(std::uint32_t number) const {
-    const std::uint32_t odd = planes[0], two = planes[1], four = planes[2];
-    switch (number) {
-      case 0:
-        return odd | two | four;
-      case 1:
-        return two | four;
-      case 2:
-        return (odd & two) | four;
-      case 3:
-        return four;
-      case 4:
-        return (odd | two) & four;
-      case 5:
-        return two & four;
-      default:
-        return odd & two & four;
-    }
+    return numbers_above(number, planes[0], planes[1], planes[2]);
+  }
+  ZCOMM_DEVICE void to_words(std::uint32_t (&words)[8]) const {
+    Bytes{{planes[0], planes[1], planes[2]}}.to_words(words);
   }
 
   std::uint32_t planes[3];

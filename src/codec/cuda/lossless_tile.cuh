@@ -32,9 +32,7 @@ struct Rows {
 };
 
 // Words of a coded tile, which is shorter than its values, and room for take_bits() to read past it.
-struct CodedWords {
-  std::uint32_t words[kTileValues / 2 + 4];
-};
+inline constexpr std::uint32_t kCodedWords = kTileValues / 2 + 4;
 
 ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
   return static_cast<std::uint64_t>(blockIdx.x - first_cta) * kTileWarps + threadIdx.x / 32;

@@ -66,7 +66,7 @@ constexpr Kernel<SumTable> kSum[3] = {
 constexpr Kernel<SumEncodeTable> kSumEncode[3] = {
     {"sum to int8", sum_encode_kernel<Int8>, kSumThreads},
     {"sum to int4", sum_encode_kernel<Int4>, kSumThreads},
-    {"sum to any codes", sum_encode_any_kernel<>, kSumThreads},
+    {"sum to any codes", sum_encode_kernel<void>, kSumThreads},
 };
 
 constexpr Kernel<CopyTable> kCopy = {"copy", copy_kernel<>};

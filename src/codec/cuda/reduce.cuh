@@ -1,6 +1,8 @@
 // Sums wires, to values or to blocks.
 #pragma once
 
+#include <type_traits>
+
 #include "codec/cuda/any_codes.cuh"
 
 namespace zcomm::gpu {
@@ -210,39 +212,29 @@ ZCOMM_DEVICE void cut_off(Sum& sum, std::uint32_t begin, std::uint32_t num_eleme
   }
 }
 
+// Codes: void for codes of any kind.
 template <class Codes>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_kernel(const __grid_constant__ SumEncodeTable table) {
   __shared__ WarpMaxima maxima;
-  const Turn turn = table.turn();
-  const SumEncodePiece& piece = table.pieces[turn.index];
+  const std::uint32_t index = table.find(), num_ctas = table.num_ctas[index];
+  const std::uint32_t cta = blockIdx.x - table.first_cta[index], repeat = cta < num_ctas ? 0 : cta / num_ctas;
+  const SumEncodePiece& piece = table.pieces[index];
   const std::uint32_t num_elements = piece.out.num_elements;
-  const Place<kSumGroups> place(piece.out, turn.cta * kSumThreads + threadIdx.x);
-  std::uint32_t words[kSumGroups][kGroup] = {};
-  if (place.is_in_block && place.begin < num_elements) {
-    Sum sum;
-    sum_wires(table, piece.wires, piece.strides, turn.repeat, place.begin, num_elements, sum);
-    cut_off(sum, place.begin, num_elements);
-#pragma unroll
-    for (std::uint32_t g = 0; g < kSumGroups; ++g) Float32::narrow(sum[g], words[g]);
-  }
-  encode_any<Float32, Codes>(words, place, piece.out_of(turn.repeat), maxima);
-}
-
-template <class = void>  // as for encode_any_kernel
-__global__ void __launch_bounds__(kSumThreads, kSumCtas)
-    sum_encode_any_kernel(const __grid_constant__ SumEncodeTable table) {
-  __shared__ WarpMaxima maxima;
-  const Turn turn = table.turn();
-  const SumEncodePiece& piece = table.pieces[turn.index];
-  const std::uint32_t num_elements = piece.out.num_elements;
-  const Place<kSumGroups> place(piece.out, turn.cta * kSumThreads + threadIdx.x);
+  const Place<kSumGroups> place(piece.out, (cta - repeat * num_ctas) * kSumThreads + threadIdx.x);
   Sum sum = {};
   if (place.is_in_block && place.begin < num_elements) {
-    sum_wires(table, piece.wires, piece.strides, turn.repeat, place.begin, num_elements, sum);
+    sum_wires(table, piece.wires, piece.strides, repeat, place.begin, num_elements, sum);
     cut_off(sum, place.begin, num_elements);
   }
-  encode_any_codes<kSumGroups>(sum, place, piece.out_of(turn.repeat), piece.any, maxima);
+  if constexpr (std::is_void_v<Codes>) {
+    encode_any_codes<kSumGroups>(sum, place, piece.out_of(repeat), piece.any, maxima);
+  } else {
+    std::uint32_t words[kSumGroups][kGroup];
+#pragma unroll
+    for (std::uint32_t g = 0; g < kSumGroups; ++g) Float32::narrow(sum[g], words[g]);
+    encode_any<Float32, Codes>(words, place, piece.out_of(repeat), maxima);
+  }
 }
 
 }  // namespace zcomm::gpu

@@ -167,19 +167,8 @@ struct PiecesOfWires : Pieces<PieceType, kMost.pieces> {
   WirePart wires[kWireCapacity];
 };
 
-// Place of a CTA: its piece, the repeat of that, and its number in the repeat.
-struct Turn {
-  std::uint32_t index, repeat, cta;
-};
-
 struct SumEncodeTable : PiecesOfWires<SumEncodePiece, kSumEncodeCapacity> {
   std::uint16_t num_ctas[kCapacity];  // of one repeat: at most 2^15, where blocks leave half of the threads idle
-
-  ZCOMM_DEVICE Turn turn() const {
-    const std::uint32_t index = find(), ctas = num_ctas[index], cta = blockIdx.x - first_cta[index];
-    const std::uint32_t repeat = cta < ctas ? 0 : cta / ctas;
-    return {index, repeat, cta - repeat * ctas};
-  }
 };
 
 using EncodeTable = Pieces<EncodePiece, kEncodeCapacity.pieces>;

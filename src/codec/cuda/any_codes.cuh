@@ -121,9 +121,7 @@ ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, 
     for (int i = 0; i < 16; ++i) {
       const std::int32_t half = static_cast<std::int32_t>(bits[i / 2] << (i % 2 == 0 ? 16 : 0)) >> 16;
       const float offset = __fmaf_rn(static_cast<float>(half), 0x1p-16f, 0x1p-17f);  // exact
-      float scaled = __fadd_rn(__fmul_rn(values[i], reciprocal), offset);
-      if (scaled > any.max_code) scaled = any.max_code;
-      if (scaled < -any.max_code) scaled = -any.max_code;
+      const float scaled = clamp(__fadd_rn(__fmul_rn(values[i], reciprocal), offset), any.max_code);
       codes[i] = __float_as_uint(__fadd_rn(scaled, 0x1.8p23f));
     }
   } else {
@@ -137,19 +135,7 @@ ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, 
 template <std::uint32_t kGroups>
 ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroups>& place, const BlocksOut& out,
                                    const AnyOut& any, WarpMaxima& maxima) {
-  if (any.hadamard) {
-    Halves32<kGroups> rotated;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kGroups * kGroup; ++i)
-      rotated[i / kGroup][i % kGroup] = values[i / kGroup][i % kGroup];
-    rotate<kGroups>(rotated);
-    if (place.begin / kRotated * kRotated + kRotated <= out.num_elements) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) {
-        values[i / kGroup][i % kGroup] = rotated[i / kGroup][i % kGroup];
-      }
-    }
-  }
+  if (any.hadamard) rotate_if_whole(values, place.begin, out.num_elements, rotate<kGroups>);
   std::uint32_t largest[1] = {largest_magnitude<kGroups>(values)};
   reduce_blocks(largest, 1u << out.log2_lanes, &maxima);
   if (!place.is_in_block || place.begin >= out.num_elements) return;
@@ -194,10 +180,7 @@ ZCOMM_DEVICE void load_floats(const std::byte* values, std::uint32_t begin, std:
 template <class Type>
 ZCOMM_DEVICE void store_floats(float (&floats)[kGroup], std::uint32_t begin, std::uint32_t count, std::byte* values) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (floats[i] > Type::kLargestFinite) floats[i] = Type::kLargestFinite;
-    if (floats[i] < -Type::kLargestFinite) floats[i] = -Type::kLargestFinite;
-  }
+  for (int i = 0; i < 16; ++i) floats[i] = clamp(floats[i], Type::kLargestFinite);
   std::uint32_t words[Type::kWords];
   Type::narrow(floats, words);
   make_nans_canonical<Type>(words);
@@ -236,16 +219,7 @@ __global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_const
   const std::uint32_t begin = ((blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x) * kGroup;
   Halves32<1> terms;
   load_terms(piece.wire, 0, begin, piece.num_elements, terms[0]);
-  if (piece.hadamard) {
-    Halves32<1> rotated;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) rotated[0][i] = terms[0][i];
-    rotate_back<1>(rotated);
-    if (begin / kRotated * kRotated + kRotated <= piece.num_elements) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) terms[0][i] = rotated[0][i];
-    }
-  }
+  if (piece.hadamard) rotate_if_whole(terms, begin, piece.num_elements, rotate_back<1>);
   if (begin >= piece.num_elements) return;
   switch (piece.dtype) {
     case DType::float32:

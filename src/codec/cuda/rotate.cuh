@@ -87,4 +87,18 @@ ZCOMM_DEVICE void rotate_back(Halves32<kGroups>& terms) {
   }
 }
 
+// Rotates, or rotates back, values from element `begin` on if their group of 32 is whole. With one group per thread,
+// called by all threads of a warp.
+template <std::uint32_t kGroups, class Rotate>
+ZCOMM_DEVICE void rotate_if_whole(Halves32<kGroups>& values, std::uint32_t begin, std::uint32_t num_elements,
+                                  Rotate rotate) {
+  Halves32<kGroups> rotated;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) rotated[i / kGroup][i % kGroup] = values[i / kGroup][i % kGroup];
+  rotate(rotated);
+  if (begin / kRotated * kRotated + kRotated > num_elements) return;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) values[i / kGroup][i % kGroup] = rotated[i / kGroup][i % kGroup];
+}
+
 }  // namespace zcomm::gpu

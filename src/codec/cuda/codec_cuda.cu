@@ -2,6 +2,7 @@
 // kind share a launch.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "codec/cuda/any_codes.cuh"
@@ -103,22 +104,19 @@ TensorView values_of(std::byte* wire, BlockFormat format, DType dtype, std::int6
   return {wire, num_elements, format.kind == ElementKind::bf16 ? DType::bfloat16 : dtype};
 }
 
-void add(Launcher<EncodeTable>& launcher, const Encode& job) {
+// Adds an encode by a kernel whose threads have `unroll` groups each.
+template <class Table>
+void add(Launcher<Table>& launcher, const Encode& job, std::uint32_t unroll) {
   const std::int64_t n = job.values.num_elements;
   for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
-    const EncodePiece piece{job.values.slice(begin, count).data,
-                            blocks_out(job.wire, job.format, n, begin, count, kGroup)};
-    launcher.add(piece, divide_up(num_lanes(piece.out), kThreads * kEncodeUnrolls[index_of(job.values.dtype)]));
-  });
-}
-
-void add(Launcher<EncodeAnyTable>& launcher, const Encode& job) {
-  const std::int64_t n = job.values.num_elements;
-  for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
-    const EncodeAnyPiece piece{job.values.slice(begin, count).data,
-                               blocks_out(job.wire, job.format, n, begin, count, kGroup),
-                               any_out(job.format, job.rounding, n, begin, count), job.values.dtype};
-    launcher.add(piece, divide_up(num_lanes(piece.out), kThreads));
+    typename Table::Piece piece{};
+    piece.values = job.values.slice(begin, count).data;
+    piece.out = blocks_out(job.wire, job.format, n, begin, count, kGroup);
+    if constexpr (std::is_same_v<Table, EncodeAnyTable>) {
+      piece.any = any_out(job.format, job.rounding, n, begin, count);
+      piece.dtype = job.values.dtype;
+    }
+    launcher.add(piece, divide_up(num_lanes(piece.out), kThreads * unroll));
   });
 }
 
@@ -169,21 +167,20 @@ class CudaCodec final : public Codec {
       for (Coding coding : kOwnKernels) {
         launcher.use(kEncode[index_of(dtype)][index_of(coding)]);
         for (const Encode& job : jobs) {
-          if (job.values.dtype == dtype && coding_of(job.format) == coding) add(launcher, job);
+          if (job.values.dtype == dtype && coding_of(job.format) == coding) {
+            add(launcher, job, kEncodeUnrolls[index_of(dtype)]);
+          }
         }
       }
     }
     launcher.launch();
-    Launcher<EncodeAnyTable> any_launcher(stream);
-    any_launcher.use(kEncodeAny);
+    Launcher any_launcher(stream, kEncodeAny);
     for (const Encode& job : jobs) {
-      if (coding_of(job.format) == Coding::any) add(any_launcher, job);
+      if (coding_of(job.format) == Coding::any) add(any_launcher, job, 1);
     }
     any_launcher.launch();
-    Launcher<SumTable> casts(stream);
-    casts.use(kSum[index_of(DType::bfloat16)]);
-    Launcher<CopyTable> copies(stream);
-    copies.use(kCopy);
+    Launcher casts(stream, kSum[index_of(DType::bfloat16)]);
+    Launcher copies(stream, kCopy);
     for (const Encode& job : jobs) {
       if (job.format.has_scales()) continue;
       const TensorView out = values_of(job.wire, job.format, job.values.dtype, job.values.num_elements);
@@ -203,8 +200,7 @@ class CudaCodec final : public Codec {
     for (const Decode& job : jobs) check(job);
     Launcher<DecodeTable> launcher(stream);
     Launcher<SumTable> casts(stream);
-    Launcher<CopyTable> copies(stream);
-    copies.use(kCopy);
+    Launcher copies(stream, kCopy);
     for (DType dtype : kDTypes) {
       for (Coding coding : kOwnKernels) {
         launcher.use(kDecode[index_of(dtype)][index_of(coding)]);
@@ -256,8 +252,7 @@ class CudaCodec final : public Codec {
     }
     launcher.launch();
     Launcher<SumTable> sums(stream);
-    Launcher<CopyTable> padding(stream);
-    padding.use(kCopy);
+    Launcher padding(stream, kCopy);
     for (ElementKind kind : {ElementKind::exact, ElementKind::bf16}) {
       sums.use(kSum[index_of(kind == ElementKind::bf16 ? DType::bfloat16 : DType::float32)]);
       for (const DecodeSumEncode& job : jobs) {
@@ -290,8 +285,7 @@ class CudaCodec final : public Codec {
       return;
     }
     if (num_elements == 0) return;
-    const TensorView so_far{nullptr, num_elements, DType::float32};
-    const Scratch scratch(workspace_, so_far.num_bytes(), stream);
+    const Scratch scratch(workspace_, static_cast<std::size_t>(num_elements) * sizeof(float), stream);
     const TensorView sums{scratch.data(), num_elements, DType::float32};
     std::vector<Wire> rest(wires.begin(), wires.end());
     const auto is_rotated = [](const Wire& wire) { return wire.format.hadamard; };
@@ -302,8 +296,7 @@ class CudaCodec final : public Codec {
       few.insert(few.end(), rest.begin(), rest.begin() + count);
       rest.erase(rest.begin(), rest.begin() + count);
       const bool stay_rotated = is_rotated(rest[0]);
-      Launcher<SumTable> first(stream);
-      first.use(kSum[index_of(DType::float32)]);
+      Launcher first(stream, kSum[index_of(DType::float32)]);
       add_sum(first, few, 1.0f, kNoLimit, sums, stay_rotated);
       first.launch();
       few = {{sums.data, {ElementKind::exact, 0, stay_rotated}, DType::float32}};

@@ -63,6 +63,7 @@ template <class Table>
 class Launcher {
  public:
   explicit Launcher(StreamView stream) : stream_(stream) {}
+  Launcher(StreamView stream, const Kernel<Table>& kernel) : stream_(stream), kernel_(&kernel) {}
 
   // Selects the kernel for the pieces that follow.
   void use(const Kernel<Table>& kernel) {

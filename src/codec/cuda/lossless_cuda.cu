@@ -37,42 +37,29 @@ const TensorView& values_of(const DecodeLossless& job) { return job.base; }
 const ConstTensorView& values_of(const NoteHash& job) { return job.values; }
 const ConstTensorView& values_of(const CheckHash& job) { return job.values; }
 
-// Scratch of a call's jobs: all states, zeroed, then all starts.
-class JobScratch {
- public:
-  template <class Jobs>
-  JobScratch(Workspace& workspace, const Jobs& jobs, StreamView stream)
-      : num_jobs_(jobs.size()), scratch_(workspace, num_bytes(jobs), stream) {
-    check_cuda(cudaMemsetAsync(scratch_.data(), 0, num_jobs_ * sizeof(LosslessState), as_cuda(stream)),
-               "zero the states of differences");
-  }
+// Returns the bytes of a job's scratch: its state, then the starts of its tiles.
+std::size_t scratch_bytes(const ConstTensorView& values) {
+  const std::int64_t num_starts = divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles);
+  return sizeof(LosslessState) + 8 * static_cast<std::size_t>(num_starts);
+}
 
-  // Returns the tiles of the next job.
-  LosslessTiles next(const ConstTensorView& values) {
-    auto* const states = reinterpret_cast<LosslessState*>(scratch_.data());
-    auto* const starts = reinterpret_cast<std::uint64_t*>(states + num_jobs_);
-    const LosslessTiles tiles{states + job_, starts + start_, static_cast<std::uint64_t>(values.num_elements),
-                              half_type(values.dtype)};
-    job_ += 1;
-    start_ += num_starts(values);
-    return tiles;
-  }
+// Makes scratch for all jobs, zeroed.
+template <class Job>
+Scratch make_scratch(Workspace& workspace, std::span<const Job> jobs, StreamView stream) {
+  std::size_t num_bytes = 0;
+  for (const Job& job : jobs) num_bytes += scratch_bytes(values_of(job));
+  Scratch scratch(workspace, num_bytes, stream);
+  check_cuda(cudaMemsetAsync(scratch.data(), 0, num_bytes, as_cuda(stream)), "zero the states of differences");
+  return scratch;
+}
 
- private:
-  static std::size_t num_starts(const ConstTensorView& values) {
-    return static_cast<std::size_t>(divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles));
-  }
-  template <class Jobs>
-  static std::size_t num_bytes(const Jobs& jobs) {
-    std::size_t bytes = 0;
-    for (const auto& job : jobs) bytes += sizeof(LosslessState) + 8 * num_starts(values_of(job));
-    return bytes;
-  }
-
-  std::size_t num_jobs_;
-  Scratch scratch_;
-  std::size_t job_ = 0, start_ = 0;
-};
+// Returns the tiles of a job whose scratch begins at `next`, and moves that to its end.
+LosslessTiles take_tiles(const ConstTensorView& values, std::byte*& next) {
+  auto* const state = reinterpret_cast<LosslessState*>(next);
+  next += scratch_bytes(values);
+  return {state, reinterpret_cast<std::uint64_t*>(state + 1), static_cast<std::uint64_t>(values.num_elements),
+          half_type(values.dtype)};
+}
 
 constexpr auto one_cta = [](const auto&) { return std::int64_t{1}; };
 // CTAs for a piece, with one tile per warp.
@@ -87,8 +74,7 @@ constexpr auto finish_ctas = [](const FinishPiece& piece) {
 template <class Table, class NumCtas>
 void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces, NumCtas num_ctas,
             StreamView stream) {
-  Launcher<Table> launcher(stream);
-  launcher.use(kernel);
+  Launcher launcher(stream, kernel);
   for (const auto& piece : pieces) {
     if (num_ctas(piece) > 0) launcher.add(piece, num_ctas(piece));
   }
@@ -136,11 +122,12 @@ class CudaLossless final : public LosslessCodec {
   void encode(std::span<const EncodeLossless> jobs, StreamView stream) const override {
     for (const EncodeLossless& job : jobs) lossless::check_job(job);
     if (jobs.empty()) return;
-    JobScratch scratch(workspace_, jobs, stream);
+    const Scratch scratch = make_scratch(workspace_, jobs, stream);
+    std::byte* next = scratch.data();
     std::vector<EncodeLosslessPiece> pieces;
     for (const EncodeLossless& job : jobs) {
-      pieces.push_back({scratch.next(job.base), job.values.data, job.base.data, job.message, job.hash, job.num_bytes,
-                        job.generation});
+      pieces.push_back({take_tiles(job.base, next), job.values.data, job.base.data, job.message, job.hash,
+                        job.num_bytes, job.generation});
     }
     launch(kMeasure, pieces, tile_ctas, stream);
     launch(kSeal, pieces, one_cta, stream);
@@ -150,11 +137,12 @@ class CudaLossless final : public LosslessCodec {
   void decode(std::span<const DecodeLossless> jobs, StreamView stream) const override {
     for (const DecodeLossless& job : jobs) lossless::check_job(job);
     if (jobs.empty()) return;
-    JobScratch scratch(workspace_, jobs, stream);
+    const Scratch scratch = make_scratch(workspace_, jobs, stream);
+    std::byte* next = scratch.data();
     std::vector<DecodeLosslessPiece> pieces;
     std::vector<FinishPiece> finishes;
     for (const DecodeLossless& job : jobs) {
-      const LosslessTiles tiles = scratch.next(job.base);
+      const LosslessTiles tiles = take_tiles(job.base, next);
       pieces.push_back({tiles, job.message, job.num_bytes, job.base.data, job.hash, job.generation});
       const bool has_header = job.num_bytes >= kLosslessHeaderBytes;
       const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
@@ -190,11 +178,12 @@ class CudaLossless final : public LosslessCodec {
   void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
     for (const Job& job : jobs) lossless::check_job(job);
     if (jobs.empty()) return;
-    JobScratch scratch(workspace_, jobs, stream);
+    const Scratch scratch = make_scratch(workspace_, jobs, stream);
+    std::byte* next = scratch.data();
     std::vector<HashPiece> pieces;
     std::vector<FinishPiece> finishes;
     for (const Job& job : jobs) {
-      const LosslessTiles tiles = scratch.next(job.values);
+      const LosslessTiles tiles = take_tiles(job.values, next);
       pieces.push_back({tiles, job.values.data});
       finishes.push_back(finish(job, tiles));
     }

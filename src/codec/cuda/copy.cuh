@@ -9,11 +9,6 @@ namespace zcomm::gpu {
 inline constexpr std::uint32_t kCopyBytes = 16;  // of the target, written by a thread at once
 inline constexpr std::uint32_t kCopyUnroll = 4;  // such writes per thread, all read before any is written
 
-// Returns the number of bytes, of the first 16 aligned ones in the target, that lie before the piece.
-ZCOMM_DEVICE std::uint32_t copy_offset(const CopyPiece& piece) {
-  return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(piece.target) % kCopyBytes);
-}
-
 // Copies the piece's part of 16 bytes that are aligned in the target. `begin` is their offset in the piece, negative
 // for the first ones. A piece is aligned to 2 bytes and has an even length.
 ZCOMM_DEVICE void copy_quad(const CopyPiece& piece, std::int32_t begin) {
@@ -50,7 +45,8 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const std::uint32_t index = table.find();
   const CopyPiece& piece = table.pieces[index];
   const std::uint32_t first = (blockIdx.x - table.first_cta[index]) * (kCopyUnroll * kThreads);
-  const std::uint32_t offset = copy_offset(piece);
+  // Bytes before the piece, of the first 16 aligned ones in the target.
+  const auto offset = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(piece.target) % kCopyBytes);
   const bool is_whole = (first + kCopyUnroll * kThreads) * kCopyBytes <= piece.num_bytes;
   if (is_whole && offset == 0 && is_aligned(piece.source)) {
     std::uint32_t words[kCopyUnroll][4];

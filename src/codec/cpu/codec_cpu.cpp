@@ -181,7 +181,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 
 class CpuCodec final : public Codec {
  public:
-  explicit CpuCodec(std::string_view isa) : kernels_(find_kernels(isa)), lossless_(isa) {}
+  explicit CpuCodec(std::string_view isa) : kernels_(*find_isa(isa).kernels), lossless_(isa) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);

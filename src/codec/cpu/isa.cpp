@@ -11,11 +11,6 @@ namespace zcomm {
 namespace cpu {
 namespace {
 
-struct Isa {
-  const char* name;
-  const Kernels* kernels;
-};
-
 // Lists instruction sets, slowest first.
 std::vector<Isa> detect() {
   std::vector<Isa> isas = {{"baseline", &kBaselineKernels}};
@@ -40,7 +35,9 @@ const std::vector<Isa>& isas() {
   return detected;
 }
 
-const Isa& find(std::string_view isa) {
+}  // namespace
+
+const Isa& find_isa(std::string_view isa) {
   const char* argument = "isa";
   if (isa.empty()) {
     // Reads the variable on every call, so that tests can change it. C++ reads one other variable: ZCOMM_NCCL_LIB, in
@@ -58,12 +55,6 @@ const Isa& find(std::string_view isa) {
   throw ArgumentError(std::string(argument) + ": expected one of this machine's, " + accepted + ", got '" +
                       std::string(isa) + "'");
 }
-
-}  // namespace
-
-std::string_view find_isa(std::string_view isa) { return find(isa).name; }
-
-const Kernels& find_kernels(std::string_view isa) { return *find(isa).kernels; }
 
 }  // namespace cpu
 

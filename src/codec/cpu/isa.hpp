@@ -7,11 +7,13 @@
 
 namespace zcomm::cpu {
 
-// Returns the name of the instruction set that find_kernels(isa) uses.
-std::string_view find_isa(std::string_view isa);
+struct Isa {
+  const char* name;
+  const Kernels* kernels;
+};
 
-// Returns the kernels of one of cpu_isas(). Empty means ZCOMM_ISA if it is set, else the fastest. Throws ArgumentError
-// if this machine does not support the named one.
-const Kernels& find_kernels(std::string_view isa);
+// Returns one of cpu_isas(). Empty means ZCOMM_ISA if it is set, else the fastest. Throws ArgumentError if this machine
+// does not support the named one.
+const Isa& find_isa(std::string_view isa);
 
 }  // namespace zcomm::cpu

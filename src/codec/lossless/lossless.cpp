@@ -153,7 +153,7 @@ LosslessHeader read_header(const std::byte* wire) {
 
 // --- Bodies
 
-HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_isa(isa))) {}
+HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_isa(isa).name)) {}
 
 HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, TensorView base, std::byte* body) const {
   check_values_and_base(values, base);

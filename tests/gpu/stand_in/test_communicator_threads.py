@@ -311,10 +311,14 @@ def test_ctrl_c_ends_a_meeting() -> None:
         assert ended.wait(60)
         assert ctypes.CDLL(_nccl.load()[0]).ncclCommAbort(ctypes.c_void_p(pointer)) == 0
 
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(body, 1)
-        body(0)  # in the thread that Python's handlers of signals run in
-        other.result()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what is in the background ignore it
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(body, 1)
+            body(0)  # in the thread that Python's handlers of signals run in
+            other.result()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_rank_that_does_not_meet_the_others_is_missed() -> None:

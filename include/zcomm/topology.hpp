@@ -68,8 +68,8 @@ class Topology {
   // Returns the rank of `node` that keeps the wire of `slot` in its secondary shard (hpZ of ZeRO++, arXiv 2306.10209).
   // Its local rank is that of the slot's owner, modulo the ranks of the node.
   int holder(int node, int slot) const;
-  // Returns the hop of a gather from secondary shards: within the node, from the holders. Moves to a peer are adjacent,
-  // the own slot first, unless own slots are left out.
+  // Returns the hop of a gather from secondary shards: within the node, from the holders. Moves to a peer are adjacent.
+  // The own slot comes first; without `with_own` it is left out.
   Hop secondary_hop(int rank, bool with_own = true) const;
   // Returns the first hop of a lossless gather: the own slot goes to its holders in other nodes. secondary_hop()
   // follows.

@@ -6,6 +6,7 @@
 #include "views.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
 #include "zcomm/lossless.hpp"
 
 namespace py = pybind11;
@@ -37,6 +38,7 @@ const Codec& cuda_codec() {
 // Calls body(codec, stream) while `device`, a GPU's index or kCurrentDevice, is the current one.
 template <class Body>
 void on_gpu(int device, std::uintptr_t stream, Body&& body) {
+  check_argument(device != kHost, [] { return std::string("device: expected a GPU, got the host"); });
   const auto guard = make_current(device);
   std::forward<Body>(body)(cuda_codec(), stream_of(stream));
 }

@@ -63,18 +63,12 @@ std::vector<int> NcclTransport::peers() const {
 
 void NcclTransport::connect() {
   Clock::time_point next_look{};
-  const auto look = [&] {
-    if (Clock::now() < next_look) return;
-    next_look = Clock::now() + kLookInterval;
-    std::string why = interruption();
-    if (why.empty()) why = ask_peers(kLookInterval);
-    if (!why.empty()) throw TransportError("gave up to connect over NCCL: " + why);
-  };
+  const auto look_often = [&] { look(next_look, "connect over NCCL", /*asks_peers=*/true); };
   try {
     is_connected_.resize(static_cast<std::size_t>(size()));
     for (const int peer : peers()) is_connected_[static_cast<std::size_t>(peer)] = true;
     const std::lock_guard lock(communicator_->mutex());
-    communicator_->connect(options_, peers(), {deadline_after(options_.connect_timeout), give_up_, look});
+    communicator_->connect(options_, peers(), {deadline_after(options_.connect_timeout), give_up_, look_often});
   } catch (const TimeoutError&) {
     throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
@@ -82,8 +76,12 @@ void NcclTransport::connect() {
   }
 }
 
-std::string NcclTransport::interruption() const {
-  return options_.interruption ? options_.interruption() : std::string();
+void NcclTransport::look(Clock::time_point& next, const char* what, bool asks_peers) {
+  if (Clock::now() < next) return;
+  next = Clock::now() + kLookInterval;
+  std::string why = options_.interruption ? options_.interruption() : std::string();
+  if (why.empty() && asks_peers) why = ask_peers(kLookInterval);
+  if (!why.empty()) throw TransportError(std::string("gave up to ") + what + ": " + why);
 }
 
 NcclTransport::~NcclTransport() {
@@ -260,12 +258,7 @@ std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_
 void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   throw_if_failed();
   Clock::time_point next_look = Clock::now() + kLookInterval;
-  const auto look = [&] {
-    if (Clock::now() < next_look) return;
-    next_look = Clock::now() + kLookInterval;
-    if (const std::string why = interruption(); !why.empty())
-      throw TransportError("gave up to start a transfer: " + why);
-  };
+  const auto look_often = [&] { look(next_look, "start a transfer", /*asks_peers=*/false); };
   try {
     const CudaDeviceGuard device(device_);
     group.call = call();
@@ -278,7 +271,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
-      communicator_->run(group.messages, {group.call->deadline, give_up_, look});
+      communicator_->run(group.messages, {group.call->deadline, give_up_, look_often});
     }
     group.done.record({communicator_->stream()});
     if (!group.is_captured) {

@@ -129,8 +129,8 @@ class NcclTransport final : public Transport {
   // Exchanges the call's words with `peers`, and has them compared when they have arrived.
   void compare(const std::string& call, std::span<const int> peers, StreamView stream);
   std::vector<int> peers() const;
-  // Returns why the caller wants this thread to stop, or an empty string. May throw.
-  std::string interruption() const;
+  // Throws if the caller interrupts this thread's wait to `what`, or a peer has failed. Does nothing before `next`.
+  void look(std::chrono::steady_clock::time_point& next, const char* what, bool asks_peers);
   NcclGroup& take_group();
   // Returns the open group, or a new one that add_transfer() launches at once.
   NcclGroup& join_group() { return open_group_ != nullptr ? *open_group_ : take_group(); }

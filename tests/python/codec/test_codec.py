@@ -381,3 +381,8 @@ def test_sums_are_written_over_whole_terms_only() -> None:
         codec.decode_sum([(memory[4:4004].view(np.float32), "exact")], out)
     out[:] = 1
     assert (codec.decode_sum([(out, "exact"), (values, "exact")], out) == 2).all()
+
+
+def test_jobs_in_gpu_memory_are_refused_on_the_host():
+    with pytest.raises(ValueError, match="device: expected a GPU, got the host"):
+        _core.check_hashes_on_device([], device=-1)

@@ -29,6 +29,7 @@ namespace {
 
 constexpr const char* kRefused = "refused: ";
 constexpr const char* kWorks = "works";
+constexpr const char* kLost = "lost rank ";
 constexpr const char* kOff = "ZCOMM_NODE_MEMORY=off";
 constexpr const char* kOtherHost = "another host";
 constexpr std::chrono::seconds kPatienceOfNode{30};  // with ranks that have met a moment ago
@@ -72,7 +73,7 @@ std::string random_token() {
   return text.str().substr(0, kTokenBytes - 1);
 }
 
-std::string ended(int rank) { return "lost rank " + std::to_string(rank) + ": its process has ended"; }
+std::string ended(int rank) { return kLost + std::to_string(rank) + ": its process has ended"; }
 
 // Texts that the ranks of a node leave for one another in a store.
 class Texts {
@@ -212,16 +213,19 @@ std::unique_ptr<NodeMemory> NodeMemory::meet(const StorePtr& store, const Topolo
     try {
       if (text.starts_with(kRefused)) throw std::runtime_error(text.substr(std::strlen(kRefused)));
       memory->open(*all, peer, text);
-    } catch (const TransportError&) {
-      throw;
+    } catch (const TransportError& error) {
+      verdict = error.what();
+      break;
     } catch (const std::exception& error) {
       if (verdict == kWorks) verdict = "rank " + std::to_string(peer) + ": " + error.what();
     }
   }
   store->set("memory works/" + std::to_string(rank), verdict);
+  if (verdict.starts_with(kLost)) throw TransportError(verdict);
   for (const int peer : ranks) {
     const std::array local{topology.local_rank(peer)};
     const std::string text = texts.wait_for("memory works/", peer, [&] { return memory->find_ended(local) >= 0; });
+    if (text.starts_with(kLost)) throw TransportError(text);  // else this rank would name the one that found it
     if (text != kWorks && why_not.reason.empty()) why_not.reason = text;
   }
   if (!why_not.reason.empty()) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -125,6 +126,17 @@ class Killing(dist.Store):
         return bytes(self._store.get(key))
 
 
+class Late(Killing):
+    """A store whose process reads what rank 1 tells when that rank has ended."""
+
+    def get(self, key: str) -> bytes:
+        text = super().get(key)
+        if key == "memory/1":
+            with contextlib.suppress(ProcessLookupError):
+                select.select([os.pidfd_open(int(text.split()[2]))], [], [])
+        return text
+
+
 def meet(change: Callable[[Any], Any] = lambda store: store, **fields: Any) -> Any:
     """A gather of a new group: ``change`` gives the store of its ranks when they have connected, to share memory."""
     make = backend._Group._make_transport_group
@@ -183,6 +195,16 @@ def test_a_rank_that_is_killed_while_ranks_meet_is_named(key: str, after: bool, 
         return survive(lambda: meet((lambda store: Killing(store, key, after)) if kills else (lambda store: store)))
 
     check_survivors(body, expected)
+
+
+def test_a_rank_that_is_killed_before_others_open_its_memory_is_named() -> None:
+    """Rank 0 finds rank 1 ended, and may itself have ended before rank 2 hears from it."""
+
+    def body() -> str:
+        stores = [lambda store: Late(store, "", False), lambda store: Killing(store, "memory works/1", False), lambda s: s]
+        return survive(lambda: meet(stores[dist.get_rank()]))
+
+    check_survivors(body, "lost rank 1: its process has ended")
 
 
 def sends(num: int) -> None:

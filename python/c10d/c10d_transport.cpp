@@ -193,7 +193,9 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
       differs_since = {};
     } else if (differs_since == std::chrono::steady_clock::time_point{}) {
       differs_since = now;
-    } else if (now - differs_since > kMismatchPatience) {  // the watch compares calls of the same number alone
+    } else if (now - differs_since > kMismatchPatience) {
+      throw_difference_to(peer);
+      // The watch compares calls of the same number alone.
       throw TransportError(describe_difference(call_, peer, "another call, whose message came first"));
     }
   }
@@ -215,13 +217,16 @@ void C10dTransport::wait(std::vector<Pending>& pending, const Batch& batch) {
   pending.clear();
 }
 
+void C10dTransport::throw_difference_to(int peer) {
+  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError((*answer)->words);
+}
+
 void C10dTransport::fail(int peer, const std::exception& error) {
   {
     const std::lock_guard lock(mutex_);
     if (!difference_.empty()) throw TransportError(difference_);
   }
-  // A peer that has found a difference first has closed the connections.
-  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError((*answer)->words);
+  throw_difference_to(peer);  // a peer that has found one first has closed the connections
   if (std::chrono::steady_clock::now() >= deadline_) {
     throw TimeoutError("rank " + std::to_string(peer) + " did not answer within " + std::to_string(timeout_.count()) +
                        " ms: it is stuck, waits for another rank, or its call went another way (are zcomm.exact() and "

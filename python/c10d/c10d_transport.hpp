@@ -42,6 +42,8 @@ class C10dTransport final : public Transport {
   void share(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch);
   void wait_in_memory(const MemoryChannels::Batch& batch);
   bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }
+  // Asks the group's store for the calls of `peer`, and throws if they differ.
+  void throw_difference_to(int peer);
   [[noreturn]] void fail(int peer, const std::exception& error);
   void give_up(const std::string& reason);
   void close_connections() noexcept;

@@ -201,7 +201,11 @@ def test_a_rank_that_is_killed_before_others_open_its_memory_is_named() -> None:
     """Rank 0 finds rank 1 ended, and may itself have ended before rank 2 hears from it."""
 
     def body() -> str:
-        stores = [lambda store: Late(store, "", False), lambda store: Killing(store, "memory works/1", False), lambda s: s]
+        stores = [
+            lambda store: Late(store, "", False),
+            lambda store: Killing(store, "memory works/1", False),
+            lambda store: store,
+        ]
         return survive(lambda: meet(stores[dist.get_rank()]))
 
     check_survivors(body, "lost rank 1: its process has ended")
@@ -245,6 +249,32 @@ def test_a_rank_that_is_killed_while_it_releases_its_memory_fails_nobody() -> No
     outcomes = collect(body, 3, nodes=[0, 0, 0], options=ALL, grace=30)
     assert [outcomes[rank].value for rank in (0, 2)] == ["", ""]
     assert shared_names() == names
+
+
+class Slow(Killing):
+    """A store in which the calls of ranks take a while to read."""
+
+    def get(self, key: str) -> bytes:
+        if key.startswith("calls/"):
+            time.sleep(1.7)
+        return super().get(key)
+
+    def clone(self) -> Slow:
+        return self
+
+
+def test_ranks_that_call_different_things_are_told_both_by_a_slow_store() -> None:
+    """Their watches of calls look too late: a rank that finds another call's message asks before it raises."""
+
+    def body() -> None:
+        meet(lambda store: Slow(store, "", False))
+        group = list(dist.distributed_c10d._world.pg_map)[-1]
+        with pytest.raises(RuntimeError) as raised:
+            gather_in_place(torch.empty(2 * NUM * (1 + dist.get_rank())), group=group)
+        assert "called different things" in str(raised.value)
+        assert f"{NUM}]" in str(raised.value) and f"{2 * NUM}]" in str(raised.value), raised.value
+
+    run(body, 2, nodes=[0, 0])
 
 
 def test_an_abort_ends_the_wait_for_a_rank_that_does_not_tell() -> None:

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from zcomm.distributed import _fsdp2
 from zcomm.distributed.groups import find_backend
 from zcomm.distributed.overrides import all_reduce_of, overridden
-from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, full_name_of
 
 _log = logging.getLogger("zcomm")

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
-from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
 from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, Rule, finished
 

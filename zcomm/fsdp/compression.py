@@ -17,11 +17,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm._formats import Format
+from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import WEIGHTS
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp import _fsdp2
 from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule
 from zcomm.fsdp.secondary_shard import KeptValues, SecondaryShard, WeightsVersion

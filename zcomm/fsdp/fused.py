@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from zcomm.fsdp import _fsdp2
+from zcomm.distributed import _fsdp2
 
 COMPRESSIBLE = {torch.float32, torch.bfloat16, torch.float16}
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from zcomm.fsdp import _fsdp2
+from zcomm.distributed import _fsdp2
 
 #: Which parameters: a pattern for their names (``"*.norm.*"``, as in fnmatch), a type of module that holds them, or a
 #: function of a name and a parameter, whose shape is that of the whole parameter.

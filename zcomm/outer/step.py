@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from zcomm import _core
 from zcomm._units import parse_rate
+from zcomm.distributed._fsdp2 import reshard_holders
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp._fsdp2 import reshard_holders
 from zcomm.outer.averaging import Averaging
 from zcomm.outer.connections import Connections, losses_told
 from zcomm.outer.fragments import Fragment, cut, like

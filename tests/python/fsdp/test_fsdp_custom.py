@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
-from zcomm.fsdp import _fsdp2, compress
+from zcomm.distributed import _fsdp2
+from zcomm.fsdp import compress
 
 
 class CountedGather(_fsdp2.AllGather):  # type: ignore[misc]

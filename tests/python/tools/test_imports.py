@@ -95,7 +95,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_one_module_reads_the_private_names_of_fsdp2() -> None:
-    reader = PACKAGE / "fsdp" / "_fsdp2.py"
+    reader = PACKAGE / "distributed" / "_fsdp2.py"
     private = {node.attr for node in ast.walk(ast.parse(reader.read_text())) if isinstance(node, ast.Attribute)}
     private = {name for name in private if name.startswith("_")} | {"fsdp_params", "sharded_param", "sharded_state"}
     assert "_all_gather_comm" in private

@@ -35,7 +35,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import zcomm
-from zcomm.fsdp._fsdp2 import groups_of
+from zcomm.distributed._fsdp2 import groups_of
 
 OVERFLOW_STEP = 2
 

@@ -85,7 +85,9 @@ def _autoload() -> None:
 
     def create(distributed_options: Any, options: Any) -> Any:
         from zcomm.distributed.backend import create_backend
+        from zcomm.fsdp.adoption import watch_fsdp2
 
+        watch_fsdp2()
         return create_backend(distributed_options, options)
 
     dist.Backend.register_backend("zcomm", create, extended_api=True, devices=["cpu", "cuda"])

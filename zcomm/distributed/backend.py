@@ -19,7 +19,6 @@ from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_FIELDS, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
 from zcomm.distributed.stats import stats_of
-from zcomm.fsdp.adoption import watch_fsdp2
 
 _log = logging.getLogger("zcomm")
 if environment.log_level() == "info":
@@ -35,7 +34,6 @@ _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
     _ddp.watch_hooks()
-    watch_fsdp2()
     groups.count_steps()
     environment.turns_node_memory_off()
     _c10d.start_flight_recorder()

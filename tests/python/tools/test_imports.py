@@ -94,6 +94,21 @@ def test_no_modules_import_each_other() -> None:
         assert all(module not in reached_from(other, graph) for other in imported), module
 
 
+def test_chains_of_rooms_are_short() -> None:
+    """A room is a package or a module of zcomm. Rooms import each other in no circle, and four in a row at most."""
+    rooms: dict[str, set[str]] = {}
+    for module, imported in imported_modules(inside_functions=True).items():
+        if module.startswith("zcomm."):
+            room = module.split(".")[1]
+            rooms.setdefault(room, set()).update({name.split(".")[1] for name in imported if "." in name} - {room})
+
+    def longest_from(room: str, before: tuple[str, ...] = ()) -> int:
+        assert room not in before, before
+        return 1 + max((longest_from(other, (*before, room)) for other in rooms[room]), default=0)
+
+    assert max(map(longest_from, rooms)) == 4
+
+
 def test_one_module_reads_the_private_names_of_fsdp2() -> None:
     reader = PACKAGE / "distributed" / "_fsdp2.py"
     private = {node.attr for node in ast.walk(ast.parse(reader.read_text())) if isinstance(node, ast.Attribute)}

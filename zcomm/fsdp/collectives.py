@@ -6,7 +6,8 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,10 @@ from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
-from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, Rule, finished
+from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule, finished
+
+if TYPE_CHECKING:
+    from zcomm.fsdp.secondary_shard import SecondaryShard
 
 _log = logging.getLogger("zcomm")
 
@@ -34,16 +38,16 @@ class Collectives:
         self.name = name
         self.path = path  # the module's, in the largest model seen; "" for that model itself
         self._residual_key = name
-        self._param_group = param_group
+        self.param_group = param_group
         self.rule: Rule | None = None
+        self.secondary: SecondaryShard | None = None  # gathers in place of gather()
         self.gathered = _c10d.Site(name, [])
         self.reduced = _c10d.Site(name, [])
         self._told: set[str] = set()  # what warnings were about
-        self.counted = ModuleStats("", "", elements=0, exempt_elements=0)  # under the rule; Gathers.stats() adds to it
+        self.counted = ModuleStats("", "", elements=0, exempt_elements=0)  # under the rule; stats() adds to it
         # By the process group's name: of reshard_after_forward's mesh there is another one.
         self._gather_plans: dict[str, _c10d.Operation] = {}
         self._reduce_plan: _c10d.Operation | None = None
-        self._plain = self.strategy = Gathers(self)
         self._gather, self._reduce = _Gather(self), _Reduce(self)
         #: FSDP2's own, or a user's.
         self.previous_gather, self.previous_reduce = _fsdp2.collectives_of(param_group)
@@ -53,63 +57,79 @@ class Collectives:
     @property
     def params(self) -> Sequence[Any]:
         """Params of FSDP2: see _fsdp2."""
-        return _fsdp2.params_of(self._param_group)
-
-    def shard(self) -> torch.Tensor | None:
-        """Return the shard: see _fsdp2.shard_of."""
-        return _fsdp2.shard_of(self._param_group)
+        return _fsdp2.params_of(self.param_group)
 
     def take_over(self, gather: bool = True, reduce: bool = True) -> None:
         """Replace these collectives of the group, those of a user, too."""
-        found = _fsdp2.collectives_of(self._param_group)
+        found = _fsdp2.collectives_of(self.param_group)
         if gather and found[0] is not self._gather:
             self.previous_gather = found[0]
         if reduce and found[1] is not self._reduce:
             self.previous_reduce = found[1]
         ours = self._gather if gather else found[0], self._reduce if reduce else found[1]
-        _fsdp2.set_collectives(self._param_group, *ours)
+        _fsdp2.set_collectives(self.param_group, *ours)
 
     def are_ours(self) -> tuple[bool, bool]:
         """Tell whether the gather and the reduction of the group are these, and not a user's."""
-        gather, reduce = _fsdp2.collectives_of(self._param_group)
+        gather, reduce = _fsdp2.collectives_of(self.param_group)
         return gather is self._gather, reduce is self._reduce
 
     @contextlib.contextmanager
     def given_back(self) -> Iterator[None]:
         """Restore the collectives that were replaced, inside of a block."""
-        gather, reduce = _fsdp2.collectives_of(self._param_group)
+        gather, reduce = _fsdp2.collectives_of(self.param_group)
         is_ours = self.are_ours()
         previous = self.previous_gather if is_ours[0] else gather, self.previous_reduce if is_ours[1] else reduce
-        _fsdp2.set_collectives(self._param_group, *previous)
+        _fsdp2.set_collectives(self.param_group, *previous)
         try:
             yield
         finally:
             self.take_over(*is_ours)
 
-    def set_rule(self, rule: Rule, strategy: Gathers | None) -> None:
-        """Counts anew: what is sent differently is not added up. Leaves a rule of a later number. ``strategy``: in
-        place of plain gathers."""
+    def set_rule(self, rule: Rule, secondary: SecondaryShard | None) -> None:
+        """Counts anew: what is sent differently is not added up. Leaves a rule of a later number."""
         if self.rule is not None and self.rule.number > rule.number:
             return
         self.take_over()
-        self.strategy.forget()
+        self.drop_rule(self.rule)
         self._told.clear()
         numels = [_fsdp2.num_elements(param) for param in self.params]
         exempt_elements = sum(numel for numel, exempt in zip(numels, rule.exempt, strict=True) if exempt)
         self.counted = ModuleStats(rule.weights or "", rule.gradients or "", sum(numels), exempt_elements)
-        self.rule, self.strategy = rule, strategy or self._plain
+        self.rule, self.secondary = rule, secondary
         if rule.error_feedback is not None:
             self._residual_key = rule.error_feedback.claim(self, self.name)
         lossy = [param for param, exempt in zip(self.params, rule.exempt, strict=True) if not exempt]
-        names = {id(param): _fsdp2.name_of(self._param_group, param) for param in lossy}
+        names = {id(param): _fsdp2.name_of(self.param_group, param) for param in lossy}
         self.gathered = _c10d.Site(self.name, [names[id(param)] for param in lossy])
         self.reduced = _c10d.Site(self.name, [names[id(param)] for param in lossy if _fsdp2.requires_grad(param)])
 
-    def drop_rule(self, rule: Rule) -> None:
+    def drop_rule(self, rule: Rule | None) -> None:
         """Remove ``rule`` if it is still in force."""
         if self.rule is rule:
-            self.strategy.forget()
-            self.rule, self.strategy = None, self._plain
+            if self.secondary is not None:
+                self.secondary.forget()
+            self.rule = self.secondary = None
+
+    def stats(self) -> ModuleStats:
+        """Return what was sent so far, under the rule."""
+        counted = replace(
+            self.counted,
+            gathers=self.gathered.calls,
+            gathered_intra_node_bytes=self.gathered.intra_node_bytes,
+            gathered_inter_node_bytes=self.gathered.inter_node_bytes,
+            reduces=self.reduced.calls,
+            reduced_intra_node_bytes=self.reduced.intra_node_bytes,
+            reduced_inter_node_bytes=self.reduced.inter_node_bytes,
+        )
+        return self.secondary.add_to(counted) if self.secondary is not None else counted
+
+    def gather(self, call: GatherCall) -> Any:
+        """Do as FSDP2's AllGather does, without a secondary shard."""
+        if isinstance(call.plan, _c10d.Verdict):
+            with kept_exact(call.plan):
+                return self.previous_gather(call.output, call.shard, call.group, call.async_op)
+        return call.run(call.plan, self.gathered)
 
     def as_values(self, output: torch.Tensor, shard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """View shards of several dtypes, which FSDP2 gathers as bytes, as the float dtype with the most bytes."""
@@ -143,21 +163,21 @@ class Collectives:
         rule = self.rule
         if rule is None or not rule.fused or rule.weights == "exact" or (rule.is_lossless and decodes_later(device)):
             return False
-        return self.strategy.takes_parts() and dtype in COMPRESSIBLE
+        return dtype in COMPRESSIBLE and (self.secondary is None or self.secondary.takes_parts())
 
     def defers_reduce(self, num_elements: int, dtype: torch.dtype) -> bool:
         """Tell whether a buffer of this size is the input of a reduction that may read the gradients themselves."""
         rule = self.rule
         if rule is None or not rule.fused or rule.gradients == "exact" or dtype not in COMPRESSIBLE:
             return False
-        shards, _ = _fsdp2.process_groups_of(self._param_group)
+        shards, _ = _fsdp2.process_groups_of(self.param_group)
         size = shards.size() if shards is not None else 1
         reduced = [_fsdp2.reduced_elements(param) for param in self.params if _fsdp2.requires_grad(param)]
         return size > 1 and num_elements == size * sum(reduced) and 0 not in reduced
 
     def unsharded_parts(self, shard: torch.Tensor, group: dist.ProcessGroup) -> Sequence[torch.Tensor]:
         """Return where the parameters will be; none if their shards are not ``shard`` as it is."""
-        parts = _fsdp2.unsharded_data(self._param_group, group.size(), shard.device) or []
+        parts = _fsdp2.unsharded_data(self.param_group, group.size(), shard.device) or []
         is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
         return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
 
@@ -167,7 +187,7 @@ class Collectives:
 
     def as_pairs(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
         """View bytes that nodes may keep in pairs, as uint16."""
-        if self.strategy is self._plain or shard.itemsize != 1:
+        if self.secondary is None or shard.itemsize != 1:
             return output, shard
         if shard.numel() % 2 == 0:
             return output.view(torch.uint16), shard.view(torch.uint16)
@@ -221,7 +241,8 @@ class Collectives:
             what = f"gathers {shard.numel()} elements, which are not its {total} parameters as they are"
             self.warn("weights", what, backend)
             return _c10d.Verdict.layout
-        again = self.strategy.keeps_wires() and _fsdp2.gathers_again(self._param_group)
+        keeps_wires = self.secondary is not None and self.secondary.keeps_wires()
+        again = keeps_wires and _fsdp2.gathers_again(self.param_group)
         like = self._gather_plans.get(group)
         plan = backend.plan_gather(output, shard, formats=formats, parts=parts, again=again, like=like)
         if isinstance(plan, _c10d.Operation):
@@ -324,7 +345,8 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         elif not parts:
             shard = in_memory(shard)
         owner.counted.gathers_fused += bool(parts) or is_late
-        return owner.strategy.gather(GatherCall(output, shard, group, plan, async_op, parts))
+        gathering = owner if owner.secondary is None else owner.secondary
+        return gathering.gather(GatherCall(output, shard, group, plan, async_op, parts))
 
 
 class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]

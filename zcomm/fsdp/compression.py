@@ -90,7 +90,7 @@ def compress(
     _check_formats(weights, gradients)
     select(model, exempt)
     rule = Rule(next(_numbers), weights, gradients, error_feedback, fused)
-    return Compression(_Modules(model, rule, keep_in_node, exempt, max_bytes, check))
+    return Compression(model, rule, keep_in_node, exempt, max_bytes, check)
 
 
 def _check_formats(weights: str | None, gradients: str | None) -> None:
@@ -122,36 +122,6 @@ class Compression:
     after a change that PyTorch does not count, such as replays of a CUDA graph that has an optimizer's step.
     """
 
-    def __init__(self, modules: _Modules) -> None:
-        self._modules = modules
-
-    def stats(self) -> dict[str, ModuleStats]:
-        """By the name of the module, of those that no later call has other settings for, since they have these."""
-        return {group.name: group.strategy.stats() for group in self._modules.in_force()}
-
-    def invalidate(self) -> None:
-        """Gather across nodes next time: on all ranks, after a change that PyTorch does not count, and on GPUs after
-        replays of a CUDA graph with an optimizer's step."""
-        for group in self._modules.groups():  # those with other settings by now, too
-            if isinstance(group.strategy, SecondaryShard):
-                group.strategy.outdate(forget_mark=True)
-
-    def disable(self) -> None:
-        """Sends as the process group has it, where no later call has other settings, and frees the secondary shards."""
-        self._modules.disable()
-
-    def __str__(self) -> str:
-        rows = [
-            f"{name}: weights {one.weights or 'as the group'}, gradients {one.gradients or 'as the group'}, "
-            f"{one.exempt_elements} of {one.elements} elements as they are"
-            for name, one in self.stats().items()
-        ]
-        return "\n".join(rows) or "no modules"
-
-
-class _Modules:
-    """Those that a call of compress() reaches. The model keeps this object; so does each rule."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -164,21 +134,48 @@ class _Modules:
         self._model = model
         self._rule = rule  # of every group, but for what is exempt
         self._keep_in_node, self._exempt = keep_in_node, exempt
-        self.checks = check
-        self._rules: dict[Collectives, Rule] = {}
+        self._checks = check
+        self._rules: dict[Collectives, Rule] = {}  # each keeps this object
         self._warned_of_copy = False
         self._max_bytes = max_bytes
         self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
         _WATCHING[rule.number] = self
         _watch()
-        self.install()
+        self._install()
         for group in list(_fsdp2.used_groups):
-            self.tell_of_missed(_fsdp2.owner_of(group))
+            self._tell_of_missed(_fsdp2.owner_of(group))
 
-    def tell_of_missed(self, group: Collectives | None) -> None:
+    def stats(self) -> dict[str, ModuleStats]:
+        """By the name of the module, of those that no later call has other settings for, since they have these."""
+        return {group.name: group.stats() for group in self._in_force()}
+
+    def invalidate(self) -> None:
+        """Gather across nodes next time: on all ranks, after a change that PyTorch does not count, and on GPUs after
+        replays of a CUDA graph with an optimizer's step."""
+        for group in self._rules:  # those with other settings by now, too
+            if group.secondary is not None:
+                group.secondary.outdate(forget_mark=True)
+
+    def disable(self) -> None:
+        """Sends as the process group has it, where no later call has other settings, and frees the secondary shards."""
+        self._hook.remove()
+        _WATCHING.pop(self._rule.number, None)
+        for group, rule in self._rules.items():
+            group.drop_rule(rule)
+        self._rules = {}
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name}: weights {one.weights or 'as the group'}, gradients {one.gradients or 'as the group'}, "
+            f"{one.exempt_elements} of {one.elements} elements as they are"
+            for name, one in self.stats().items()
+        ]
+        return "\n".join(rows) or "no modules"
+
+    def _tell_of_missed(self, group: Collectives | None) -> None:
         """Warn of parameters that are gathered with those of another module, so that these settings miss them."""
-        if group is None or self.reaches(group):
+        if group is None or group in self._rules:
             return
         inside = set(map(id, self._model.modules()))
         missed = sum(any(module in inside for module, _ in _fsdp2.places_of(param)) for param in group.params)
@@ -188,7 +185,7 @@ class _Modules:
                 "expected a module to which fully_shard is applied", missed, type(self._model).__name__, group.name,
             )  # fmt: skip
 
-    def install(self) -> None:
+    def _install(self) -> None:
         """Settings for the modules that ``fully_shard`` was applied to by now."""
         new = [group for group in collectives_of(self._model) if group not in self._rules]
         if not new:
@@ -198,11 +195,11 @@ class _Modules:
         for group in new:
             flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
             rule = self._rules[group] = replace(self._rule, exempt=flags, owner=self)
-            group.set_rule(rule, self._strategy_of(group))
+            group.set_rule(rule, self._secondary_of(group))
 
-    def before_forward(self, module: nn.Module) -> None:
+    def _before_forward(self, module: nn.Module) -> None:
         if module is self._model:
-            self.install()
+            self._install()
         elif not self._warned_of_copy and any(group.rule is None for group in collectives_of(module)):
             self._warned_of_copy = True
             _log.warning(
@@ -210,39 +207,23 @@ class _Modules:
                 "copy, too", type(module).__name__,
             )  # fmt: skip
 
-    def _strategy_of(self, group: Collectives) -> SecondaryShard | None:
+    def _secondary_of(self, group: Collectives) -> SecondaryShard | None:
         if self._rule.is_lossless:
             return KeptValues(self, group)
         is_kept = self._keep_in_node and self._rule.weights != "exact"
         return SecondaryShard(self, group) if is_kept else None
 
-    def reaches(self, group: Collectives | None) -> bool:
-        """Whether it has been told of this group."""
-        return group in self._rules
-
-    def groups(self) -> list[Collectives]:
-        """Those that it has been told of."""
-        return list(self._rules)
-
-    def in_force(self) -> list[Collectives]:
+    def _in_force(self) -> list[Collectives]:
         """Those whose rules no later call has replaced."""
         return [group for group, rule in self._rules.items() if group.rule is rule]
 
-    def shards(self) -> dict[Collectives, SecondaryShard]:
+    def _shards(self) -> dict[Collectives, SecondaryShard]:
         """The secondary shards of these."""
-        return {group: group.strategy for group in self.in_force() if isinstance(group.strategy, SecondaryShard)}
+        return {group: group.secondary for group in self._in_force() if group.secondary is not None}
 
-    def disable(self) -> None:
-        """See Compression."""
-        self._hook.remove()
-        _WATCHING.pop(self._rule.number, None)
-        for group, rule in self._rules.items():
-            group.drop_rule(rule)
-        self._rules = {}
-
-    def explain(self, group: str) -> list[str]:
+    def _explain(self, group: str) -> list[str]:
         """How the modules that gather in the group of this name send their weights, for :func:`zcomm.report`."""
-        lossless = {of.name: shard for of, shard in self.shards().items() if isinstance(shard, KeptValues)}
+        lossless = {of.name: shard for of, shard in self._shards().items() if isinstance(shard, KeptValues)}
         others = {name: other for name, shard in lossless.items() if (other := shard.alternative(group)) is not None}
         if not others:
             return []
@@ -260,7 +241,7 @@ class _Modules:
                 )
         return lines
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
         # they are.
         params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
@@ -270,23 +251,23 @@ class _Modules:
                 f"of its optimizer, got a {type(self._model).__name__} without any"
             )
         changed = {id(param) for param in params if param.requires_grad or param.grad is not None}
-        for group, shard in self.shards().items():
+        for group, shard in self._shards().items():
             shard.check_mark()
             if any(_fsdp2.parameter_id(param) in changed for param in group.params):
                 shard.outdate()
 
-    def prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
+    def _prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
         """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so
         that the host waits for the GPU once after a step, and not once for each module."""
         gathers = [first.to_prepare(call.shard, version)]
-        for shard in self.shards().values():
+        for shard in self._shards().values():
             if shard is first or not isinstance(shard, KeptValues):
                 continue
             if (other := shard.outdated_in(call.group.group_name)) is not None:
                 gathers.append(shard.to_prepare(*other))
         backend_of(call.group).prepare(gathers, async_op=call.async_op).wait()
 
-    def reserve(self, name: str, num_bytes: int) -> bool:
+    def _reserve(self, name: str, num_bytes: int) -> bool:
         """Whether that many bytes are left of ``max_bytes``, which are taken then."""
         if self._max_bytes is not None and self._used_bytes + num_bytes > self._max_bytes:
             _log.warning(
@@ -297,13 +278,13 @@ class _Modules:
         self._used_bytes += num_bytes
         return True
 
-    def release(self, num_bytes: int) -> None:
+    def _release(self, num_bytes: int) -> None:
         """Gives back what was reserved."""
         self._used_bytes -= num_bytes
 
 
 # Weak, as what torch and report() keep must not keep the models.
-_WATCHING: weakref.WeakValueDictionary[int, _Modules] = weakref.WeakValueDictionary()
+_WATCHING: weakref.WeakValueDictionary[int, Compression] = weakref.WeakValueDictionary()
 
 
 @functools.cache
@@ -311,30 +292,30 @@ def _watch() -> None:
     """Tell those of new groups and of steps, and ask them for their part of reports."""
 
     def install(group: Any) -> None:
-        for modules in list(_WATCHING.values()):
-            if not modules.reaches(_fsdp2.owner_of(group)):
-                modules.install()
-                modules.tell_of_missed(_fsdp2.owner_of(group))
+        for compression in list(_WATCHING.values()):
+            if _fsdp2.owner_of(group) not in compression._rules:
+                compression._install()
+                compression._tell_of_missed(_fsdp2.owner_of(group))
 
     def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for modules in list(_WATCHING.values()):
-            modules.after_step(optimizer)
+        for compression in list(_WATCHING.values()):
+            compression._after_step(optimizer)
 
     _fsdp2.before_first_use(install)
     register_optimizer_step_post_hook(after_step)
-    WEIGHTS.append(lambda group: [line for modules in _WATCHING.values() for line in modules.explain(group)])
+    WEIGHTS.append(lambda group: [line for compression in _WATCHING.values() for line in compression._explain(group)])
 
 
 class _ForwardHook:
     """Keeps what it is made for. Its copy, in a copy of the model, does not: the original would live as long."""
 
-    def __init__(self, modules: _Modules) -> None:
-        self._kept: _Modules | None = modules
-        self._modules = weakref.ref(modules)
+    def __init__(self, compression: Compression) -> None:
+        self._kept: Compression | None = compression
+        self._compression = weakref.ref(compression)
 
     def __call__(self, module: nn.Module, _: Any) -> None:
-        if (modules := self._modules()) is not None:
-            modules.before_forward(module)
+        if (compression := self._compression()) is not None:
+            compression._before_forward(module)
 
     def __deepcopy__(self, memo: Any) -> _ForwardHook:
         copied = copy.copy(self)

@@ -1,23 +1,18 @@
-"""How a parameter group of FSDP2 is sent: its rule, one of its all-gathers, who makes it, and what was sent so."""
+"""How a parameter group of FSDP2 is sent: its rule, one of its all-gathers, and what was sent so."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.overrides import kept_exact
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.fused import Deferred
-
-if TYPE_CHECKING:
-    from zcomm.fsdp.collectives import Collectives
-
 
 # Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
 # compressed, and what they are weighed against.
@@ -112,44 +107,6 @@ class ModuleStats:
     memory_bytes: int = 0  #: of this rank's secondary shard
     generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
     bits_per_weight: float = 0.0  #: of the last lossless difference to another node, or bits per byte; 0 without one
-
-
-class Gathers:
-    """Carries out the gathers of a parameter group: by default in the formats of the rule, or of the process group."""
-
-    def __init__(self, group: Collectives) -> None:
-        self._group = group
-
-    def gather(self, call: GatherCall) -> Any:
-        """Do as FSDP2's AllGather does."""
-        if isinstance(call.plan, _c10d.Verdict):
-            with kept_exact(call.plan):
-                return self._group.previous_gather(call.output, call.shard, call.group, call.async_op)
-        return call.run(call.plan, self._group.gathered)
-
-    def stats(self) -> ModuleStats:
-        """Return what was sent for the group so far, under its rule."""
-        gathered, reduced = self._group.gathered, self._group.reduced
-        return replace(
-            self._group.counted,
-            gathers=gathered.calls,
-            gathered_intra_node_bytes=gathered.intra_node_bytes,
-            gathered_inter_node_bytes=gathered.inter_node_bytes,
-            reduces=reduced.calls,
-            reduced_intra_node_bytes=reduced.intra_node_bytes,
-            reduced_inter_node_bytes=reduced.inter_node_bytes,
-        )
-
-    def takes_parts(self) -> bool:
-        """Tell whether the next gather may write into ``GatherCall.parts``."""
-        return True
-
-    def keeps_wires(self) -> bool:
-        """Tell whether later gathers of the same weights use the wires that this one keeps."""
-        return False
-
-    def forget(self) -> None:
-        """Free what was kept for later gathers."""
 
 
 def finished(work: Any, async_op: bool) -> Any:

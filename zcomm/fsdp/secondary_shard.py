@@ -23,10 +23,10 @@ from zcomm.distributed.single import all_gather_single
 from zcomm.feedback import keep_for_replays
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
-from zcomm.fsdp.gathers import GatherCall, Gathers, ModuleStats, finished
+from zcomm.fsdp.gathers import GatherCall, ModuleStats, finished
 
 if TYPE_CHECKING:
-    from zcomm.fsdp.compression import _Modules
+    from zcomm.fsdp.compression import Compression
 
 
 #: Version of the weights in a secondary shard: of each param, and hashes of this rank's shard in host memory. Equal
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 WeightsVersion: TypeAlias = tuple[list[tuple[int, ...]], list[int]]
 
 
-class SecondaryShard(Gathers):
+class SecondaryShard:
     """Secondary shard of one parameter group, which gathers from it if possible. It keeps the wires of weights in a
     format: what is gathered from them has the same bits as the first gather."""
 
-    def __init__(self, owner: _Modules, group: Collectives) -> None:
-        super().__init__(group)
-        self._owner = owner
+    def __init__(self, owner: Compression, group: Collectives) -> None:
+        self._owner, self._group = owner, group
         self.intra_node = _c10d.Site(group.name, [])
         self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
@@ -49,7 +48,12 @@ class SecondaryShard(Gathers):
         self._capture = 0  # the CUDA graph that the last gather was recorded in
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
 
+    def takes_parts(self) -> bool:
+        """Tell whether the next gather may write into ``GatherCall.parts``."""
+        return True
+
     def keeps_wires(self) -> bool:
+        """Tell whether later gathers of the same weights use the wires that this one keeps."""
         return self._reserved != 0
 
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
@@ -61,13 +65,9 @@ class SecondaryShard(Gathers):
         self._note(call.shard)
         return call.run(held, self._group.gathered)
 
-    def _gather_again(self, call: GatherCall, held: _c10d.Operation) -> Any:
-        """From what the ranks of the node keep."""
-        return call.run(held, self.intra_node, again=True)
-
     def _gather_without(self, call: GatherCall) -> Any:
         """Where weights cannot be watched, or max_bytes is used up."""
-        return super().gather(call)
+        return self._group.gather(call)
 
     def _can_be_captured(self) -> bool:
         return self._held is not None
@@ -77,9 +77,9 @@ class SecondaryShard(Gathers):
         """The memory."""
         return self._held.kept if self._held else None
 
-    def stats(self) -> ModuleStats:
-        """Those of the group, with what only this shard knows."""
-        counted, shared = super().stats(), self.intra_node
+    def add_to(self, counted: ModuleStats) -> ModuleStats:
+        """Return the group's counters with what only this shard knows."""
+        shared = self.intra_node
         return replace(
             counted,
             gathers=counted.gathers + shared.calls,
@@ -94,7 +94,7 @@ class SecondaryShard(Gathers):
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
         if isinstance(plan, _c10d.Verdict):
-            return super().gather(call)
+            return self._group.gather(call)
         if version is None or (is_captured and not self._can_be_captured()):
             self._group.counted.gathers_plain += 1
             return self._gather_without(call)
@@ -106,7 +106,7 @@ class SecondaryShard(Gathers):
         if version == self._kept_version:
             self._group.counted.gathers_intra_node += 1
             self._check(call.shard)
-            return self._gather_again(call, held)
+            return call.run(held, self.intra_node, again=True)
         self._kept_version = None  # while it is being written
         self._group.counted.gathers_inter_node += 1
         work = self._gather_across(call, held, version)
@@ -130,7 +130,7 @@ class SecondaryShard(Gathers):
             self._mark = None
 
     def forget(self) -> None:
-        self._owner.release(self._reserved or 0)
+        self._owner._release(self._reserved or 0)
         self.outdate(forget_mark=True)
         self._reserved = self._held = self._plan = None
 
@@ -138,7 +138,7 @@ class SecondaryShard(Gathers):
         if 0 < (self._reserved or 0) < num_bytes:
             self.forget()
         if self._reserved is None:
-            self._reserved = num_bytes if self._owner.reserve(self._group.name, num_bytes) else 0
+            self._reserved = num_bytes if self._owner._reserve(self._group.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 
     def _is_captured(self, device: torch.device) -> bool:
@@ -156,14 +156,14 @@ class SecondaryShard(Gathers):
 
     def _note(self, shard: torch.Tensor) -> None:
         """Record the hash of ``shard`` on a GPU, where kernels compare it later so that the host need not wait."""
-        if self._owner.checks and not shard.is_cpu:
+        if self._owner._checks and not shard.is_cpu:
             self._mark = self._mark or _c10d.ShardMark(shard.device)
             self._mark.note(shard)
             if self._capture != 0:
                 keep_for_replays(self._mark)
 
     def _check(self, shard: torch.Tensor) -> None:
-        if self._mark is not None and self._owner.checks and self.kept is not None:
+        if self._mark is not None and self._owner._checks and self.kept is not None:
             self._mark.check(shard, self.kept)
 
     def check_mark(self) -> None:
@@ -184,7 +184,7 @@ class SecondaryShard(Gathers):
                 return None
             params.append(version)
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
-        is_hashed = self._owner.checks and self._reserved != 0
+        is_hashed = self._owner._checks and self._reserved != 0
         if not is_hashed or shard is None or not shard.is_cpu:
             return params, []
         parts = shard.buffer.parts if isinstance(shard, Deferred) else [shard]
@@ -194,7 +194,7 @@ class SecondaryShard(Gathers):
 class KeptValues(SecondaryShard):
     """Of weights that are sent as lossless differences to what is kept."""
 
-    def __init__(self, owner: _Modules, group: Collectives) -> None:
+    def __init__(self, owner: Compression, group: Collectives) -> None:
         super().__init__(owner, group)
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
@@ -212,8 +212,8 @@ class KeptValues(SecondaryShard):
         """That the last difference took on its way to another node, with headers; 0 without one. Of bytes: per byte."""
         return 8 * self._held.sent_bytes / self._num_weights if self._held and self._num_weights else 0.0
 
-    def stats(self) -> ModuleStats:
-        return replace(super().stats(), generation=self.generation, bits_per_weight=self.bits_per_weight)
+    def add_to(self, counted: ModuleStats) -> ModuleStats:
+        return replace(super().add_to(counted), generation=self.generation, bits_per_weight=self.bits_per_weight)
 
     @property
     def needs_sizes(self) -> bool:
@@ -241,12 +241,12 @@ class KeptValues(SecondaryShard):
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
         module has sent differences before and its weights have changed since."""
-        if self._group.strategy is not self or self._held is None or self._group_name != group:
+        if self._group.secondary is not self or self._held is None or self._group_name != group:
             return None
         version = self._version_of()
         if version is None or version in (self._kept_version, self._prepared_version):
             return None
-        shard = self._group.shard()
+        shard = _fsdp2.shard_of(self._group.param_group)
         if shard is None:
             return None
         return (shard.view(torch.uint16) if shard.itemsize == 1 else shard), version
@@ -286,7 +286,7 @@ class KeptValues(SecondaryShard):
     def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         self._group_name = call.group.group_name
         if self.needs_sizes and self._prepared_version != version:
-            self._owner.prepare(self, call, version)
+            self._owner._prepare(self, call, version)
         else:
             self._check(call.shard)  # against what was prepared
         self._prepared_version = None

@@ -27,8 +27,15 @@ class Module:
         self.inputs = [host.as_cuda(memory[dist.get_rank()]) for memory in self.memory]
         self.plan = backend_of().plan_gather(self.outputs[0], self.inputs[0])
         self.counted = ModuleStats("", "", elements=0, exempt_elements=0)
-        group = SimpleNamespace(name="layers.0", params=[], gathered=Site("layers.0", []), counted=self.counted)
-        owner = SimpleNamespace(checks=True, reserve=lambda *_: True)
+        site = Site("layers.0", [])
+        group = SimpleNamespace(
+            name="layers.0",
+            params=[],
+            gathered=site,
+            counted=self.counted,
+            gather=lambda call: call.run(call.plan, site),
+        )
+        owner = SimpleNamespace(_checks=True, _reserve=lambda *_: True)
         self.shards = SecondaryShard(owner, group)  # type: ignore[arg-type]
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
         if was_gathered:

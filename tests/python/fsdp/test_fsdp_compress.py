@@ -384,7 +384,7 @@ def test_a_later_call_for_a_part_holds_though_the_part_is_met_first() -> None:
         for block in [*model, model]:
             fully_shard(block)
         for compression in (part, whole):
-            compression._modules.install()
+            compression._install()
         assert "0" not in whole.stats() and len(part.stats()) == 1
 
     run(body, 2, nodes=[0, 1], options=options(min_bytes=1))

@@ -303,7 +303,7 @@ def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.Mo
 
 
 def shard_of(secondary: Compression) -> Any:
-    return next(iter(secondary._modules.shards().values()))
+    return next(iter(secondary._shards().values()))
 
 
 @pytest.mark.parametrize("what", ["a write", "another generation", "a gather that is skipped", "a rank that is killed"])
@@ -321,7 +321,7 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: shard._gather_again(call, shard._held)
+                shard.gather = lambda call: call.run(shard._held, shard.intra_node, again=True)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)

@@ -330,7 +330,7 @@ def test_nothing_outlives_the_model() -> None:
     """Nor does a copy of it."""
     model = nn.Linear(2, 2)
     original = weakref.ref(model)
-    secondary = weakref.ref(compress(model)._modules)
+    secondary = weakref.ref(compress(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert secondary() is not None
     copied = copy.deepcopy(model)

@@ -47,27 +47,25 @@ class Exchanges:
     def gather(self, array: Any, out: Any, root: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
         """Fill ``out`` on ``root``, size times the elements of ``array``, with every rank's array. Other ranks pass
         None as ``out``."""
-        self._check_rank(root, "root")
         call = self._call(stream, *([out] if self.rank == root else []), array)
         part = call.values(array, "array")
-        outputs = self._slots(call, out, "out", part, writable=True) if self.rank == root else self._none(part)
-        inputs = self._at(root, part)
-        return self._run(self._core.make_gather(root, part.raw, formats), inputs, outputs, call)
+        operation = self._core.make_gather(root, part.raw, formats)
+        is_root = self.rank == root
+        outputs = self._slots(call, out, "out", part, "array", writable=True) if is_root else self._none(part)
+        return self._run(operation, self._at(root, part), outputs, call)
 
     def scatter(self, array: Any, out: Any, root: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
         """Fill ``out`` with this rank's slot of the array of ``root``, which has size times the elements of ``out``.
         Other ranks pass None as ``array``."""
-        self._check_rank(root, "root")
         call = self._call(stream, out, array if self.rank == root else out)
         part = call.values(out, "out", writable=True)
-        inputs = self._slots(call, array, "array", part) if self.rank == root else self._none(part)
-        outputs = self._at(root, part)
-        return self._run(self._core.make_scatter(root, part.raw, formats), inputs, outputs, call)
+        operation = self._core.make_scatter(root, part.raw, formats)
+        inputs = self._slots(call, array, "array", part, "out") if self.rank == root else self._none(part)
+        return self._run(operation, inputs, self._at(root, part), call)
 
     def broadcast(self, array: Any, root: int, *, format: str = "exact", stream: Any = None) -> CallStats:
         """Replace ``array`` by that of ``root``: the same bits on every rank. A lossy format rounds the root's own
         array, too."""
-        self._check_rank(root, "root")
         call = self._call(stream, array)
         values = call.values(array, "array", writable=True)
         operation = self._core.make_broadcast(root, values.raw, format)
@@ -76,7 +74,7 @@ class Exchanges:
     def send(self, array: Any, peer: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
         """Send ``array`` to ``peer``, which calls recv() with as many elements. Messages between two ranks match in
         order."""
-        self._check_rank(peer, "peer")
+        self._check_peer(peer)
         call = self._call(stream, array)
         values = call.values(array, "array")
         operation = self._core.make_message(self.rank, peer, values.raw, formats)
@@ -84,26 +82,29 @@ class Exchanges:
 
     def recv(self, out: Any, peer: int, *, formats: str = "exact", stream: Any = None) -> CallStats:
         """Fill ``out`` with the array that ``peer`` sends."""
-        self._check_rank(peer, "peer")
+        self._check_peer(peer)
         call = self._call(stream, out)
         values = call.values(out, "out", writable=True)
         operation = self._core.make_message(peer, self.rank, values.raw, formats)
         return self._run(operation, self._none(values), self._at(peer, values), call)
 
-    def _run(self, operation: Any, inputs: list[Any], outputs: list[Any], call: Call) -> CallStats:
-        return self._core.run(operation, inputs, outputs, self._timeout, call.stream)
+    def _run(self, operation: Any, inputs: list[Any], outputs: list[Any], call: Call, **options: Any) -> CallStats:
+        return self._core.run(operation, inputs, outputs, self._timeout, call.stream, **options)
 
-    def _check_rank(self, rank: int, name: str) -> None:
+    def _check_peer(self, rank: int) -> None:
         if not 0 <= rank < self.size:
-            raise ValueError(f"{name}: expected 0 to {self.size - 1}, got {rank}")
+            raise ValueError(f"peer: expected 0 to {self.size - 1}, got {rank}")
 
-    def _slots(self, call: Call, array: Any, name: str, part: View, writable: bool = False) -> list[Any]:
-        if array is None:
-            raise ValueError(f"{name}: expected an array on the root, got None")
+    def _slots(
+        self, call: Call, array: Any, name: str, part: View, part_name: str, writable: bool = False
+    ) -> list[Any]:
+        """Return the slots of an array for all ranks, each like ``part``."""
         whole = call.values(array, name, writable=writable)
+        if whole.dtype != part.dtype:
+            raise TypeError(f"{name}: expected dtype {part.dtype} as in {part_name}, got {whole.dtype}")
         if whole.num_elements != self.size * part.num_elements:
             raise ValueError(
-                f"{name}: expected {self.size} times the {part.num_elements} elements of a rank, got "
+                f"{name}: expected {self.size} times the {part.num_elements} elements of {part_name}, got "
                 f"{whole.num_elements}"
             )
         return slots_of(whole, self.size, name)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from zcomm import _core, _nccl, codec
-from zcomm._arrays import Call, View, slots_of
+from zcomm._arrays import Call
 from zcomm._core import CallStats
 from zcomm._exchanges import Exchanges
 from zcomm._node import host_identity
@@ -145,11 +145,10 @@ class Communicator(Exchanges):
         """Fill ``out``, size times the elements of ``shard``, with every rank's shard: the same bits on every rank.
         ``shard`` may be this rank's slot of ``out``."""
         call = self._call(stream, out, shard)
-        source, target = call.values(shard, "shard"), call.values(out, "out", writable=True)
-        self._check_slots(source, "shard", target, "out")
-        slots = slots_of(target, self.size, "out")
+        source = call.values(shard, "shard")
+        slots = self._slots(call, out, "out", source, "shard", writable=True)
         operation = self._core.make_all_gather(slots, [(source.num_elements, format)])
-        return self._core.run(operation, [source.raw], slots, self._timeout, call.stream)
+        return self._run(operation, [source.raw], slots, call)
 
     def reduce_scatter(
         self, array: Any, out: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
@@ -158,11 +157,10 @@ class Communicator(Exchanges):
         the elements of ``out``, and ``out`` may be this rank's slot of it."""
         factor = self._factor(op)
         call = self._call(stream, out, array)
-        source, target = call.values(array, "array"), call.values(out, "out", writable=True)
-        self._check_slots(target, "out", source, "array")
-        slots = slots_of(source, self.size, "array")
+        target = call.values(out, "out", writable=True)
+        slots = self._slots(call, array, "array", target, "out")
         operation = self._core.make_reduce_scatter(slots, [(target.num_elements, formats)])
-        return self._core.run(operation, slots, [target.raw], self._timeout, call.stream, factor=factor)
+        return self._run(operation, slots, [target.raw], call, factor=factor)
 
     def all_reduce(
         self, array: Any, *, formats: str = "int8:128/int4:128", op: str = "sum", stream: Any = None
@@ -172,7 +170,7 @@ class Communicator(Exchanges):
         call = self._call(stream, array)
         values = call.values(array, "array", writable=True)
         operation = self._core.make_all_reduce(values.raw, formats)
-        return self._core.run(operation, [], [values.raw], self._timeout, call.stream, factor=factor)
+        return self._run(operation, [], [values.raw], call, factor=factor)
 
     def encode(self, array: Any, format: str, *, out: Any = None, stream: Any = None) -> Any:
         """Encode as zcomm.codec.encode, on this rank's GPU."""
@@ -215,20 +213,6 @@ class Communicator(Exchanges):
         if op not in ("sum", "avg"):
             raise ValueError(f"op: expected 'sum' or 'avg', got {op!r}")
         return 1.0 if op == "sum" else 1.0 / self.size
-
-    def _check_slots(self, own: View, own_name: str, whole: View, whole_name: str) -> None:
-        if own.dtype != whole.dtype:
-            raise TypeError(f"{whole_name}: expected dtype {own.dtype} as in {own_name}, got {whole.dtype}")
-        if whole.num_elements != self.size * own.num_elements:
-            raise ValueError(
-                f"{whole_name}: expected {self.size} times the {own.num_elements} elements of {own_name}, got "
-                f"{whole.num_elements}"
-            )
-        if own.overlaps(whole) and own.address != whole.address + self.rank * own.num_bytes:
-            raise ValueError(
-                f"{own_name}: expected slot {self.rank} of {whole_name} or memory of its own, got another part "
-                f"of {whole_name}"
-            )
 
 
 def _timedelta(timeout: datetime.timedelta | float) -> datetime.timedelta:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zcomm import _core
-from zcomm._arrays import slots_of
 from zcomm._exchanges import Exchanges
 from zcomm._units import parse_nodes
 from zcomm.feedback import ErrorFeedback
@@ -76,20 +75,19 @@ class LocalRank(Exchanges):
         """Fills ``out``, size times the elements of ``shard``, with every rank's shard, and returns it. ``shard`` may
         be the own slot of ``out``."""
         call = self._call(None)
-        slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
-        segments = _segments(format, slots[self.rank][1])
-        self._core.run(self._core.make_all_gather(slots, segments), [source.raw], slots, self._timeout)
+        slots = self._slots(call, out, "out", source, "shard", writable=True)
+        segments = _segments(format, source.num_elements)
+        self._run(self._core.make_all_gather(slots, segments), [source.raw], slots, call)
         return out
 
     def all_gather_lossless(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
         """Fill ``out`` with every rank's shard of bfloat16 or float16, bit for bit, and return it. Between nodes only
         lossless differences to the last gather in ``held`` are sent; the first time, the shards."""
         call = self._call(None)
-        slots = slots_of(call.values(out, "out", writable=True), self.size, "out")
         source = call.values(shard, "shard")
-        operation = held._of(self._core, slots)
-        self._core.run(operation, [source.raw], slots, self._timeout)
+        slots = self._slots(call, out, "out", source, "shard", writable=True)
+        self._run(held._of(self._core, slots), [source.raw], slots, call)
         return out
 
     def reduce_scatter(
@@ -105,24 +103,24 @@ class LocalRank(Exchanges):
         ``feedback`` is this rank's error feedback for repeated calls of the same reduction: with another one it starts
         over."""
         call = self._call(None)
-        slots = slots_of(call.values(input, "input"), self.size, "input")
-        output = call.values(out, "out", writable=True).raw
-        segments = _segments(formats, slots[self.rank][1])
+        output = call.values(out, "out", writable=True)
+        slots = self._slots(call, input, "input", output, "out")
+        segments = _segments(formats, output.num_elements)
         kept = None
         operation = self._core.make_reduce_scatter(slots, segments, feedback.format if feedback else None)
         if feedback is not None:
             key = f"reduce_scatter/rank {self.rank}"
-            layout = f"{output[1:]} in {segments} on {self.size} ranks in {self._core.num_nodes} nodes"
+            layout = f"{output.raw[1:]} in {segments} on {self.size} ranks in {self._core.num_nodes} nodes"
             residual, empty = feedback.use(key, layout, operation.residual_bytes, _aligned_bytes)
             kept = (residual.ctypes.data, feedback.format, feedback.decay, empty)
-        self._core.run(operation, slots, [output], self._timeout, factor=factor, feedback=kept)
+        self._run(operation, slots, [output.raw], call, factor=factor, feedback=kept)
         return out
 
     def all_reduce(self, tensor: ArrayT, formats: str = "int8:128/int4:128", *, factor: float = 1.0) -> ArrayT:
         """Replace ``tensor`` by factor times its sum over ranks, and return it."""
-        values = self._call(None).values(tensor, "tensor", writable=True).raw
-        operation = self._core.make_all_reduce(values, formats)
-        self._core.run(operation, [], [values], self._timeout, factor=factor)
+        call = self._call(None)
+        values = call.values(tensor, "tensor", writable=True)
+        self._run(self._core.make_all_reduce(values.raw, formats), [], [values.raw], call, factor=factor)
         return tensor
 
 

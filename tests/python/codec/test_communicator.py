@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.device_arrays import CUDA, READ_ONLY, CudaInterface, Dlpack
+from support.device_arrays import CUDA, READ_ONLY, Dlpack
 
 import zcomm
 from zcomm import _core, _nccl
@@ -159,22 +159,6 @@ def test_wrong_arrays_are_refused(comm: Any) -> None:
         with pytest.raises(error, match=message):
             call()
     assert not comm._core.calls
-
-
-def test_a_shard_is_its_own_slot_or_elsewhere(comm: Any) -> None:
-    memory = np.zeros(12, np.float32)
-    whole = CudaInterface(memory)
-    comm.all_gather(CudaInterface(memory[3:6]), whole)  # rank 1
-    comm.reduce_scatter(whole, CudaInterface(memory[3:6]))
-    assert len(comm._core.calls) == 2
-    for begin in (0, 2, 4, 9):
-        part = CudaInterface(memory[begin : begin + 3])
-        with pytest.raises(
-            ValueError, match="shard: expected slot 1 of out or memory of its own, got another part of out"
-        ):
-            comm.all_gather(part, whole)
-        with pytest.raises(ValueError, match="out: expected slot 1 of array or memory of its own"):
-            comm.reduce_scatter(whole, part)
 
 
 def test_a_closed_communicator_says_so(comm: Any) -> None:

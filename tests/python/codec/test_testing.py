@@ -118,8 +118,8 @@ def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
         ("array: expected a multiple of the 4 ranks", lambda: rank.all_to_all(x[:7], y)),
         ("outputs: expected float32", lambda: rank.all_to_all(x, y.astype(np.float16))),
         ("root: expected 0 to 3, got 4", lambda: rank.gather(x, None, 4)),
-        ("out: expected an array on the root, got None", lambda: rank.gather(x, None, 1)),
-        ("array: expected 4 times the 8 elements of a rank, got 8", lambda: rank.scatter(x, y, 1)),
+        ("out: expected 4 times the 8 elements of array, got 8", lambda: rank.gather(x, y, 1)),
+        ("array: expected 4 times the 8 elements of out, got 8", lambda: rank.scatter(x, y, 1)),
         ("root: expected 0 to 3, got -1", lambda: rank.broadcast(x, -1)),
         ("peer: expected 0 to 3, got -1", lambda: rank.send(x, -1)),
         ("to: expected a message between rank 1 and another one", lambda: rank.recv(y, 1)),
@@ -127,6 +127,8 @@ def test_wrong_exchanges_are_refused_before_a_byte_moves() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(TypeError, match=r"out: expected a NumPy array .* got NoneType"):
+        rank.gather(x, None, 1)
 
 
 def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes() -> None:
@@ -231,7 +233,15 @@ def test_node_shapes_are_checked(nodes: str) -> None:
 
 def test_sizes_are_checked() -> None:
     rank = LocalWorld("1x2").ranks[0]
-    with pytest.raises(ValueError, match="multiple of the 2 ranks"):
+    with pytest.raises(ValueError, match="out: expected 2 times the 1 elements of shard, got 3"):
         rank.all_gather(np.ones(1, np.float32), np.empty(3, np.float32))
-    with pytest.raises(ValueError, match="shard: expected the 2 elements of slot 0, got 1"):
-        rank.all_gather(np.ones(1, np.float32), np.empty(4, np.float32))
+
+
+def test_a_shard_is_its_own_slot_or_elsewhere() -> None:
+    rank, whole = LocalWorld("1x4").ranks[1], np.zeros(12, np.float32)
+    for begin in (0, 2, 4, 9):
+        part = whole[begin : begin + 3]
+        with pytest.raises(ValueError, match="shard: expected memory that overlaps no slot but its own"):
+            rank.all_gather(part, whole)
+        with pytest.raises(ValueError, match="output: expected memory that overlaps no slot but its own"):
+            rank.reduce_scatter(whole, part)

@@ -20,6 +20,7 @@ from zcomm.distributed import _ddp
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, living_backends
 from zcomm.distributed.overrides import kept_exact
+from zcomm.distributed.residuals import residual_of
 from zcomm.feedback import ErrorFeedback
 
 
@@ -104,14 +105,8 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
         buckets.plans[place] = plan
         residual = None
         if feedback is not None and key is not None:
-            data, empty = feedback.use(
-                key,
-                f"{gradients.numel()} {gradients.dtype} in {plan.format} of {plan.ranks}",
-                plan.residual_bytes,
-                lambda size: torch.empty(size, dtype=torch.uint8, device=gradients.device),
-                is_captured=_c10d.capture_of(gradients.device) != 0,
-            )
-            residual = _c10d.Residual(data, decay=feedback.decay, empty=empty)
+            layout = f"{gradients.numel()} {gradients.dtype} in {plan.format} of {plan.ranks}"
+            residual = residual_of(feedback, key, layout, plan.residual_bytes, gradients.device)
         work = plan.run(gradients, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
 
     def reduced(done: torch.futures.Future[object]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
+from zcomm.distributed.residuals import residual_of
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
 from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule, finished
 
@@ -288,14 +290,8 @@ class Collectives:
         reduced = [number for number, param in enumerate(self.params) if _fsdp2.requires_grad(param)]
         of = "" if len(reduced) == len(self.params) else f", parameters {reduced}"
         layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}{of}"
-        data, empty = feedback.use(
-            f"{self._residual_key}/rank {dist.get_rank()}",
-            layout,
-            plan.residual_bytes,
-            lambda size: torch.empty(size, dtype=torch.uint8, device=output.device),
-            is_captured=_c10d.capture_of(output.device) != 0,
-        )
-        return _c10d.Residual(data, decay=feedback.decay, empty=empty)
+        key = f"{self._residual_key}/rank {dist.get_rank()}"
+        return residual_of(feedback, key, layout, plan.residual_bytes, output.device)
 
     def warn(self, about: str, what: str, backend: Backend) -> None:
         """Tell once why calls of this kind stay exact; raise RuntimeError where that is forbidden."""
@@ -311,11 +307,9 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         self.owner = owner
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        def allocated() -> torch.Tensor:
-            return self.owner.previous_gather.allocate(size, dtype=dtype, device=device)
-
+        allocate = functools.partial(self.owner.previous_gather.allocate, size, dtype=dtype, device=device)
         is_deferred = self.owner.defers_gather(dtype, device)
-        return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
+        return Deferred(Buffer(allocate), size, dtype, device) if is_deferred else allocate()
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -354,11 +348,9 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
         self._owner = owner
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        def allocated() -> torch.Tensor:
-            return self._owner.previous_reduce.allocate(size, dtype=dtype, device=device)
-
+        allocate = functools.partial(self._owner.previous_reduce.allocate, size, dtype=dtype, device=device)
         is_deferred = self._owner.defers_reduce(math.prod(size), dtype)
-        return Deferred(Buffer(allocated), size, dtype, device) if is_deferred else allocated()
+        return Deferred(Buffer(allocate), size, dtype, device) if is_deferred else allocate()
 
     def __call__(
         self,

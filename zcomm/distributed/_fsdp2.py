@@ -9,7 +9,8 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["AllGather", "ReduceScatter"]
+
+Within: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 
 _Group: Any = FSDPParamGroup
 used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those that watch_fsdp2() has seen in use
@@ -72,30 +75,21 @@ def reshard_holders(parameters: Sequence[torch.Tensor]) -> None:
             group.reshard()
 
 
-def around_choices(within: Callable[[Any], Any]) -> None:
-    """Wrap a group's later choices of allocation from the process group in the context manager ``within(group)``."""
-    _wrap(_Group, "set_allocate_memory_from_process_group", within)
+def around(*, allocations: Within, symmetric_memory: Within, custom_collectives: Within, reductions: Within) -> None:
+    """Wrap later calls in the context managers ``within(group)``, or ``within(module)`` for collectives of the user's:
+    choices of allocation from the process group and of symmetric memory, and gradient reductions."""
+    for owner, name, within in (
+        (_Group, "set_allocate_memory_from_process_group", allocations),
+        (_Group, "set_symm_mem", symmetric_memory),
+        (FSDPModule, "set_custom_all_gather", custom_collectives),
+        (FSDPModule, "set_custom_reduce_scatter", custom_collectives),
+        (_Group, "post_backward", reductions),
+    ):
+        if hasattr(owner, name):  # some came with later torch
+            _wrap(owner, name, within)
 
 
-def around_symmetric_memory(within: Callable[[Any], Any]) -> None:
-    """Wrap a group's later choices of symmetric memory in the context manager ``within(group)``."""
-    if hasattr(_Group, "set_symm_mem"):  # later torch
-        _wrap(_Group, "set_symm_mem", within)
-
-
-def around_custom_collectives(within: Callable[[Any], Any]) -> None:
-    """Wrap a module's later changes to collectives of the user's in the context manager ``within(module)``."""
-    for name in ("set_custom_all_gather", "set_custom_reduce_scatter"):
-        if hasattr(FSDPModule, name):  # later torch
-            _wrap(FSDPModule, name, within)
-
-
-def around_reductions(within: Callable[[Any], Any]) -> None:
-    """Wrap the later gradient reductions of each group in the context manager ``within(group)``."""
-    _wrap(_Group, "post_backward", within)
-
-
-def _wrap(owner: Any, name: str, within: Callable[[Any], Any]) -> None:
+def _wrap(owner: Any, name: str, within: Within) -> None:
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -22,10 +22,12 @@ def watch_fsdp2() -> None:
     that an optimizer steps, so their values may be rounded."""
     _fsdp2.before_first_use(_fsdp2.used_groups.add)
     _fsdp2.before_first_use(_adopt)
-    _fsdp2.around_choices(_given_back)
-    _fsdp2.around_symmetric_memory(_refused)
-    _fsdp2.around_custom_collectives(_told)
-    _fsdp2.around_reductions(_formats_of_replicas)
+    _fsdp2.around(
+        allocations=_given_back,
+        symmetric_memory=_refused,
+        custom_collectives=_told,
+        reductions=_formats_of_replicas,
+    )
 
 
 def _adopt(param_group: Any) -> None:

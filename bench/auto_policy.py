@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm._units import parse_size
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm_bench.lab import network
+from zcomm_bench.spec import parse_size
 
 WAYS = {
     "exact": {"all_gather": "exact", "reduce_scatter": "exact"},

@@ -28,8 +28,7 @@ from rich.table import Table
 
 import results_file
 from zcomm import _core, codec
-from zcomm._units import parse_size
-from zcomm_bench.spec import sweep
+from zcomm_bench.spec import parse_size, sweep
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 NUM_WIRES = 4

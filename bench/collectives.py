@@ -14,12 +14,11 @@ from typing import Annotated, Any
 import typer
 
 import results_file
-from zcomm._units import parse_size
 from zcomm_bench import cli
 from zcomm_bench import report as bench_report
 from zcomm_bench.lab import gpus
 from zcomm_bench.run import measure_overhead
-from zcomm_bench.spec import DEVICES, NO_LAB, Spec, sweep
+from zcomm_bench.spec import DEVICES, NO_LAB, Spec, parse_size, sweep
 
 KEPT = ("size", "backend", "format", "median_us", "speedup", "link_bytes", "codec_us")
 GATHER = ["gloo", "zcomm", "naive"]

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
-from zcomm._units import parse_size
 from zcomm_bench.lab import network
+from zcomm_bench.spec import parse_size
 
 FORMATS = "exact,int8:64,int4:64,int2:64"
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")

@@ -28,8 +28,8 @@ from rich.table import Table
 
 import results_file
 import zcomm
-from zcomm._units import parse_size
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
+from zcomm_bench.spec import parse_size
 
 EVERY = 100  # of the last column
 RANKS = 2

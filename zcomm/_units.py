@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import re
 
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATES = {"bit": 1 / 8, "B/s": 1.0}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "8", "1K", "1.5M", "2G", as nccl-tests reads them: K is 1024. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGkmg]?)", text)
-    if match is None:
-        raise ValueError(f'expected a size such as "8", "64K" or "128M", got {text!r}')
-    return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
 def parse_rate(text: str) -> float:

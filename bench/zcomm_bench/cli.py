@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from zcomm._units import parse_nodes, parse_size
+from zcomm._units import parse_nodes
 from zcomm._version import __version__
 from zcomm_bench import report as bench_report
 from zcomm_bench import report_file
@@ -19,7 +19,7 @@ from zcomm_bench.lab.usage import checked, in_folder, picture, refusals
 from zcomm_bench.planner import command as planner
 from zcomm_bench.prove import command as prover
 from zcomm_bench.run import measure_overhead, run_benchmark
-from zcomm_bench.spec import COLLECTIVES, NO_LAB, Spec, parse_link, sweep
+from zcomm_bench.spec import COLLECTIVES, NO_LAB, Spec, parse_link, parse_size, sweep
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "zcomm", "exact_all_to_all", "naive")
 CUDA_BACKENDS = ("nccl", "zcomm", "exact_all_to_all")
 FORMATTED = ("zcomm", "naive")  # the backends that take "=FORMAT"
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DTYPE_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 LARGEST = {"float": 3.4e38, "bfloat16": 3.39e38, "half": 65504.0}
 LARGEST_INPUT = 10.0  # of what is normally distributed
@@ -28,6 +30,14 @@ OVERHEAD_BATCHES = 60
 def parse_link(text: str) -> float | None:
     """Bytes per second of a link; None if it has no limit."""
     return None if text == NO_LAB else network.parse_limit(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8", "1K", "1.5M", "2G", as nccl-tests reads them: K is 1024. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGkmg]?)", text)
+    if match is None:
+        raise ValueError(f'expected a size such as "8", "64K" or "128M", got {text!r}')
+    return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
 def sweep(minimum: int, maximum: int, factor: int = 2, step: int | None = None) -> list[int]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from zcomm._units import parse_nodes, parse_rate, parse_size, rate_text, size_text, time_text
+from zcomm._units import parse_nodes, parse_rate, rate_text, size_text, time_text
+from zcomm_bench.spec import parse_size
 
 
 @pytest.mark.parametrize(

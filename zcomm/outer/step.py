@@ -146,9 +146,7 @@ class OuterStep:
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
-        self._check_same_parameters()
-        if not self._compared:
-            self._compare_sites()
+        self._check()
         self._inner_steps += 1
         self._advance()
         for fragment in self._fragments:
@@ -161,9 +159,7 @@ class OuterStep:
         """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
         parameters have the same bits at all sites: for an evaluation, or at the end of the training. Raises ValueError
         at all sites if they have not."""
-        self._check_same_parameters()
-        if not self._compared:
-            self._compare_sites()
+        self._check()
         for fragment in list(self._in_flight):
             self._apply(fragment)
         for fragment in self._fragments:
@@ -276,13 +272,16 @@ class OuterStep:
         fragment.mean = None
         self._in_flight.remove(fragment)
 
-    def _check_same_parameters(self) -> None:
+    def _check(self) -> None:
+        """Raise ValueError if the optimizer has other parameters now, or at the first call if sites differ."""
         number = len(_parameters_of(self._optimizer))
         if number != self._num_parameters:
             raise ValueError(
                 f"optimizer: expected the {self._num_parameters} parameters that it had when the OuterStep was made, "
                 f"got {number}"
             )
+        if not self._compared:
+            self._compare_sites()
 
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""

@@ -196,14 +196,12 @@ def gathered_part(param: Any) -> tuple[int, torch.dtype | None]:
     return data.numel(), None if is_replaced else param.param_dtype or data.dtype
 
 
-def unsharded_data(group: Any, num_ranks: int, device: torch.device) -> list[torch.Tensor] | None:
-    """Return the memory that each whole parameter will have, all ranks' shards in rank order. None if a tensor subclass
-    gathers other data instead."""
+def unsharded_data(group: Any, num_ranks: int, device: torch.device) -> list[torch.Tensor]:
+    """Return the memory that each whole parameter will have, all ranks' shards in rank order. No tensor subclass may
+    gather other data instead."""
     found: list[torch.Tensor] = []
     for param in group.fsdp_params:
         numel, dtype = gathered_part(param)
-        if dtype is None:
-            return None
         param.init_all_gather_outputs([numel], [dtype], num_ranks, device)
         param.alloc_all_gather_outputs()
         found.extend(param.all_gather_outputs)

@@ -177,12 +177,6 @@ class Collectives:
         reduced = [_fsdp2.reduced_elements(param) for param in self.params if _fsdp2.requires_grad(param)]
         return size > 1 and num_elements == size * sum(reduced) and 0 not in reduced
 
-    def unsharded_parts(self, shard: torch.Tensor, group: dist.ProcessGroup) -> Sequence[torch.Tensor]:
-        """Return where the parameters will be; none if their shards are not ``shard`` as it is."""
-        parts = _fsdp2.unsharded_data(self.param_group, group.size(), shard.device) or []
-        is_whole = sum(part.numel() for part in parts) == shard.numel() * group.size()
-        return parts if is_whole and all(part.dtype == shard.dtype for part in parts) else []
-
     def is_whole(self, shard: torch.Tensor) -> bool:
         """Tell whether ``shard`` has the parameters' own values, in their dtype."""
         return all(dtype == shard.dtype for _, dtype in map(_fsdp2.gathered_part, self.params))
@@ -321,9 +315,11 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor)
         owner.warn_of_floats(output, shard, backend)
-        later = decodes_later(output.device)
-        is_late = isinstance(output, Deferred) and later and owner.is_whole(shard)
-        parts = owner.unsharded_parts(shard, group) if isinstance(output, Deferred) and not later else ()
+        is_fused = isinstance(output, Deferred) and owner.is_whole(shard)
+        is_late = is_fused and decodes_later(output.device)
+        parts: Sequence[torch.Tensor] = ()
+        if is_fused and not is_late:
+            parts = _fsdp2.unsharded_data(owner.param_group, group.size(), shard.device)
         is_mixed = shard is not input_tensor
         output, shard = owner.as_pairs(output, shard, backend)
         plan = owner.plan_gather(parts or output, shard, backend, group=group.group_name, is_mixed=is_mixed)
@@ -365,12 +361,12 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
             return owner.previous_reduce(output_tensor, in_memory(input_tensor), group, op, async_op)
         backend = backend_of(group)
         parts = gradients_of(input_tensor)
-        plan = owner.plan_reduce(output_tensor, parts or in_memory(input_tensor), op, backend)
+        whole = parts or in_memory(input_tensor)
+        plan = owner.plan_reduce(output_tensor, whole, op, backend)
         if isinstance(plan, _c10d.Verdict):
             with kept_exact(plan):
                 return owner.previous_reduce(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = owner.residual_of(output_tensor, plan, backend)
-        whole = parts or in_memory(input_tensor)
         work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)
         if parts and isinstance(input_tensor, Deferred):
             input_tensor.buffer.spend_gradients()

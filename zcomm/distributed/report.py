@@ -6,7 +6,6 @@ import json as _json
 import math
 import os
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,10 +19,6 @@ from zcomm.distributed.stats import stats_of
 # Thresholds of report()'s advice.
 DECIBELS_BELOW_MEDIAN = 6.0
 MOST_ZEROED = 0.5
-
-
-#: Describe how weights are sent in the group of a name, and why. Nothing is lost there, so sampling cannot show it.
-WEIGHTS: list[Callable[[str], list[str]]] = []
 
 
 @dataclass
@@ -59,7 +54,6 @@ class Report:
     """By collective, as in :func:`zcomm.stats`; ``advice`` says what to write to exempt sites with ``reasons``.
 
     ``every``: of how many calls one is sampled; 0: none.
-    ``weights``: how modules with secondary shards send their weights to other nodes, and what that takes.
     ``decisions``: what ``policy="auto"`` has decided, by which times, and from which size on."""
 
     rank: int
@@ -72,11 +66,10 @@ class Report:
     scatter: list[SiteReport]
     broadcast: list[SiteReport]
     advice: list[str]
-    weights: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return "\n".join([*(_table(self) if self.every else []), *self.decisions, *self.weights, *self.advice])
+        return "\n".join([*(_table(self) if self.every else []), *self.decisions, *self.advice])
 
 
 def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] | None = None) -> Report:
@@ -85,14 +78,11 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     It is about what this rank has sent, and no collective: one rank may call it alone. ``json``: a file to write the
     same to; docs/telemetry.md has its fields. Waits for the GPU.
 
-    Without samples (``zcomm.Options(sample_errors_every=N)``) it tells how weights are sent, and what ``policy="auto"``
-    has decided. Raises ValueError if there is nothing to tell or the group has no zcomm backend.
+    Without samples (``zcomm.Options(sample_errors_every=N)``) it tells what ``policy="auto"`` has decided. Raises
+    ValueError if there is nothing to tell or the group has no zcomm backend.
     """
     made = report_of(backend_of(group))
-    asked = group or dist.group.WORLD
-    assert asked is not None  # it has a backend
-    made.weights = [line for explain in WEIGHTS for line in explain(asked.group_name)]
-    if not made.every and not made.weights and not made.decisions:
+    if not made.every and not made.decisions:
         raise ValueError(
             "group: it takes no samples; make it with zcomm.Options(sample_errors_every=100), or set "
             "ZCOMM_SAMPLE_ERRORS_EVERY=100"

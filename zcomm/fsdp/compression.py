@@ -6,7 +6,6 @@ import copy
 import functools
 import itertools
 import logging
-import statistics
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from zcomm._formats import Format
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
-from zcomm.distributed.report import WEIGHTS
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule
@@ -221,26 +219,6 @@ class Compression:
         """The secondary shards of these."""
         return {group: group.secondary for group in self._in_force() if group.secondary is not None}
 
-    def _explain(self, group: str) -> list[str]:
-        """How the modules that gather in the group of this name send their weights, for :func:`zcomm.report`."""
-        lossless = {of.name: shard for of, shard in self._shards().items() if isinstance(shard, KeptValues)}
-        others = {name: other for name, shard in lossless.items() if (other := shard.alternative(group)) is not None}
-        if not others:
-            return []
-        bits = [lossless[name].bits_per_weight for name in others]
-        lines = [
-            f"weights of {len(others)} modules cross nodes as lossless differences, exact to the bit: "
-            f"{min(bits):.3g} to {max(bits):.3g} bits per weight in their last gathers, the median is "
-            f"{statistics.median(bits):.3g}"
-        ]
-        for (name, (format, fewer)), taken in zip(others.items(), bits, strict=True):
-            if taken > fewer:
-                lines.append(
-                    f"{name}: its last difference took {taken:.3g} bits per weight, {format} would take {fewer:.3g} "
-                    f"and round: zcomm.fsdp.compress(weights={format!r}) of this module sends less"
-                )
-        return lines
-
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
         # they are.
@@ -283,13 +261,13 @@ class Compression:
         self._used_bytes -= num_bytes
 
 
-# Weak, as what torch and report() keep must not keep the models.
+# Weak, as what torch keeps must not keep the models.
 _WATCHING: weakref.WeakValueDictionary[int, Compression] = weakref.WeakValueDictionary()
 
 
 @functools.cache
 def _watch() -> None:
-    """Tell those of new groups and of steps, and ask them for their part of reports."""
+    """Tell those of new groups and of steps."""
 
     def install(group: Any) -> None:
         for compression in list(_WATCHING.values()):
@@ -303,7 +281,6 @@ def _watch() -> None:
 
     _fsdp2.before_first_use(install)
     register_optimizer_step_post_hook(after_step)
-    WEIGHTS.append(lambda group: [line for compression in _WATCHING.values() for line in compression._explain(group)])
 
 
 class _ForwardHook:

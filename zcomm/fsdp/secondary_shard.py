@@ -199,7 +199,6 @@ class KeptValues(SecondaryShard):
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
         self._group_name = ""  # of the last difference
-        self._alternative: _c10d.Operation | None = None  # what would be sent instead
         self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
 
     @property
@@ -229,14 +228,6 @@ class KeptValues(SecondaryShard):
     def outdate(self, forget_mark: bool = False) -> None:
         super().outdate(forget_mark)
         self._prepared_version = None
-
-    def alternative(self, group: str) -> tuple[str, float] | None:
-        """Return the format that would be sent instead, and its bits per weight. None: this module has sent no
-        difference in that process group."""
-        exact, other = self._plan, self._alternative
-        if exact is None or other is None or self._group_name != group or self.generation < 2:
-            return None
-        return other.format, 16 * other.largest_kept_bytes / exact.largest_kept_bytes
 
     def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
         """Return the weights that the next gather in that process group will send, and their version. None unless the
@@ -278,9 +269,7 @@ class KeptValues(SecondaryShard):
 
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
         self._lossless = self._plan_lossless(call)
-        is_bytes = call.output.dtype == torch.uint16  # in pairs, of which no format would send less
-        self._alternative = None if is_bytes else plan
-        self._num_weights = call.shard.numel() * (2 if is_bytes else 1)
+        self._num_weights = call.shard.numel() * (2 if call.shard.dtype == torch.uint16 else 1)  # pairs of bytes
         return self._lossless
 
     def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:

@@ -335,7 +335,7 @@ def test_the_report_names_what_is_worth_exempting(tmp_path: Path) -> None:
         assert list(written) == [
             "zcomm", "rank", "every", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter",
             "broadcast",
-            "advice", "weights", "decisions",
+            "advice", "decisions",
         ]  # fmt: skip
         assert (written["rank"], written["every"], written["all_reduce"]) == (rank, 1, [])
         assert [site["site"] for site in written["all_gather"] if site["reasons"]] == [named]

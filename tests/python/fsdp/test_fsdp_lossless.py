@@ -120,19 +120,12 @@ def test_bytes_between_nodes_follow_the_learning_rate() -> None:
         block = secondary.stats
         train(model, optimizer, steps=1)
         assert all(stats.bits_per_weight > 16 for stats in block().values())  # whole weights and headers
-        with pytest.raises(ValueError, match="no samples"):  # and nothing else to tell
-            zcomm.report()
-        bits, int8 = {}, 8.5  # with scales and padding, of parameters as short as these
+        bits = {}
         for lr in (1e-1, 1e-2, 1e-3, 1e-5, 0.0):
             for group in optimizer.param_groups:
                 group["lr"], group["weight_decay"] = lr, 0.0
             train(model, optimizer, steps=3)
             bits[lr] = block()["0"].bits_per_weight  # of 18090 weights; headers are 0.1 bit of a shard
-            first, *named = zcomm.report().weights
-            taken = {name: stats.bits_per_weight for name, stats in block().items()}
-            assert f"{min(taken.values()):.3g} to {max(taken.values()):.3g} bits per weight" in first
-            more_than_int8 = {name for name in ("0", "1") if taken[name] > int8}  # "2" is one short block per rank
-            assert {line.partition(":")[0] for line in named} - {"2"} == more_than_int8, (taken, named)
         assert bits[1e-2] > bits[1e-3] > bits[1e-5] > bits[0.0]
         assert bits[1e-3] < 10  # the same batch in each step: AdamW moves every weight by the whole rate
         assert bits[0.0] < 0.2

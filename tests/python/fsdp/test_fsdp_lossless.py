@@ -37,10 +37,14 @@ TWO_NODES = [0, 0, 1, 1]
 GRADIENTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"exact": zcomm.exact, "compressed": nullcontext}
 
 
-def sharded(policy: MixedPrecisionPolicy = BF16) -> nn.Sequential:
+def sharded(
+    policy: MixedPrecisionPolicy = BF16, *, first: Callable[[nn.Sequential], Any] = lambda model: None, **fields: Any
+) -> nn.Sequential:
+    """A model of three blocks, after ``first`` has changed it."""
     model = make_model()
+    first(model)
     for block in [*model, model]:
-        fully_shard(block, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, **fields)
     return model
 
 
@@ -135,15 +139,11 @@ def test_bytes_between_nodes_follow_the_learning_rate() -> None:
 
 def test_frozen_weights_and_adapters_in_one_unit_and_loaded_weights() -> None:
     def body() -> None:
-        def start() -> nn.Module:
-            model = make_model()
+        def freeze(model: nn.Sequential) -> None:
             model.requires_grad_(False)
             model[0][2].requires_grad_(True)
-            for block in [*model, model]:
-                fully_shard(block, mp_policy=BF16)
-            return model
 
-        plain, model = start(), start()
+        plain, model = sharded(first=freeze), sharded(first=freeze)
         secondary = compress(model, weights="lossless")
         results = []
         for one, context in ((plain, zcomm.exact()), (model, zcomm.override(reduce_scatter="exact"))):
@@ -238,15 +238,11 @@ def test_hybrid_shards_and_compiled_blocks() -> None:
     def body() -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
-        def start() -> nn.Sequential:
-            model = make_model()
-            for block in [*model, model]:
-                if block is not model:
-                    block.compile(backend="aot_eager")
-                fully_shard(block, mesh=mesh, mp_policy=BF16)
-            return model
+        def compile_blocks(model: nn.Sequential) -> None:
+            for block in model:
+                block.compile(backend="aot_eager")
 
-        plain, model = start(), start()
+        plain, model = (sharded(first=compile_blocks, mesh=mesh) for _ in range(2))
         with zcomm.exact():
             expected = train(plain, adamw(plain), steps=4)
         secondary = compress(model, weights="lossless")
@@ -342,10 +338,7 @@ def test_lossless_whatever_the_options_and_the_mesh_have() -> None:
     """Of weights that cannot be watched, and in a group whose format is exact."""
 
     def body() -> None:
-        plain, model = make_model(), make_model()
-        for one in (plain, model):
-            for block in [*one, one]:
-                fully_shard(block, mp_policy=BF16, reshard_after_forward=2)
+        plain, model = (sharded(reshard_after_forward=2) for _ in range(2))
         compress(plain, weights="exact", gradients="exact")
         secondary = compress(model, weights="lossless", gradients="exact", exempt=["*"])
         expected = train(plain, adamw(plain), steps=3), parameters_of(plain)
@@ -376,9 +369,7 @@ def test_whole_weights_are_told() -> None:
 
     def body() -> None:
         lines = logged()
-        model = make_model()
-        for block in [*model, model]:
-            fully_shard(block, mp_policy=BF16, reshard_after_forward=2)
+        model = sharded(reshard_after_forward=2)
         compress(model, weights="lossless")
         train(model, adamw(model), steps=2)
         counted = [

@@ -65,12 +65,22 @@ def encode(
     ``seed`` (0 to 2^64 - 1) and ``first_element`` choose the random bits of stochastic formats. If ``array`` is a piece
     of a message, ``first_element`` is the index of its first element there, a multiple of 32: pieces then have the
     codes of the whole."""
-    return encode_in(Call(stream, array, out), array, format, isa, out, seed, first_element)
+    call = Call(stream, array, out)
+    values = call.values(array, "array")
+    target, view = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
+    _check_apart(view, values, "array")
+    _core.encode(values.raw, format, view.address, *_place(call, isa), seed, first_element)
+    return target
 
 
 def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
     """Decode ``wire`` into ``out``, which it must not overlap, and return it. Finite values never become infinite."""
-    return decode_in(Call(stream, out, wire), wire, format, out, isa)
+    call = Call(stream, out, wire)
+    values = call.values(out, "out", writable=True)
+    view, format, dtype = _wire_of(call, wire, format, "wire", values.raw)
+    _check_apart(values, view, "wire")
+    _core.decode((view.address, format, dtype), values.raw, *_place(call, isa))
+    return out
 
 
 def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: str = "", stream: Any = None) -> ArrayT:
@@ -176,26 +186,6 @@ def set_step(step: int, group: ProcessGroup | None = None) -> None:
 def view_of(array: Any, name: str, *, writable: bool = False) -> tuple[int, int, str]:
     """Return (address, number of elements, dtype) of an array of values on the CPU; ``name`` is for messages."""
     return Call(None, device=HOST).values(array, name, writable=writable).raw
-
-
-def encode_in(
-    call: Call, array: Array, format: str, isa: str, out: Wire | None, seed: int = 0, first_element: int = 0
-) -> Wire:
-    """Encode as encode(), within ``call``."""
-    values = call.values(array, "array")
-    target, view = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
-    _check_apart(view, values, "array")
-    _core.encode(values.raw, format, view.address, *_place(call, isa), seed, first_element)
-    return target
-
-
-def decode_in(call: Call, wire: Wire, format: str, out: ArrayT, isa: str) -> ArrayT:
-    """Decode as decode(), within ``call``."""
-    values = call.values(out, "out", writable=True)
-    view, format, dtype = _wire_of(call, wire, format, "wire", values.raw)
-    _check_apart(values, view, "wire")
-    _core.decode((view.address, format, dtype), values.raw, *_place(call, isa))
-    return out
 
 
 def _place(call: Call, isa: str) -> tuple[str, int, int]:

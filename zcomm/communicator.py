@@ -14,15 +14,13 @@ import hashlib
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from zcomm import _core, _nccl, codec
+from zcomm import _core, _nccl
 from zcomm._arrays import Call
 from zcomm._core import CallStats
 from zcomm._exchanges import Exchanges
 from zcomm._node import host_identity
-
-ArrayT = TypeVar("ArrayT")
 
 _HINT = (
     " (a Communicator moves arrays on GPUs, over NCCL; for arrays on the CPU there are zcomm.testing.LocalWorld, whose "
@@ -171,14 +169,6 @@ class Communicator(Exchanges):
         values = call.values(array, "array", writable=True)
         operation = self._core.make_all_reduce(values.raw, formats)
         return self._run(operation, [], [values.raw], call, factor=factor)
-
-    def encode(self, array: Any, format: str, *, out: Any = None, stream: Any = None) -> Any:
-        """Encode as zcomm.codec.encode, on this rank's GPU."""
-        return codec.encode_in(self._call(stream, array, out), array, format, "", out)
-
-    def decode(self, wire: Any, format: str, out: ArrayT, *, stream: Any = None) -> ArrayT:
-        """Decode as zcomm.codec.decode, on this rank's GPU."""
-        return codec.decode_in(self._call(stream, out, wire), wire, format, out, "")
 
     def abort(self, reason: str) -> None:
         """Abort the calls in progress and make every later call raise. Thread-safe."""

@@ -102,8 +102,8 @@ def test_cupy_arrays() -> None:
             comm.all_gather(shard, gathered)
             comm.reduce_scatter(whole, scattered, formats=FORMATS, op="avg")
             comm.all_reduce(whole, formats=FORMATS, stream=stream)
-            wire = comm.encode(shard, "int8:256")
-            again = comm.decode(wire, "int8:256", cupy.empty_like(shard))
+            wire = codec.encode(shard, "int8:256")
+            again = codec.decode(wire, "int8:256", cupy.empty_like(shard))
             stream.synchronize()
             for got, want in zip((gathered, scattered, whole), expected(2, 2, torch.float32), strict=True):
                 assert_same_bits(torch.from_dlpack(got).cpu(), want)

@@ -194,16 +194,6 @@ def test_codecs_on_a_gpu_give_the_bits_of_the_cpu() -> None:
         _core.synchronize(0)
         assert (out == codec.decode_sum([(wire, format), (x, "exact")] * 12, np.empty_like(x), factor=0.5)).all()
 
-    def body(comm: Any) -> None:
-        wire, out = memory(codec.wire_bytes("int8:64", "float32", x.size)), np.zeros_like(x)
-        target = CudaInterface(wire)
-        assert comm.encode(CudaInterface(x), "int8:64", out=target) is target
-        comm.decode(target, "int8:64", Dlpack(out, (CUDA, comm.device)))
-        _core.synchronize(0)
-        assert (out == codec.decode(codec.encode(x, "int8:64"), "int8:64", np.empty_like(x))).all()
-
-    run(2, body)
-
 
 @pytest.mark.parametrize(("size", "num_peers"), [(2, 2), (4, 2), (8, 4)])
 def test_ranks_in_nodes_of_two_are_connected_with_those_of_their_hops(size: int, num_peers: int) -> None:

@@ -47,26 +47,21 @@ class ErrorFeedback:
     A residual fits gradients of one scale. Call ``reset()`` after a change of a gradient scaler's factor or of the
     learning rate's order of magnitude. A block that was not finite starts over.
 
-    A CUDA graph may capture a reduction that was called before, without ``reset_every``. Its replays see a ``reset()``
-    and a loaded state.
+    A CUDA graph may capture a reduction that was called before. Its replays see a ``reset()`` and a loaded state.
 
     Args:
         format: format of the residuals: ``"int8:B"``, another lossy one, or ``"bf16"``.
         decay: factor of the residual in each call, 0 to 1.
-        reset_every: number of calls after which a residual starts over; None: never.
     """
 
-    def __init__(self, format: str = "int8:128", *, decay: float = 1.0, reset_every: int | None = None) -> None:
+    def __init__(self, format: str = "int8:128", *, decay: float = 1.0) -> None:
         if format == "exact" or ":stochastic" in format:
             raise ValueError(f"format: expected a lossy one that rounds to nearest, got {format!r}")
         self.block_format = _core.BlockFormat(format)  # raises on an unknown one
         if not (math.isfinite(decay) and 0 <= decay <= 1):
             raise ValueError(f"decay: expected 0 to 1, got {decay}")
-        if reset_every is not None and reset_every < 1:
-            raise ValueError(f"reset_every: expected at least 1, or None, got {reset_every}")
         self.format = format
         self.decay = decay
-        self.reset_every = reset_every
         self._residuals: dict[str, _Residual] = {}
         self._loaded: dict[str, _Residual] = {}
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -157,7 +152,7 @@ class ErrorFeedback:
         """Return the residual for one reduction, and whether it is empty. ``allocate(num_bytes)`` makes a new one.
 
         ``is_captured``: a CUDA graph captures the reduction. Raises RuntimeError if its replays would never use what
-        they keep, or never start over."""
+        they keep."""
         if (loaded := self._loaded.get(key)) is not None:
             loaded.check(key, layout, num_bytes)
             fresh = allocate(num_bytes)
@@ -172,11 +167,14 @@ class ErrorFeedback:
         residual = self._residuals.get(key)
         if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:
             residual = self._residuals[key] = _Residual(allocate(num_bytes), layout)
-        if self.reset_every is not None and residual.calls >= self.reset_every:
-            residual.calls = 0
         empty = residual.calls == 0
         if is_captured:
-            self._note_capture(key, residual)
+            if empty:
+                raise RuntimeError(
+                    f"error feedback: expected a call of {key!r} before a CUDA graph captures it, got none"
+                )
+            residual.in_graph = True
+            keep_for_replays(residual.data)
         residual.calls += 1
         residual.is_loaded = False
         return residual.data, empty
@@ -185,16 +183,6 @@ class ErrorFeedback:
         """Return the key of another rank's residual of the same reduction, if any was loaded."""
         of_any_rank = re.sub(r"/rank \d+", "/rank N", key)
         return next((other for other in self._loaded if re.sub(r"/rank \d+", "/rank N", other) == of_any_rank), None)
-
-    def _note_capture(self, key: str, residual: _Residual) -> None:
-        if self.reset_every is not None:
-            raise RuntimeError(
-                f"reset_every: expected None for a reduction that a CUDA graph captures, got {self.reset_every}"
-            )
-        if residual.calls == 0:
-            raise RuntimeError(f"error feedback: expected a call of {key!r} before a CUDA graph captures it, got none")
-        residual.in_graph = True
-        keep_for_replays(residual.data)
 
 
 def _copy(array: Any) -> Any:

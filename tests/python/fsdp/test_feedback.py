@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import pickle
 from typing import Any
@@ -56,9 +55,11 @@ def test_a_residual_starts_over_and_is_restored() -> None:
         ]
 
     def body(rank: LocalRank) -> None:
-        every_third = outputs(rank, zcomm.codec.ErrorFeedback(reset_every=3), 6)
-        assert every_third[:3] == every_third[3:]
-        assert len(set(every_third)) == 3
+        feedback = zcomm.codec.ErrorFeedback()
+        first = outputs(rank, feedback, 3)
+        feedback.reset()
+        assert outputs(rank, feedback, 3) == first
+        assert len(set(first)) == 3
         feedback = zcomm.codec.ErrorFeedback(decay=0.5)
         outputs(rank, feedback, 2)
         saved = pickle.loads(pickle.dumps(feedback.state_dict()))
@@ -103,10 +104,6 @@ def test_replays_of_a_graph_see_a_reset_and_a_loaded_state() -> None:
         feedback.load_state_dict(
             {"format": "int8:32", "residuals": {"a": {"data": data, "layout": "60 values", "calls": 1}}}
         )
-    every = zcomm.codec.ErrorFeedback(reset_every=3)
-    every.use("a", "64 values", 96, bytes_of)
-    with pytest.raises(RuntimeError, match="reset_every: expected None for a reduction that a CUDA graph captures"):
-        every.use("a", "64 values", 96, bytes_of, is_captured=True)
 
 
 @pytest.mark.parametrize("format", [*sorted(zcomm.formats().keys() - {"exact"}), "int4:32:hadamard"])
@@ -132,14 +129,6 @@ def test_a_state_of_another_layout_is_refused() -> None:
         world.ranks[0].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:64", feedback=other)
     with pytest.raises(ValueError, match="is of 'reduce_scatter/rank 0', this reduction is of 'reduce_scatter/rank 1'"):
         world.ranks[1].reduce_scatter(np.zeros(64, np.float32), np.empty(32, np.float32), "int4:32", feedback=other)
-    # Loaded in the middle of a longer period, a residual starts over all the same.
-    eager = zcomm.codec.ErrorFeedback(reset_every=2)
-    state = feedback[0].state_dict()
-    residual = state["residuals"]["reduce_scatter/rank 0"]
-    residual["calls"] = 5
-    eager.load_state_dict(state)
-    allocate = functools.partial(np.empty, dtype=np.uint8)
-    assert eager.use("reduce_scatter", residual["layout"], residual["data"].nbytes, allocate)[1]
     with pytest.raises(ValueError, match="state: expected residuals in 'bf16', got 'int8:128'"):
         zcomm.codec.ErrorFeedback("bf16").load_state_dict(feedback[0].state_dict())
 
@@ -357,7 +346,6 @@ def test_wrong_arguments() -> None:
         ),
         ({"format": "int5:32"}, "got 'int5:32'"),
         ({"decay": 1.5}, "decay: expected 0 to 1, got 1.5"),
-        ({"reset_every": 0}, "reset_every: expected at least 1, or None, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             zcomm.codec.ErrorFeedback(**arguments)

@@ -10,8 +10,6 @@ import platform
 from collections.abc import Sequence
 
 from zcomm import _nccl
-from zcomm._network import network_rate
-from zcomm._units import rate_text
 from zcomm._version import __version__
 
 
@@ -35,8 +33,6 @@ def text() -> str:
         ("Python", platform.python_version()),
         ("torch", _torch_version()),
         ("CPU codecs", _codecs()),
-        ("node memory", _node_memory()),
-        ("network", _network()),
         *_gpu_facts(),
     ]
     variables = _columns([("variable", "set to", "option in force"), *_variables()])
@@ -51,7 +47,8 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 def _variables() -> list[tuple[str, str, str]]:
     from zcomm.distributed import environment
 
-    environment.log_level()
+    environment.log_level()  # raises on a wrong one, as the next line
+    environment.turns_node_memory_off()
     try:
         from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
     except ImportError:
@@ -95,28 +92,6 @@ def _codecs() -> str:
     if chosen not in isas:
         return f"{', '.join(isas)}; ZCOMM_ISA asks for {chosen!r}, which is not among them"
     return f"{', '.join(isas)}; {chosen} in use"
-
-
-def _node_memory() -> str:
-    """What this host offers for memory that ranks share; a group also needs processes that see each other."""
-    from zcomm.distributed import environment
-
-    if environment.turns_node_memory_off():
-        return "off, by ZCOMM_NODE_MEMORY"
-    try:
-        file = os.memfd_create("zcomm")
-        os.close(os.open(f"/proc/{os.getpid()}/fd/{file}", os.O_RDWR))
-        os.close(file)
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return f"ranks of a host cannot share memory: {error}"
-    return "ranks of this host can share it"
-
-
-def _network() -> str:
-    rate = network_rate()
-    told = f"{rate_text(rate)} by its cards" if rate else "no card tells its speed"
-    return f"{told}; policy='auto' takes its min_bytes from the slowest between nodes"
 
 
 def _gpu_facts() -> list[tuple[str, str]]:

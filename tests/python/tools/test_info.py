@@ -20,7 +20,7 @@ def told(*arguments: str, check: bool = True, **variables: str) -> subprocess.Co
 def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
     pytest.importorskip("torch")
     output = told("info", ZCOMM_MIN_BYTES="4096").stdout
-    for name in ("CPU codecs", "CUDA", "network", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
+    for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
         assert name in output
     assert ("not built (no nvcc, or ZCOMM_CUDA=OFF)" in output) != bool(_core.cuda_build().toolkit)
     (line,) = (line for line in output.splitlines() if line.startswith("ZCOMM_MIN_BYTES"))
@@ -48,9 +48,11 @@ def test_a_wrong_option_of_the_environment_is_named(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("torch")
     done = told("info", check=False, ZCOMM_MIN_BYTES="many")
     assert done.returncode == 1 and "the environment holds a wrong option: ZCOMM_MIN_BYTES: " in done.stderr
-    monkeypatch.setenv("ZCOMM_LOG", "debug")
-    with pytest.raises(ValueError, match="ZCOMM_LOG: expected 'info' or nothing, got 'debug'"):
-        command.text()
+    for variable, wanted, given in (("ZCOMM_NODE_MEMORY", "off", "on"), ("ZCOMM_LOG", "info", "debug")):
+        monkeypatch.setenv(variable, given)
+        with pytest.raises(ValueError, match=f"{variable}: expected '{wanted}' or nothing, got '{given}'"):
+            command.text()
+        monkeypatch.delenv(variable)
 
 
 def test_it_needs_neither_torch_nor_packages_of_the_benchmarks() -> None:

@@ -6,30 +6,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 
-# Constants of nvml.h.
-_SUCCESS = 0
 _COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 
-class _Info(ctypes.Structure):
-    """nvmlGpuFabricInfo_t."""
+class _FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_v2_t."""
 
     _fields_ = (
+        ("version", ctypes.c_uint),
         ("cluster_uuid", ctypes.c_ubyte * 16),
         ("status", ctypes.c_uint),
         ("clique_id", ctypes.c_uint),
         ("state", ctypes.c_ubyte),
+        ("health_mask", ctypes.c_uint),
     )
-
-
-class _InfoV2(ctypes.Structure):
-    """nvmlGpuFabricInfo_v2_t."""
-
-    _fields_ = (("version", ctypes.c_uint), *_Info._fields_, ("health_mask", ctypes.c_uint))
 
 
 @functools.cache
@@ -38,31 +31,20 @@ def clique() -> str | None:
     if there is no clique, if NVML does not report one, or if torch has no GPU."""
     import torch  # `zcomm info` works without it
 
+    device, info = ctypes.c_void_p(), _FabricInfo(version=ctypes.sizeof(_FabricInfo) | 2 << 24)
     try:
-        info = _ask(ctypes.CDLL(LIBRARY))
-    except (OSError, AttributeError):  # no library, or a driver without fabric support
+        nvml = ctypes.CDLL(LIBRARY)
+        failed = (
+            nvml.nvmlInit_v2()
+            or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+            or nvml.nvmlDeviceGetGpuFabricInfoV(device, ctypes.byref(info))
+        )
+    except (OSError, AttributeError):  # no library, or a driver without what NCCL needs as well
         return None
-    if info is None or info.state != _COMPLETED or info.status != _SUCCESS or not any(info.cluster_uuid):
+    if failed or info.state != _COMPLETED or info.status or not any(info.cluster_uuid):
         return None
     # Checked last, because it may initialize CUDA, after which a process should not fork.
     return f"fabric {bytes(info.cluster_uuid).hex()} clique {info.clique_id}" if torch.cuda.is_available() else None
-
-
-def _ask(nvml: Any) -> Any:
-    """Return the fabric of the first GPU, or None if the driver does not report it."""
-    if nvml.nvmlInit_v2() != _SUCCESS:
-        return None
-    device = ctypes.c_void_p()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) != _SUCCESS:
-        return None
-    versioned = _InfoV2(version=ctypes.sizeof(_InfoV2) | 2 << 24)
-    if (
-        hasattr(nvml, "nvmlDeviceGetGpuFabricInfoV")
-        and nvml.nvmlDeviceGetGpuFabricInfoV(device, ctypes.byref(versioned)) == _SUCCESS
-    ):
-        return versioned
-    info = _Info()
-    return info if nvml.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(info)) == _SUCCESS else None
 
 
 def host_identity() -> str:

@@ -1,5 +1,5 @@
 // A libnvidia-ml of one GPU, which tells of its fabric what the compiler is told: STATE, STATUS, UUID and RESULT.
-// WITHOUT_VERSIONS and WITHOUT_FABRIC leave out what older drivers do not have.
+// WITHOUT_FABRIC leaves out what older drivers do not have.
 #include <cstring>
 
 namespace {
@@ -36,8 +36,6 @@ unsigned nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
 }
 
 #ifndef WITHOUT_FABRIC
-unsigned nvmlDeviceGetGpuFabricInfo(void* device, Fabric* fabric) { return fill(device, *fabric); }
-#ifndef WITHOUT_VERSIONS
 struct FabricV2 {
   unsigned version;
   Fabric fabric;
@@ -48,6 +46,5 @@ unsigned nvmlDeviceGetGpuFabricInfoV(void* device, FabricV2* info) {
   info->health_mask = ~0u;
   return fill(device, info->fabric);
 }
-#endif
 #endif
 }

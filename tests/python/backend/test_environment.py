@@ -78,12 +78,9 @@ def asked_anew() -> Iterator[None]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("defines", [{}, {"WITHOUT_VERSIONS": 1}], ids=["v2", "v1"])
-def test_the_clique_of_a_fabric_is_a_node(
-    monkeypatch: pytest.MonkeyPatch, with_nvml: Callable[..., None], defines: dict[str, int]
-) -> None:
+def test_the_clique_of_a_fabric_is_a_node(monkeypatch: pytest.MonkeyPatch, with_nvml: Callable[..., None]) -> None:
     """The fabric overrides torchrun's agents: a rack has one agent per host."""
-    with_nvml(**defines)
+    with_nvml()
     monkeypatch.setenv("GROUP_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert _node.node_identity() == CLIQUE

@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 # Names loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
-_MODULES = ("codec", "ddp", "errors", "fsdp", "outer", "testing")
 _HOMES = {
     "Communicator": "zcomm.communicator",
     "Options": "zcomm.distributed.options",
@@ -58,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
+    if name in __all__:  # a module
         return importlib.import_module(f"zcomm.{name}")
     raise AttributeError(f"module 'zcomm' has no attribute {name!r}")
 

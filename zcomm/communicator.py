@@ -113,13 +113,9 @@ class Communicator(Exchanges):
 
         Args:
             pointer: the ``ncclComm_t``, of the NCCL that ``python -m zcomm info`` names in this process.
-            node_size: as in the constructor; without it and ``node_ids``, ranks on one host are in one node.
-            node_ids: as in the constructor.
-            timeout: as in the constructor. A communicator that blocks in NCCL may block for longer, until all ranks
-                have called.
-            chunk_bytes: as in the constructor.
-            seed: as in the constructor.
-            connect_all: as in the constructor.
+            node_size: as all others, as in the constructor. Without it and ``node_ids``, ranks on one host are in one
+                node.
+            timeout: a communicator that blocks in NCCL may block for longer, until all ranks have called.
         """
         _nccl.load()
         token = int.from_bytes(hashlib.blake2b(host_identity().encode(), digest_size=8).digest(), "little")

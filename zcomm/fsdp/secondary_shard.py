@@ -163,7 +163,7 @@ class SecondaryShard:
                 keep_for_replays(self._mark)
 
     def _check(self, shard: torch.Tensor) -> None:
-        if self._mark is not None and self._owner._checks and self.kept is not None:
+        if self._mark is not None and self.kept is not None:
             self._mark.check(shard, self.kept)
 
     def check_mark(self) -> None:
@@ -201,18 +201,12 @@ class KeptValues(SecondaryShard):
         self._group_name = ""  # of the last difference
         self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
 
-    @property
-    def generation(self) -> int:
-        """Gathers since whole weights were sent, that one included."""
-        return self._held.generation if self._held else 0
-
-    @property
-    def bits_per_weight(self) -> float:
-        """That the last difference took on its way to another node, with headers; 0 without one. Of bytes: per byte."""
-        return 8 * self._held.sent_bytes / self._num_weights if self._held and self._num_weights else 0.0
-
     def add_to(self, counted: ModuleStats) -> ModuleStats:
-        return replace(super().add_to(counted), generation=self.generation, bits_per_weight=self.bits_per_weight)
+        counted, held = super().add_to(counted), self._held
+        if held is None:
+            return counted
+        bits_per_weight = 8 * held.sent_bytes / self._num_weights if self._num_weights else 0.0  # with headers
+        return replace(counted, generation=held.generation, bits_per_weight=bits_per_weight)
 
     @property
     def needs_sizes(self) -> bool:
@@ -282,17 +276,15 @@ class KeptValues(SecondaryShard):
         work = held.run(call.target, call.whole_shard, site=self._group.gathered, async_op=call.async_op)
         return finished(work, call.async_op)
 
-    def _obstacle(self) -> str:
-        if self._reserved == 0:
-            return "there is no room in max_bytes"
-        if not all(map(_fsdp2.is_sharded, self._group.params)):
-            return "they are shards of a mesh after the forward pass"
-        return "PyTorch does not count their changes"
-
     def _gather_without(self, call: GatherCall) -> Any:
+        why = "PyTorch does not count their changes"
+        if self._reserved == 0:
+            why = "there is no room in max_bytes"
+        elif not all(map(_fsdp2.is_sharded, self._group.params)):
+            why = "they are shards of a mesh after the forward pass"
         backend = backend_of(call.group)
         if self._reserved != 0 or backend.is_strict:  # a line has told of max_bytes
-            self._group.warn("lossless", f"gathers whole weights, not differences, as {self._obstacle()}", backend)
+            self._group.warn("lossless", f"gathers whole weights, not differences, as {why}", backend)
         shard = call.whole_shard
         output = shard.new_empty(call.output.shape) if call.parts else call.output
         # Bytes are never compressed.

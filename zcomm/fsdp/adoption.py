@@ -11,7 +11,7 @@ from typing import Any
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.groups import find_backend
 from zcomm.distributed.overrides import all_reduce_of, overridden
-from zcomm.fsdp.collectives import Collectives, full_name_of
+from zcomm.fsdp.collectives import Collectives
 
 _log = logging.getLogger("zcomm")
 
@@ -35,8 +35,7 @@ def _adopt(param_group: Any) -> None:
         return
     shards, _ = _fsdp2.process_groups_of(param_group)
     if shards is not None and find_backend(shards) is not None:
-        path = _fsdp2.name_in_root(param_group)
-        Collectives(full_name_of(path, param_group.modules[0], param_group), path, param_group)
+        Collectives(_fsdp2.name_in_root(param_group), param_group.modules[0], param_group)
 
 
 def _given_back(param_group: Any) -> Any:

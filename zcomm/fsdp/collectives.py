@@ -36,15 +36,14 @@ Parts = list[tuple[int, bool]]
 class Collectives:
     """Those of one parameter group. Without a rule they are FSDP2's, in the formats of the process group."""
 
-    def __init__(self, name: str, path: str, param_group: Any) -> None:
-        self.name = name
-        self.path = path  # the module's, in the largest model seen; "" for that model itself
-        self._residual_key = name
+    def __init__(self, path: str, module: FSDPModule, param_group: Any) -> None:
         self.param_group = param_group
+        self.rename(path, module)
+        self._residual_key = self.name
         self.rule: Rule | None = None
         self.secondary: SecondaryShard | None = None  # gathers in place of gather()
-        self.gathered = _c10d.Site(name, [])
-        self.reduced = _c10d.Site(name, [])
+        self.gathered = _c10d.Site(self.name, [])
+        self.reduced = _c10d.Site(self.name, [])
         self._told: set[str] = set()  # what warnings were about
         self.counted = ModuleStats("", "", elements=0, exempt_elements=0)  # under the rule; stats() adds to it
         # By the process group's name: of reshard_after_forward's mesh there is another one.
@@ -55,6 +54,14 @@ class Collectives:
         self.previous_gather, self.previous_reduce = _fsdp2.collectives_of(param_group)
         _fsdp2.set_owner(param_group, self)
         self.take_over()
+
+    def rename(self, path: str, module: FSDPModule) -> None:
+        """Name it after ``module``. ``path``: its name in the largest model seen; "" for that model itself."""
+        groups = list(_fsdp2.groups_of(module))
+        self.path = path
+        self.name = path or type(module).__name__
+        if len(groups) > 1:
+            self.name += f"[{groups.index(self.param_group)}]"
 
     @property
     def params(self) -> Sequence[Any]:
@@ -381,20 +388,13 @@ def decodes_later(device: torch.device) -> bool:
     return bool(device.type != "cpu")
 
 
-def full_name_of(name: str, module: FSDPModule, param_group: Any) -> str:
-    """Return the name of one parameter group of ``module``, which is called ``name``."""
-    groups = list(_fsdp2.groups_of(module))
-    return (name or type(module).__name__) + (f"[{groups.index(param_group)}]" if len(groups) > 1 else "")
-
-
 def collectives_of(model: torch.nn.Module) -> Iterator[Collectives]:
     """Replace the collectives of every parameter group in ``model``; yield them in the order of modules."""
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
         for param_group in _fsdp2.groups_of(module):
-            full_name = full_name_of(name, module, param_group)
-            owner = _fsdp2.owner_of(param_group) or Collectives(full_name, name, param_group)
+            owner = _fsdp2.owner_of(param_group) or Collectives(name, module, param_group)
             if len(name) >= len(owner.path):  # longer in a larger model
-                owner.name, owner.path = full_name, name
+                owner.rename(name, module)
             yield owner

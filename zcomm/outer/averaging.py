@@ -12,6 +12,7 @@ from zcomm import codec
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
+from zcomm.distributed.residuals import residual_of
 from zcomm.feedback import ErrorFeedback
 from zcomm.outer.connections import losses_told
 
@@ -35,6 +36,7 @@ class Averaging:
         self._num_elements, self._device, self._format = num_elements, device, format
         self._feedback, self._key, self._group = feedback, key, group
         self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self._layout = f"{num_elements} values in {format} among {self._size}"  # of the residuals
         self.bytes = self.exact_bytes = 2 * (self._size - 1) * 4 * num_elements // self._size
         self._plans: tuple[_c10d.Operation, _c10d.Operation] | None = None
         if format != "exact" and self.exact_bytes > 0:
@@ -69,8 +71,8 @@ class Averaging:
         plan, residual = self._plans[0], None
         self._shard = torch.empty_like(self._part(buffer))
         if self._feedback is not None:
-            data, empty = self._residual(self._feedback, "sums", plan.residual_bytes)
-            residual = _c10d.Residual(data, decay=self._feedback.decay, empty=empty)
+            key = f"{self._key}, sums"
+            residual = residual_of(self._feedback, key, self._layout, plan.residual_bytes, self._device)
         self._work = plan.run(self._shard, buffer, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
 
     def gather(self) -> None:
@@ -81,7 +83,7 @@ class Averaging:
         self._is_gathering = True
         if self._feedback is not None:
             num_bytes = codec.wire_bytes(self._feedback.format, "float32", len(self._shard))
-            self._lost, empty = self._residual(self._feedback, "means", num_bytes)
+            self._lost, empty = self._feedback.use(f"{self._key}, means", self._layout, num_bytes, self._new_bytes)
             if not empty:
                 self._add_lost(self._feedback)
         self._work = self._plans[1].run(self._buffer, self._shard, async_op=True)
@@ -135,11 +137,5 @@ class Averaging:
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.view(self._size, -1)[self._rank]
 
-    def _residual(self, feedback: ErrorFeedback, of: str, num_bytes: int) -> tuple[torch.Tensor, bool]:
-        layout = f"{self._num_elements} values in {self._format} among {self._size}"
-        return feedback.use(
-            f"{self._key}, {of}",
-            layout,
-            num_bytes,
-            lambda size: torch.empty(size, dtype=torch.uint8, device=self._device),
-        )
+    def _new_bytes(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)

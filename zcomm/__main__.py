@@ -50,12 +50,12 @@ def _variables() -> list[tuple[str, str, str]]:
     environment.log_level()  # raises on a wrong one, as the next line
     environment.turns_node_memory_off()
     try:
-        from zcomm.distributed.options import OPTION_FIELDS, Options, variable_of
+        from zcomm.distributed.options import OPTION_NAMES, Options, variable_of
     except ImportError:
         in_force: dict[str, str] = {}  # without the binding no option does anything
     else:
         options = Options()
-        in_force = {variable_of(field.name): f"{field.name}={getattr(options, field.name)}" for field in OPTION_FIELDS}
+        in_force = {variable_of(name): f"{name}={getattr(options, name)}" for name in OPTION_NAMES}
     others = {variable: f"({meaning})" for variable, meaning in environment.OTHERS.items()}
     return [(variable, os.environ.get(variable, "-"), meaning) for variable, meaning in (in_force | others).items()]
 

@@ -15,20 +15,8 @@ OVERRIDE_KEY: str
 
 def has_high_priority() -> bool: ...  # TORCH_NCCL_HIGH_PRIORITY, by default on
 
-class OptionField:
-    """A row of the table of options."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...  # "text", "integer" or "flag": what its environment variable is read as
-    @property
-    def overridable(self) -> bool: ...
-    @property
-    def compared(self) -> bool: ...  # between ranks
-
 COLLECTIVES: tuple[str, ...]
-OPTION_FIELDS: tuple[OptionField, ...]
+OPTION_NAMES: tuple[str, ...]
 
 class Options(Backend.Options):  # type: ignore[misc]
     """A property for each option."""

@@ -16,7 +16,7 @@ from zcomm import _core, _nccl, _node
 from zcomm._version import __version__
 from zcomm.distributed import _ddp, decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
-from zcomm.distributed.options import OPTION_FIELDS, Options
+from zcomm.distributed.options import MAY_DIFFER, OPTION_NAMES, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
 from zcomm.distributed.stats import stats_of
 
@@ -120,7 +120,7 @@ class _Group:
         self._rank = rank
         self._size = size
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
-        compared = {field.name: getattr(options, field.name) for field in OPTION_FIELDS if field.compared}
+        compared = {name: getattr(options, name) for name in OPTION_NAMES if name not in MAY_DIFFER}
         mine = {"version": __version__, "options": compared, "node": _node.node_identity(), "host": None}
         if options.follows_link:
             compared["min_bytes"] = None  # unlike that of a rank which gives the default's value

@@ -15,7 +15,8 @@ from zcomm._formats import Format
 from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
 
-OPTION_FIELDS = _c10d.OPTION_FIELDS
+OPTION_NAMES = _c10d.OPTION_NAMES
+MAY_DIFFER = ("sample_errors_every",)  # between ranks
 
 
 def variable_of(option: str) -> str:
@@ -116,7 +117,7 @@ class Options(_c10d.Options):
 
     def _twin(self, **changed: Any) -> Options:
         twin = Options.__new__(Options)
-        fields = {field.name: getattr(self, field.name) for field in OPTION_FIELDS}
+        fields = {name: getattr(self, name) for name in OPTION_NAMES}
         _c10d.Options.__init__(twin, **{**fields, **changed})  # not the environment's
         twin._timeout, twin._gives_min_bytes, twin.threshold = self._timeout, self._gives_min_bytes, ""
         return twin
@@ -130,23 +131,24 @@ class Options(_c10d.Options):
 
 def given_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """The options among the arguments of a function that are not None."""
-    names = (field.name for field in OPTION_FIELDS)
-    return {name: arguments[name] for name in names if arguments.get(name) is not None}
+    return {name: arguments[name] for name in OPTION_NAMES if arguments.get(name) is not None}
 
 
 def _of_environment() -> dict[str, Any]:
     """Return the options that the environment sets. Raises ValueError that names the variable."""
-    environment.warn_of_unknown(tuple(variable_of(field.name) for field in OPTION_FIELDS))
+    environment.warn_of_unknown(tuple(map(variable_of, OPTION_NAMES)))
+    defaults = _c10d.Options()
     fields = {}
-    for field in OPTION_FIELDS:
-        text = os.environ.get(variable_of(field.name))
+    for name in OPTION_NAMES:
+        text = os.environ.get(variable_of(name))
         if text is None:
             continue
+        read = _READ.get(type(getattr(defaults, name)), str)
         try:
-            fields[field.name] = _READ[field.kind](text)
-            _c10d.Options(**{field.name: fields[field.name]})
+            fields[name] = read(text)
+            _c10d.Options(**{name: fields[name]})
         except ValueError as error:
-            raise ValueError(f"{variable_of(field.name)}: {str(error).removeprefix(f'{field.name}: ')}") from None
+            raise ValueError(f"{variable_of(name)}: {str(error).removeprefix(f'{name}: ')}") from None
     return fields
 
 
@@ -163,4 +165,5 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-_READ: dict[str, Callable[[str], Any]] = {"text": str, "integer": _integer, "flag": _flag}
+# By the type of the default: numbers without one are None.
+_READ: dict[type, Callable[[str], Any]] = {bool: _flag, int: _integer, type(None): _integer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import re
@@ -18,7 +19,8 @@ from support.worlds import run
 
 import zcomm
 from zcomm.distributed import environment
-from zcomm.distributed.options import OPTION_FIELDS, variable_of
+from zcomm.distributed.binding import _c10d
+from zcomm.distributed.options import OPTION_NAMES, variable_of
 from zcomm.distributed.overrides import overridden
 
 README = next(folder / "README.md" for folder in Path(__file__).parents if (folder / "README.md").exists())
@@ -175,21 +177,23 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
 
 def test_every_option_is_printed_compared_and_documented() -> None:
     """Each row of the table: in the signatures, in repr, in ==, and in the page's table."""
-    names = [field.name for field in OPTION_FIELDS]
+    names = list(OPTION_NAMES)
     assert names == list(OTHER_VALUES) == list(inspect.signature(zcomm.Options).parameters)
-    overridable = [field.name for field in OPTION_FIELDS if field.overridable]
-    assert overridable == list(inspect.signature(zcomm.override).parameters)
+    overridable = list(inspect.signature(zcomm.override).parameters)
+    assert overridable == names[: len(overridable)]
+    for name in names:
+        value = {name: OTHER_VALUES[name][1]}
+        with contextlib.nullcontext() if name in overridable else pytest.raises(TypeError, match=name):
+            _c10d.PolicyOverride(**value)
     rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     documented = "".join(row[1] for row in rows if "ZCOMM_" in row[2])
     default = zcomm.Options()
-    for field in OPTION_FIELDS:
-        changed = zcomm.Options(**{field.name: OTHER_VALUES[field.name][1]})
+    for name in names:
+        changed = zcomm.Options(**{name: OTHER_VALUES[name][1]})
         assert changed != default and hash(changed) != hash(default)
         assert repr(changed) != repr(default)
-        assert f"`{field.name}`" in documented
-        assert f"        {field.name}: " in str(zcomm.Options.__doc__)
-    uncompared = [field.name for field in OPTION_FIELDS if not field.compared]
-    assert uncompared == ["sample_errors_every"]
+        assert f"`{name}`" in documented
+        assert f"        {name}: " in str(zcomm.Options.__doc__)
 
 
 @pytest.mark.parametrize("value", [2**63, 2**70, -(2**70)])

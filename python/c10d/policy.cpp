@@ -4,6 +4,7 @@
 #include <array>
 #include <initializer_list>
 #include <iterator>
+#include <utility>
 
 #include "zcomm/error.hpp"
 
@@ -34,10 +35,7 @@ Choice parse_choice(std::string_view name) {
 
 namespace {
 
-struct NamedForm {
-  const char* name;
-  bool Forms::* member;
-};
+using NamedForm = std::pair<std::string_view, bool Forms::*>;
 constexpr NamedForm kForms[] = {{"in_place", &Forms::in_place},
                                 {"out_of_place", &Forms::out_of_place},
                                 {"list", &Forms::list},
@@ -49,16 +47,16 @@ constexpr std::string_view kTraced = "traced:";
 Forms Forms::parse(std::span<const std::string> names) {
   Forms forms;
   for (const std::string& name : names) {
-    const auto* known = std::ranges::find(kForms, name, &NamedForm::name);
+    const auto* known = std::ranges::find(kForms, name, &NamedForm::first);
     if (known != std::end(kForms)) {
-      forms.*known->member = true;
+      forms.*known->second = true;
     } else {
       // Quotes and backslashes would have to be escaped wherever options are shown.
       check_argument(name.starts_with(kTraced) && name.size() > kTraced.size() &&
                          name.find_first_of("'\\\n, ") == std::string::npos,
                      [&] {
                        std::string known;
-                       for (const NamedForm& form : kForms) known += std::string(form.name) + ", ";
+                       for (const auto& [form, member] : kForms) known += std::string(form) + ", ";
                        return "expected " + known + "or traced:DIM, DIM a mesh dimension's name or world, got '" +
                               name + "'";
                      });
@@ -73,8 +71,8 @@ Forms Forms::parse(std::span<const std::string> names) {
 
 std::vector<std::string> Forms::names() const {
   std::vector<std::string> all;
-  for (const NamedForm& form : kForms) {
-    if (this->*form.member) all.emplace_back(form.name);
+  for (const auto& [name, member] : kForms) {
+    if (this->*member) all.emplace_back(name);
   }
   for (const std::string& dimension : traced) all.push_back(std::string(kTraced) + dimension);
   return all;

@@ -99,12 +99,8 @@ Moves = list[tuple[int, int]]  # peer, and the rank whose slot it is
 Hop = tuple[Moves, Moves]  # what is sent, and what is received
 
 class Topology:
-    size: int
-    num_nodes: int
-    is_hierarchical: bool
     def __init__(self, node_ids: Sequence[int]) -> None: ...
     def same_node(self, a: int, b: int) -> bool: ...
-    def holder(self, node: int, slot: int) -> int: ...
     def reduce_hops(self, rank: int) -> tuple[Hop, Hop]: ...
 
 class LinkBytes:
@@ -113,8 +109,6 @@ class LinkBytes:
 
 class GatherPlan:
     bytes_by_hop: list[LinkBytes]
-    bytes: LinkBytes
-    bytes_from_secondary: LinkBytes
     def __init__(
         self,
         topology: Topology,
@@ -122,16 +116,12 @@ class GatherPlan:
         lengths: Sequence[int],
         dtype: str,
         segments: Segments,
-        in_one_hop: bool = False,
         chunk_bytes: int = ...,
     ) -> None: ...
     def trace(self, grouped: bool, again: bool = False) -> list[TraceStep]: ...
 
 class ReducePlan:
-    description: str
     bytes_by_hop: list[LinkBytes]
-    bytes: LinkBytes
-    residual_bytes: int
     def __init__(
         self,
         topology: Topology,
@@ -139,14 +129,12 @@ class ReducePlan:
         lengths: Sequence[int],
         dtype: str,
         segments: Segments,
-        feedback: str | None = None,
         chunk_bytes: int = ...,
     ) -> None: ...
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 
 class AllReducePlan:
     bytes_by_hop: list[LinkBytes]
-    bytes: LinkBytes
     def __init__(
         self,
         topology: Topology,
@@ -154,7 +142,6 @@ class AllReducePlan:
         num_elements: int,
         dtype: str,
         formats: str,
-        feedback: str | None = None,
         chunk_bytes: int = ...,
     ) -> None: ...
     def trace(self, grouped: bool) -> list[TraceStep]: ...

@@ -12,11 +12,6 @@ namespace py = pybind11;
 namespace zcomm {
 namespace {
 
-std::optional<BlockFormat> format_of(const std::optional<std::string>& name) {
-  if (!name) return std::nullopt;
-  return BlockFormat::parse(*name);
-}
-
 using Pairs = std::vector<std::pair<int, int>>;
 
 Pairs pairs_of(const std::vector<Move>& moves) {
@@ -31,12 +26,8 @@ std::pair<Pairs, Pairs> named(const Hop& hop) { return {pairs_of(hop.sends), pai
 void bind_topology(py::module_& module) {
   py::class_<Topology>(module, "Topology", "Which ranks share a node, and who sends what to whom. See topology.hpp.")
       .def(py::init([](const std::vector<int>& node_ids) { return Topology(node_ids); }), py::arg("node_ids"))
-      .def_property_readonly("size", &Topology::size)
-      .def_property_readonly("num_nodes", &Topology::num_nodes)
-      .def_property_readonly("is_hierarchical", &Topology::is_hierarchical)
       .def("__str__", &Topology::to_string)
       .def("same_node", &Topology::same_node, py::arg("a"), py::arg("b"))
-      .def("holder", &Topology::holder, py::arg("node"), py::arg("slot"))
       .def(
           "reduce_hops",
           [](const Topology& self, int rank) {
@@ -49,11 +40,7 @@ void bind_topology(py::module_& module) {
 void bind_costs(py::module_& module) {
   py::class_<LinkBytes>(module, "LinkBytes", "Bytes that one rank sends.")
       .def_readonly("intra_node", &LinkBytes::intra_node, "To ranks of the same node.")
-      .def_readonly("inter_node", &LinkBytes::inter_node, "To other nodes.")
-      .def("__repr__", [](const LinkBytes& self) {
-        return "LinkBytes(intra_node=" + std::to_string(self.intra_node) +
-               ", inter_node=" + std::to_string(self.inter_node) + ")";
-      });
+      .def_readonly("inter_node", &LinkBytes::inter_node, "To other nodes.");
 }
 
 void bind_trace(py::module_& module) {
@@ -73,15 +60,13 @@ void bind_trace(py::module_& module) {
 void bind_gather(py::module_& module) {
   py::class_<GatherPlan>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
-                       const NamedSegments& segments, bool in_one_hop, std::size_t chunk_bytes) {
+                       const NamedSegments& segments, std::size_t chunk_bytes) {
              return GatherPlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
-                               parse_segments<BlockFormat>(segments), in_one_hop);
+                               parse_segments<BlockFormat>(segments));
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
-           py::arg("in_one_hop") = false, py::arg("chunk_bytes") = kDefaultChunkBytes)
+           py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
-      .def_property_readonly("bytes", &GatherPlan::bytes)
-      .def_property_readonly("bytes_from_secondary", &GatherPlan::bytes_from_secondary)
       .def(
           "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
           py::arg("grouped"), py::arg("again") = false);
@@ -106,32 +91,26 @@ void bind_lossless_gather(py::module_& module) {
 void bind_reduce(py::module_& module) {
   py::class_<ReducePlan>(module, "ReducePlan", "What one rank does in a reduce_scatter. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
-                       const NamedSegments& segments, const std::optional<std::string>& feedback,
-                       std::size_t chunk_bytes) {
+                       const NamedSegments& segments, std::size_t chunk_bytes) {
              return ReducePlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
-                               parse_segments<HopFormats>(segments), format_of(feedback));
+                               parse_segments<HopFormats>(segments));
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
-           py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("description", &ReducePlan::description)
+           py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
-      .def_property_readonly("bytes", &ReducePlan::bytes)
-      .def_property_readonly("residual_bytes", &ReducePlan::residual_bytes)
       .def("trace", [](const ReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 
 void bind_all_reduce(py::module_& module) {
   py::class_<AllReducePlan>(module, "AllReducePlan", "What one rank does in an all_reduce. See plan.hpp.")
-      .def(
-          py::init([](const Topology& topology, int rank, std::int64_t num_elements, const std::string& dtype,
-                      const std::string& formats, const std::optional<std::string>& feedback, std::size_t chunk_bytes) {
-            return AllReducePlan({topology, rank, chunk_bytes}, num_elements, parse_dtype(dtype),
-                                 HopFormats::parse(formats), format_of(feedback));
-          }),
-          py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
-          py::arg("feedback") = py::none(), py::arg("chunk_bytes") = kDefaultChunkBytes)
+      .def(py::init([](const Topology& topology, int rank, std::int64_t num_elements, const std::string& dtype,
+                       const std::string& formats, std::size_t chunk_bytes) {
+             return AllReducePlan({topology, rank, chunk_bytes}, num_elements, parse_dtype(dtype),
+                                  HopFormats::parse(formats));
+           }),
+           py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
+           py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &AllReducePlan::bytes_by_hop)
-      .def_property_readonly("bytes", &AllReducePlan::bytes)
       .def(
           "trace", [](const AllReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }

@@ -221,17 +221,16 @@ def _dlpack_view(array: Any, name: str, writable: bool, stream: int) -> View:
             capsule = array.__dlpack__(max_version=_MAX_DLPACK, **arguments)
         except TypeError:  # a producer from before versions
             capsule = array.__dlpack__(**arguments)
-        found = _core.read_dlpack(capsule)
+        address, num_elements, dtype, device, contiguous, read_only, copied = _core.read_dlpack(capsule)
     except (BufferError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
-    if not found.contiguous:
+    if not contiguous:
         raise _not_contiguous(name, "array")
-    if writable and found.read_only:
+    if writable and read_only:
         raise _read_only(name)
-    if writable and found.copied:
+    if writable and copied:
         raise ValueError(f"{name}: expected an array to write into, got one that __dlpack__ hands out as a copy")
-    device = found.device_id if kind in _GPU_TYPES else HOST
-    return View(found.address, found.num_elements, found.dtype, device, capsule)
+    return View(address, num_elements, dtype, device if kind in _GPU_TYPES else HOST, capsule)
 
 
 def _cuda_view(array: Any, interface: Mapping[str, Any], name: str, writable: bool, stream: int, device: int) -> View:

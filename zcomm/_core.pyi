@@ -38,17 +38,8 @@ class WireLayout:
     num_bytes: int
     def __init__(self, format: str, dtype: str, num_elements: int) -> None: ...
 
-class DlpackArray:
-    address: int
-    num_elements: int
-    dtype: str
-    device_type: int
-    device_id: int
-    contiguous: bool
-    read_only: bool
-    copied: bool
-
-def read_dlpack(capsule: object) -> DlpackArray: ...
+# Address, number of elements, dtype, number of its device, and whether it is contiguous, read-only, and a copy.
+def read_dlpack(capsule: object) -> tuple[int, int, str, int, bool, bool, bool]: ...
 def encode(
     values: Values,
     format: str,

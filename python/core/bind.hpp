@@ -5,10 +5,8 @@
 
 namespace zcomm {
 
-void bind_format(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
-void bind_cuda(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 

@@ -2,7 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <optional>
+#include <memory>
 
 #include "bind.hpp"
 #include "tensors.hpp"
@@ -27,35 +27,25 @@ std::uint64_t hash_of(const at::Tensor& shard) {
   return codec.hash({static_cast<const std::byte*>(shard.data_ptr()), num_halves, DType::bfloat16});
 }
 
-// Runs on torch's current stream of the device.
-class BoundMark {
- public:
-  explicit BoundMark(at::Device device) : device_(device) {
-    const c10::DeviceGuard on_device(device);
-    mark_.emplace(std::make_unique<TorchWorkspace>(device.type()));
-  }
+// The functions of ShardMark run on torch's current stream of the shard's device.
+std::unique_ptr<ShardMark> make_mark(at::Device device) {
+  const c10::DeviceGuard on_device(device);
+  return std::make_unique<ShardMark>(std::make_unique<TorchWorkspace>(device.type()));
+}
 
-  void note(const at::Tensor& shard) {
-    check_shard(shard, device_);
-    const c10::DeviceGuard on_device(device_);
-    mark_->note(view_of(shard), current_view(device_));
-  }
+void note(ShardMark& mark, const at::Tensor& shard) {
+  check_shard(shard, shard.device());
+  const c10::DeviceGuard on_device(shard.device());
+  mark.note(view_of(shard), current_view(shard.device()));
+}
 
-  void check(const at::Tensor& shard, const at::Tensor& kept) {
-    check_shard(shard, device_);
-    TORCH_CHECK_VALUE(kept.device() == device_ && kept.is_contiguous() && kept.scalar_type() == at::kByte,
-                      "zcomm: kept: expected contiguous Byte on ", device_, ", got ", kept.scalar_type(), " on ",
-                      kept.device());
-    const c10::DeviceGuard on_device(device_);
-    mark_->check(view_of(shard), {static_cast<std::byte*>(kept.data_ptr()), kept.nbytes()}, current_view(device_));
-  }
-
-  bool has_changed() const { return mark_->has_changed(); }
-
- private:
-  at::Device device_;
-  std::optional<ShardMark> mark_;
-};
+void check(ShardMark& mark, const at::Tensor& shard, const at::Tensor& kept) {
+  check_shard(shard, kept.device());
+  TORCH_CHECK_VALUE(kept.is_contiguous() && kept.scalar_type() == at::kByte,
+                    "zcomm: kept: expected contiguous Byte, got ", kept.scalar_type());
+  const c10::DeviceGuard on_device(shard.device());
+  mark.check(view_of(shard), {static_cast<std::byte*>(kept.data_ptr()), kept.nbytes()}, current_view(shard.device()));
+}
 
 }  // namespace
 
@@ -65,11 +55,11 @@ void bind_shard_mark(py::module_& module) {
   module.def(
       "capture_of", [](at::Device device) { return device.is_cpu() ? 0 : capture_of(current_view(device)); },
       py::arg("device"));
-  py::class_<BoundMark>(module, "ShardMark")
-      .def(py::init<at::Device>(), py::arg("device"), NoGil())
-      .def("note", &BoundMark::note, py::arg("shard"), NoGil())
-      .def("check", &BoundMark::check, py::arg("shard"), py::arg("kept"), NoGil())
-      .def_property_readonly("has_changed", &BoundMark::has_changed);
+  py::class_<ShardMark>(module, "ShardMark")
+      .def(py::init(&make_mark), py::arg("device"), NoGil())
+      .def("note", &note, py::arg("shard"), NoGil())
+      .def("check", &check, py::arg("shard"), py::arg("kept"), NoGil())
+      .def_property_readonly("has_changed", &ShardMark::has_changed);
 }
 
 }  // namespace zcomm::c10d_binding

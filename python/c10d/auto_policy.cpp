@@ -244,7 +244,9 @@ std::int64_t AutoPolicy::time(const std::function<WorkPtr()>& start, const Call&
   start()->wait();
   finish(device_of(call));
   const auto taken = std::chrono::steady_clock::now() - begun;
-  for (int i = 0; i < (call.again ? 2 : 1); ++i) calls_.stats().rehearsals.add(call.num_bytes);
+  calls_.stats().withLock([&](Stats& stats) {
+    for (int i = 0; i < (call.again ? 2 : 1); ++i) stats.rehearsals.add(call.num_bytes);
+  });
   return std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
 }
 

@@ -92,7 +92,9 @@ void bind_process_group(py::module_& module) {
       // themselves.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
       // Number of plans made for compressed calls; a call with a plan of its caller makes none.
-      .def_property_readonly("plans_made", [](ProcessGroup& group) { return group.compressed().stats().plans.load(); })
+      .def_property_readonly(
+          "plans_made",
+          [](ProcessGroup& group) { return group.compressed().stats().withLock([](Stats& s) { return s.plans; }); })
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))

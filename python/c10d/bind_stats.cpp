@@ -1,7 +1,7 @@
 // Python bindings of a group's counters and measurements.
 #include <pybind11/stl.h>
 
-#include <concepts>
+#include <chrono>
 
 #include "bind.hpp"
 #include "process_group.hpp"
@@ -9,20 +9,20 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Converts nanoseconds.
-double seconds(std::integral auto nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
+double seconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) * 1e-9; }
+double seconds(std::int64_t nanoseconds) { return seconds(std::chrono::nanoseconds(nanoseconds)); }
 
 // Lists hops up to the last one that has sent anything.
-py::list hops_of(const Stats::Compressed& cost) {
+py::list hops_of(const CallStats& cost) {
   std::size_t count = kMaxHops;
-  const auto is_idle = [](const Stats::OfHop& hop) { return hop.intra_node_bytes + hop.inter_node_bytes == 0; };
+  const auto is_idle = [](const HopStats& hop) { return hop.intra_node_bytes + hop.inter_node_bytes == 0; };
   while (count > 0 && is_idle(cost.hops[count - 1])) --count;
   py::list all;
   for (std::size_t i = 0; i < count; ++i) {
-    const Stats::OfHop& hop = cost.hops[i];
-    all.append(py::dict(py::arg("intra_node_bytes") = hop.intra_node_bytes.load(),
-                        py::arg("inter_node_bytes") = hop.inter_node_bytes.load(),
-                        py::arg("wait_seconds") = seconds(hop.wait_ns.load())));
+    const HopStats& hop = cost.hops[i];
+    all.append(py::dict(py::arg("intra_node_bytes") = hop.intra_node_bytes,
+                        py::arg("inter_node_bytes") = hop.inter_node_bytes,
+                        py::arg("wait_seconds") = seconds(hop.wait_time)));
   }
   return all;
 }
@@ -39,18 +39,18 @@ py::dict sent_of(const std::map<int, SendRecv::Sent>& sent) {
 }  // namespace
 
 py::dict stats_of(ProcessGroup& group) {
-  Stats& stats = group.compressed().stats();
+  Stats stats = group.compressed().stats().withLock([](const Stats& now) { return now; });
   const auto calls_dict = [](const Stats::Calls& calls) {
-    return py::dict(py::arg("calls") = calls.calls.load(), py::arg("bytes") = calls.bytes.load());
+    return py::dict(py::arg("calls") = calls.calls, py::arg("bytes") = calls.bytes);
   };
   py::dict all;
   for (const Collective collective : kCollectives) {
-    const Stats::Compressed& cost = stats.compressed(collective);
-    const Stats::Calls& compressed = stats.calls(collective, Verdict::compressed);
+    const CallStats& cost = stats.cost(collective);
     py::dict exact;
     for (int i = 1; i < kNumVerdicts; ++i) {
-      const Stats::Calls& calls = stats.calls(collective, static_cast<Verdict>(i));
-      if (calls.calls.load() > 0) exact[py::str(std::string(to_string(static_cast<Verdict>(i))))] = calls_dict(calls);
+      const auto verdict = static_cast<Verdict>(i);
+      const Stats::Calls& calls = stats.calls(collective, verdict);
+      if (calls.calls > 0) exact[py::str(std::string(to_string(verdict)))] = calls_dict(calls);
     }
     all[py::str(std::string(to_string(collective)))] = py::dict(
         py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
@@ -60,12 +60,11 @@ py::dict stats_of(ProcessGroup& group) {
         py::arg("transfer_seconds") = seconds(cost.transfer_ns.load()), py::arg("host_waits") = cost.host_waits.load(),
         py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
   }
-  all["rehearsals"] =
-      py::dict(py::arg("calls") = stats.rehearsals.calls.load(), py::arg("bytes") = stats.rehearsals.bytes.load(),
-               py::arg("intra_node_bytes") = stats.rehearsals_cost.intra_node_bytes.load(),
-               py::arg("inter_node_bytes") = stats.rehearsals_cost.inter_node_bytes.load());
+  all["rehearsals"] = py::dict(py::arg("calls") = stats.rehearsals.calls, py::arg("bytes") = stats.rehearsals.bytes,
+                               py::arg("intra_node_bytes") = stats.rehearsals_cost.intra_node_bytes,
+                               py::arg("inter_node_bytes") = stats.rehearsals_cost.inter_node_bytes);
   all["others"] = calls_dict(stats.others);
-  all["node_memory"] = stats.node_memory();
+  all["node_memory"] = stats.node_memory;
   all["send_recv"] = sent_of(group.messages().sent());
   return all;
 }
@@ -122,8 +121,8 @@ void bind_stats(py::module_& module) {
       .def(py::init<std::string, std::vector<std::string>>(), py::arg("name"), py::arg("parts"))
       .def_readonly("name", &Site::name)
       .def_property_readonly("calls", [](const Site& site) { return site.calls.load(); })
-      .def_property_readonly("intra_node_bytes", [](const Site& site) { return site.cost.intra_node_bytes.load(); })
-      .def_property_readonly("inter_node_bytes", [](const Site& site) { return site.cost.inter_node_bytes.load(); });
+      .def_property_readonly("intra_node_bytes", [](const Site& site) { return site.intra_node_bytes.load(); })
+      .def_property_readonly("inter_node_bytes", [](const Site& site) { return site.inter_node_bytes.load(); });
 
   py::list names;
   for (const Collective collective : kCollectives) names.append(std::string(to_string(collective)));

@@ -115,7 +115,7 @@ Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
 }
 
 void CompressedCalls::count(const Call& call, Verdict verdict) {
-  stats_.calls(call.collective, verdict).add(call.num_bytes);
+  stats_.withLock([&](Stats& stats) { stats.calls(call.collective, verdict).add(call.num_bytes); });
   if (!is_exchange(call.collective)) auto_policy_.steps().count(static_cast<int>(call.collective), call.num_bytes);
   ++num_calls_;
 }
@@ -129,7 +129,7 @@ void CompressedCalls::count_message(std::span<const at::Tensor> tensors) {
   check_open();
   std::int64_t num_bytes = 0;
   for (const at::Tensor& tensor : tensors) num_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  stats_.others.add(num_bytes);
+  stats_.withLock([&](Stats& stats) { stats.others.add(num_bytes); });
 }
 
 std::uint64_t CompressedCalls::begin_message() {

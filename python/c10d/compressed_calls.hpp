@@ -25,7 +25,7 @@ class CompressedCalls {
                   MakeDeviceTransport device_transport, InnerGroups& inner, GroupRecorder& recorder,
                   const PythonHooks& hooks, GroupErrors& errors);
 
-  Stats& stats() { return stats_; }
+  SharedStats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
   AutoPolicy& auto_policy() { return auto_policy_; }
   std::uint64_t num_calls() const { return num_calls_; }  // of collectives
@@ -62,7 +62,7 @@ class CompressedCalls {
   World world(at::DeviceType device);
   // Counts a plan.
   OperationPtr counted(OperationPtr operation) {
-    ++stats_.plans;
+    stats_.withLock([](Stats& stats) { ++stats.plans; });
     return operation;
   }
 
@@ -114,7 +114,7 @@ class CompressedCalls {
   std::optional<Topology> topology_;
   std::atomic<bool> is_agreed_{false};
   GroupRecorder& recorder_;
-  Stats stats_;
+  SharedStats stats_;
   Telemetry telemetry_;
   AutoPolicy auto_policy_;
   std::atomic<bool> is_closed_{false};

@@ -36,9 +36,10 @@ std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   const Topology& topology = compressed_.topology();
   auto memory =
       NodeMemory::meet(store, topology, getRank(), options_->timeout, [this] { return is_aborted(); }, why_not);
-  const bool is_first = compressed_.stats().node_memory().empty();
-  compressed_.stats().set_node_memory(memory ? "shared" : why_not.reason);
-  if (why_not.is_surprising && is_first && topology.local_rank(getRank()) == 0) hooks_.no_node_memory(why_not.reason);
+  const std::string before = compressed_.stats().withLock(
+      [&](Stats& stats) { return std::exchange(stats.node_memory, memory ? "shared" : why_not.reason); });
+  if (why_not.is_surprising && before.empty() && topology.local_rank(getRank()) == 0)
+    hooks_.no_node_memory(why_not.reason);
   auto transport =
       std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
   host_transport_ = transport.get();

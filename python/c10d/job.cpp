@@ -7,17 +7,32 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-void count_cost(Stats& stats, const Job& job, const CallStats& cost) {
-  (job.rehearsal ? stats.rehearsals_cost : stats.compressed(job.collective)).add(cost);
+void add(CallStats& sums, const CallStats& cost) {
+  sums.intra_node_bytes += cost.intra_node_bytes;
+  sums.inter_node_bytes += cost.inter_node_bytes;
+  sums.codec_time += cost.codec_time;
+  sums.transfer_time += cost.transfer_time;
+  sums.host_waits += cost.host_waits;
+  for (std::size_t hop = 0; hop < kMaxHops; ++hop) {
+    sums.hops[hop].intra_node_bytes += cost.hops[hop].intra_node_bytes;
+    sums.hops[hop].inter_node_bytes += cost.hops[hop].inter_node_bytes;
+    sums.hops[hop].wait_time += cost.hops[hop].wait_time;
+  }
+}
+
+void count_cost(const Job& job, const CallStats& cost) {
+  job.stats->withLock(
+      [&](Stats& stats) { add(job.rehearsal ? stats.rehearsals_cost : stats.cost(job.collective), cost); });
   if (job.site) {
     ++job.site->calls;
-    job.site->cost.add(cost);
+    job.site->intra_node_bytes += cost.intra_node_bytes;
+    job.site->inter_node_bytes += cost.inter_node_bytes;
   }
   std::int64_t total = 0;
   for (const auto& [other, share] : job.shares) total += share;
   for (const auto& [other, share] : job.shares) {
     if (!other || total == 0) continue;
-    other->cost.inter_node_bytes +=
+    other->inter_node_bytes +=
         cost.inter_node_bytes / static_cast<std::size_t>(total) * static_cast<std::size_t>(share);
   }
 }
@@ -30,7 +45,7 @@ void Job::run(const std::function<Communicator&()>& connect, StreamView stream, 
     Communicator& communicator = connect();
     communicator.set_seed(seed);
     telemetry->add(*this, communicator, stream);
-    count_cost(*stats, *this, communicator.run(*operation, arguments(), timeout, stream, profilers_ranges()));
+    count_cost(*this, communicator.run(*operation, arguments(), timeout, stream, profilers_ranges()));
     if (outputs[0].is_cpu()) recorder.end(record, false);  // on a GPU the work is queued
   } catch (const std::exception& error) {
     recorder.end(record, true);

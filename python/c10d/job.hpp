@@ -83,8 +83,8 @@ struct Job {
   std::vector<std::pair<SitePtr, std::int64_t>> shares;  // other sites, and their shares of the bytes between nodes
   std::uint64_t seed = 0;                                // of stochastic rounding
   std::uint64_t sequence_number = 0;
-  std::uint64_t record = 0;  // of the flight recorder
-  Stats* stats = nullptr;    // of the group, as the next one
+  std::uint64_t record = 0;      // of the flight recorder
+  SharedStats* stats = nullptr;  // of the group, as the next one
   Telemetry* telemetry = nullptr;
 };
 

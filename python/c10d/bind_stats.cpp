@@ -98,20 +98,22 @@ py::object step_decision_of(ProcessGroup& group) {
 }
 
 py::list losses_of(ProcessGroup& group) {
-  std::vector<Loss> losses;
+  std::map<LossKey, Loss> losses;
   {
     const py::gil_scoped_release no_gil;
     losses = group.compressed().telemetry().read();
   }
   py::list all;
-  for (const Loss& loss : losses) {
-    all.append(py::dict(
-        py::arg("collective") = std::string(to_string(loss.collective)), py::arg("site") = loss.site,
-        py::arg("hop") = loss.hop, py::arg("format") = loss.format, py::arg("calls") = loss.calls,
-        py::arg("samples") = loss.samples, py::arg("elements") = loss.elements, py::arg("blocks") = loss.blocks,
-        py::arg("finite_blocks") = loss.finite_blocks, py::arg("nonzero") = loss.nonzero,
-        py::arg("zeroed") = loss.zeroed, py::arg("signal") = loss.signal, py::arg("noise") = loss.noise,
-        py::arg("block_errors") = loss.block_errors, py::arg("largest_block_error") = loss.largest_block_error));
+  constexpr std::array measures{"finite_blocks",      "nonzero", "zeroed", "signal", "noise", "block_errors",
+                                "largest_block_error"};
+  for (const auto& [key, loss] : losses) {
+    const auto& [collective, site, hop, format] = key;
+    py::dict row(py::arg("collective") = std::string(to_string(collective)), py::arg("site") = site,
+                 py::arg("hop") = hop, py::arg("format") = format, py::arg("calls") = loss.calls,
+                 py::arg("samples") = loss.samples, py::arg("elements") = loss.elements,
+                 py::arg("blocks") = loss.blocks);
+    for (std::size_t i = 0; i < measures.size(); ++i) row[measures[i]] = loss.measures[i];
+    all.append(row);
   }
   return all;
 }
@@ -131,10 +133,7 @@ void bind_stats(py::module_& module) {
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 
   // Exposes the GPU path of samples to tests, which run it on CPU tensors.
-  module.def_submodule("_testing").def("measure_on_device", [](const at::Tensor& original, const at::Tensor& decoded) {
-    const Measured measured = measure_on_device(original, decoded);
-    return py::make_tuple(measured.totals, measured.largest);
-  });
+  module.def_submodule("_testing").def("measure_on_device", &measure_on_device);
 }
 
 }  // namespace zcomm::c10d_binding

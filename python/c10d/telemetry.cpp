@@ -30,13 +30,9 @@ std::string name_of(Collective collective, std::span<const ConstTensorView> slot
          std::string(to_string(slots[0].dtype));
 }
 
-struct Encoded {
-  const char* link;
-  BlockFormat format;
-  std::vector<ConstTensorView> slots;  // of this rank, in rank order
-};
+// Slots that this rank encodes in one format, in rank order, with the name of their link.
+using Encoded = std::tuple<const char*, BlockFormat, std::vector<ConstTensorView>>;
 
-// Lists the slots that this rank encodes, by link.
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
                                 std::span<const ConstTensorView> slots, HopFormats formats, std::size_t min_bytes) {
   const bool is_one_format = collective == Collective::all_gather || collective == Collective::broadcast;
@@ -78,9 +74,8 @@ ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_
 bool is_lossy(const Segment<HopFormats>& segment) { return segment.num_elements > 0 && !segment.format.is_exact(); }
 
 // Measures as measure_on_device(), in one pass over host memory: ten times as fast.
-Measured measure_on_host(const at::Tensor& original, const at::Tensor& decoded) {
-  std::array<double, 6> totals{};
-  double largest = 0.0;
+at::Tensor measure_on_host(const at::Tensor& original, const at::Tensor& decoded) {
+  std::array<double, 7> measures{};
   const float* x = original.const_data_ptr<float>();
   const float* y = decoded.const_data_ptr<float>();
   const std::int64_t block = original.size(1);
@@ -105,17 +100,17 @@ Measured measure_on_host(const at::Tensor& original, const at::Tensor& decoded) 
     }
     if (!finite) continue;
     const double block_error = size > 0.0 ? error / size : 0.0;
-    largest = std::max(largest, block_error);
     const std::array<double, 6> sums{
         1.0, static_cast<double>(nonzero), static_cast<double>(zeroed), signal, noise, block_error};
-    for (std::size_t i = 0; i < sums.size(); ++i) totals[i] += sums[i];
+    for (std::size_t i = 0; i < sums.size(); ++i) measures[i] += sums[i];
+    measures[6] = std::max(measures[6], block_error);
   }
-  return {at::tensor(totals, at::kDouble), at::scalar_tensor(largest, at::kDouble)};
+  return at::tensor(measures, at::kDouble);
 }
 
 }  // namespace
 
-Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded) {
+at::Tensor measure_on_device(const at::Tensor& original, const at::Tensor& decoded) {
   const at::Tensor x = original.to(at::kDouble);
   const at::Tensor error = decoded.to(at::kDouble).sub_(x).abs_();
   const at::Tensor size = x.abs().amax(1);
@@ -128,7 +123,7 @@ Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded
                                          nonzero.logical_and(decoded == 0).sum(1, false, at::kDouble),
                                          x.square().sum(1), error.square().sum(1), block_errors});
   const at::Tensor kept = by_block.masked_fill(finite.logical_not(), 0);
-  return {kept.sum(1), kept[5].amax()};
+  return at::cat({kept.sum(1), kept[5].amax().unsqueeze(0)});
 }
 
 void Telemetry::add(const Job& job, Communicator& communicator, StreamView stream) {
@@ -165,25 +160,24 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
                       HopFormats formats, Communicator& communicator, StreamView stream) {
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  Key key{job.collective, site.empty() ? name_of(job.collective, slots, communicator.size()) : site};
-  if (site.empty() && sites_.size() >= kMaxSites && !sites_.contains(key)) {
+  std::pair key{job.collective, site.empty() ? name_of(job.collective, slots, communicator.size()) : site};
+  if (site.empty() && calls_.size() >= kMaxSites && !calls_.contains(key)) {
     key.second = std::string(to_string(job.collective)) + " of other sizes";
   }
-  Calls& calls = sites_[key];
-  if (calls.calls++ % static_cast<std::uint64_t>(every_) != 0) return;
-  for (const Encoded& encoded : encoded_by(communicator, job.collective, slots, formats, job.operation->min_bytes())) {
-    if (encoded.slots.empty() || encoded.format.kind == ElementKind::exact) continue;
-    Row& row = calls.rows[{encoded.link, encoded.format.to_string()}];
-    const ConstTensorView values = piece_of(encoded.slots, row.samples, block_of(encoded.format));
+  if (calls_[key]++ % static_cast<std::uint64_t>(every_) != 0) return;
+  for (const auto& [link, format, encoded] :
+       encoded_by(communicator, job.collective, slots, formats, job.operation->min_bytes())) {
+    if (encoded.empty() || format.kind == ElementKind::exact) continue;
+    const LossKey loss{key.first, key.second, link, format.to_string()};
+    const ConstTensorView values = piece_of(encoded, losses_[loss].samples, block_of(format));
     // A gathered or exchanged value is rounded to its type again; the terms of a sum are float32.
     const bool is_sum = job.collective == Collective::reduce_scatter || job.collective == Collective::all_reduce;
-    const DType decoded = is_sum ? DType::float32 : values.dtype;
-    sample(row, values, encoded.format, decoded, job.outputs[0].device(), communicator, stream);
+    sample(loss, values, format, is_sum ? DType::float32 : values.dtype, job.outputs[0].device(), communicator, stream);
   }
 }
 
-void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
-                       Communicator& communicator, StreamView stream) {
+void Telemetry::sample(const LossKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype,
+                       at::Device device, Communicator& communicator, StreamView stream) {
   const std::int64_t block = block_of(format);
   const std::int64_t num_blocks = (values.num_elements + block - 1) / block;
   // Zeros fill the last block: they are exact, and change none of the sums.
@@ -194,44 +188,34 @@ void Telemetry::sample(Row& row, ConstTensorView values, BlockFormat format, DTy
     return result;
   };
   const auto measure = device.is_cpu() ? measure_on_host : measure_on_device;
-  const Measured measured = measure(through({}, DType::float32), through(format, decoded_dtype).to(at::kFloat));
-  ++row.samples;
-  row.elements += static_cast<double>(values.num_elements);
-  row.blocks += static_cast<double>(num_blocks);
-  const auto [found, is_new] = row.by_stream.try_emplace({device.type(), stream.handle}, measured);
+  const at::Tensor measured = measure(through({}, DType::float32), through(format, decoded_dtype).to(at::kFloat));
+  Loss& loss = losses_[key];
+  ++loss.samples;
+  loss.elements += static_cast<double>(values.num_elements);
+  loss.blocks += static_cast<double>(num_blocks);
+  const auto [found, is_new] = measures_.try_emplace({key, device.type(), stream.handle}, measured);
   if (is_new) return;
-  found->second.totals.add_(measured.totals);
-  found->second.largest = at::maximum(found->second.largest, measured.largest);
+  const at::Tensor& measures = found->second;
+  const at::Tensor largest = at::maximum(measures[6], measured[6]);
+  measures.add_(measured)[6].copy_(largest);
 }
 
-std::vector<Loss> Telemetry::read() {
+std::map<LossKey, Loss> Telemetry::read() {
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  std::vector<Loss> losses;
-  for (const auto& [site, calls] : sites_) {
-    for (const auto& [hop_and_format, row] : calls.rows) {
-      Loss loss{site.first, site.second, hop_and_format.first, hop_and_format.second};
-      loss.calls = calls.calls;
-      loss.samples = row.samples;
-      loss.elements = row.elements;
-      loss.blocks = row.blocks;
-      for (const auto& [stream, sums] : row.by_stream) {
-        // Waits for the stream of the sums: the copy below runs on the current stream.
-        if (const at::Device device = sums.totals.device(); !device.is_cpu()) {
-          c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-        }
-        const at::Tensor totals = sums.totals.cpu();
-        const double* values = totals.const_data_ptr<double>();
-        loss.finite_blocks += values[0];
-        loss.nonzero += values[1];
-        loss.zeroed += values[2];
-        loss.signal += values[3];
-        loss.noise += values[4];
-        loss.block_errors += values[5];
-        loss.largest_block_error = std::max(loss.largest_block_error, sums.largest.item<double>());
-      }
-      losses.push_back(std::move(loss));
+  std::map<LossKey, Loss> losses = losses_;
+  for (auto& [key, loss] : losses) loss.calls = calls_.at({std::get<0>(key), std::get<1>(key)});
+  for (const auto& [key_and_stream, measures] : measures_) {
+    // Waits for the stream of the measures: the copy below runs on the current stream.
+    if (const at::Device device = measures.device(); !device.is_cpu()) {
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
     }
+    const at::Tensor on_host = measures.cpu();
+    const double* values = on_host.const_data_ptr<double>();
+    std::array<double, 7>& sums = losses.at(std::get<0>(key_and_stream)).measures;
+    const double largest = std::max(sums[6], values[6]);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+    sums[6] = largest;
   }
   return losses;
 }

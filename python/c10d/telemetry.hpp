@@ -7,11 +7,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,36 +25,22 @@ namespace zcomm::c10d_binding {
 struct Job;
 
 // Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
-// infinity are counted, but not added to the other sums.
+// infinity are counted, but not added to the measures.
 struct Loss {
-  Collective collective;
-  std::string site;
-  std::string hop;     // "intra_node" or "inter_node"; "all" of an all-gather, which has one format
-  std::string format;  // as BlockFormat
-  std::uint64_t calls = 0;
+  std::uint64_t calls = 0;  // of the site in all formats
   std::uint64_t samples = 0;
   double elements = 0;
   double blocks = 0;
-  double finite_blocks = 0;
-  double nonzero = 0;              // elements
-  double zeroed = 0;               // nonzero elements decoded as 0
-  double signal = 0;               // sum of x^2
-  double noise = 0;                // sum of (decode(encode(x)) - x)^2
-  double block_errors = 0;         // sum over blocks of max |decode(encode(x)) - x| / max |x|; 0 for a block of zeros
-  double largest_block_error = 0;  // largest of these
+  std::array<double, 7> measures{};  // as measure_on_device() has them
 };
-
-// Measures of a format's error, as sums that add up over samples.
-struct Measured {
-  // Sums over the blocks whose `original` is finite, double [6]: 1, nonzero elements, nonzero elements that are 0 in
-  // `decoded`, x^2, squared errors, block errors. A block's error is max |decoded - x| / max |x|, or 0 if x is 0.
-  at::Tensor totals;
-  at::Tensor largest;  // double []: largest block error
-};
+// Collective, site, hop ("intra_node" or "inter_node"; "all" of an all-gather, which has one format), and format.
+using LossKey = std::tuple<Collective, std::string, std::string, std::string>;
 
 // Measures two tensors [blocks, block] of float32 in float64 by operations of torch, queued on the current stream of
-// their device.
-Measured measure_on_device(const at::Tensor& original, const at::Tensor& decoded);
+// their device. Returns double [7]: sums over the blocks whose `original` and `decoded` are finite, of 1, nonzero
+// elements, nonzero elements that are 0 in `decoded`, x^2, squared errors and block errors, and the largest block
+// error. A block's error is max |decoded - x| / max |x|, or 0 if x is 0.
+at::Tensor measure_on_device(const at::Tensor& original, const at::Tensor& decoded);
 
 class Telemetry {
  public:
@@ -65,33 +53,23 @@ class Telemetry {
   void add(const Job& job, Communicator& communicator, StreamView stream);
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
-  std::vector<Loss> read();
+  std::map<LossKey, Loss> read();
 
  private:
-  struct Row {
-    std::uint64_t samples = 0;
-    double elements = 0;
-    double blocks = 0;
-    // Sums by stream, on its device: two streams never write the same tensor. Calls on CPU tensors have a null one.
-    std::map<std::pair<at::DeviceType, void*>, Measured> by_stream;
-  };
-  using Key = std::pair<Collective, std::string>;  // collective, name of a site
-  struct Calls {
-    std::uint64_t calls = 0;
-    std::map<std::pair<std::string, std::string>, Row> rows;  // by hop and format
-  };
-
   // Counts a segment. `site` is the caller's name; empty: "<collective> of <elements> <dtype>" of the whole tensor, or
   // "<collective> of other sizes" from the 1000th site on. `slots` is an all-gather's shard, the values that a
   // reduce-scatter sends to each rank, or the tensor of an all-reduce.
   void count(const Job& job, const std::string& site, std::span<const ConstTensorView> slots, HopFormats formats,
              Communicator& communicator, StreamView stream);
-  void sample(Row& row, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
+  void sample(const LossKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
               Communicator& communicator, StreamView stream);
 
   const std::int64_t every_;
   std::mutex mutex_;
-  std::map<Key, Calls> sites_;
+  std::map<std::pair<Collective, std::string>, std::uint64_t> calls_;  // by site
+  std::map<LossKey, Loss> losses_;                                     // but for their calls and measures
+  // Measures by stream, on its device: two streams never write the same tensor. Calls on CPU tensors have a null one.
+  std::map<std::tuple<LossKey, at::DeviceType, void*>, at::Tensor> measures_;
 };
 
 }  // namespace zcomm::c10d_binding

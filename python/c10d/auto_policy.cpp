@@ -6,9 +6,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 
 #include "compressed_calls.hpp"
 #include "gil.hpp"
@@ -35,50 +37,64 @@ void finish(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
 }
 
-}  // namespace
-
-AutoPolicy::CallClass AutoPolicy::class_of(const Policy& policy, const Call& call) {
+// Returns a class without a decision.
+AutoPolicy::Decision class_of(const Policy& policy, const Call& call) {
   const auto log2_bytes = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(call.num_bytes))) - 1;
   return {call.collective, *call.dtype, log2_bytes, policy.formats_of(call.collective), call.on_host, call.again};
 }
 
+bool is_same_class(const AutoPolicy::Decision& a, const AutoPolicy::Decision& b) {
+  const auto kind = [](const AutoPolicy::Decision& of) {
+    return std::tie(of.collective, of.dtype, of.log2_bytes, of.formats, of.on_host, of.again);
+  };
+  return kind(a) == kind(b);
+}
+
+}  // namespace
+
 bool AutoPolicy::is_one_hop(const Policy& policy, const Call& call) const {
   if (policy.choice != Choice::automatic) return false;
-  const std::optional<Decision> decided = known(class_of(policy, call));
-  return decided && decided->times.is_one_hop();
+  Decision decision = class_of(policy, call);
+  return find(decision) && decision.times.is_one_hop();
 }
 
 bool AutoPolicy::gains(const Policy& policy, const Call& call) {
-  const CallClass kind = class_of(policy, call);
+  Decision decision = class_of(policy, call);
   const WithoutGil no_gil;
-  std::optional<Decision> decided = known(kind);
-  if (!decided) {
-    decided = decide(kind, policy, call);
+  if (!find(decision)) {
+    decide(decision, policy, call);
     const std::lock_guard lock(mutex_);
-    decisions_.push_back(*decided);
+    decisions_.push_back(decision);
   }
-  return decided->by == By::table ? decided->compressed : gains_in_steps(*decided, call);
+  return decision.by == "table" ? decision.compressed : gains_in_steps(decision, call);
 }
 
 // Decides without steps, if none are known.
-AutoPolicy::Decision AutoPolicy::decide(const CallClass& kind, const Policy& policy, const Call& call) {
-  if (const std::optional<Round> found = look_up(kind, call)) return {kind, By::table, *found, 0, found->gains()};
-  if (steps_.compresses()) return {kind, By::steps, {}, 0, true};
-  return rehearse(kind, policy, call);
+void AutoPolicy::decide(Decision& decision, const Policy& policy, const Call& call) {
+  if (const std::optional<Round> found = look_up(decision, call)) {
+    decision.by = "table";
+    decision.times = *found;
+    decision.compressed = found->gains();
+  } else if (steps_.compresses()) {
+    decision.by = "steps";
+    decision.compressed = true;
+  } else {
+    rehearse(decision, policy, call);
+  }
 }
 
 // Decides by steps, if any are known. Their compressed calls are those that gain by themselves; all, if none does.
 bool AutoPolicy::gains_in_steps(const Decision& by_itself, const Call& call) {
   std::optional<bool> compresses;
   if (is_captured(call)) {  // cannot wait, and its replays have one way for all steps
-    if (const std::optional<StepDecision> decided = steps_.decision()) compresses = decided->gains();
+    compresses = steps_.decision();
   } else {
     const auto now = [&] {
       finish(device_of(call));
       return call_python(hooks_.now);
     };
     const auto agree = [this](std::vector<std::int64_t> numbers) { return largest(std::move(numbers)); };
-    if (steps_.begin_call({now, agree})) call_python(hooks_.decided);
+    if (steps_.begin_call(now, agree)) call_python(hooks_.decided);
     compresses = steps_.compresses();
   }
   if (!compresses) return by_itself.compressed;
@@ -88,19 +104,20 @@ bool AutoPolicy::gains_in_steps(const Decision& by_itself, const Call& call) {
 bool AutoPolicy::any_gains() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(decisions_.begin(), decisions_.end(),
-                     [](const Decision& decision) { return decision.by == By::calls && decision.compressed; });
+                     [](const Decision& decision) { return decision.by == "calls" && decision.compressed; });
 }
 
-std::optional<AutoPolicy::Decision> AutoPolicy::known(const CallClass& kind) const {
+bool AutoPolicy::find(Decision& decision) const {
   const std::lock_guard lock(mutex_);
-  const auto same = [&](const Decision& decision) { return decision.kind == kind; };
+  const auto same = [&](const Decision& other) { return is_same_class(other, decision); };
   const auto found = std::find_if(decisions_.begin(), decisions_.end(), same);
-  if (found == decisions_.end()) return std::nullopt;
-  return *found;
+  if (found == decisions_.end()) return false;
+  decision = *found;
+  return true;
 }
 
 std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
-  const std::optional<StepDecision> by_steps = steps_.decision();
+  const std::optional<bool> by_steps = steps_.decision();
   const bool any = any_gains();
   std::vector<Decision> all;
   {
@@ -108,9 +125,9 @@ std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
     all = decisions_;
   }
   for (Decision& decision : all) {
-    if (!by_steps || decision.by == By::table) continue;
-    decision.by = By::steps;
-    decision.compressed = by_steps->gains() && (decision.compressed || !any);
+    if (!by_steps || decision.by == "table") continue;
+    decision.by = "steps";
+    decision.compressed = *by_steps && (decision.compressed || !any);
   }
   return all;
 }
@@ -122,12 +139,12 @@ bool AutoPolicy::may_take_one_hop(const Call& call) const {
          calls_.topology().is_hierarchical();
 }
 
-std::optional<Round> AutoPolicy::look_up(const CallClass& kind, const Call& call) {
+std::optional<Round> AutoPolicy::look_up(const Decision& decision, const Call& call) {
   if (!hooks_.look_up) return std::nullopt;
-  check_same_call(kind, call);
-  const auto found = call_python(hooks_.look_up, call.num_bytes, kind.on_host ? "cpu" : "cuda",
-                                 std::string(to_string(kind.collective)), std::string(to_string(kind.dtype)),
-                                 kind.formats.to_string(), kind.again);
+  check_same_call(call);
+  const auto found = call_python(hooks_.look_up, call.num_bytes, call.on_host ? "cpu" : "cuda",
+                                 std::string(to_string(call.collective)), std::string(to_string(*call.dtype)),
+                                 decision.formats.to_string(), call.again);
   const auto [exact, compressed, one_hop] = found.value_or(PythonHooks::Seconds{});
   // Takes the maximum over ranks, which may have read different files.
   const auto agreed =
@@ -136,22 +153,26 @@ std::optional<Round> AutoPolicy::look_up(const CallClass& kind, const Call& call
   return Round{agreed[1], agreed[2], may_take_one_hop(call) ? agreed[3] : 0};
 }
 
-AutoPolicy::Decision AutoPolicy::rehearse(const CallClass& kind, const Policy& policy, const Call& call) {
+void AutoPolicy::rehearse(Decision& decision, const Policy& policy, const Call& call) {
   const c10::DeviceGuard on_device(device_of(call));
   check_can_rehearse(call);
-  check_same_call(kind, call);
+  check_same_call(call);
   const Ways all = ways(policy, call);
-  Contest contest;
-  while (!contest.is_over()) {
-    // Times each way behind an all-reduce and a barrier, so that all ways begin alike.
-    Round round;
-    round.exact = largest({time(all.exact, call)})[0];
-    round.compressed = largest({time(all.compressed, call)})[0];
-    if (all.one_hop) round.one_hop = largest({time(all.one_hop, call)})[0];
-    contest.add(round);
-  }
-  const Round times = contest.medians();
-  return {kind, By::calls, times, contest.num_counted(), times.gains()};
+  // Times each way behind an all-reduce and a barrier, so that all ways begin alike.
+  const auto time_all = [&] {
+    std::array<std::int64_t, 3> times{};
+    for (std::size_t way = 0; way < all.size(); ++way) times[way] = largest({time(all[way], call)})[0];
+    return Round{times[0], times[1], times[2]};
+  };
+  time_all();  // not counted: it connects ranks and touches fresh memory
+  std::vector<Round> rounds;
+  do {
+    rounds.push_back(time_all());
+  } while (!suffice(rounds));
+  decision.by = "calls";
+  decision.times = medians_of(rounds);
+  decision.rounds = static_cast<int>(rounds.size());
+  decision.compressed = decision.times.gains();
 }
 
 // Rejects captured and coalesced calls: a rehearsal waits for the GPU, or for works that have not begun.
@@ -218,7 +239,7 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
   };
   if (!call.again) {
     Ways ways{exact, [=] { return compressed({shard}, planned(false)); }};
-    if (may_take_one_hop(call)) ways.one_hop = [=] { return compressed({shard}, planned(true)); };
+    if (may_take_one_hop(call)) ways.emplace_back([=] { return compressed({shard}, planned(true)); });
     return ways;
   }
   OperationPtr gather = planned(false);
@@ -261,8 +282,8 @@ std::vector<std::int64_t> AutoPolicy::largest(std::vector<std::int64_t> numbers)
   return {agreed, agreed + numbers.size()};
 }
 
-void AutoPolicy::check_same_call(const CallClass& kind, const Call& call) {
-  const std::vector<std::int64_t> mine{static_cast<int>(kind.collective), static_cast<int>(kind.dtype), call.num_bytes,
+void AutoPolicy::check_same_call(const Call& call) {
+  const std::vector<std::int64_t> mine{static_cast<int>(call.collective), static_cast<int>(*call.dtype), call.num_bytes,
                                        call.again ? 1 : 0};
   std::vector<std::int64_t> both = mine;
   for (const std::int64_t number : mine) both.push_back(-number);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "contest.hpp"
@@ -22,8 +23,8 @@ struct CallSettings;
 
 class AutoPolicy {
  public:
-  // Class of calls in one group that share a decision.
-  struct CallClass {
+  // Decision about a class of calls in one group.
+  struct Decision {
     Collective collective;
     DType dtype;
     int log2_bytes;      // of the gathered, scattered or reduced tensor, rounded down
@@ -31,15 +32,10 @@ class AutoPolicy {
     bool on_host;
     bool again;  // all_gather: of two calls, the second one from secondary shards
 
-    friend bool operator==(const CallClass&, const CallClass&) = default;
-  };
-  enum class By : std::uint8_t { table, calls, steps };
-  struct Decision {
-    CallClass kind;
-    By by;
-    Round times;      // none if the class was new when steps were known
-    int rounds;       // of a rehearsal, counted ones
-    bool compressed;  // from now on
+    std::string_view by = {};  // "table", "calls" or "steps"
+    Round times = {};          // none if the class was new when steps were known
+    int rounds = 0;            // of a rehearsal, counted ones
+    bool compressed = false;   // from now on
   };
 
   // Borrows all arguments, for a group of `size` ranks.
@@ -60,27 +56,24 @@ class AutoPolicy {
   std::vector<Decision> decisions() const;
 
  private:
-  struct Ways {
-    std::function<WorkPtr()> exact;
-    std::function<WorkPtr()> compressed;
-    std::function<WorkPtr()> one_hop = {};  // empty if it is not another way
-  };
+  // Starts of a call: exact, compressed, and in one hop if that is another way.
+  using Ways = std::vector<std::function<WorkPtr()>>;
 
-  static CallClass class_of(const Policy& policy, const Call& call);
-  std::optional<Decision> known(const CallClass& kind) const;
-  Decision decide(const CallClass& kind, const Policy& policy, const Call& call);
+  // Fills in what is decided about the class; returns false if nothing is.
+  bool find(Decision& decision) const;
+  void decide(Decision& decision, const Policy& policy, const Call& call);
   bool gains_in_steps(const Decision& by_itself, const Call& call);
   bool any_gains() const;
   // Looks the class up; returns nothing if any rank's table lacks calls of this kind.
-  std::optional<Round> look_up(const CallClass& kind, const Call& call);
-  Decision rehearse(const CallClass& kind, const Policy& policy, const Call& call);
+  std::optional<Round> look_up(const Decision& decision, const Call& call);
+  void rehearse(Decision& decision, const Policy& policy, const Call& call);
   Ways ways(const Policy& policy, const Call& call);
   Ways gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call, ::c10d::Backend& inner);
   std::int64_t time(const std::function<WorkPtr()>& start, const Call& call);
   std::vector<std::int64_t> largest(std::vector<std::int64_t> numbers);
   bool may_take_one_hop(const Call& call) const;
   void check_can_rehearse(const Call& call) const;
-  void check_same_call(const CallClass& kind, const Call& call);
+  void check_same_call(const Call& call);
 
   CompressedCalls& calls_;
   InnerGroups& inner_;

@@ -52,13 +52,12 @@ py::dict stats_of(ProcessGroup& group) {
       const Stats::Calls& calls = stats.calls(collective, verdict);
       if (calls.calls > 0) exact[py::str(std::string(to_string(verdict)))] = calls_dict(calls);
     }
+    const Stats::Calls& compressed = stats.calls(collective, Verdict::compressed);
     all[py::str(std::string(to_string(collective)))] = py::dict(
-        py::arg("calls") = compressed.calls.load(), py::arg("bytes") = compressed.bytes.load(),
-        py::arg("intra_node_bytes") = cost.intra_node_bytes.load(),
-        py::arg("inter_node_bytes") = cost.inter_node_bytes.load(),
-        py::arg("codec_seconds") = seconds(cost.codec_ns.load()),
-        py::arg("transfer_seconds") = seconds(cost.transfer_ns.load()), py::arg("host_waits") = cost.host_waits.load(),
-        py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
+        py::arg("calls") = compressed.calls, py::arg("bytes") = compressed.bytes,
+        py::arg("intra_node_bytes") = cost.intra_node_bytes, py::arg("inter_node_bytes") = cost.inter_node_bytes,
+        py::arg("codec_seconds") = seconds(cost.codec_time), py::arg("transfer_seconds") = seconds(cost.transfer_time),
+        py::arg("host_waits") = cost.host_waits, py::arg("hops") = hops_of(cost), py::arg("exact") = exact);
   }
   all["rehearsals"] = py::dict(py::arg("calls") = stats.rehearsals.calls, py::arg("bytes") = stats.rehearsals.bytes,
                                py::arg("intra_node_bytes") = stats.rehearsals_cost.intra_node_bytes,
@@ -70,31 +69,31 @@ py::dict stats_of(ProcessGroup& group) {
 }
 
 py::list decisions_of(ProcessGroup& group) {
-  constexpr std::array names{"table", "calls", "steps"};  // in the order of AutoPolicy::By
   py::list all;
   for (const AutoPolicy::Decision& decision : group.compressed().auto_policy().decisions()) {
-    const AutoPolicy::CallClass& kind = decision.kind;
-    all.append(py::dict(
-        py::arg("collective") = std::string(to_string(kind.collective)),
-        py::arg("dtype") = std::string(to_string(kind.dtype)),
-        py::arg("least_bytes") = std::int64_t{1} << kind.log2_bytes, py::arg("format") = kind.formats.to_string(),
-        py::arg("by") = names[static_cast<int>(decision.by)], py::arg("compressed") = decision.compressed,
-        py::arg("one_hop") = decision.times.is_one_hop(), py::arg("exact_seconds") = seconds(decision.times.exact),
-        py::arg("compressed_seconds") = seconds(decision.times.compressed),
-        py::arg("one_hop_seconds") = seconds(decision.times.one_hop), py::arg("rounds") = decision.rounds,
-        py::arg("again") = kind.again));
+    all.append(py::dict(py::arg("collective") = std::string(to_string(decision.collective)),
+                        py::arg("dtype") = std::string(to_string(decision.dtype)),
+                        py::arg("least_bytes") = std::int64_t{1} << decision.log2_bytes,
+                        py::arg("format") = decision.formats.to_string(), py::arg("by") = std::string(decision.by),
+                        py::arg("compressed") = decision.compressed, py::arg("one_hop") = decision.times.is_one_hop(),
+                        py::arg("exact_seconds") = seconds(decision.times.exact),
+                        py::arg("compressed_seconds") = seconds(decision.times.compressed),
+                        py::arg("one_hop_seconds") = seconds(decision.times.one_hop),
+                        py::arg("rounds") = decision.rounds, py::arg("again") = decision.again));
   }
   return all;
 }
 
 py::object step_decision_of(ProcessGroup& group) {
-  const std::optional<StepDecision> decision = group.compressed().auto_policy().steps().decision();
-  if (!decision) return py::none();
-  return py::dict(py::arg("compressed") = decision->gains(), py::arg("steps") = decision->num_steps,
-                  py::arg("exact_seconds") = seconds(decision->medians.exact),
-                  py::arg("exact_spread") = seconds(decision->spreads.exact),
-                  py::arg("compressed_seconds") = seconds(decision->medians.compressed),
-                  py::arg("compressed_spread") = seconds(decision->spreads.compressed));
+  const std::vector<Round> rounds = group.compressed().auto_policy().steps().decided_rounds();
+  if (rounds.empty()) return py::none();
+  const Round medians = medians_of(rounds);
+  const Round spreads = spreads_of(rounds);
+  return py::dict(py::arg("compressed") = StepChoice::gains(rounds),
+                  py::arg("steps") = 2 * (StepChoice::kBlockSteps - 1) * std::ssize(rounds),
+                  py::arg("exact_seconds") = seconds(medians.exact), py::arg("exact_spread") = seconds(spreads.exact),
+                  py::arg("compressed_seconds") = seconds(medians.compressed),
+                  py::arg("compressed_spread") = seconds(spreads.compressed));
 }
 
 py::list losses_of(ProcessGroup& group) {

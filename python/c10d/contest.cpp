@@ -39,22 +39,14 @@ bool Round::gains() const { return is_gain(exact, is_one_hop() ? one_hop : compr
 
 bool Round::is_one_hop() const { return one_hop > 0 && is_gain(compressed, one_hop); }
 
-void Contest::add(Round round) {
-  if (!is_warm_) {
-    is_warm_ = true;
-    return;
-  }
-  counted_.push_back(round);
-  total_ += round.exact + round.compressed + round.one_hop;
+Round medians_of(const std::vector<Round>& rounds) { return of_each_way(rounds, median); }
+
+Round spreads_of(const std::vector<Round>& rounds) { return of_each_way(rounds, spread); }
+
+bool suffice(const std::vector<Round>& rounds) {
+  std::int64_t total = 0;
+  for (const Round& round : rounds) total += round.exact + round.compressed + round.one_hop;
+  return rounds.size() >= 50 || (rounds.size() >= 3 && 10 * total >= 3 * kSecond) || total >= 2 * kSecond;
 }
-
-bool Contest::is_over() const {
-  if (counted_.empty()) return false;
-  return counted_.size() >= 50 || (counted_.size() >= 3 && 10 * total_ >= 3 * kSecond) || total_ >= 2 * kSecond;
-}
-
-Round Contest::medians() const { return of_each_way(counted_, median); }
-
-Round Contest::spreads() const { return of_each_way(counted_, spread); }
 
 }  // namespace zcomm

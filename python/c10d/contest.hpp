@@ -19,23 +19,11 @@ struct Round {
   bool is_one_hop() const;  // one hop beats two
 };
 
-// Collects rounds until they suffice. The first one, which connects ranks and touches fresh memory, is not counted.
-class Contest {
- public:
-  void add(Round round);
-
-  // Returns true after 50 counted rounds, after 3 that took 0.3 s, or after 2 s.
-  bool is_over() const;
-  // Returns the median of the counted rounds, for each way.
-  Round medians() const;
-  // Returns how far the medians may be off: twice the median deviation, over the root of the number of rounds.
-  Round spreads() const;
-  int num_counted() const { return static_cast<int>(counted_.size()); }
-
- private:
-  bool is_warm_ = false;
-  std::vector<Round> counted_;
-  std::int64_t total_ = 0;
-};
+// Returns the median of each way.
+Round medians_of(const std::vector<Round>& rounds);
+// Returns how far the medians may be off: twice the median deviation, over the root of the number of rounds.
+Round spreads_of(const std::vector<Round>& rounds);
+// Tells whether a rehearsal may end: after 50 rounds, after 3 that took 0.3 s, or after 2 s.
+bool suffice(const std::vector<Round>& rounds);
 
 }  // namespace zcomm

@@ -10,18 +10,13 @@ namespace {
 
 std::int64_t sum_of(const Round& spreads) { return spreads.exact + spreads.compressed; }
 
-StepDecision result_of(const Contest& contest) {
-  const int steps_of_round = 2 * static_cast<int>(StepChoice::kBlockSteps - 1);
-  return {contest.medians(), contest.spreads(), contest.num_counted() * steps_of_round};
-}
-
 // Tells whether more rounds would not change the decision, or are too many.
-bool is_over(const Contest& contest) {
-  if (contest.num_counted() < StepChoice::kFewestRounds) return false;
-  const auto [medians, spreads, num_steps] = result_of(contest);
+bool is_over(const std::vector<Round>& rounds) {
+  if (std::ssize(rounds) < StepChoice::kFewestRounds) return false;
+  const Round medians = medians_of(rounds);
   const std::int64_t least_gain = medians.compressed * kLeastGainPercent / 100;
-  return contest.num_counted() >= StepChoice::kMostRounds ||
-         std::abs(medians.exact - medians.compressed - least_gain) > sum_of(spreads);
+  return std::ssize(rounds) >= StepChoice::kMostRounds ||
+         std::abs(medians.exact - medians.compressed - least_gain) > sum_of(spreads_of(rounds));
 }
 
 std::int64_t block_of(std::int64_t step) { return step / StepChoice::kBlockSteps; }
@@ -31,7 +26,10 @@ bool is_compressed(std::int64_t block) { return block % 4 == 1 || block % 4 == 2
 
 }  // namespace
 
-bool StepDecision::gains() const { return medians.gains() && medians.exact - medians.compressed > sum_of(spreads); }
+bool StepChoice::gains(const std::vector<Round>& rounds) {
+  const Round medians = medians_of(rounds);
+  return medians.gains() && medians.exact - medians.compressed > sum_of(spreads_of(rounds));
+}
 
 void StepChoice::count(int collective, std::int64_t num_bytes) {
   std::uint64_t mixed = 4 * static_cast<std::uint64_t>(num_bytes) + static_cast<std::uint64_t>(collective) + 1;
@@ -39,15 +37,15 @@ void StepChoice::count(int collective, std::int64_t num_bytes) {
   shape_ += mixed ^ (mixed >> 29);
 }
 
-bool StepChoice::begin_call(const Means& means) {
+bool StepChoice::begin_call(const Now& now, const Largest& largest) {
   const std::lock_guard lock(mutex_);
   ++num_calls_;
   note_end_of_step();
   if (calls_per_step_ > 0 && num_calls_ == next_step_) {
     begin_step();
-    if (contest_ && step_ % kBlockSteps <= 1) return agree_on_round(means);
+    if (trial_rounds_ && step_ % kBlockSteps <= 1) return agree_on_round(now, largest);
   }
-  if (is_searching_) look_for_steps(means);
+  if (is_searching_) look_for_steps(largest);
   return false;
 }
 
@@ -65,19 +63,19 @@ void StepChoice::note_end_of_step() {
 
 // Compares the ranks' steps at calls that all count alike: ever more rarely, as a program may have no steps. Ranks that
 // lack only the turn compare again after two blocks. All that follows depends on what the ranks have agreed on.
-void StepChoice::look_for_steps(const Means& means) {
+void StepChoice::look_for_steps(const Largest& largest) {
   if (num_calls_ < compare_at_) return;
   const bool is_known = is_regular_ && (num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps);
   const auto hash = static_cast<std::int64_t>(begun_at_ & std::numeric_limits<std::int64_t>::max());
   const bool has_turn = is_known && take_turn();
   const std::vector<std::int64_t> most =
-      means.largest({num_begun_, -num_begun_, hash, -hash, is_known ? 0 : 1, has_turn ? 0 : 1});
+      largest({num_begun_, -num_begun_, hash, -hash, is_known ? 0 : 1, has_turn ? 0 : 1});
   const bool is_agreed = most[0] == -most[1] && most[2] == -most[3] && most[4] == 0;
   if (is_agreed && most[5] == 0) {
     begin_trial();
     return;
   }
-  if (!contest_) give_back_turn();
+  if (!trial_rounds_) give_back_turn();
   compare_at_ = num_calls_ + (is_agreed ? 2 * kBlockSteps * num_in_last_ : compare_gap_);
   if (!is_agreed) compare_gap_ *= 2;
 }
@@ -99,7 +97,9 @@ void StepChoice::give_back_turn() {
 }
 
 // Tells whether the trial counts steps of all shapes, as it has met too many.
-bool StepChoice::is_varied() const { return contest_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps); }
+bool StepChoice::is_varied() const {
+  return trial_rounds_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps);
+}
 
 void StepChoice::begin_search() {
   is_searching_ = true;
@@ -120,13 +120,10 @@ void StepChoice::begin_trial() {
   num_alike_ = 0;
   num_strange_ = 0;
   searches_from_ = 0;
-  num_restarts_ = contest_ ? num_restarts_ + 1 : 0;
+  num_restarts_ = trial_rounds_ ? num_restarts_ + 1 : 0;
   num_mixed_ = 0;
-  contest_.emplace();
-  decide(std::nullopt);
-  round_ = {};
-  round_number_ = 0;
-  counted_from_ = 0;
+  trial_rounds_.emplace();
+  decide(std::nullopt, {});
 }
 
 void StepChoice::begin_step() {
@@ -151,14 +148,14 @@ void StepChoice::begin_step() {
   }
 }
 
-bool StepChoice::agree_on_round(const Means& means) {
-  const std::optional<Round> mine = take_time(means.now());
+bool StepChoice::agree_on_round(const Now& now, const Largest& largest) {
+  const std::optional<Round> mine = take_time(now());
   if (!mine) return false;
-  const std::vector<std::int64_t> slowest = means.largest({mine->exact, mine->compressed});
-  contest_->add({slowest[0], slowest[1]});
-  if (!is_over(*contest_)) return false;
-  decide(result_of(*contest_));
-  contest_.reset();
+  const std::vector<std::int64_t> slowest = largest({mine->exact, mine->compressed});
+  trial_rounds_->push_back({slowest[0], slowest[1]});
+  if (!is_over(*trial_rounds_)) return false;
+  decide(gains(*trial_rounds_), *trial_rounds_);
+  trial_rounds_.reset();
   give_back_turn();
   is_searching_ = false;
   searches_from_ = step_ + rest_;
@@ -174,9 +171,9 @@ std::optional<Round> StepChoice::take_time(std::int64_t now) {
     return std::nullopt;
   }
   const std::int64_t block = block_of(step_) - 1;
-  if (block / 2 != round_number_) round_ = {};
-  round_number_ = block / 2;
-  if (counted_from_ != block * kBlockSteps + 1) return std::nullopt;  // the trial began inside of the block
+  if (block % 2 == 0) round_ = {};
+  // Excludes the first round, which connects ranks and touches fresh memory, and blocks with steps of other shapes.
+  if (block < 2 || counted_from_ != block * kBlockSteps + 1) return std::nullopt;
   const std::int64_t of_step = (now - counted_from_time_) / (kBlockSteps - 1);
   (is_compressed(block) ? round_.compressed : round_.exact) = std::max<std::int64_t>(1, of_step);
   const bool is_complete = round_.exact > 0 && round_.compressed > 0;
@@ -185,19 +182,24 @@ std::optional<Round> StepChoice::take_time(std::int64_t now) {
 
 std::optional<bool> StepChoice::compresses() const {
   const std::lock_guard lock(mutex_);
-  if (contest_) return is_compressed(block_of(step_));
-  if (decision_) return decision_->gains();
-  return std::nullopt;
+  if (trial_rounds_) return is_compressed(block_of(step_));
+  return decision_;
 }
 
-std::optional<StepDecision> StepChoice::decision() const {
+std::optional<bool> StepChoice::decision() const {
   const std::lock_guard lock(decision_mutex_);
   return decision_;
 }
 
-void StepChoice::decide(std::optional<StepDecision> decision) {
+std::vector<Round> StepChoice::decided_rounds() const {
+  const std::lock_guard lock(decision_mutex_);
+  return decided_rounds_;
+}
+
+void StepChoice::decide(std::optional<bool> decision, std::vector<Round> rounds) {
   const std::lock_guard lock(decision_mutex_);
   decision_ = decision;
+  decided_rounds_ = std::move(rounds);
 }
 
 }  // namespace zcomm

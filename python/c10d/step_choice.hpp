@@ -14,15 +14,6 @@
 
 namespace zcomm {
 
-// Result of a trial. Times are of one step, in nanoseconds; the same on all ranks.
-struct StepDecision {
-  Round medians;
-  Round spreads;      // about one standard error of the medians
-  int num_steps = 0;  // counted ones, of both ways together
-
-  bool gains() const;  // compressed steps are faster by at least kLeastGainPercent, and by more than both spreads
-};
-
 // Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
 // in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,
 // move the bounds of these steps, but not what is in one. Functions may be called by any thread. Groups of a process
@@ -40,36 +31,40 @@ class StepChoice {
   static constexpr std::int64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of a trial, likewise
   static constexpr int kMostRefusals = 8;  // of the turn, while its holder begins no step: it has ended or waits
 
-  // What a call needs that waits for other ranks.
-  struct Means {
-    std::function<std::int64_t()> now;  // in nanoseconds, when the device has done all work before this call
-    std::function<std::vector<std::int64_t>(std::vector<std::int64_t>)> largest;  // of each number, over all ranks
-  };
+  // Returns the time in nanoseconds, when the device has done all work before this call.
+  using Now = std::function<std::int64_t()>;
+  // Returns the largest of each number, over all ranks.
+  using Largest = std::function<std::vector<std::int64_t>(std::vector<std::int64_t>)>;
 
   // Ends a step. Several ends without a call between them end one step: optimizers may step in parts.
   void end_step() { ++num_ended_; }
   // Adds a call to the shape of the step. Called once for each, whichever way it goes.
   void count(int collective, std::int64_t num_bytes);
   // Begins a call that may be compressed. Called in the same order on all ranks. Returns true if it has decided.
-  bool begin_call(const Means& means);
+  bool begin_call(const Now& now, const Largest& largest);
 
   // Returns whether calls are compressed now; nothing while no steps are known.
   std::optional<bool> compresses() const;
-  // Returns the last decision; nothing before it, and during another trial. Never waits for other ranks.
-  std::optional<StepDecision> decision() const;
+  // Returns the last decision: whether calls are compressed. Nothing before it, and during another trial. Never waits
+  // for other ranks.
+  std::optional<bool> decision() const;
+  // Returns the rounds that it rests on, of one step each way, the same on all ranks; none without a decision.
+  std::vector<Round> decided_rounds() const;
+  // Tells whether compressed steps are faster by at least kLeastGainPercent, and by more than both spreads.
+  static bool gains(const std::vector<Round>& rounds);
 
  private:
   void note_end_of_step();
-  void look_for_steps(const Means& means);
+  void look_for_steps(const Largest& largest);
   bool is_varied() const;
   void begin_search();
   bool take_turn();
   void give_back_turn();
   void begin_trial();
   void begin_step();
-  bool agree_on_round(const Means& means);
+  bool agree_on_round(const Now& now, const Largest& largest);
   std::optional<Round> take_time(std::int64_t now);
-  void decide(std::optional<StepDecision> decision);
+  void decide(std::optional<bool> decision, std::vector<Round> rounds);
 
   // Turn of this process.
   static inline std::atomic<const StepChoice*> in_trial_{nullptr};
@@ -101,14 +96,14 @@ class StepChoice {
   std::int64_t searches_from_ = 0;  // the step from which others are looked for, after a trial
   std::int64_t rest_ = 0;           // steps after the last trial, until then
   std::uint64_t seen_beats_ = 0;
-  int num_refused_ = 0;             // since then
-  std::optional<Contest> contest_;  // during a trial
-  Round round_;                     // so far
-  std::int64_t round_number_ = 0;
-  std::int64_t counted_from_ = 0;  // the step after the first of the block
+  int num_refused_ = 0;                             // since then
+  std::optional<std::vector<Round>> trial_rounds_;  // during a trial
+  Round round_;                                     // so far
+  std::int64_t counted_from_ = 0;                   // the step after the first of the block
   std::int64_t counted_from_time_ = 0;
-  mutable std::mutex decision_mutex_;  // guards the next one, which is written under both
-  std::optional<StepDecision> decision_;
+  mutable std::mutex decision_mutex_;  // guards the next ones, which are written under both
+  std::optional<bool> decision_;
+  std::vector<Round> decided_rounds_;
 };
 
 }  // namespace zcomm

@@ -7,20 +7,10 @@ namespace {
 
 constexpr std::int64_t kMillisecond = 1'000'000;
 
-Contest of(std::initializer_list<Round> rounds) {
-  Contest contest;
-  for (const Round& round : rounds) contest.add(round);
-  return contest;
-}
-
 int rounds_until_over(Round each) {
-  Contest contest;
-  int num_rounds = 0;
-  while (!contest.is_over()) {
-    contest.add(each);
-    ++num_rounds;
-  }
-  return num_rounds;
+  std::vector<Round> rounds{each};
+  while (!suffice(rounds)) rounds.push_back(each);
+  return static_cast<int>(rounds.size());
 }
 
 }  // namespace
@@ -43,34 +33,25 @@ TEST_CASE("contest: one hop counts where it is another way, and where it gains o
   CHECK(Round{103, 200, 100}.gains());
   CHECK_FALSE(Round{102, 200, 100}.gains());
   CHECK(Round{103, 100, 99}.gains());
-  const Contest contest = of({{0, 0, 0}, {10, 7, 5}, {9, 8, 900}, {11, 6, 4}});
-  CHECK(contest.medians().one_hop == 5);
-  CHECK(contest.medians().is_one_hop());
-}
-
-TEST_CASE("contest: the first round does not count") {
-  const Contest contest = of({{1, 900}, {500, 100}});
-  CHECK(contest.num_counted() == 1);
-  CHECK(contest.medians().exact == 500);
-  CHECK(contest.medians().compressed == 100);
-  CHECK(contest.medians().gains());
-  CHECK_FALSE(of({{4'000 * kMillisecond, 0}}).is_over());
+  const Round medians = medians_of({{10, 7, 5}, {9, 8, 900}, {11, 6, 4}});
+  CHECK(medians.one_hop == 5);
+  CHECK(medians.is_one_hop());
 }
 
 TEST_CASE("contest: medians are those of each way, whatever one slow round says") {
-  const Contest contest = of({{0, 0}, {10, 7}, {9000, 8}, {11, 9000}, {12, 6}, {9, 7}});
-  CHECK(contest.medians().exact == 11);
-  CHECK(contest.medians().compressed == 7);
-  CHECK(of({{0, 0}, {2, 5}, {4, 3}}).medians().exact == 4);
+  const Round medians = medians_of({{10, 7}, {9000, 8}, {11, 9000}, {12, 6}, {9, 7}});
+  CHECK(medians.exact == 11);
+  CHECK(medians.compressed == 7);
+  CHECK(medians_of({{2, 5}, {4, 3}}).exact == 4);
 }
 
 TEST_CASE("contest: it takes many short rounds or few long ones") {
-  CHECK(rounds_until_over({0, 0}) == 51);
-  CHECK(rounds_until_over({kMillisecond, kMillisecond}) == 51);
-  CHECK(rounds_until_over({20 * kMillisecond, 20 * kMillisecond}) == 9);
-  CHECK(rounds_until_over({400 * kMillisecond, 200 * kMillisecond}) == 4);
-  CHECK(rounds_until_over({900 * kMillisecond, 600 * kMillisecond, 600 * kMillisecond}) == 2);
-  CHECK(rounds_until_over({1500 * kMillisecond, 600 * kMillisecond}) == 2);
+  CHECK(rounds_until_over({0, 0}) == 50);
+  CHECK(rounds_until_over({kMillisecond, kMillisecond}) == 50);
+  CHECK(rounds_until_over({20 * kMillisecond, 20 * kMillisecond}) == 8);
+  CHECK(rounds_until_over({400 * kMillisecond, 200 * kMillisecond}) == 3);
+  CHECK(rounds_until_over({900 * kMillisecond, 600 * kMillisecond, 600 * kMillisecond}) == 1);
+  CHECK(rounds_until_over({1500 * kMillisecond, 600 * kMillisecond}) == 1);
 }
 
 }  // namespace zcomm

@@ -13,7 +13,7 @@ TEST_CASE("steps: another shape of steps is tried anew, one other step is not") 
   one.time_of_step = [&](bool compressed, int) { return compressed == is_slow ? 200 : 100; };
   one.take_steps(kManySteps);
   REQUIRE(one.choice.decision());
-  CHECK_FALSE(one.choice.decision()->gains());
+  CHECK_FALSE(one.choice.decision().value());
   is_slow = false;
   one.take_steps(kManySteps);
   one.sizes.push_back(7);  // an evaluation
@@ -30,7 +30,7 @@ TEST_CASE("steps: another shape of steps is tried anew, one other step is not") 
   CHECK(one.choice.compresses());
   one.take_steps(kManySteps);
   CHECK(one.num_decided == 2);
-  CHECK(one.choice.decision()->gains());
+  CHECK(one.choice.decision().value());
 }
 
 TEST_CASE("steps: a trial starts again if their shape changes in it") {
@@ -41,7 +41,7 @@ TEST_CASE("steps: a trial starts again if their shape changes in it") {
   one.sizes.push_back(1 << 21);
   one.take_steps(kManySteps);
   CHECK(one.num_decided == 1);
-  CHECK(one.choice.decision()->medians.exact == 2000);
+  CHECK(medians_of(one.choice.decided_rounds()).exact == 2000);
 }
 
 TEST_CASE("steps: those with other numbers of calls are tried anew") {
@@ -51,7 +51,7 @@ TEST_CASE("steps: those with other numbers of calls are tried anew") {
   for (const std::int64_t size : {1, 2, 3}) one.sizes.push_back(size);
   one.take_steps(kManySteps);
   CHECK(one.num_decided == 2);
-  CHECK(one.choice.decision()->medians.exact == 2000);
+  CHECK(medians_of(one.choice.decided_rounds()).exact == 2000);
 }
 
 TEST_CASE("steps: calls of an evaluation neither count nor begin another trial, in a trial or after it") {
@@ -61,15 +61,15 @@ TEST_CASE("steps: calls of an evaluation neither count nor begin another trial, 
       while (!one.choice.compresses()) one.take_step();
       one.take_steps(static_cast<int>(steps_before));
       for (int i = 0; i < num_calls; ++i) {
-        one.num_decided += one.choice.begin_call({[&] { return one.now; }, one.largest}) ? 1 : 0;
+        one.num_decided += one.choice.begin_call([&] { return one.now; }, one.largest) ? 1 : 0;
         one.choice.count(0, 1000);
         one.now += 7'000;
       }
       one.take_steps(kManySteps);
       CHECK(one.num_decided == 1);
       REQUIRE(one.choice.decision());
-      CHECK(one.choice.decision()->medians.exact == 200);
-      CHECK(one.choice.decision()->spreads.exact == 0);
+      CHECK(medians_of(one.choice.decided_rounds()).exact == 200);
+      CHECK(spreads_of(one.choice.decided_rounds()).exact == 0);
     }
   }
 }
@@ -83,7 +83,7 @@ TEST_CASE("steps: an exact call in every second or third step begins no other tr
     }
     CHECK(one.num_decided == 1);
     REQUIRE(one.choice.decision());
-    CHECK(one.choice.decision()->medians.exact == 200);
+    CHECK(medians_of(one.choice.decided_rounds()).exact == 200);
   }
 }
 

@@ -31,7 +31,7 @@ struct Trainer {
 
   void take_step() {
     for (const std::int64_t size : sizes) {
-      num_decided += choice.begin_call({[&] { return now; }, largest}) ? 1 : 0;
+      num_decided += choice.begin_call([&] { return now; }, largest) ? 1 : 0;
       choice.count(0, size);
     }
     const std::optional<bool> compressed = choice.compresses();
@@ -48,12 +48,21 @@ inline Trainer trainer(std::int64_t exact, std::int64_t compressed) {
   return {[=](bool is_compressed, int) { return is_compressed ? compressed : exact; }};
 }
 
-inline StepDecision decided(Trainer&& trainer) {
+// The decision of a trainer that takes many steps, and what it rests on.
+struct Decided {
+  bool gains;
+  std::vector<Round> rounds;
+  Round medians;
+};
+
+inline Decided decided(Trainer&& trainer) {
   trainer.take_steps(kManySteps);
   CHECK(trainer.num_decided == 1);
   REQUIRE(trainer.choice.decision());
-  CHECK(trainer.choice.compresses() == trainer.choice.decision()->gains());
-  return *trainer.choice.decision();
+  CHECK(trainer.choice.compresses() == trainer.choice.decision());
+  const std::vector<Round> rounds = trainer.choice.decided_rounds();
+  CHECK(trainer.choice.decision() == StepChoice::gains(rounds));
+  return {StepChoice::gains(rounds), rounds, medians_of(rounds)};
 }
 
 }  // namespace zcomm::test

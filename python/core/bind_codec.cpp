@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
-#include "views.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"

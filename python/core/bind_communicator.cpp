@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "bind.hpp"
-#include "views.hpp"
 #include "zcomm/broadcast.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/cuda.hpp"

@@ -1,6 +1,5 @@
 // zcomm._core: formats, codecs and communicators, without torch. zcomm/codec.py and zcomm/communicator.py show its use.
 #include "bind.hpp"
-#include "views.hpp"
 #include "zcomm/block_format.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"

@@ -19,16 +19,7 @@ inline std::vector<at::Tensor> whole_of(TensorOrParts given) {
   return {std::get<at::Tensor>(std::move(given))};
 }
 
-class ProcessGroup;
-
-// Returns what a group has counted and decided so far.
-py::dict stats_of(ProcessGroup& group);
-py::list decisions_of(ProcessGroup& group);        // of policy="auto", in order
-py::object step_decision_of(ProcessGroup& group);  // None without a decision by steps
-py::list losses_of(ProcessGroup& group);
-
 void bind_options(py::module_& module);
-void bind_stats(py::module_& module);
 void bind_operations(py::module_& module);
 void bind_shard_mark(py::module_& module);
 void bind_process_group(py::module_& module);

@@ -7,7 +7,6 @@ PYBIND11_MODULE(_c10d, module) {
   py::module_::import("torch.distributed");
   py::module_::import("zcomm._core");  // registers formats
   bind_options(module);
-  bind_stats(module);
   bind_operations(module);
   bind_shard_mark(module);
   bind_process_group(module);

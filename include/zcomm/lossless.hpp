@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "zcomm/stream.hpp"
@@ -30,8 +31,7 @@ std::size_t max_lossless_bytes(std::int64_t num_elements);
 
 // Header of a message: its size, and the base that it refers to.
 struct LosslessHeader {
-  enum class Kind : std::uint8_t { whole_values, difference };
-  Kind kind = Kind::whole_values;
+  bool is_difference = false;     // else whole values
   std::uint64_t body_bytes = 0;   // that follow
   std::uint64_t generation = 0;   // of the base, the result's is one more; 0: no base
   std::uint64_t base_hash = 0;    // 0 without a base
@@ -160,13 +160,9 @@ class [[gnu::visibility("default")]] HostLosslessCodec final : public LosslessCo
 
   // --- Bodies alone
 
-  struct Encoded {
-    std::size_t num_bytes;  // written
-    std::uint64_t hash;     // of the values
-  };
   // Encodes the difference of `values` to `base`, of the same size and dtype, into `body`, which has
-  // max_lossless_bytes(). Copies the values to `base`.
-  Encoded encode(ConstTensorView values, TensorView base, std::byte* body) const;
+  // max_lossless_bytes(). Copies the values to `base`. Returns the bytes written, and the hash of the values.
+  std::pair<std::size_t, std::uint64_t> encode(ConstTensorView values, TensorView base, std::byte* body) const;
 
   // Adds a difference to `base`. Returns the hash of the result; it differs from the encoder's if the base does. Throws
   // Error, and leaves `base` undefined, if no encoder wrote these bytes for a base of this size. Never reads beyond

@@ -84,9 +84,7 @@ void decode_sum_encode(const std::vector<TermTuple>& wires, std::int64_t num_ele
 
 std::pair<std::size_t, std::uint64_t> encode_difference(const ArrayTuple& values, const ArrayTuple& base,
                                                         std::uintptr_t body, const std::string& isa) {
-  const auto encoded =
-      HostLosslessCodec(isa).encode(view_of(values), view_of(base), reinterpret_cast<std::byte*>(body));
-  return {encoded.num_bytes, encoded.hash};
+  return HostLosslessCodec(isa).encode(view_of(values), view_of(base), reinterpret_cast<std::byte*>(body));
 }
 
 std::uint64_t decode_difference(std::uintptr_t body, std::size_t num_bytes, const ArrayTuple& base,

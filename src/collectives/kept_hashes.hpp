@@ -107,7 +107,7 @@ inline LosslessHeader checked_header(const std::byte* wire, int slot, std::uint6
   } catch (const Error& error) {
     throw TransportError(in_slot(slot, error.what()));
   }
-  if (header.generation != base || (header.kind == LosslessHeader::Kind::difference) != (base > 0)) {
+  if (header.generation != base || header.is_difference != (base > 0)) {
     throw TransportError(in_slot(slot, "this rank holds generation " + std::to_string(base) + ", rank " +
                                            std::to_string(slot) + " sent what goes with generation " +
                                            std::to_string(header.generation)));

@@ -40,8 +40,7 @@ struct Update {
 
 // Makes the message as the host does.
 inline Bytes message_of(const Update& update) {
-  LosslessHeader header{LosslessHeader::Kind::whole_values, 2 * update.values.size(), 0, 0,
-                        update.hash_of(update.values)};
+  LosslessHeader header{false, 2 * update.values.size(), 0, 0, update.hash_of(update.values)};
   HostBuffer body(max_lossless_bytes(update.size()));
   if (update.generation == 0) {
     body = HostBuffer(bytes_of(update.values));
@@ -49,7 +48,7 @@ inline Bytes message_of(const Update& update) {
     Patterns values = update.values, base = update.base;
     const auto [num_bytes, hash] =
         HostLosslessCodec().encode(view(values, update.dtype), view(base, update.dtype), body.data());
-    header = {LosslessHeader::Kind::difference, num_bytes, update.generation, update.base_hash(), hash};
+    header = {true, num_bytes, update.generation, update.base_hash(), hash};
   }
   Bytes message(kLosslessHeaderBytes + header.body_bytes);
   write_header(header, message.data());
@@ -187,7 +186,7 @@ inline std::uint32_t errors_in(const Bytes& message, const Update& update) {
   }
   if (header.body_bytes != message.size() - kLosslessHeaderBytes) return kHeaderError;
   std::uint32_t errors = 0;
-  const bool is_whole = header.kind == LosslessHeader::Kind::whole_values;
+  const bool is_whole = !header.is_difference;
   if (header.generation != update.generation || is_whole != (update.generation == 0)) errors |= kGenerationError;
   if (update.generation != 0 && header.base_hash != update.base_hash()) errors |= kBaseError;
   if (errors != 0) return errors;

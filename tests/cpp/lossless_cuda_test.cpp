@@ -131,8 +131,7 @@ TEST_SUITE("jobs of lossless codecs") {
         HostBuffer aligned(body);
         HostLosslessCodec().decode({aligned.data(), body.size()}, view(update.values, dtype));
         Bytes message(kLosslessHeaderBytes);
-        write_header({LosslessHeader::Kind::difference, body.size(), update.generation, update.base_hash(),
-                      update.hash_of(update.values)},
+        write_header({true, body.size(), update.generation, update.base_hash(), update.hash_of(update.values)},
                      message.data());
         message.insert(message.end(), body.begin(), body.end());
         const Receiver receiver(update, message);

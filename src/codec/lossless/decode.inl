@@ -1,11 +1,5 @@
 // Decodes a tile section by section; values are written only after the whole tile was found to be complete.
 
-struct Coded {
-  Shape shape;
-  alignas(64) std::uint8_t low[kTileValues];      // low bits of z, of blocks that have any
-  std::uint8_t padded[kTileBytes + kReadBeyond];  // the tile, and room for BitReader to read past it
-};
-
 template <class Values>
 inline void look(const std::uint16_t* base, int c, Shape& shape) {
   const int first = first_unlikely(c);
@@ -17,7 +11,7 @@ inline void look(const std::uint16_t* base, int c, Shape& shape) {
       const Bytes exponents = Values::exponents(load_words(base + i));
       const Bytes bits = look_up(kTables.fields, widths(exponents, c));
       unlikely |= unlikely_of(exponents, first) << part;
-      store_bytes(shape.fields + i, bits);
+      store(shape.fields + i, bits);
       any_field |= !is_zero(bits);
     }
     shape.unlikely[block] = unlikely;
@@ -82,21 +76,21 @@ inline void drop_fields_of_escapes(Shape& shape) {
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       std::uint8_t* fields = shape.fields + block * kBlock + part;
-      const Bytes bits = without(load_bytes(fields), spread(&shape.planes[kPlanes - 1][block], part));
-      store_bytes(fields, bits);
+      const Bytes bits = without(load(fields), spread(&shape.planes[kPlanes - 1][block], part));
+      store(fields, bits);
       any_field |= !is_zero(bits);
     }
     if (!any_field) shape.with_fields &= ~(std::uint32_t{1} << block);
   }
 }
 
-// Reads section L.
-inline bool take_fields(BitReader& in, Coded& tile) {
-  for (std::uint32_t left = tile.shape.with_fields; left != 0; left &= left - 1) {
+// Reads section L: the low bits of z, of blocks that have any.
+inline bool take_fields(BitReader& in, const Shape& shape, std::uint8_t* low_of_tile) {
+  for (std::uint32_t left = shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
     for (int i = begin; i < begin + kBlock; i += 16) {
       std::uint64_t bits[2], low[2];
-      __builtin_memcpy(bits, tile.shape.fields + i, 16);
+      __builtin_memcpy(bits, shape.fields + i, 16);
       const int count = popcount(bits[0]), more = popcount(bits[1]);
       if (count + more <= 56) {
         const std::uint64_t next = in.take_few(count + more);
@@ -106,7 +100,7 @@ inline bool take_fields(BitReader& in, Coded& tile) {
         low[0] = scatter_bits(in.take_few(count), bits[0]);
         low[1] = scatter_bits(in.take_few(more), bits[1]);
       }
-      __builtin_memcpy(tile.low + i, low, 16);
+      __builtin_memcpy(low_of_tile + i, low, 16);
     }
     if (in.is_beyond()) return false;
   }
@@ -116,8 +110,7 @@ inline bool take_fields(BitReader& in, Coded& tile) {
 
 // Adds z to the values of the blocks that have any. Escapes get undefined values.
 template <class Values>
-inline void add_differences(const Coded& tile, std::uint16_t* values) {
-  const Shape& shape = tile.shape;
+inline void add_differences(const Shape& shape, const std::uint8_t* low_of_tile, std::uint16_t* values) {
   // Counts the planes of each value, in binary. Bits spread faster from memory.
   std::uint64_t ones[kBlocks], twos[kBlocks], fours[kBlocks];
   for (int block = 0; block < kBlocks; ++block) {
@@ -131,9 +124,9 @@ inline void add_differences(const Coded& tile, std::uint16_t* values) {
     const bool has_low = (shape.with_fields >> block & 1) != 0;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
-      const Bytes step = add(load_bytes(shape.fields + i), splat(1));
+      const Bytes step = add(load(shape.fields + i), splat(1));
       const Bytes two_steps = add(step, step);
-      Bytes z = has_low ? load_bytes(tile.low + i) : splat(0);
+      Bytes z = has_low ? load(low_of_tile + i) : splat(0);
       z = add(z, both(step, spread(&ones[block], part)));
       if ((twos[block] | fours[block]) != 0) {
         z = add(z, both(two_steps, spread(&twos[block], part)));
@@ -159,23 +152,25 @@ inline void take_escapes(const BitReader& in, const Shape& shape, std::uint16_t*
 template <class Values>
 inline bool decode_coded(const std::byte* wire, int size, std::uint16_t* values) {
   if (size < 2) return false;
-  Coded tile;
+  std::uint8_t coded[kTileBytes + kReadBeyond];  // the tile, and room for BitReader to read past it
   const std::size_t num_bytes = 4 * static_cast<std::size_t>(size);
-  __builtin_memcpy(tile.padded, wire, num_bytes);
-  __builtin_memset(tile.padded + num_bytes, 0, kReadBeyond);
+  __builtin_memcpy(coded, wire, num_bytes);
+  __builtin_memset(coded + num_bytes, 0, kReadBeyond);
   std::uint32_t z;
-  __builtin_memcpy(&z, tile.padded + 4, 4);
-  if ((tile.padded[1] | tile.padded[2] | tile.padded[3]) != 0) return false;
-  look<Values>(values, tile.padded[0], tile.shape);
-  BitReader in{tile.padded, 32 * static_cast<std::int64_t>(size), 64};
-  if (!take_first_plane(in, z, tile.shape) || !take_other_planes(in, tile.shape)) return false;
-  drop_fields_of_escapes(tile.shape);
-  if (!take_fields(in, tile)) return false;
+  __builtin_memcpy(&z, coded + 4, 4);
+  if ((coded[1] | coded[2] | coded[3]) != 0) return false;
+  Shape shape;
+  look<Values>(values, coded[0], shape);
+  BitReader in{coded, 32 * static_cast<std::int64_t>(size), 64};
+  if (!take_first_plane(in, z, shape) || !take_other_planes(in, shape)) return false;
+  drop_fields_of_escapes(shape);
+  alignas(64) std::uint8_t low[kTileValues];
+  if (!take_fields(in, shape, low)) return false;
   int num_escapes = 0;
-  for (const std::uint64_t escapes : tile.shape.planes[kPlanes - 1]) num_escapes += popcount(escapes);
+  for (const std::uint64_t escapes : shape.planes[kPlanes - 1]) num_escapes += popcount(escapes);
   if ((in.position + 16 * num_escapes + 31) / 32 != size) return false;
-  add_differences<Values>(tile, values);
-  take_escapes(in, tile.shape, values);
+  add_differences<Values>(shape, low, values);
+  take_escapes(in, shape, values);
   return true;
 }
 
@@ -183,23 +178,16 @@ template <class Values>
 bool decode(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes) {
   const std::size_t num_bytes = 2 * static_cast<std::size_t>(count);
   const int plain = (count + 1) / 2;
-  if (size < 0 || size > plain) return false;
-  if (size == 0 || size == plain) {
-    if (size == plain) __builtin_memcpy(base, wire, num_bytes);
-    hash(base, count, lanes);
-    return true;
+  if (size > plain) return false;
+  if (size == plain) {
+    __builtin_memcpy(base, wire, num_bytes);
+  } else if (size > 0) {
+    std::uint16_t filled[kTileValues];
+    const bool is_short = count < kTileValues;
+    if (is_short) fill_up(base, count, filled);
+    if (!decode_coded<Values>(wire, size, is_short ? filled : reinterpret_cast<std::uint16_t*>(base))) return false;
+    if (is_short) __builtin_memcpy(base, filled, num_bytes);
   }
-  if (count == kTileValues) {
-    auto* values = reinterpret_cast<std::uint16_t*>(base);
-    if (!decode_coded<Values>(wire, size, values)) return false;
-    hash_tile(values, lanes);
-    return true;
-  }
-  std::uint16_t filled[kTileValues];
-  fill_up(base, count, filled);
-  if (!decode_coded<Values>(wire, size, filled)) return false;
-  __builtin_memcpy(base, filled, num_bytes);
-  for (int i = count; i < kTileValues; ++i) filled[i] = kPadding;
-  hash_tile(filled, lanes);
+  hash(base, count, lanes);
   return true;
 }

@@ -1,11 +1,5 @@
 // Encodes a tile in two passes: the first finds all changes and their sizes, which give `c`; the second writes bits.
 
-struct Look {
-  alignas(64) std::uint8_t z[kTileValues];
-  alignas(64) std::uint8_t exponents[kTileValues];
-  std::uint32_t sum_of_exponents = 0;
-};
-
 inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) {
   for (int i = 0; i < kTileValues; i += kWidth) {
     if (differ(load_words(base + i), load_words(values + i))) return true;
@@ -13,39 +7,41 @@ inline bool has_changed(const std::uint16_t* base, const std::uint16_t* values) 
   return false;
 }
 
-// Copies the values to the base and hashes them in the same pass.
+// Finds differences z and the exponents of the base; returns the sum of these. Copies the values to the base and hashes
+// them in the same pass.
 template <class Values>
-inline void look(std::uint16_t* base, const std::uint16_t* values, Look& seen, std::uint64_t* lanes) {
+inline std::uint32_t look(std::uint16_t* base, const std::uint16_t* values, std::uint8_t* z, std::uint8_t* exponents,
+                          std::uint64_t* lanes) {
   Sums exponent_sums = no_sums();
-  Lanes hashes = no_lanes();
+  Words hashes = no_lanes();
   const std::uint32_t* keys = kHashKeys.words;
   for (int i = 0; i < kTileValues; i += kWidth) {
     const Words a = load_words(base + i);
     const Words b = load_words(values + i);
-    const Bytes exponents = Values::exponents(a);
-    store_bytes(seen.z + i, Values::differences(a, b));
-    store_bytes(seen.exponents + i, exponents);
+    const Bytes exponents_of_a = Values::exponents(a);
+    store(z + i, Values::differences(a, b));
+    store(exponents + i, exponents_of_a);
     store_words(base + i, b);
-    exponent_sums = add_bytes(exponent_sums, exponents);
+    exponent_sums = add_bytes(exponent_sums, exponents_of_a);
     hashes = add_products(hashes, b, keys + i / 2);
   }
-  seen.sum_of_exponents = total_of(exponent_sums);
-  store_lanes(lanes, hashes);
+  store_lanes(lanes, hashes.low, hashes.high);
+  return total_of(exponent_sums);
 }
 
 // Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^E.
 template <class Values>
-inline int choose_c(const Look& seen, int count) {
+inline int choose_c(const std::uint8_t* z, const std::uint8_t* exponents, std::uint32_t sum_of_exponents, int count) {
   const auto n = static_cast<std::uint32_t>(count);
   const std::uint32_t padding = (kTileValues - n) * static_cast<std::uint32_t>(Values::kExponentOfPadding);
-  const int e = static_cast<int>((seen.sum_of_exponents - padding) / n) + 2;
+  const int e = static_cast<int>((sum_of_exponents - padding) / n) + 2;
   const int beyond = e > 255 ? e - 255 : 0;  // excess over a byte
   const Bytes top = splat(e - beyond);
   Sums sums = no_sums();
   for (int i = 0; i < kTileValues; i += kWidth) {
-    const Bytes below = smaller(subtract_saturated(top, load_bytes(seen.exponents + i)), splat(13));
-    const Bytes z = smaller(load_bytes(seen.z + i), splat(Values::kMostWeighed));
-    sums = add_weighted_halves(sums, z, look_up(kTables.weights, add(below, splat(beyond))));
+    const Bytes below = smaller(subtract_saturated(top, load(exponents + i)), splat(13));
+    const Bytes weighed = smaller(load(z + i), splat(Values::kMostWeighed));
+    sums = add_weighted_halves(sums, weighed, look_up(kTables.weights, add(below, splat(beyond))));
   }
   const std::uint64_t total = 1 + total_of(sums);
   const int c = e + 63 - __builtin_clzll(kTileValues * total / n) - 15;
@@ -58,7 +54,7 @@ inline Bytes num_planes(Bytes z, Bytes k) {
   return smaller(add(units, look_up(kTables.planes_of_escape, subtract_saturated(z, splat(254)))), splat(kPlanes));
 }
 
-inline void shape_of(const Look& seen, int c, Shape& shape) {
+inline void shape_of(const std::uint8_t* z_of_tile, const std::uint8_t* exponents_of_tile, int c, Shape& shape) {
   const int first = first_unlikely(c);
   for (int block = 0; block < kBlocks; ++block) {
     std::uint64_t unlikely = 0;
@@ -66,8 +62,8 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
     bool any_field = false;
     for (int part = 0; part < kBlock; part += kWidth) {
       const int i = block * kBlock + part;
-      const Bytes exponents = load_bytes(seen.exponents + i);
-      const Bytes z = load_bytes(seen.z + i);
+      const Bytes exponents = load(exponents_of_tile + i);
+      const Bytes z = load(z_of_tile + i);
       const Bytes k = widths(exponents, c);
       unlikely |= unlikely_of(exponents, first) << part;
       if (!is_zero(z)) {
@@ -78,7 +74,7 @@ inline void shape_of(const Look& seen, int c, Shape& shape) {
       }
       Bytes bits = look_up(kTables.fields, k);
       if (const std::uint64_t escapes = fours & twos; escapes != 0) bits = without(bits, spread(&escapes, part));
-      store_bytes(shape.fields + i, bits);
+      store(shape.fields + i, bits);
       any_field |= !is_zero(bits);
     }
     const std::uint64_t planes[kPlanes] = {ones | twos | fours,   twos | fours, (ones & twos) | fours, fours,
@@ -119,12 +115,12 @@ inline std::uint32_t put_first_plane(const Shape& shape, BitWriter& out) {
 }
 
 // Writes section L.
-inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
+inline void put_fields(const std::uint8_t* z_of_tile, const Shape& shape, BitWriter& out) {
   for (std::uint32_t left = shape.with_fields; left != 0; left &= left - 1) {
     const int begin = lowest(left) * kBlock;
     for (int i = begin; i < begin + kBlock; i += 16) {
       std::uint64_t z[2], bits[2];
-      __builtin_memcpy(z, seen.z + i, 16);
+      __builtin_memcpy(z, z_of_tile + i, 16);
       __builtin_memcpy(bits, shape.fields + i, 16);
       const std::uint64_t first = gather_bits(z[0], bits[0]), second = gather_bits(z[1], bits[1]);
       const int count = popcount(bits[0]), more = popcount(bits[1]);
@@ -140,7 +136,8 @@ inline void put_fields(const Look& seen, const Shape& shape, BitWriter& out) {
 }
 
 // Writes the tile to `coded`, which has kMostCodedBytes. Returns its size.
-inline int put_sections(const Look& seen, const Shape& shape, int c, const std::uint16_t* values, std::uint8_t* coded) {
+inline int put_sections(const std::uint8_t* z_of_tile, const Shape& shape, int c, const std::uint16_t* values,
+                        std::uint8_t* coded) {
   BitWriter out{coded + 8};
   const std::uint32_t z = put_first_plane(shape, out);
   const std::uint8_t head[4] = {static_cast<std::uint8_t>(c)};
@@ -158,7 +155,7 @@ inline int put_sections(const Look& seen, const Shape& shape, int c, const std::
     }
     out.align();
   }
-  put_fields(seen, shape, out);
+  put_fields(z_of_tile, shape, out);
   for (std::uint32_t left = shape.with_escapes; left != 0; left &= left - 1) {
     const int block = lowest(left);
     for (std::uint64_t escapes = shape.planes[kPlanes - 1][block]; escapes != 0; escapes &= escapes - 1) {
@@ -186,13 +183,13 @@ int encode(const std::byte* new_values, std::byte* base, int count, std::byte* w
     hash_tile(values, lanes);
     return 0;
   }
-  Look seen;
-  look<Values>(old, values, seen, lanes);
-  const int c = choose_c<Values>(seen, count);
+  alignas(64) std::uint8_t z[kTileValues], exponents[kTileValues];
+  const std::uint32_t sum_of_exponents = look<Values>(old, values, z, exponents, lanes);
+  const int c = choose_c<Values>(z, exponents, sum_of_exponents, count);
   Shape shape;
-  shape_of(seen, c, shape);
+  shape_of(z, exponents, c, shape);
   std::uint8_t coded[kMostCodedBytes];
-  int size = put_sections(seen, shape, c, values, coded);
+  int size = put_sections(z, shape, c, values, coded);
   if (size < (count + 1) / 2) {
     __builtin_memcpy(wire, coded, 4 * static_cast<std::size_t>(size));
   } else {

@@ -20,17 +20,14 @@ extern const HashKeys kHashKeys;
 // Kernel table. Values are bit patterns of 16 bits; `count` is 1 to kTileValues. A tile's size is in units of 4 bytes:
 // 0 if no value has changed, (count + 1) / 2 if it holds plain values, else a size between.
 struct Kernels {
+  // By dtype: bfloat16, float16, byte_pairs.
+  //
   // Writes the tile to `wire`, which has room for 2 * count bytes (2 more if count is odd), and `values` to `base`.
   // Returns the tile's size and sets `lanes` to the partial sums of the values' hash.
-  using Encode = int (*)(const std::byte* values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes);
+  int (*encode[3])(const std::byte* values, std::byte* base, int count, std::byte* wire, std::uint64_t* lanes);
   // Inverse: updates `base` from `size` units of `wire`. Returns false and leaves `base` unchanged if no encoder wrote
   // them.
-  using Decode = bool (*)(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes);
-  struct Coder {
-    Encode encode;
-    Decode decode;
-  };
-  Coder bfloat16, float16, byte_pairs;
+  bool (*decode[3])(const std::byte* wire, int size, std::byte* base, int count, std::uint64_t* lanes);
   // Computes only the partial sums of the values' hash.
   void (*hash)(const std::byte* values, int count, std::uint64_t* lanes);
 };

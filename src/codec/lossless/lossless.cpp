@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/cpu/isa.hpp"
@@ -43,9 +45,9 @@ const Kernels& kernels_of([[maybe_unused]] std::string_view isa) {
   return kBaselineKernels;
 }
 
-const Kernels::Coder& coder_of(const Kernels& kernels, DType dtype) {
-  if (dtype == DType::bfloat16) return kernels.bfloat16;
-  return dtype == DType::float16 ? kernels.float16 : kernels.byte_pairs;
+// Returns the place of a dtype in Kernels.
+std::size_t index_of(DType dtype) {
+  return static_cast<std::size_t>(dtype) - static_cast<std::size_t>(DType::bfloat16);
 }
 
 std::int64_t num_tiles(std::int64_t num_elements) { return (num_elements + kTileValues - 1) / kTileValues; }
@@ -105,48 +107,30 @@ std::size_t max_lossless_bytes(std::int64_t num_elements) {
 
 namespace {
 
-constexpr std::uint32_t kMagic = 0x3631445a;  // "ZD16"
-constexpr std::uint8_t kVersion = 1;
-
-template <class T>
-T load_field(const std::byte* wire, std::size_t offset) {
-  T value;
-  std::memcpy(&value, wire + offset, sizeof value);
-  return value;
-}
-
-template <class T>
-void store_field(std::byte* wire, std::size_t offset, T value) {
-  std::memcpy(wire + offset, &value, sizeof value);
-}
+constexpr std::uint64_t kMagic = 0x3631445a;  // "ZD16"
+constexpr std::uint64_t kVersion = 1;
 
 }  // namespace
 
 void write_header(const LosslessHeader& header, std::byte* wire) {
-  std::memset(wire, 0, kLosslessHeaderBytes);
-  store_field(wire, 0, kMagic);
-  store_field(wire, 4, kVersion);
-  store_field(wire, 5, static_cast<std::uint8_t>(header.kind));
-  store_field(wire, 8, kLosslessHeaderBytes + header.body_bytes);
-  store_field(wire, 16, header.generation);
-  store_field(wire, 24, header.base_hash);
-  store_field(wire, 32, header.result_hash);
+  const std::uint64_t fields[kLosslessHeaderBytes / 8] = {
+      kMagic | kVersion << 32 | std::uint64_t{header.is_difference} << 40, kLosslessHeaderBytes + header.body_bytes,
+      header.generation, header.base_hash, header.result_hash};
+  std::memcpy(wire, fields, sizeof fields);
 }
 
 LosslessHeader read_header(const std::byte* wire) {
-  const auto kind = load_field<std::uint8_t>(wire, 5);
-  const auto num_bytes = load_field<std::uint64_t>(wire, 8);
-  const LosslessHeader header{static_cast<LosslessHeader::Kind>(kind), num_bytes - kLosslessHeaderBytes,
-                              load_field<std::uint64_t>(wire, 16), load_field<std::uint64_t>(wire, 24),
-                              load_field<std::uint64_t>(wire, 32)};
-  std::byte expected[kLosslessHeaderBytes];
-  write_header(header, expected);
-  if (kind > 1 || num_bytes < kLosslessHeaderBytes || std::memcmp(wire, expected, sizeof expected) != 0) {
+  std::uint64_t fields[kLosslessHeaderBytes / 8], expected[kLosslessHeaderBytes / 8];
+  std::memcpy(fields, wire, sizeof fields);
+  const std::uint64_t kind = fields[0] >> 40 & 0xff, num_bytes = fields[1];
+  const LosslessHeader header{kind == 1, num_bytes - kLosslessHeaderBytes, fields[2], fields[3], fields[4]};
+  write_header(header, reinterpret_cast<std::byte*>(expected));
+  if (num_bytes < kLosslessHeaderBytes || !std::equal(fields, std::end(fields), expected)) {
     throw Error("difference: expected a header of magic " + std::to_string(kMagic) + ", version " +
                 std::to_string(kVersion) + ", kind 0 or 1, at least " + std::to_string(kLosslessHeaderBytes) +
-                " bytes, and zeros in the rest, got magic " + std::to_string(load_field<std::uint32_t>(wire, 0)) +
-                ", version " + std::to_string(load_field<std::uint8_t>(wire, 4)) + ", kind " + std::to_string(kind) +
-                " and " + std::to_string(num_bytes) + " bytes");
+                " bytes, and zeros in the rest, got magic " + std::to_string(fields[0] & 0xffffffff) + ", version " +
+                std::to_string(fields[0] >> 32 & 0xff) + ", kind " + std::to_string(kind) + " and " +
+                std::to_string(num_bytes) + " bytes");
   }
   return header;
 }
@@ -155,10 +139,11 @@ LosslessHeader read_header(const std::byte* wire) {
 
 HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_isa(isa).name)) {}
 
-HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, TensorView base, std::byte* body) const {
+std::pair<std::size_t, std::uint64_t> HostLosslessCodec::encode(ConstTensorView values, TensorView base,
+                                                                std::byte* body) const {
   check_values_and_base(values, base);
   check_aligned("body", body, kWireAlignment, values.num_elements);
-  const auto encode_tile = coder_of(*kernels_, base.dtype).encode;
+  const auto encode_tile = kernels_->encode[index_of(base.dtype)];
   const std::int64_t tiles = num_tiles(values.num_elements);
   std::byte* const first_tile = body + table_bytes(tiles);
   std::memset(body, 0, table_bytes(tiles));
@@ -170,7 +155,7 @@ HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, Ten
       std::uint64_t lanes[kNumLanes];
       const int size = encode_tile(tile_at(values, tile), tile_at(base, tile), count_of(tile, values.num_elements),
                                    begin + run.num_bytes, lanes);
-      store_field(body, 2 * static_cast<std::size_t>(tile), static_cast<std::uint16_t>(size));
+      reinterpret_cast<std::uint16_t*>(body)[tile] = static_cast<std::uint16_t>(size);
       run.num_bytes += 4 * static_cast<std::size_t>(size);
       run.hash += hash_of_tile(lanes, tile);
     }
@@ -186,7 +171,7 @@ HostLosslessCodec::Encoded HostLosslessCodec::encode(ConstTensorView values, Ten
 
 std::uint64_t HostLosslessCodec::decode(std::span<const std::byte> body, TensorView base) const {
   check_16_bits("base", base);
-  const auto decode_tile = coder_of(*kernels_, base.dtype).decode;
+  const auto decode_tile = kernels_->decode[index_of(base.dtype)];
   const std::int64_t tiles = num_tiles(base.num_elements);
   const auto fail = [&](const std::string& what) {
     throw Error("difference: expected what an encoder wrote for " + std::to_string(base.num_elements) +
@@ -194,7 +179,9 @@ std::uint64_t HostLosslessCodec::decode(std::span<const std::byte> body, TensorV
   };
   if (body.size() < table_bytes(tiles)) fail("the table is cut off");
   const auto size_of = [&](std::int64_t tile) {
-    return load_field<std::uint16_t>(body.data(), 2 * static_cast<std::size_t>(tile));
+    std::uint16_t size;
+    std::memcpy(&size, body.data() + 2 * tile, sizeof size);
+    return size;
   };
   std::vector<Run> runs = cut(tiles);
   std::size_t end = table_bytes(tiles);
@@ -252,12 +239,12 @@ void HostLosslessCodec::encode(std::span<const EncodeLossless> jobs, StreamView)
   for (const EncodeLossless& job : jobs) check_job(job);
   for (const EncodeLossless& job : jobs) {
     std::byte* const body = job.message == nullptr ? nullptr : job.message + kLosslessHeaderBytes;
-    LosslessHeader header{LosslessHeader::Kind::whole_values, job.values.num_bytes(), 0, 0, 0};
+    LosslessHeader header{.body_bytes = job.values.num_bytes()};
     if (body == nullptr || job.generation == 0) {
       header.result_hash = copy(job.values, job.base.data, body);
     } else {
-      const Encoded encoded = encode(job.values, job.base, body);
-      header = {LosslessHeader::Kind::difference, encoded.num_bytes, job.generation, *job.hash, encoded.hash};
+      const auto [num_bytes, hash] = encode(job.values, job.base, body);
+      header = {true, num_bytes, job.generation, *job.hash, hash};
     }
     *job.hash = header.result_hash;
     if (body == nullptr) continue;
@@ -285,7 +272,7 @@ std::uint32_t HostLosslessCodec::update(const DecodeLossless& job) const {
     return kHeaderError;
   }
   if (header.body_bytes != num_body_bytes) return kHeaderError;
-  const bool is_whole = header.kind == LosslessHeader::Kind::whole_values;
+  const bool is_whole = !header.is_difference;
   std::uint32_t errors = 0;
   if (header.generation != job.generation || is_whole != (job.generation == 0)) errors |= kGenerationError;
   if (job.generation != 0 && header.base_hash != *job.hash) errors |= kBaseError;

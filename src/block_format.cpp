@@ -14,6 +14,7 @@ constexpr ElementTraits kTraits[] = {
     {"int4", 4, 7.0f, true},   {"int2", 2, 1.0f, true},   {"fp8", 8, 448.0f, false},
 };
 constexpr std::size_t kNumKinds = std::size(kTraits);
+static_assert(kNumKinds == kNumElementKinds);
 constexpr std::string_view kHadamard = ":hadamard";
 constexpr std::string_view kStochastic = ":stochastic";
 

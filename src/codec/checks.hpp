@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 
-#include "codec/code_kind.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -107,14 +106,6 @@ inline void check(const DecodeSumEncode& job) {
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
   check_rounding(job.rounding);
 }
-
-// Converts a kind that has scales.
-constexpr CodeKind code_kind(ElementKind kind) {
-  return static_cast<CodeKind>(static_cast<int>(kind) - static_cast<int>(ElementKind::int8));
-}
-static_assert(code_kind(ElementKind::int8) == CodeKind::int8 && code_kind(ElementKind::int6) == CodeKind::int6 &&
-              code_kind(ElementKind::int4) == CodeKind::int4 && code_kind(ElementKind::int2) == CodeKind::int2 &&
-              code_kind(ElementKind::fp8) == CodeKind::fp8 && static_cast<int>(CodeKind::fp8) + 1 == kNumCodes);
 
 // Returns the element type of a wire without scales.
 inline DType value_dtype(const Wire& wire) {

@@ -1,11 +1,13 @@
 // Codec for host memory: checks every job, splits all jobs into tasks and composes the kernels.
 #include <algorithm>
+#include <bit>
 #include <cfenv>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "codec/checks.hpp"
 #include "codec/cpu/isa.hpp"
-#include "codec/cpu/tiles.hpp"
 #include "host/thread_pool.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/lossless.hpp"
@@ -43,6 +45,9 @@ class DefaultFloatEnvironment {
  private:
   std::fenv_t saved_;
 };
+
+constexpr std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
+constexpr std::size_t kFloat32 = index_of(DType::float32), kBfloat16 = index_of(DType::bfloat16);
 
 // --- Tasks
 
@@ -91,7 +96,153 @@ void run_jobs(std::span<const Job> jobs, const Run& run) {
   });
 }
 
-// --- Tiles
+// --- Tiles of values and wires
+
+constexpr float kMaxFloat32 = std::numeric_limits<float>::max();
+constexpr float kLargestFinite[kNumDTypes] = {kMaxFloat32, 0x1.fep127f, 65504.0f};
+
+// Returns the address of element i of a wire without scales.
+const std::byte* value_at(const Wire& wire, std::int64_t i) {
+  return wire.data + static_cast<std::size_t>(i) * element_size(value_dtype(wire));
+}
+
+// Returns blocks of a format; encoding ignores the addresses and the factor.
+CodedBlocks blocks_of(BlockFormat format, const std::byte* scales = nullptr, const std::byte* codes = nullptr,
+                      float factor = 1.0f) {
+  const float max_code = traits(format.kind).max_code;
+  const float largest_code = format.kind == ElementKind::fp8 ? 480.0f : max_code + 1;
+  return {scales,       codes,  format.block_size, format.kind,      max_code,
+          largest_code, factor, format.hadamard,   format.stochastic};
+}
+
+CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
+  const WireLayout layout(wire.format, wire.dtype, num_elements);
+  return blocks_of(wire.format, wire.data, wire.data + layout.codes_offset, wire.factor);
+}
+
+// Returns a bound of the terms of these blocks, from their scales; infinity if there is a NaN.
+float largest_term(const CodedBlocks& blocks, std::int64_t begin, std::int64_t count) {
+  std::uint16_t largest = 0;  // magnitude; its bits order like its value. Wires that no codec wrote may have a sign
+  for (std::int64_t i = begin / blocks.block_size; i * blocks.block_size < begin + count; ++i) {
+    std::uint16_t scale;
+    std::memcpy(&scale, blocks.scales + kScaleBytes * static_cast<std::size_t>(i), kScaleBytes);
+    largest = std::max(largest, static_cast<std::uint16_t>(scale & 0x7fffu));
+  }
+  const float term = std::bit_cast<float>(std::uint32_t{largest} << 16) * blocks.largest_code;
+  return std::isnan(term) ? std::numeric_limits<float>::infinity() : term;
+}
+
+// Tells whether a sum can add wires of this kind without buffering their terms.
+bool is_plain(const Wire& wire) {
+  return wire.format.has_scales() && wire.format.kind != ElementKind::fp8 && wire.factor == 1.0f && !wire.nan_is_zero;
+}
+
+// Sets `terms` to elements [begin, begin + count) of a wire of `num_elements`, times its factor. At most a tile.
+void load_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
+                std::int64_t count, float* terms) {
+  std::byte* bytes = reinterpret_cast<std::byte*>(terms);
+  if (wire.format.has_scales()) {
+    kernels.decode[kFloat32](coded_blocks(wire, num_elements), begin, count, kMaxFloat32, bytes, false);
+  } else {
+    kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
+    if (wire.factor != 1.0f) kernels.store_values[kFloat32](terms, count, wire.factor, bytes, false);
+  }
+  if (wire.nan_is_zero) std::replace_if(terms, terms + count, [](float term) { return std::isnan(term); }, 0.0f);
+}
+
+// Sets `blocks` to wires[0] and the following wires that one pass can add. Returns their number, 0 if wires[0] is not
+// plain.
+std::size_t plain_blocks(std::span<const Wire> wires, std::int64_t num_elements, CodedBlocks* blocks) {
+  std::size_t num_wires = 0;
+  for (; num_wires < std::min<std::size_t>(kMaxWires, wires.size()); ++num_wires) {
+    if (!is_plain(wires[num_wires]) || wires[num_wires].format != wires[0].format) break;
+    blocks[num_wires] = coded_blocks(wires[num_wires], num_elements);
+  }
+  return num_wires;
+}
+
+// Adds to `terms` elements [begin, begin + count) of a wire that is not plain. At most a tile.
+void add_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
+               std::int64_t count, float* terms) {
+  if (!wire.format.has_scales() && wire.factor == 1.0f && !wire.nan_is_zero) {
+    kernels.add_values[index_of(value_dtype(wire))](value_at(wire, begin), count, terms);
+    return;
+  }
+  alignas(64) float others[kTileElements];
+  load_terms(kernels, wire, num_elements, begin, count, others);
+  kernels.add_values[kFloat32](reinterpret_cast<const std::byte*>(others), count, terms);
+}
+
+// Decodes elements [begin, begin + values.num_elements) of a wire of `num_elements`, saturated. At most a tile.
+// `stream`: see Kernels.
+void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
+                 TensorView values, bool stream) {
+  const std::size_t dtype = index_of(values.dtype);
+  if (wire.format.has_scales() && !wire.format.hadamard) {
+    kernels.decode[dtype](coded_blocks(wire, num_elements), begin, values.num_elements, kLargestFinite[dtype],
+                          values.data, stream);
+    return;
+  }
+  alignas(64) float terms[kTileElements];
+  if (wire.format.hadamard) {
+    const CodedBlocks blocks = coded_blocks(wire, num_elements);
+    kernels.decode[kFloat32](blocks, begin, values.num_elements, kMaxFloat32, reinterpret_cast<std::byte*>(terms),
+                             false);
+    const float largest = largest_term(blocks, begin, values.num_elements);
+    const bool is_in_place = values.dtype == DType::float32 && !stream;
+    float* rotated = is_in_place ? reinterpret_cast<float*>(values.data) : terms;
+    kernels.rotate_back(terms, values.num_elements, largest < kLargeTerm, rotated);
+    if (is_in_place) return;
+    // Saturates where the bound on a sum of 32 terms, rounding included, exceeds the limit.
+    if (largest * 33.0f > kLargestFinite[dtype]) kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
+  } else {
+    kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
+    kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
+  }
+  kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data, stream);
+}
+
+// Sums elements [begin, begin + count) of wires of `num_elements` into `terms`. At most a tile.
+void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements, std::int64_t begin,
+              std::int64_t count, float* terms) {
+  bool is_empty = true;
+  for (const bool rotated : {true, false}) {
+    for (std::size_t i = 0, added; i < wires.size(); i += added) {
+      added = 1;
+      if (wires[i].format.hadamard != rotated) continue;
+      CodedBlocks blocks[kMaxWires];
+      if (const std::size_t num_plain = plain_blocks(wires.subspan(i), num_elements, blocks)) {
+        const auto add_codes = is_empty ? kernels.sum_codes : kernels.add_codes;
+        add_codes(blocks, static_cast<int>(num_plain), begin, count, kMaxFloat32, terms);
+        added = num_plain;
+      } else if (is_empty && !wires[i].format.has_scales()) {
+        load_terms(kernels, wires[i], num_elements, begin, count, terms);
+      } else {
+        if (is_empty) std::fill_n(terms, count, 0.0f);
+        add_terms(kernels, wires[i], num_elements, begin, count, terms);
+      }
+      is_empty = false;
+    }
+    if (rotated && !is_empty) kernels.rotate_back(terms, count, false, terms);
+  }
+}
+
+// Decodes and sums elements [begin, begin + values.num_elements) of the job. At most a tile. `stream`: see Kernels.
+void decode_sum_tile(const Kernels& kernels, const DecodeSum& job, std::int64_t begin, TensorView values, bool stream) {
+  const std::size_t dtype = index_of(values.dtype);
+  CodedBlocks blocks[kMaxWires];
+  const std::size_t num_plain = plain_blocks(job.wires, job.values.num_elements, blocks);
+  if (num_plain == job.wires.size() && !job.wires[0].format.hadamard) {
+    kernels.sum_values[dtype](blocks, static_cast<int>(num_plain), begin, values.num_elements, kMaxFloat32, job.factor,
+                              values.data, stream);
+    return;
+  }
+  alignas(64) float terms[kTileElements];
+  sum_tile(kernels, job.wires, job.values.num_elements, begin, values.num_elements, terms);
+  kernels.store_values[dtype](terms, values.num_elements, job.factor, values.data, stream);
+}
+
+// --- Writing past the caches
 
 template <class Job>
 bool writes_past_caches(std::span<const Job> jobs) {
@@ -137,9 +288,8 @@ void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat fo
   const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
-    const Random random{rounding.seed, rounding.first_element + begin + i};
     kernels.encode_tile[index_of(values.dtype)](
-        tile.data, tile.num_elements, blocks, format.stochastic ? &random : nullptr,
+        tile.data, tile.num_elements, blocks, rounding.seed, rounding.first_element + begin + i,
         wire + layout.scale_offset(begin + i), wire + layout.code_offset(begin + i));
   }
 }
@@ -160,14 +310,14 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
   } else if (format.kind == ElementKind::exact || values.dtype == DType::bfloat16) {
     std::memcpy(codes, values.data, values.num_bytes());
   } else if (values.dtype == DType::float32) {
-    kernels.store_values[index_of(DType::bfloat16)](reinterpret_cast<const float*>(values.data), values.num_elements,
-                                                    1.0f, codes, false);
+    kernels.store_values[kBfloat16](reinterpret_cast<const float*>(values.data), values.num_elements, 1.0f, codes,
+                                    false);
   } else {
     alignas(64) float terms[kTileElements];
     for (std::int64_t i = 0; i < values.num_elements; i += kTileElements) {
       const ConstTensorView tile = values.slice(i, kTileElements);
       kernels.load_values[dtype](tile.data, tile.num_elements, terms);
-      kernels.store_values[index_of(DType::bfloat16)](terms, tile.num_elements, 1.0f, codes + 2 * i, false);
+      kernels.store_values[kBfloat16](terms, tile.num_elements, 1.0f, codes + 2 * i, false);
     }
   }
   if (begin + values.num_elements == num_elements) {
@@ -181,7 +331,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
 
 class CpuCodec final : public Codec {
  public:
-  explicit CpuCodec(std::string_view isa) : kernels_(*find_isa(isa).kernels), lossless_(isa) {}
+  explicit CpuCodec(std::string_view isa) : kernels_(find_kernels(isa)), lossless_(isa) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
     const bool stream = writes_past_caches(jobs);
@@ -227,7 +377,7 @@ class CpuCodec final : public Codec {
         TensorView tile{reinterpret_cast<std::byte*>(terms), tile_count, DType::float32};
         alignas(64) std::byte sums[kTileElements * sizeof(float)];
         if (job.format.kind == ElementKind::exact) {  // codes do not preserve a NaN's bits, values do
-          kernels_.store_values[index_of(DType::float32)](terms, tile_count, 1.0f, sums, false);
+          kernels_.store_values[kFloat32](terms, tile_count, 1.0f, sums, false);
           tile.data = sums;
         }
         encode_range(kernels_, tile, job.format, job.rounding, job.num_elements, begin + i, job.wire, false);

@@ -93,22 +93,25 @@ ZCOMM_INLINE void gather_int2(const Word32* quads, std::int64_t count, unsigned 
 }
 
 // Returns one code per byte: the wire's own bytes, or `room` (a tile) if codes are packed.
-ZCOMM_INLINE const std::int8_t* unpack(CodeKind kind, const std::byte* codes, std::int64_t count, std::int8_t* room) {
+ZCOMM_INLINE const std::int8_t* unpack(ElementKind kind, const std::byte* codes, std::int64_t count,
+                                       std::int8_t* room) {
   const unsigned char* packed = reinterpret_cast<const unsigned char*>(codes);
   std::int8_t sign = 0;
   switch (kind) {
-    case CodeKind::int8:
-    case CodeKind::fp8:
+    case ElementKind::exact:
+    case ElementKind::bf16:
+    case ElementKind::int8:
+    case ElementKind::fp8:
       return reinterpret_cast<const std::int8_t*>(codes);
-    case CodeKind::int6:
+    case ElementKind::int6:
       spread_int6(packed, count, reinterpret_cast<Word32*>(room));
       sign = 32;
       break;
-    case CodeKind::int4:
+    case ElementKind::int4:
       spread_int4(packed, count, reinterpret_cast<Word16*>(room));
       sign = 8;
       break;
-    case CodeKind::int2:
+    case ElementKind::int2:
       spread_int2(packed, count, reinterpret_cast<Word32*>(room));
       sign = 2;
       break;
@@ -124,32 +127,34 @@ constexpr bool kTakesNibbles = true;
 #else
 constexpr bool kTakesNibbles = false;
 #endif
-ZCOMM_INLINE bool has_nibbles(CodeKind kind) { return kTakesNibbles && kind == CodeKind::int4; }
+ZCOMM_INLINE bool has_nibbles(ElementKind kind) { return kTakesNibbles && kind == ElementKind::int4; }
 
 // Tells whether the wire has one code per byte, so that `pack` is not needed.
-ZCOMM_INLINE bool is_bytes(CodeKind kind) { return kind == CodeKind::int8 || kind == CodeKind::fp8; }
+ZCOMM_INLINE bool is_bytes(ElementKind kind) { return kind == ElementKind::int8 || kind == ElementKind::fp8; }
 
 // Packs a tile of one code per byte into the wire.
-ZCOMM_INLINE void pack(CodeKind kind, std::uint8_t* tile, std::int64_t count, std::byte* codes) {
+ZCOMM_INLINE void pack(ElementKind kind, std::uint8_t* tile, std::int64_t count, std::byte* codes) {
   unsigned char* packed = reinterpret_cast<unsigned char*>(codes);
   for (std::int64_t i = count; i % 4 != 0; ++i) tile[i] = 0;
   switch (kind) {
-    case CodeKind::int8:
-    case CodeKind::fp8:
+    case ElementKind::exact:
+    case ElementKind::bf16:
+    case ElementKind::int8:
+    case ElementKind::fp8:
       return;  // is_bytes: codes were written in place
-    case CodeKind::int6:
+    case ElementKind::int6:
       return gather_int6(reinterpret_cast<const Word32*>(tile), count, packed);
-    case CodeKind::int4:
+    case ElementKind::int4:
       return gather_int4(reinterpret_cast<const Word16*>(tile), count, packed);
-    case CodeKind::int2:
+    case ElementKind::int2:
       return gather_int2(reinterpret_cast<const Word32*>(tile), count, packed);
   }
 }
 
 // Returns the bytes of `count` codes; `count` is a multiple of 32.
-ZCOMM_INLINE std::int64_t packed_bytes(CodeKind kind, std::int64_t count) {
-  constexpr std::int64_t kBits[] = {8, 6, 4, 2, 8};
-  static_assert(sizeof(kBits) / sizeof(*kBits) == kNumCodes, "one number of bits for each kind");
+ZCOMM_INLINE std::int64_t packed_bytes(ElementKind kind, std::int64_t count) {
+  constexpr std::int64_t kBits[] = {0, 0, 8, 6, 4, 2, 8};
+  static_assert(sizeof(kBits) / sizeof(*kBits) == kNumElementKinds, "one number of bits for each kind");
   return count / 8 * kBits[static_cast<int>(kind)];
 }
 

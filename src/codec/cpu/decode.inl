@@ -27,7 +27,7 @@ template <class Type, bool kNibbles>
 __attribute__((noinline)) void dequantize_rest(const std::int8_t* codes, std::int64_t count, float scale, float limit,
                                                typename Type::Bits* values) {
   alignas(64) std::int8_t room[kNibbles ? kTileElements : 1];
-  if constexpr (kNibbles) codes = unpack(CodeKind::int4, reinterpret_cast<const std::byte*>(codes), count, room);
+  if constexpr (kNibbles) codes = unpack(ElementKind::int4, reinterpret_cast<const std::byte*>(codes), count, room);
   const float finite_scale = clamp(scale, kLargestFinite);
   for (std::int64_t i = 0; i < count; ++i) {
     const float term = clamp(static_cast<float>(codes[i]) * finite_scale, limit);
@@ -114,8 +114,8 @@ template <class Type, bool kStream>
 ZCOMM_INLINE void decode(const CodedBlocks& wire, std::int64_t begin, std::int64_t count, float limit,
                          std::byte* value_bytes) {
   typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
-  if (wire.kind == CodeKind::fp8) return decode_fp8<Type, kStream>(wire, begin, count, limit, value_bytes);
-  if (wire.kind == CodeKind::int8) {
+  if (wire.kind == ElementKind::fp8) return decode_fp8<Type, kStream>(wire, begin, count, limit, value_bytes);
+  if (wire.kind == ElementKind::int8) {
     decode_blocks<Type, false, kStream>(wire, Tile::of(wire, begin, count, nullptr), begin, count, limit, values);
   } else if (has_nibbles(wire.kind)) {
     decode_blocks<Type, true, kStream>(wire, Tile::of(wire, begin, count, nullptr), begin, count, limit, values);

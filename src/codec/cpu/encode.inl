@@ -290,8 +290,8 @@ ZCOMM_INLINE void quantize_e4m3(const Word32* values, std::int64_t count, float 
 }
 
 template <class Type>
-void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, const Random* random,
-                 std::byte* scales, std::byte* codes) {
+void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks, std::uint64_t seed,
+                 std::int64_t first_element, std::byte* scales, std::byte* codes) {
   const auto* values = reinterpret_cast<const typename Type::Bits*>(value_bytes);
   std::uint32_t largest[kMaxBlocks];
   alignas(64) float widened[kTileElements];
@@ -301,18 +301,18 @@ void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks b
   } else {
     widen<Type>(values, count, blocks.block_size, widened, largest);
   }
-  if (random == nullptr && blocks.kind != CodeKind::fp8) {
+  if (!blocks.stochastic && blocks.kind != ElementKind::fp8) {
     if (has_nibbles(blocks.kind)) return encode_scratch<kTakesNibbles>(bits, count, blocks, largest, scales, codes);
     return encode_scratch<false>(bits, count, blocks, largest, scales, codes);
   }
   alignas(64) Word16 numbers[kTileElements + sizeof(Calls)];
-  if (random != nullptr) random_bits(*random, count, numbers);
+  if (blocks.stochastic) random_bits(seed, first_element, count, numbers);
   encode_blocks<Float32, false>(bits, count, blocks, largest, scales, codes,
                                 [&](const Word32* block, std::int64_t block_count, std::int64_t first, float reciprocal,
                                     std::uint8_t* block_codes) {
                                   if (reciprocal == 0.0f) {
                                     __builtin_memset(block_codes, 0, static_cast<std::size_t>(block_count));
-                                  } else if (random != nullptr) {
+                                  } else if (blocks.stochastic) {
                                     quantize_stochastic(block, numbers + first, block_count, reciprocal,
                                                         blocks.max_code, block_codes);
                                   } else {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/code_kind.hpp"
+#include "zcomm/element_kind.hpp"
 
 namespace zcomm::cpu {
 
@@ -32,21 +32,18 @@ struct CodedBlocks {
   const std::byte* scales;
   const std::byte* codes;
   std::int64_t block_size;
-  CodeKind kind;
+  ElementKind kind;  // that has scales
   float max_code;
   float largest_code;  // of any code, also one that no encoder writes: max_code + 1, or 480 for e4m3
   float factor;
-  bool hadamard;  // codes are of rotated values: encode_tile rotates, and decode's result goes to rotate_back
-};
-
-// Position in the random stream: see Rounding in codec.hpp.
-struct Random {
-  std::uint64_t seed;
-  std::int64_t first_element;
+  bool hadamard;    // codes are of rotated values: encode_tile rotates, and decode's result goes to rotate_back
+  bool stochastic;  // encode_tile rounds at random
 };
 
 // Kernel table. Arithmetic is float32, rounded to nearest even; the caller sets the floating-point environment.
 struct Kernels {
+  const char* isa;  // one of cpu_isas()
+
   // Loads or adds: terms[i] (+)= values[i], NaNs with any bits. `count` is at most kTileElements here and below.
   void (*load_values[kNumDTypes])(const std::byte* values, std::int64_t count, float* terms);
   void (*add_values[kNumDTypes])(const std::byte* values, std::int64_t count, float* terms);
@@ -88,9 +85,10 @@ struct Kernels {
   // codes past the caches if `codes` is aligned to 32 (int4: 16).
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                              std::byte* codes, bool stream);
-  // Encodes all kinds of codes, rotated or not; rounds integers stochastically if `random` is not null. At most a tile.
-  void (*encode_tile[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, const Random* random,
-                                  std::byte* scales, std::byte* codes);
+  // Encodes all kinds of codes, rotated or not, rounded to nearest or stochastically. At most a tile. The seed and the
+  // index of the first element are those of Rounding in codec.hpp.
+  void (*encode_tile[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::uint64_t seed,
+                                  std::int64_t first_element, std::byte* scales, std::byte* codes);
 };
 
 extern const Kernels kBaselineKernels;

@@ -1,5 +1,6 @@
-// Loops of the host codec. Included once per instruction set, by a file that defines ZCOMM_KERNELS, the name of its
-// table. kernels.hpp says why nothing here may have external linkage or come from a header.
+// Loops of the host codec. Included once per instruction set, by a file that defines ZCOMM_ISA, its name, and
+// ZCOMM_KERNELS, the name of its table. kernels.hpp says why nothing here may have external linkage or come from a
+// header.
 //
 // Most loops are plain and carry `omp simd`. Hot loops of large tensors first run through groups of registers: see
 // lanes.inl.
@@ -110,6 +111,7 @@ void end_stream() {
 
 extern const Kernels ZCOMM_KERNELS;
 const Kernels ZCOMM_KERNELS = {
+    .isa = ZCOMM_ISA,
     .load_values = {load_values<Float32, false>, load_values<Bfloat16, false>, load_values<Float16, false>},
     .add_values = {load_values<Float32, true>, load_values<Bfloat16, true>, load_values<Float16, true>},
     .decode = {decode<Float32>, decode<Bfloat16>, decode<Float16>},

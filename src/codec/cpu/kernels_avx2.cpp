@@ -1,2 +1,3 @@
+#define ZCOMM_ISA "avx2"
 #define ZCOMM_KERNELS kAvx2Kernels
 #include "codec/cpu/kernels.inl"

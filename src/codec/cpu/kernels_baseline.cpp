@@ -1,2 +1,3 @@
+#define ZCOMM_ISA "baseline"
 #define ZCOMM_KERNELS kBaselineKernels
 #include "codec/cpu/kernels.inl"

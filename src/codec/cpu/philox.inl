@@ -39,13 +39,12 @@ ZCOMM_INLINE Calls interleaved_high(Calls a, Calls b) { return __builtin_shuffle
 #endif
 constexpr std::int64_t kCalls = sizeof(Calls) / 8;
 
-// Fills `bits` (room for a tile and a register) for at least `count` elements; random.first_element is the first.
-ZCOMM_INLINE void random_bits(Random random, std::int64_t count, Word16* bits) {
+// Fills `bits` (room for a tile and a register) for at least `count` elements of the random stream.
+ZCOMM_INLINE void random_bits(std::uint64_t seed, std::int64_t first_element, std::int64_t count, Word16* bits) {
   constexpr Calls kZero = {};
   for (std::int64_t i = 0; i < count; i += kCalls * 8) {
-    Calls c0 = kCallIndex + static_cast<std::uint64_t>(random.first_element + i) / 8, c1 = c0 >> 32, c2 = kZero,
-          c3 = kZero;
-    std::uint32_t key0 = static_cast<std::uint32_t>(random.seed), key1 = static_cast<std::uint32_t>(random.seed >> 32);
+    Calls c0 = kCallIndex + static_cast<std::uint64_t>(first_element + i) / 8, c1 = c0 >> 32, c2 = kZero, c3 = kZero;
+    std::uint32_t key0 = static_cast<std::uint32_t>(seed), key1 = static_cast<std::uint32_t>(seed >> 32);
 #pragma GCC unroll 10
     for (int round = 0; round < 10; ++round) {
       const Calls product0 = product(c0, kZero + 0xd2511f53u), product1 = product(c2, kZero + 0xcd9e8d57u);

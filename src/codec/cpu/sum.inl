@@ -122,7 +122,7 @@ __attribute__((noinline)) void add_packed(const CodedBlocks* wires, std::int64_t
 
 template <int kWires, bool kAdd>
 void add_wires(const CodedBlocks* wires, std::int64_t begin, std::int64_t count, float limit, float* terms) {
-  const CodeKind kind = wires[0].kind;
+  const ElementKind kind = wires[0].kind;
   if (!is_bytes(kind) && !has_nibbles(kind)) return add_packed<kWires, kAdd>(wires, begin, count, limit, terms);
   Tile tiles[kWires];
   for (int w = 0; w < kWires; ++w) tiles[w] = Tile::of(wires[w], begin, count, nullptr);
@@ -223,7 +223,7 @@ void sum_values(const CodedBlocks* wires, int num_wires, std::int64_t begin, std
 #ifdef ZCOMM_LANES
   typename Type::Bits* values = reinterpret_cast<typename Type::Bits*>(value_bytes);
   if (factor != 0.0f && __builtin_fabsf(factor) <= kLargestFinite) {
-    const CodeKind kind = wires[0].kind;
+    const ElementKind kind = wires[0].kind;
     if (is_bytes(kind)) return sum_wires<Type, false>(wires, num_wires, begin, count, limit, factor, values, stream);
     if (has_nibbles(kind)) return sum_wires<Type, true>(wires, num_wires, begin, count, limit, factor, values, stream);
   }

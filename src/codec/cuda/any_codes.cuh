@@ -24,25 +24,28 @@ ZCOMM_DEVICE void pack_bits(const std::uint32_t (&codes)[kGroup], CodeWords& wor
   }
 }
 
-ZCOMM_DEVICE void pack_any(CodeKind kind, const std::uint32_t (&codes)[kGroup], CodeWords& words) {
+ZCOMM_DEVICE void pack_any(ElementKind kind, const std::uint32_t (&codes)[kGroup], CodeWords& words) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = 0;
   switch (kind) {
-    case CodeKind::int8:
-    case CodeKind::fp8:
+    case ElementKind::exact:
+    case ElementKind::bf16:
+      return;  // which have no codes
+    case ElementKind::int8:
+    case ElementKind::fp8:
       return pack_bits<8>(codes, words);
-    case CodeKind::int6:
+    case ElementKind::int6:
       return pack_bits<6>(codes, words);
-    case CodeKind::int4:
+    case ElementKind::int4:
       return pack_bits<4>(codes, words);
-    case CodeKind::int2:
+    case ElementKind::int2:
       return pack_bits<2>(codes, words);
   }
 }
 
 // Unpacks a group's words as a queue that gives out one code after the other: one loop for all numbers of bits.
-ZCOMM_DEVICE void unpack_any(CodeKind kind, std::uint32_t bits, CodeWords& words, float (&codes)[kGroup]) {
-  const std::uint32_t mask = (1u << bits) - 1, sign = kind == CodeKind::fp8 ? 0 : 1u << (bits - 1);
+ZCOMM_DEVICE void unpack_any(ElementKind kind, std::uint32_t bits, CodeWords& words, float (&codes)[kGroup]) {
+  const std::uint32_t mask = (1u << bits) - 1, sign = kind == ElementKind::fp8 ? 0 : 1u << (bits - 1);
   std::uint32_t patterns[kGroup];
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroup; ++i) {
@@ -51,7 +54,7 @@ ZCOMM_DEVICE void unpack_any(CodeKind kind, std::uint32_t bits, CodeWords& words
     for (int k = 0; k < 3; ++k) words[k] = __funnelshift_r(words[k], words[k + 1], bits);
     words[3] >>= bits;
   }
-  if (kind == CodeKind::fp8) {
+  if (kind == ElementKind::fp8) {
 #pragma unroll
     for (std::uint32_t i = 0; i < kGroup; ++i) {
       const std::uint32_t pattern = patterns[i];
@@ -133,7 +136,7 @@ ZCOMM_DEVICE float any_reciprocal(float scale) {
 
 ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, const AnyOut& any, std::uint32_t begin,
                                std::uint32_t (&codes)[kGroup]) {
-  if (any.kind == CodeKind::fp8) {
+  if (any.kind == ElementKind::fp8) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) codes[i] = to_e4m3(__fmul_rn(values[i], reciprocal));
   } else if (any.stochastic) {

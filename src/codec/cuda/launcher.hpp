@@ -200,7 +200,7 @@ inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int6
   }
   const std::int64_t block_size = wire.format.block_size;
   const WireLayout layout(wire.format, wire.dtype, num_elements);
-  part.kind = code_kind(wire.format.kind);
+  part.kind = wire.format.kind;
   part.bits = static_cast<std::uint8_t>(traits(wire.format.kind).code_bits);
   part.data = wire.data + layout.code_offset(begin);
   part.scales = wire.data + layout.scale_offset(begin);
@@ -208,8 +208,8 @@ inline WirePart wire_part(const Wire& wire, std::int64_t num_elements, std::int6
   part.phase = static_cast<std::uint16_t>(begin % block_size / kGroup);
   part.source = Source::any;
   const bool is_plain = wire.factor == 1.0f && !wire.nan_is_zero;
-  if (is_plain && part.kind == CodeKind::int8) part.source = Source::int8;
-  if (is_plain && part.kind == CodeKind::int4) part.source = Source::int4;
+  if (is_plain && part.kind == ElementKind::int8) part.source = Source::int8;
+  if (is_plain && part.kind == ElementKind::int4) part.source = Source::int4;
   return part;
 }
 
@@ -240,7 +240,7 @@ inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t
   any.first_element = static_cast<std::uint64_t>(rounding.first_element + begin);
   any.max_code = kind.max_code;
   any.max_code_reciprocal = 1.0f / kind.max_code;
-  any.kind = code_kind(format.kind);
+  any.kind = format.kind;
   any.bits = static_cast<std::uint8_t>(kind.code_bits);
   any.hadamard = format.hadamard;
   any.stochastic = format.stochastic;

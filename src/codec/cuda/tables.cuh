@@ -1,10 +1,10 @@
 // Inputs of a launch as one kernel parameter: calls need no device memory and can be captured in a graph.
 #pragma once
 
-#include "codec/code_kind.hpp"
 #include "codec/cuda/capacity.hpp"
 #include "codec/cuda/numbers.cuh"
 #include "zcomm/dtype.hpp"
+#include "zcomm/element_kind.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm::gpu {
@@ -32,7 +32,7 @@ struct WirePart {
   std::uint16_t phase;  // groups of the first block that lie before the piece
   Source source;
   std::uint8_t run;  // number of wires from this one on with the same source and rotation
-  CodeKind kind;
+  ElementKind kind;
   std::uint8_t bits;  // per code
   bool nan_is_zero;
 
@@ -65,7 +65,7 @@ struct AnyOut {
   std::uint64_t first_element;  // of the piece, in the whole message
   float max_code;
   float max_code_reciprocal;
-  CodeKind kind;
+  ElementKind kind;
   std::uint8_t bits;  // per code
   bool hadamard;
   bool stochastic;

@@ -137,7 +137,7 @@ LosslessHeader read_header(const std::byte* wire) {
 
 // --- Bodies
 
-HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_isa(isa).name)) {}
+HostLosslessCodec::HostLosslessCodec(std::string_view isa) : kernels_(&kernels_of(cpu::find_kernels(isa).isa)) {}
 
 std::pair<std::size_t, std::uint64_t> HostLosslessCodec::encode(ConstTensorView values, TensorView base,
                                                                 std::byte* body) const {

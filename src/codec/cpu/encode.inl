@@ -24,22 +24,23 @@ ZCOMM_INLINE Register magnitudes(const typename Type::Bits* values) {
 template <class Type, std::int64_t kAhead = 0>
 ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_t count) {
 #ifdef ZCOMM_LANES
-  using Pattern = typename Type::Pattern;
+  using Patterns = typename Type::Patterns;
   constexpr std::int64_t kStep = sizeof(Register) / sizeof(typename Type::Bits);
   Register of_even = {}, of_odd = {};
   std::int64_t done = 0;
   for (; done + 2 * kStep <= count; done += 2 * kStep) {
     if constexpr (kAhead != 0) prefetch(values + done, kAhead, 2 * sizeof(Register));
-    of_even = larger(of_even, magnitudes<Type>(values + done), Pattern{});
-    of_odd = larger(of_odd, magnitudes<Type>(values + done + kStep), Pattern{});
+    of_even = larger<Patterns>(of_even, magnitudes<Type>(values + done));
+    of_odd = larger<Patterns>(of_odd, magnitudes<Type>(values + done + kStep));
   }
   if (done + kStep <= count) {
     if constexpr (kAhead != 0) prefetch(values + done, kAhead, sizeof(Register));
-    of_even = larger(of_even, magnitudes<Type>(values + done), Pattern{});
+    of_even = larger<Patterns>(of_even, magnitudes<Type>(values + done));
     done += kStep;
   }
-  of_even = larger(of_even, of_odd, Pattern{});
-  const std::uint32_t largest = Type::widen(static_cast<std::uint32_t>(largest_lane(of_even, Pattern{})));
+  of_even = larger<Patterns>(of_even, of_odd);
+  const std::uint32_t largest =
+      Type::widen(static_cast<std::uint32_t>(largest_lane(of_even, typename Type::Pattern{})));
   if (done == count) return largest;
   const std::uint32_t of_rest = absmax_rest<Type>(values + done, count - done);
   return of_rest > largest ? of_rest : largest;
@@ -168,7 +169,7 @@ ZCOMM_INLINE std::uint32_t quantize_and_look(const typename Type::Bits* values, 
     Register largest = {};
     for (std::int64_t i = 0; i < count; i += kGroup) {
       prefetch(next + i, kEncodeAhead, sizeof(Register));
-      largest = larger(largest, magnitudes<Type>(next + i), typename Type::Pattern{});
+      largest = larger<typename Type::Patterns>(largest, magnitudes<Type>(next + i));
       quantize_group<Type, kNibbles, kStream>(values + i, factor, codes + (kNibbles ? i / 2 : i));
     }
     return Type::widen(static_cast<std::uint32_t>(largest_lane(largest, typename Type::Pattern{})));

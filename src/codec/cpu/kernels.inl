@@ -4,6 +4,8 @@
 //
 // Most loops are plain and carry `omp simd`. Hot loops of large tensors first run through groups of registers: see
 // lanes.inl.
+#include <utility>
+
 #include "codec/cpu/kernels.hpp"
 #ifdef __SSE2__
 #include <immintrin.h>  // compiler built-ins that are always inlined

@@ -5,35 +5,16 @@ using Floats = __m256;
 using Register = __m256i;
 
 ZCOMM_INLINE Floats broadcast(float value) { return _mm256_set1_ps(value); }
-ZCOMM_INLINE Floats load(const float* values) { return _mm256_loadu_ps(values); }
-ZCOMM_INLINE void store(float* values, Floats floats) { _mm256_storeu_ps(values, floats); }
-ZCOMM_INLINE Register load_register(const void* data) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
-}
-ZCOMM_INLINE void store_register(void* data, Register bits) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(data), bits);
-}
 ZCOMM_INLINE void stream_register(void* data, Register bits) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(data), bits);
 }
 ZCOMM_INLINE Ints load_codes(const std::int8_t* codes) {
   return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
 }
-ZCOMM_INLINE Floats to_floats(Ints ints) { return _mm256_cvtepi32_ps(reinterpret_cast<Register>(ints)); }
 ZCOMM_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-ZCOMM_INLINE Floats canonical_nan(Floats floats) {
-  return _mm256_blendv_ps(floats, broadcast(float_of(kNan32)), _mm256_cmp_ps(floats, floats, _CMP_UNORD_Q));
-}
-ZCOMM_INLINE Register larger(Register a, Register b, std::int32_t) { return _mm256_max_epi32(a, b); }
-ZCOMM_INLINE Register larger(Register a, Register b, std::int16_t) { return _mm256_max_epi16(a, b); }
 ZCOMM_INLINE __m256i upper_half(Register bits) { return bits; }
 ZCOMM_INLINE __m256i lower_half(Register bits) { return bits; }
 
-ZCOMM_INLINE void interleave(Floats& even, Floats& odd) {
-  const Floats low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
-  even = _mm256_permute2f128_ps(low, high, 0x20);
-  odd = _mm256_permute2f128_ps(low, high, 0x31);
-}
 ZCOMM_INLINE void deinterleave(Floats& first, Floats& second) {
   const Floats low = _mm256_permute2f128_ps(first, second, 0x20), high = _mm256_permute2f128_ps(first, second, 0x31);
   first = _mm256_shuffle_ps(low, high, 0x88);

@@ -6,10 +6,6 @@ using Register = __m512i;
 constexpr __mmask16 kAllLanes = 0xffff;
 
 ZCOMM_INLINE Floats broadcast(float value) { return _mm512_set1_ps(value); }
-ZCOMM_INLINE Floats load(const float* values) { return _mm512_loadu_ps(values); }
-ZCOMM_INLINE void store(float* values, Floats floats) { _mm512_storeu_ps(values, floats); }
-ZCOMM_INLINE Register load_register(const void* data) { return _mm512_loadu_si512(data); }
-ZCOMM_INLINE void store_register(void* data, Register bits) { _mm512_storeu_si512(data, bits); }
 ZCOMM_INLINE void stream_register(void* data, Register bits) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(data), bits);
 }
@@ -17,25 +13,10 @@ ZCOMM_INLINE Ints load_codes(const std::int8_t* codes) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   return reinterpret_cast<Ints>(_mm512_maskz_cvtepi8_epi32(kAllLanes, bytes));
 }
-ZCOMM_INLINE Floats to_floats(Ints ints) {
-  return _mm512_maskz_cvtepi32_ps(kAllLanes, reinterpret_cast<Register>(ints));
-}
 ZCOMM_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-ZCOMM_INLINE Floats canonical_nan(Floats floats) {
-  return _mm512_mask_mov_ps(floats, _mm512_cmp_ps_mask(floats, floats, _CMP_UNORD_Q), broadcast(float_of(kNan32)));
-}
-ZCOMM_INLINE Register larger(Register a, Register b, std::int32_t) { return _mm512_maskz_max_epi32(kAllLanes, a, b); }
-ZCOMM_INLINE Register larger(Register a, Register b, std::int16_t) { return _mm512_max_epi16(a, b); }
 ZCOMM_INLINE __m256i upper_half(Register bits) { return __builtin_shufflevector(bits, bits, 4, 5, 6, 7); }
 ZCOMM_INLINE __m256i lower_half(Register bits) { return __builtin_shufflevector(bits, bits, 0, 1, 2, 3); }
 
-ZCOMM_INLINE void interleave(Floats& even, Floats& odd) {
-  const Register first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const Register second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  const Floats low = _mm512_permutex2var_ps(even, first, odd);
-  odd = _mm512_permutex2var_ps(even, second, odd);
-  even = low;
-}
 ZCOMM_INLINE void deinterleave(Floats& first, Floats& second) {
   const Register even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const Register odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);

@@ -4,19 +4,9 @@
 using Floats = float32x4_t;
 using Register = int32x4_t;
 
-// Reads and writes memory of any type. An instruction that writes past the caches is only a hint here, and not used.
-template <class Vector>
-ZCOMM_INLINE Vector read(const void* data) {
-  Vector vector;
-  __builtin_memcpy(&vector, data, sizeof(vector));
-  return vector;
-}
 ZCOMM_INLINE Floats broadcast(float value) { return vdupq_n_f32(value); }
-ZCOMM_INLINE Floats load(const float* values) { return read<Floats>(values); }
-ZCOMM_INLINE void store(float* values, Floats floats) { __builtin_memcpy(values, &floats, sizeof(floats)); }
-ZCOMM_INLINE Register load_register(const void* data) { return read<Register>(data); }
-ZCOMM_INLINE void store_register(void* data, Register bits) { __builtin_memcpy(data, &bits, sizeof(bits)); }
-ZCOMM_INLINE void stream_register(void* data, Register bits) { store_register(data, bits); }
+// An instruction that writes past the caches is only a hint here, and not used.
+ZCOMM_INLINE void stream_register(void* data, Register bits) { __builtin_memcpy(data, &bits, sizeof(bits)); }
 
 template <bool kNibbles>
 ZCOMM_INLINE void load_codes(const std::int8_t* codes, Floats* group) {
@@ -37,21 +27,9 @@ ZCOMM_INLINE void load_codes(const std::int8_t* codes, Floats* group) {
   }
 }
 ZCOMM_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
-ZCOMM_INLINE Floats canonical_nan(Floats floats) {
-  return vbslq_f32(vceqq_f32(floats, floats), floats, broadcast(float_of(kNan32)));
-}
-ZCOMM_INLINE Register larger(Register a, Register b, std::int32_t) { return vmaxq_s32(a, b); }
-ZCOMM_INLINE Register larger(Register a, Register b, std::int16_t) {
-  return vreinterpretq_s32_s16(vmaxq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
-}
 ZCOMM_INLINE std::int32_t largest_lane(Register bits, std::int32_t) { return vmaxvq_s32(bits); }
 ZCOMM_INLINE std::int32_t largest_lane(Register bits, std::int16_t) { return vmaxvq_s16(vreinterpretq_s16_s32(bits)); }
 
-ZCOMM_INLINE void interleave(Floats& even, Floats& odd) {
-  const Floats low = vzip1q_f32(even, odd);
-  odd = vzip2q_f32(even, odd);
-  even = low;
-}
 ZCOMM_INLINE void deinterleave(Floats& first, Floats& second) {
   const Floats even = vuzp1q_f32(first, second);
   second = vuzp2q_f32(first, second);

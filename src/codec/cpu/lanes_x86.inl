@@ -24,11 +24,11 @@ ZCOMM_INLINE void load_codes(const std::int8_t* codes, Floats* group) {
   for (int i = 0; i < 32 / ZCOMM_LANES; i += 2) {
     if constexpr (kNibbles) {
       const Ints pairs = load_codes(codes + i / 2 * ZCOMM_LANES);
-      group[i] = to_floats((pairs << 28) >> 28);
-      group[i + 1] = to_floats(pairs >> 4);
+      group[i] = __builtin_convertvector((pairs << 28) >> 28, Floats);
+      group[i + 1] = __builtin_convertvector(pairs >> 4, Floats);
     } else {
-      group[i] = to_floats(load_codes(codes + i * ZCOMM_LANES));
-      group[i + 1] = to_floats(load_codes(codes + (i + 1) * ZCOMM_LANES));
+      group[i] = __builtin_convertvector(load_codes(codes + i * ZCOMM_LANES), Floats);
+      group[i + 1] = __builtin_convertvector(load_codes(codes + (i + 1) * ZCOMM_LANES), Floats);
     }
   }
 }

@@ -2,29 +2,6 @@
 
 constexpr std::int64_t kRotated = 32;
 
-#if defined(__AVX512F__)
-// Swaps lanes kStep apart.
-template <int kStep>
-ZCOMM_INLINE Floats swapped(Floats floats) {
-  if constexpr (kStep == 1) return _mm512_maskz_permute_ps(kAllLanes, floats, 0xb1);
-  if constexpr (kStep == 2) return _mm512_maskz_permute_ps(kAllLanes, floats, 0x4e);
-  if constexpr (kStep == 4) return _mm512_maskz_shuffle_f32x4(kAllLanes, floats, floats, 0xb1);
-  if constexpr (kStep == 8) return _mm512_maskz_shuffle_f32x4(kAllLanes, floats, floats, 0x4e);
-}
-#elif defined(__AVX2__)
-template <int kStep>
-ZCOMM_INLINE Floats swapped(Floats floats) {
-  if constexpr (kStep == 1) return _mm256_permute_ps(floats, 0xb1);
-  if constexpr (kStep == 2) return _mm256_permute_ps(floats, 0x4e);
-  if constexpr (kStep == 4) return _mm256_permute2f128_ps(floats, floats, 0x01);
-}
-#elif defined(ZCOMM_NEON)
-template <int kStep>
-ZCOMM_INLINE Floats swapped(Floats floats) {
-  return kStep == 1 ? vrev64q_f32(floats) : vextq_f32(floats, floats, 2);
-}
-#endif
-
 #ifdef ZCOMM_LANES
 
 // Replaces a, b by a + b, a - b, where b is kStep elements after a.
@@ -34,7 +11,8 @@ ZCOMM_INLINE void rotate_step(Group& group) {
   if constexpr (kStep < ZCOMM_LANES) {
     alignas(64) float signs[ZCOMM_LANES];
     for (int i = 0; i < ZCOMM_LANES; ++i) signs[i] = (i & kStep) != 0 ? -1.0f : 1.0f;
-    for (Floats& floats : group) floats = multiply_add(floats, load(signs), swapped<kStep>(floats));  // exact product
+    for (Floats& floats : group)
+      floats = multiply_add(floats, load(signs), swapped<kStep>(floats, LaneIndexes{}));  // exact product
   } else {
     constexpr int kDistance = kStep / ZCOMM_LANES;
     for (int i = 0; i < kRegisters; ++i) {

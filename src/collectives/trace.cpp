@@ -15,10 +15,13 @@ namespace {
 
 using Kind = TraceStep::Kind;
 
-// Returns the number of launches for pieces that have `num_wires` wires each.
-std::size_t launches(std::size_t num_pieces, gpu::Capacity capacity, std::size_t num_wires = 0) {
-  if (num_wires > 0) capacity.pieces = std::clamp(capacity.wires / num_wires, std::size_t{1}, capacity.pieces);
-  return (num_pieces + capacity.pieces - 1) / capacity.pieces;
+// Returns the number of launches that take at most `most_pieces` each.
+std::size_t launches(std::size_t num_pieces, std::size_t most_pieces) {
+  return (num_pieces + most_pieces - 1) / most_pieces;
+}
+// Does so where a launch takes `most_wires`, and pieces have `num_wires` each.
+std::size_t launches(std::size_t num_pieces, std::size_t most_pieces, std::size_t num_wires, std::size_t most_wires) {
+  return launches(num_pieces, std::clamp(most_wires / num_wires, std::size_t{1}, most_pieces));
 }
 
 // Counts the launches of a GPU's codec as if all formats were int8 or int4. Sums of one length are one piece there.
@@ -27,17 +30,17 @@ class TracedCodec final : public Codec {
   explicit TracedCodec(Trace& trace) : trace_(trace) {}
 
   void encode(std::span<const Encode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kEncodeCapacity));
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kEncodePieces));
     for (const Encode& job : jobs) {
       num_bytes += job.values.num_bytes() + wire_bytes(job.format, job.values.dtype, job.values.num_elements);
     }
   }
   void decode(std::span<const Decode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kDecodeCapacity));
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kDecodePieces));
     for (const Decode& job : jobs) num_bytes += job.values.num_bytes() + size(job.wire, job.values.num_elements);
   }
   void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kSumCapacity, jobs[0].wires.size()));
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kSumPieces, jobs[0].wires.size(), gpu::kSumWires));
     for (const DecodeSum& job : jobs) {
       num_bytes += job.values.num_bytes();
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.values.num_elements);
@@ -46,7 +49,8 @@ class TracedCodec final : public Codec {
   void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView) const override {
     std::set<std::int64_t> lengths;
     for (const DecodeSumEncode& job : jobs) lengths.insert(job.num_elements);
-    std::size_t& num_bytes = add(launches(lengths.size(), gpu::kSumEncodeCapacity, jobs[0].wires.size()));
+    std::size_t& num_bytes =
+        add(launches(lengths.size(), gpu::kSumEncodePieces, jobs[0].wires.size(), gpu::kSumEncodeWires));
     for (const DecodeSumEncode& job : jobs) {
       num_bytes += wire_bytes(job.format, DType::float32, job.num_elements);
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.num_elements);

@@ -164,9 +164,8 @@ ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroup
   std::uint32_t largest[1] = {largest_magnitude<kGroups>(values)};
   reduce_blocks(largest, 1u << out.log2_lanes, &maxima);
   if (!place.is_in_block || place.begin >= out.num_elements) return;
-  const bool is_finite = largest[0] < kInfinity32;
-  std::uint32_t scale = make_scale(__uint_as_float(is_finite ? largest[0] : 0), any.max_code, any.max_code_reciprocal);
-  scale = smaller_of(scale, 0x7f7f0000u);
+  std::uint32_t scale = make_scale(__uint_as_float(largest[0]), any.max_code, any.max_code_reciprocal);
+  scale = largest[0] < kInfinity32 ? smaller_of(scale, 0x7f7f0000u) : kNan32;
   const float reciprocal = any_reciprocal(__uint_as_float(scale));
 #pragma unroll
   for (std::uint32_t g = 0; g < kGroups; ++g) {
@@ -180,14 +179,12 @@ ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroup
     const std::uint32_t num_bits = smaller_of(out.num_elements - begin, kGroup) * any.bits;
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) {
-      if (i * 32 < num_bits) data[i] = is_finite ? words[i] : 0;
+      if (i * 32 < num_bits) data[i] = scale == kNan32 ? 0 : words[i];
     }
   }
   if (place.lane != 0) return;
-  std::uint16_t* scales = reinterpret_cast<std::uint16_t*>(out.scales) + place.block;
-  *scales = static_cast<std::uint16_t>((is_finite ? scale : kNan32) >> 16);
+  store_scale(scale, place.block, out);
   if ((place.block + 1) * out.block_size < out.num_elements) return;
-  for (std::uint32_t i = 1; i <= out.scale_padding; ++i) scales[i] = 0;
   std::uint32_t* codes_end = reinterpret_cast<std::uint32_t*>(out.codes) + (out.num_elements * any.bits + 31) / 32;
   for (std::uint32_t i = 0; i < any.code_padding; ++i) codes_end[i] = 0;
 }

@@ -5,11 +5,8 @@
 
 namespace zcomm::gpu {
 
-struct Capacity {
-  std::size_t pieces;
-  std::size_t wires = 0;
-};
-inline constexpr Capacity kEncodeCapacity{112}, kEncodeAnyCapacity{52}, kDecodeCapacity{76}, kCopyCapacity{145};
-inline constexpr Capacity kSumCapacity{32, 88}, kSumEncodeCapacity{16, 84};
+inline constexpr std::size_t kEncodePieces = 112, kEncodeAnyPieces = 52, kDecodePieces = 76, kCopyPieces = 145;
+inline constexpr std::size_t kSumPieces = 32, kSumWires = 88;
+inline constexpr std::size_t kSumEncodePieces = 16, kSumEncodeWires = 84;
 
 }  // namespace zcomm::gpu

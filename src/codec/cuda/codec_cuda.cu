@@ -22,19 +22,20 @@ constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
 std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 
 // Kernel families by code: two kinds, rounded to nearest and not rotated, have their own; the others share one.
-enum class Coding { int8, int4, any, none };
-constexpr Coding kOwnKernels[] = {Coding::int8, Coding::int4};
-std::size_t index_of(Coding coding) { return static_cast<std::size_t>(coding); }
+constexpr Source kOwnKernels[] = {Source::int8, Source::int4};
+std::size_t index_of(Source coding) {
+  return static_cast<std::size_t>(coding) - static_cast<std::size_t>(Source::int8);
+}
 
-Coding coding_of(BlockFormat format) {
-  if (!format.has_scales()) return Coding::none;
-  if (format.hadamard || format.stochastic) return Coding::any;
-  if (format.kind == ElementKind::int8) return Coding::int8;
-  return format.kind == ElementKind::int4 ? Coding::int4 : Coding::any;
+Source coding_of(BlockFormat format) {
+  if (!format.has_scales()) return Source::float32;  // or other values: there are no codes
+  if (format.hadamard || format.stochastic) return Source::any;
+  if (format.kind == ElementKind::int8) return Source::int8;
+  return format.kind == ElementKind::int4 ? Source::int4 : Source::any;
 }
 
 // Selects the decoding kernel, which does not depend on how codes were rounded.
-Coding decoding_of(BlockFormat format) {
+Source decoding_of(BlockFormat format) {
   format.stochastic = false;
   return coding_of(format);
 }
@@ -122,7 +123,7 @@ void add(Launcher<Table>& launcher, const Encode& job, std::uint32_t unroll) {
 
 void add(Launcher<DecodeTable>& launcher, const Decode& job) {
   const std::int64_t n = job.values.num_elements;
-  const std::uint32_t groups = decoding_of(job.wire.format) == Coding::any ? 1 : kDecodeUnroll;  // per thread
+  const std::uint32_t groups = decoding_of(job.wire.format) == Source::any ? 1 : kDecodeUnroll;  // per thread
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     const TensorView values = job.values.slice(begin, count);
     launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count),
@@ -137,7 +138,7 @@ void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float fa
   const std::int64_t n = values.num_elements;
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     launcher.add(
-        {values.slice(begin, count).data, static_cast<std::uint32_t>(count), {}, factor, limit},
+        {values.slice(begin, count).data, static_cast<std::uint32_t>(count), factor, limit},
         divide_up(count, kSumThreads * kSumElements), wires,
         [&](const Wire& wire) { return wire_part(wire, n, begin); }, stay_rotated);
   });
@@ -147,7 +148,6 @@ void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wi
   const std::int64_t n = job.num_elements;
   for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
     const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements),
-                               {},
                                any_out(job.format, job.rounding, n, begin, count)};
     launcher.add(piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
                  [&](const Wire& wire) { return wire_part(wire, n, begin); });
@@ -164,7 +164,7 @@ class CudaCodec final : public Codec {
     for (const Encode& job : jobs) check(job);
     Launcher<EncodeTable> launcher(stream);
     for (DType dtype : kDTypes) {
-      for (Coding coding : kOwnKernels) {
+      for (Source coding : kOwnKernels) {
         launcher.use(kEncode[index_of(dtype)][index_of(coding)]);
         for (const Encode& job : jobs) {
           if (job.values.dtype == dtype && coding_of(job.format) == coding) {
@@ -176,7 +176,7 @@ class CudaCodec final : public Codec {
     launcher.launch();
     Launcher any_launcher(stream, kEncodeAny);
     for (const Encode& job : jobs) {
-      if (coding_of(job.format) == Coding::any) add(any_launcher, job, 1);
+      if (coding_of(job.format) == Source::any) add(any_launcher, job, 1);
     }
     any_launcher.launch();
     Launcher casts(stream, kSum[index_of(DType::bfloat16)]);
@@ -202,7 +202,7 @@ class CudaCodec final : public Codec {
     Launcher<SumTable> casts(stream);
     Launcher copies(stream, kCopy);
     for (DType dtype : kDTypes) {
-      for (Coding coding : kOwnKernels) {
+      for (Source coding : kOwnKernels) {
         launcher.use(kDecode[index_of(dtype)][index_of(coding)]);
         for (const Decode& job : jobs) {
           if (job.values.dtype == dtype && decoding_of(job.wire.format) == coding) add(launcher, job);
@@ -220,7 +220,7 @@ class CudaCodec final : public Codec {
     }
     launcher.use(kDecodeAny);
     for (const Decode& job : jobs) {
-      if (decoding_of(job.wire.format) == Coding::any) add(launcher, job);
+      if (decoding_of(job.wire.format) == Source::any) add(launcher, job);
     }
     launcher.launch();
     casts.launch();
@@ -242,7 +242,7 @@ class CudaCodec final : public Codec {
   void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
     for (const DecodeSumEncode& job : jobs) check(job);
     Launcher<SumEncodeTable> launcher(stream);
-    for (Coding coding : {Coding::int8, Coding::int4, Coding::any}) {
+    for (Source coding : {Source::int8, Source::int4, Source::any}) {
       launcher.use(kSumEncode[index_of(coding)]);
       for (const DecodeSumEncode& job : jobs) {
         if (coding_of(job.format) != coding) continue;

@@ -59,41 +59,35 @@ ZCOMM_DEVICE void reduce_blocks(std::uint32_t (&largest)[kUnroll], std::uint32_t
   }
 }
 
-// Encoding parameters of a block whose largest magnitude has the float32 bits `largest`.
+// Returns the scale of a block whose largest magnitude has the float32 bits `largest`, NaN if a value is not finite.
 template <class Codes>
-struct Scaling {
-  ZCOMM_DEVICE explicit Scaling(std::uint32_t largest) {
-    is_finite = largest < kInfinity32;
-    scale = make_scale(__uint_as_float(largest), Codes::kMaxCode, 1.0f / Codes::kMaxCode);
-    reciprocal = refine_reciprocal(__uint_as_float(scale), approximate_reciprocal(__uint_as_float(scale)));
-  }
+ZCOMM_DEVICE std::uint32_t scale_of(std::uint32_t largest) {
+  const std::uint32_t scale = make_scale(__uint_as_float(largest), Codes::kMaxCode, 1.0f / Codes::kMaxCode);
+  return largest < kInfinity32 ? scale : kNan32;
+}
 
-  bool is_finite;
-  std::uint32_t scale;  // float32 bits
-  float reciprocal;
-};
-
-// Writes the codes of the group that begins with element `begin`.
+// Writes the codes of the group that begins with element `begin`, zeros if the scale is NaN.
 template <class Type, class Codes>
-ZCOMM_DEVICE void store_codes(const std::uint32_t (&words)[Type::kWords], const Scaling<Codes>& scaling,
-                              std::uint32_t begin, const BlocksOut& out) {
+ZCOMM_DEVICE void store_codes(const std::uint32_t (&words)[Type::kWords], std::uint32_t scale, std::uint32_t begin,
+                              const BlocksOut& out) {
+  const float divisor = __uint_as_float(scale);
+  const float reciprocal = refine_reciprocal(divisor, approximate_reciprocal(divisor));
   float values[kGroup];
   Type::widen(words, values);
   std::uint32_t codes[kGroup];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) codes[i] = quantize(values[i], scaling.reciprocal);
+  for (int i = 0; i < 16; ++i) codes[i] = quantize(values[i], reciprocal);
   std::uint32_t packed[Codes::kWords];
   Codes::pack(codes, packed);
 #pragma unroll
-  for (int i = 0; i < Codes::kWords; ++i) packed[i] = scaling.is_finite ? packed[i] : 0;
+  for (int i = 0; i < Codes::kWords; ++i) packed[i] = scale == kNan32 ? 0 : packed[i];
   store_words(packed, out.codes + begin / Codes::kCodesPerByte);
 }
 
 // Writes the scale of a block, and after the last one the padding.
-template <class Codes>
-ZCOMM_DEVICE void store_scale(const Scaling<Codes>& scaling, std::uint32_t block, const BlocksOut& out) {
+ZCOMM_DEVICE void store_scale(std::uint32_t scale, std::uint32_t block, const BlocksOut& out) {
   std::uint16_t* scales = reinterpret_cast<std::uint16_t*>(out.scales) + block;
-  *scales = static_cast<std::uint16_t>((scaling.is_finite ? scaling.scale : kNan32) >> 16);
+  *scales = static_cast<std::uint16_t>(scale >> 16);
   if ((block + 1) * out.block_size < out.num_elements) return;
   for (std::uint32_t i = 1; i <= out.scale_padding; ++i) scales[i] = 0;
 }
@@ -108,13 +102,13 @@ ZCOMM_DEVICE void encode_any(const std::uint32_t (&words)[kGroups][Type::kWords]
   for (std::uint32_t g = 0; g < kGroups; ++g) largest[0] = larger_of(largest[0], absmax<Type>(words[g]));
   reduce_blocks(largest, 1u << out.log2_lanes, &maxima);
   if (!place.is_in_block) return;
-  const Scaling<Codes> scaling(largest[0]);
+  const std::uint32_t scale = scale_of<Codes>(largest[0]);
 #pragma unroll
   for (std::uint32_t g = 0; g < kGroups; ++g) {
     const std::uint32_t begin = place.begin + g * kGroup;
-    if (has_codes<Codes>(begin, out.num_elements)) store_codes<Type>(words[g], scaling, begin, out);
+    if (has_codes<Codes>(begin, out.num_elements)) store_codes<Type, Codes>(words[g], scale, begin, out);
   }
-  if (place.lane == 0 && place.begin < out.num_elements) store_scale(scaling, place.block, out);
+  if (place.lane == 0 && place.begin < out.num_elements) store_scale(scale, place.block, out);
 }
 
 // Groups that a thread reads before it computes: 128 bytes.
@@ -144,9 +138,9 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
 #pragma unroll
     for (std::uint32_t u = 0; u < kUnroll; ++u) {
       const Place<1> place(piece.out, slot + u * kThreads);
-      const Scaling<Codes> scaling(largest[u]);
-      store_codes<Type>(words[u], scaling, (slot + u * kThreads) * kGroup, piece.out);
-      if (place.lane == 0) store_scale(scaling, place.block, piece.out);
+      const std::uint32_t scale = scale_of<Codes>(largest[u]);
+      store_codes<Type, Codes>(words[u], scale, (slot + u * kThreads) * kGroup, piece.out);
+      if (place.lane == 0) store_scale(scale, place.block, piece.out);
     }
     return;
   }

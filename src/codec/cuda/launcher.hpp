@@ -21,13 +21,6 @@ struct Kernel {
   std::uint32_t threads = kThreads;  // per CTA
 };
 
-template <class Piece>
-struct WaitingPiece {
-  Piece piece;
-  std::int64_t num_ctas;
-  std::size_t first_wire;  // from which the piece's range counts
-};
-
 // Tells whether memory lies `count` strides after other memory. A stride of 0 is not known yet: this sets it.
 inline bool follows(const std::byte* first, const std::byte* next, std::uint32_t& stride, std::uint32_t count) {
   const std::uint64_t step = reinterpret_cast<std::uintptr_t>(next) - reinterpret_cast<std::uintptr_t>(first);
@@ -35,11 +28,11 @@ inline bool follows(const std::byte* first, const std::byte* next, std::uint32_t
   return step > 0 && step == std::uint64_t{stride} * 2 * count;
 }
 
-// Tells whether `next` is repeat `count` of `first`, of which these are wires. The first repeat sets the strides.
-inline bool continues(WirePart& first, const WirePart& next, Strides& strides, std::uint32_t count) {
+// Tells whether `next` is repeat `count` of `first`, a wire of `piece`. The first repeat sets the strides.
+inline bool continues(WirePart& first, const WirePart& next, SumEncodePiece& piece, std::uint32_t count) {
   const bool has_scales = first.source >= Source::int8;
   if (!has_scales && count == 1) first.magic = 0;
-  std::uint32_t& of_codes = first.source == Source::any ? strides.any : strides.codes;
+  std::uint32_t& of_codes = first.source == Source::any ? piece.any_stride : piece.codes_stride;
   return next.source == first.source && next.run == first.run && next.kind == first.kind && next.phase == first.phase &&
          next.factor == first.factor && next.nan_is_zero == first.nan_is_zero &&
          follows(first.data, next.data, has_scales ? of_codes : first.magic, count) &&
@@ -48,19 +41,21 @@ inline bool continues(WirePart& first, const WirePart& next, Strides& strides, s
 inline bool continues(SumEncodePiece& first, WirePart* wires, const SumEncodePiece& next, const WirePart* next_wires,
                       std::uint32_t count) {
   const BlocksOut &a = first.out, &b = next.out;
-  Strides& strides = first.strides;
-  if (count == 1) strides = {};
+  if (count == 1) first.codes_stride = first.any_stride = first.out_stride = 0;
   const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size &&
-                        b.scale_padding == a.scale_padding && next.any == first.any && next.wires == first.wires &&
+                        b.scale_padding == a.scale_padding && next.any == first.any &&
+                        next.rotated_end == first.rotated_end && next.end_of_wires == first.end_of_wires &&
                         b.codes - a.codes == b.scales - a.scales;
-  return is_alike && follows(a.scales, b.scales, strides.out, count) &&
-         std::equal(wires, wires + first.wires.end, next_wires,
-                    [&](WirePart& part, const WirePart& other) { return continues(part, other, strides, count); });
+  return is_alike && follows(a.scales, b.scales, first.out_stride, count) &&
+         std::equal(wires, wires + first.end_of_wires, next_wires,
+                    [&](WirePart& part, const WirePart& other) { return continues(part, other, first, count); });
 }
 
 // Collects pieces and launches a kernel whenever a table is full.
 template <class Table>
 class Launcher {
+  using Piece = typename Table::Piece;
+
  public:
   explicit Launcher(StreamView stream) : stream_(stream) {}
   Launcher(StreamView stream, const Kernel<Table>& kernel) : stream_(stream), kernel_(&kernel) {}
@@ -71,7 +66,7 @@ class Launcher {
     kernel_ = &kernel;
   }
 
-  void add(const typename Table::Piece& piece, std::int64_t num_ctas) {
+  void add(const Piece& piece, std::int64_t num_ctas) {
     if (table_.num_pieces == Table::kCapacity) launch_table();
     table_.first_cta[table_.num_pieces] = num_ctas_;
     table_.pieces[table_.num_pieces] = piece;
@@ -82,7 +77,7 @@ class Launcher {
   // Adds a piece whose wires are part(wire) of each of `wires`, the rotated ones first; they must fit a table. Their
   // sum is rotated back unless `stay_rotated`.
   template <class Part>
-  void add(typename Table::Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
+  void add(Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
            bool stay_rotated = false) {
     const std::size_t first_wire = wires_.size();
     wires_.resize(first_wire + wires.size());
@@ -98,33 +93,38 @@ class Launcher {
       const bool is_last = i + 1 == num_parts || i + 1 == num_rotated || parts[i + 1].source != parts[i].source;
       parts[i].run = static_cast<std::uint8_t>(is_last ? 1 : parts[i + 1].run + 1);
     }
-    piece.wires = {0, static_cast<std::uint16_t>(num_rotated), static_cast<std::uint16_t>(num_parts)};
-    if (stay_rotated) piece.wires.rotated_end = kStaysRotated;
-    waiting_.push_back({piece, num_ctas, first_wire});
-    if constexpr (!kRepeats) add_waiting();
+    piece.rotated_end = stay_rotated ? kStaysRotated : static_cast<std::uint16_t>(num_rotated);
+    piece.end_of_wires = static_cast<std::uint16_t>(num_parts);
+    if constexpr (kRepeats) {
+      piece.num_ctas = static_cast<std::uint16_t>(num_ctas);
+      waiting_.push_back(piece);
+      first_wires_.push_back(first_wire);
+    } else {
+      add_with_wires(piece, num_ctas, first_wire);
+      wires_.clear();
+    }
   }
 
   void launch() {
-    if constexpr (requires { table_.wires; }) add_waiting();
+    if constexpr (kRepeats) add_waiting();
     launch_table();
   }
 
  private:
-  static constexpr bool kRepeats = requires(Table table) { table.num_ctas; };
+  static constexpr bool kRepeats = requires(Piece piece) { piece.num_ctas; };
   static constexpr std::uint32_t kLongestRound = 16;
 
-  void add_repeated(const WaitingPiece<typename Table::Piece>& waiting, std::uint32_t count) {
-    typename Table::Piece piece = waiting.piece;
-    const std::size_t num_wires = piece.wires.end;
+  // Adds a piece whose wires are in wires_ from `first_wire` on.
+  void add_with_wires(Piece piece, std::int64_t num_ctas, std::size_t first_wire) {
+    const std::size_t num_wires = piece.end_of_wires;
     if (table_.num_pieces == Table::kCapacity || num_wires_ + num_wires > Table::kWireCapacity) launch_table();
+    std::copy_n(wires_.data() + first_wire, num_wires, table_.wires + num_wires_);
     const auto begin = static_cast<std::uint16_t>(num_wires_);
-    for (std::uint16_t* place : {&piece.wires.begin, &piece.wires.rotated_end, &piece.wires.end}) {
-      if (*place != kStaysRotated) *place += begin;
-    }
-    std::copy_n(wires_.data() + waiting.first_wire, num_wires, table_.wires + begin);
+    piece.begin_of_wires = begin;
+    piece.end_of_wires += begin;
+    if (piece.rotated_end != kStaysRotated) piece.rotated_end += begin;
     num_wires_ += num_wires;
-    if constexpr (kRepeats) table_.num_ctas[table_.num_pieces] = static_cast<std::uint16_t>(waiting.num_ctas);
-    add(piece, waiting.num_ctas * count);
+    add(piece, num_ctas);
   }
 
   // Adds all waiting pieces. They repeat one by one, or in rounds: several unlike ones for each node.
@@ -137,20 +137,24 @@ class Launcher {
         if (found > 2 && (found - 1) * tried > (count - 1) * length) length = tried, count = found;
       }
       rounds(begin, length);  // sets the strides
-      for (std::uint32_t i = 0; i < length; ++i) add_repeated(waiting_[begin + i], count);
+      for (std::uint32_t i = begin; i < begin + length; ++i) {
+        add_with_wires(waiting_[i], std::int64_t{waiting_[i].num_ctas} * count, first_wires_[i]);
+      }
     }
     waiting_.clear();
+    first_wires_.clear();
     wires_.clear();
   }
 
   // Returns the number of rounds of `length` pieces from `begin` on, of which all repeat the first one.
   std::uint32_t rounds(std::uint32_t begin, std::uint32_t length) {
     std::uint32_t i = length;
-    if constexpr (kRepeats) {
-      for (; begin + i < waiting_.size(); ++i) {
-        auto &first = waiting_[begin + i % length], &next = waiting_[begin + i];
-        WirePart* const wires = wires_.data();
-        if (!continues(first.piece, wires + first.first_wire, next.piece, wires + next.first_wire, i / length)) break;
+    for (; begin + i < waiting_.size(); ++i) {
+      const std::uint32_t first = begin + i % length, next = begin + i;
+      WirePart* const wires = wires_.data();
+      if (!continues(waiting_[first], wires + first_wires_[first], waiting_[next], wires + first_wires_[next],
+                     i / length)) {
+        break;
       }
     }
     return i / length;
@@ -174,8 +178,9 @@ class Launcher {
   Table table_{};
   std::uint32_t num_ctas_ = 0;
   std::size_t num_wires_ = 0;
-  std::vector<WaitingPiece<typename Table::Piece>> waiting_;
-  std::vector<WirePart> wires_;  // of waiting pieces
+  std::vector<Piece> waiting_;            // that may be repeats
+  std::vector<std::size_t> first_wires_;  // of waiting pieces, in wires_
+  std::vector<WirePart> wires_;
 };
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

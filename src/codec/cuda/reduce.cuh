@@ -19,46 +19,43 @@ inline constexpr std::uint32_t kSumCtas = 5;
 #endif
 using Sum = Halves32<kSumGroups>;
 
-// Codes and scale of a thread's elements in one wire.
+// Loads codes and scale of a thread's elements in one wire.
 template <class Codes>
-struct Coded {
-  ZCOMM_DEVICE void load(const WirePart& wire, std::uint64_t offset, std::uint32_t begin, std::uint32_t num_elements) {
-    constexpr std::uint32_t kElements = 16 * Codes::kCodesPerByte;  // in 16 bytes
-    const std::byte* data = wire.data + (offset + begin / Codes::kCodesPerByte);
+ZCOMM_DEVICE void load_coded(const WirePart& wire, std::uint64_t offset, std::uint32_t begin,
+                             std::uint32_t num_elements, std::uint32_t (&codes)[kSumGroups * Codes::kWords],
+                             std::uint32_t& scale) {
+  constexpr std::uint32_t kElements = 16 * Codes::kCodesPerByte;  // in 16 bytes
+  const std::byte* data = wire.data + (offset + begin / Codes::kCodesPerByte);
 #pragma unroll
-    for (std::uint32_t i = 0; i < kSumElements / kElements; ++i) {
-      std::uint32_t quad[4] = {};
-      if (i == 0 || begin + i * kElements < num_elements) load_words(data + 16 * i, quad);
+  for (std::uint32_t i = 0; i < kSumElements / kElements; ++i) {
+    std::uint32_t quad[4] = {};
+    if (i == 0 || begin + i * kElements < num_elements) load_words(data + 16 * i, quad);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) codes[4 * i + k] = quad[k];
-    }
-    scale = load_scale(wire.scale(begin / kGroup) + offset);
+    for (int k = 0; k < 4; ++k) codes[4 * i + k] = quad[k];
   }
-
-  std::uint32_t codes[kSumGroups * Codes::kWords];
-  std::uint32_t scale;
-};
+  scale = load_scale(wire.scale(begin / kGroup) + offset);
+}
 
 // Adds the terms of kWires wires, in order, from element `begin` on. Their loads are in flight together.
 template <class Codes, int kWires>
 ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint64_t offset, std::uint32_t begin,
                             std::uint32_t num_elements, Sum& sum) {
-  Coded<Codes> coded[kWires];
+  std::uint32_t codes[kWires][kSumGroups * Codes::kWords], scales[kWires];
   bool are_plain = true;
 #pragma unroll
-  for (int w = 0; w < kWires; ++w) coded[w].load(wires[w], offset, begin, num_elements);
+  for (int w = 0; w < kWires; ++w) load_coded<Codes>(wires[w], offset, begin, num_elements, codes[w], scales[w]);
 #pragma unroll
-  for (int w = 0; w < kWires; ++w) are_plain = are_plain && is_plain_scale<Float32>(coded[w].scale);
+  for (int w = 0; w < kWires; ++w) are_plain = are_plain && is_plain_scale<Float32>(scales[w]);
   float terms[kGroup];
   if (are_plain) {
 #pragma unroll
     for (int w = 0; w < kWires; ++w) {
 #pragma unroll
       for (std::uint32_t g = 0; g < kSumGroups; ++g) {
-        Codes::unpack(coded[w].codes + g * Codes::kWords, terms);
+        Codes::unpack(codes[w] + g * Codes::kWords, terms);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          sum[g][i] = __fmaf_rn(__fadd_rn(terms[i], -Codes::kBias), scale_value(coded[w].scale), sum[g][i]);
+          sum[g][i] = __fmaf_rn(__fadd_rn(terms[i], -Codes::kBias), scale_value(scales[w]), sum[g][i]);
         }
       }
     }
@@ -66,12 +63,11 @@ ZCOMM_DEVICE void add_codes(const WirePart* wires, std::uint64_t offset, std::ui
   }
 #pragma unroll 1
   for (int w = 0; w < kWires; ++w) {  // rare: repeated in compact code
-    Coded<Codes> special;
-    special.load(wires[w], offset, begin, num_elements);
+    load_coded<Codes>(wires[w], offset, begin, num_elements, codes[0], scales[0]);
 #pragma unroll
     for (std::uint32_t g = 0; g < kSumGroups; ++g) {
-      Codes::unpack(special.codes + g * Codes::kWords, terms);
-      dequantize_special<Codes>(terms, scale_value(special.scale), Float32::kLargestFinite, terms);
+      Codes::unpack(codes[0] + g * Codes::kWords, terms);
+      dequantize_special<Codes>(terms, scale_value(scales[0]), Float32::kLargestFinite, terms);
 #pragma unroll
       for (int i = 0; i < 16; ++i) sum[g][i] = __fadd_rn(sum[g][i], terms[i]);
     }
@@ -136,16 +132,17 @@ ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint
 
 // Sums the wires of a piece's repeat from element `begin`, a multiple of 32, on. Past the end the sum is undefined.
 template <class Table>
-ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, Strides strides, std::uint32_t repeat,
-                            std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
+ZCOMM_DEVICE void sum_wires(const Table& table, const typename Table::Piece& piece, std::uint32_t codes_stride,
+                            std::uint32_t any_stride, std::uint32_t repeat, std::uint32_t begin,
+                            std::uint32_t num_elements, Sum& sum) {
   // Starts from -0, as -0 plus x is x for either sign of x. Where codes come first, the host begins with 0.
-  const float start = table.wires[range.begin].source < Source::int8 ? -0.0f : 0.0f;
+  const float start = table.wires[piece.begin_of_wires].source < Source::int8 ? -0.0f : 0.0f;
 #pragma unroll
   for (std::uint32_t g = 0; g < kSumGroups; ++g) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) sum[g][i] = start;
   }
-  std::uint32_t w = range.begin;
+  std::uint32_t w = piece.begin_of_wires;
   do {
     const WirePart* wires = table.wires + w;
     const std::uint32_t run = wires->run;
@@ -160,18 +157,18 @@ ZCOMM_DEVICE void sum_wires(const Table& table, WireRange range, Strides strides
         add_values<Float16>(wires, run, repeat, begin, num_elements, sum);
         break;
       case Source::int8:
-        add_run<Int8>(wires, run, distance(strides.codes, repeat), begin, num_elements, sum);
+        add_run<Int8>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
         break;
       case Source::int4:
-        add_run<Int4>(wires, run, distance(strides.codes, repeat), begin, num_elements, sum);
+        add_run<Int4>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
         break;
       case Source::any:
-        add_any(wires, run, distance(strides.any, repeat), begin, num_elements, sum);
+        add_any(wires, run, distance(any_stride, repeat), begin, num_elements, sum);
         break;
     }
     w += run;
-    if (w == range.rotated_end && begin + kRotated <= num_elements) rotate_back<kSumGroups>(sum);
-  } while (w < range.end);
+    if (w == piece.rotated_end && begin + kRotated <= num_elements) rotate_back<kSumGroups>(sum);
+  } while (w < piece.end_of_wires);
 }
 
 template <class Type>
@@ -182,7 +179,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
   const std::uint32_t begin = slot * kSumElements;
   if (begin >= piece.num_elements) return;
   Sum sum;
-  sum_wires(table, piece.wires, {}, 0, begin, piece.num_elements, sum);
+  sum_wires(table, piece, 0, 0, 0, begin, piece.num_elements, sum);
   const std::uint32_t limit = __float_as_uint(piece.limit);
 #pragma unroll
   for (std::uint32_t g = 0; g < kSumGroups; ++g) {
@@ -217,14 +214,15 @@ template <class Codes>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_encode_kernel(const __grid_constant__ SumEncodeTable table) {
   __shared__ WarpMaxima maxima;
-  const std::uint32_t index = table.find(), num_ctas = table.num_ctas[index];
-  const std::uint32_t cta = blockIdx.x - table.first_cta[index], repeat = cta < num_ctas ? 0 : cta / num_ctas;
+  const std::uint32_t index = table.find();
   const SumEncodePiece& piece = table.pieces[index];
+  const std::uint32_t num_ctas = piece.num_ctas, cta = blockIdx.x - table.first_cta[index];
+  const std::uint32_t repeat = cta < num_ctas ? 0 : cta / num_ctas;
   const std::uint32_t num_elements = piece.out.num_elements;
   const Place<kSumGroups> place(piece.out, (cta - repeat * num_ctas) * kSumThreads + threadIdx.x);
   Sum sum = {};
   if (place.is_in_block && place.begin < num_elements) {
-    sum_wires(table, piece.wires, piece.strides, repeat, place.begin, num_elements, sum);
+    sum_wires(table, piece, piece.codes_stride, piece.any_stride, repeat, place.begin, num_elements, sum);
     cut_off(sum, place.begin, num_elements);
   }
   if constexpr (std::is_void_v<Codes>) {

@@ -27,7 +27,7 @@ enum class Source : std::uint8_t { float32, bfloat16, float16, int8, int4, any }
 struct WirePart {
   const std::byte* data;    // values or codes
   const std::byte* scales;  // of the block that holds the first element
-  std::uint32_t magic;      // ceil(2^32 / groups in a block); of values: distance to the next repeat, as in Strides
+  std::uint32_t magic;      // ceil(2^32 / groups in a block); of values: distance to the next repeat, as strides
   float factor;
   std::uint16_t phase;  // groups of the first block that lie before the piece
   Source source;
@@ -88,25 +88,16 @@ struct DecodePiece {
   DType dtype;
 };
 
-struct WireRange {
-  std::uint16_t begin;
-  std::uint16_t rotated_end;  // end of the rotated wires, where the sum is rotated back
-  std::uint16_t end;
-  friend bool operator==(const WireRange&, const WireRange&) = default;
-};
 inline constexpr std::uint16_t kStaysRotated = 0xffffu;  // a rotated_end: the sum of rotated wires stays rotated
 
 struct SumPiece {
   std::byte* values;
   std::uint32_t num_elements;
-  WireRange wires;
   float factor;
-  float limit;  // finite sums beyond it are set to it; infinity: none
-};
-
-// Distances from the memory of a piece to that of its next repeat, in units of 2 bytes: of wires with scales by source.
-struct Strides {
-  std::uint32_t codes = 0, any = 0, out = 0;
+  float limit;                       // finite sums beyond it are set to it; infinity: none
+  std::uint16_t begin_of_wires = 0;  // in the table
+  std::uint16_t rotated_end = 0;     // end of the rotated wires, where the sum is rotated back
+  std::uint16_t end_of_wires = 0;
 };
 
 // Returns the bytes from the memory of a piece to that of a repeat.
@@ -117,14 +108,17 @@ ZCOMM_DEVICE std::uint64_t distance(std::uint32_t stride, std::uint32_t repeat) 
 // A sum that is encoded, and its repeats: such as those for other nodes.
 struct SumEncodePiece {
   BlocksOut out;
-  WireRange wires;
-  AnyOut any;  // for the kernel for any codes
-  Strides strides = {};
+  AnyOut any;                                                           // for the kernel for any codes
+  std::uint16_t begin_of_wires = 0, rotated_end = 0, end_of_wires = 0;  // as in SumPiece
+  std::uint16_t num_ctas = 0;  // of one repeat: at most 2^15, where blocks leave half of the threads idle
+  // Distances from the memory of a piece to that of its next repeat, in units of 2 bytes: of wires with scales by
+  // source.
+  std::uint32_t codes_stride = 0, any_stride = 0, out_stride = 0;
 
   ZCOMM_DEVICE BlocksOut out_of(std::uint32_t repeat) const {
     BlocksOut moved = out;
-    moved.scales += distance(strides.out, repeat);
-    moved.codes += distance(strides.out, repeat);
+    moved.scales += distance(out_stride, repeat);
+    moved.codes += distance(out_stride, repeat);
     return moved;
   }
 };
@@ -161,21 +155,18 @@ struct Pieces {
   }
 };
 
-template <class PieceType, Capacity kMost>
-struct PiecesOfWires : Pieces<PieceType, kMost.pieces> {
-  static constexpr std::size_t kWireCapacity = kMost.wires;
-  WirePart wires[kWireCapacity];
+template <class PieceType, std::size_t kMaxPieces, std::size_t kMaxWires>
+struct PiecesOfWires : Pieces<PieceType, kMaxPieces> {
+  static constexpr std::size_t kWireCapacity = kMaxWires;
+  WirePart wires[kMaxWires];
 };
 
-struct SumEncodeTable : PiecesOfWires<SumEncodePiece, kSumEncodeCapacity> {
-  std::uint16_t num_ctas[kCapacity];  // of one repeat: at most 2^15, where blocks leave half of the threads idle
-};
-
-using EncodeTable = Pieces<EncodePiece, kEncodeCapacity.pieces>;
-using EncodeAnyTable = Pieces<EncodeAnyPiece, kEncodeAnyCapacity.pieces>;
-using DecodeTable = Pieces<DecodePiece, kDecodeCapacity.pieces>;
-using CopyTable = Pieces<CopyPiece, kCopyCapacity.pieces>;
-using SumTable = PiecesOfWires<SumPiece, kSumCapacity>;
+using EncodeTable = Pieces<EncodePiece, kEncodePieces>;
+using EncodeAnyTable = Pieces<EncodeAnyPiece, kEncodeAnyPieces>;
+using DecodeTable = Pieces<DecodePiece, kDecodePieces>;
+using CopyTable = Pieces<CopyPiece, kCopyPieces>;
+using SumTable = PiecesOfWires<SumPiece, kSumPieces, kSumWires>;
+using SumEncodeTable = PiecesOfWires<SumEncodePiece, kSumEncodePieces, kSumEncodeWires>;
 static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
 static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes && sizeof(CopyTable) <= kMaxParameterBytes);
 static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);

@@ -130,12 +130,12 @@ TEST_SUITE("planes of differences on a GPU") {
     for (int bit = 0; bit < 16; ++bit) CHECK(planes.plane(static_cast<std::uint32_t>(bit)) == plane_of(values, bit));
     planes.low.to_words(fours);
     for (std::size_t i = 0; i < 32; ++i) CHECK((fours[i / 4] >> i % 4 * 8 & 0xffu) == (values[i] & 0xffu));
-    for (const gpu::HalfType type :
-         {gpu::HalfType{0x7fc0, 7, 0xff}, gpu::HalfType{0x7e00, 10, 0x1f}, gpu::HalfType{0xffff, 0, 0}}) {
-      const gpu::Bytes exponents = planes.exponents(type);
-      for (std::size_t i = 0; i < 32; ++i) {
-        CHECK(number_of(exponents.planes, 8, i) == gpu::exponent_of(values[i], type));
-      }
+    const gpu::Bytes wide = planes.exponents(DType::bfloat16), narrow = planes.exponents(DType::float16),
+                     constant = planes.exponents(DType::byte_pairs);
+    for (std::size_t i = 0; i < 32; ++i) {
+      CHECK(number_of(wide.planes, 8, i) == (values[i] >> 7 & 0xffu));
+      CHECK(number_of(narrow.planes, 8, i) == (values[i] >> 10 & 0x1fu));
+      CHECK(number_of(constant.planes, 8, i) == gpu::kPairExponent);
     }
   }
 

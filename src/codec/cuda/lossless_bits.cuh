@@ -30,17 +30,6 @@ struct LaneSums {
   std::uint32_t before, total;
 };
 
-// Sums of two numbers; each total fits 16 bits.
-struct LanePairSums {
-  ZCOMM_DEVICE LanePairSums(std::uint32_t first, std::uint32_t second) : sums(first | second << 16) {}
-  ZCOMM_DEVICE std::uint32_t before_first() const { return sums.before & 0xffffu; }
-  ZCOMM_DEVICE std::uint32_t before_second() const { return sums.before >> 16; }
-  ZCOMM_DEVICE std::uint32_t first() const { return sums.total & 0xffffu; }
-  ZCOMM_DEVICE std::uint32_t second() const { return sums.total >> 16; }
-
-  LaneSums sums;
-};
-
 ZCOMM_DEVICE std::uint32_t low_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 ZCOMM_DEVICE std::uint32_t high_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits >> 32); }
 ZCOMM_DEVICE std::uint64_t both_halves(std::uint32_t low, std::uint32_t high) {

@@ -23,48 +23,29 @@ constexpr Kernel<DecodeLosslessTable> kDecode = {"add differences", decode_lossl
 constexpr Kernel<HashTable> kHash = {"hash values", hash_kernel<>, kTileThreads};
 constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
 
-constexpr HalfType half_type(DType dtype) {
-  const std::uint16_t nan = nan_of(dtype);
-  return dtype == DType::bfloat16  ? HalfType{nan, 7, 0xff}
-         : dtype == DType::float16 ? HalfType{nan, 10, 0x1f}
-                                   : HalfType{nan, 0, 0};
-}
-
 // --- Launches
 
-const TensorView& values_of(const EncodeLossless& job) { return job.base; }
-const TensorView& values_of(const DecodeLossless& job) { return job.base; }
-const ConstTensorView& values_of(const NoteHash& job) { return job.values; }
-const ConstTensorView& values_of(const CheckHash& job) { return job.values; }
+// Returns the values that all kernels of a job know: those that it changes, or hashes.
+template <class Job>
+TensorView values_of(const Job& job) {
+  if constexpr (requires { job.base; }) {
+    return job.base;
+  } else {
+    return {const_cast<std::byte*>(job.values.data), job.values.num_elements, job.values.dtype};
+  }
+}
 
 // Returns the bytes of a job's scratch: its state, then the starts of its tiles.
-std::size_t scratch_bytes(const ConstTensorView& values) {
-  const std::int64_t num_starts = divide_up(values.num_elements, std::int64_t{kTileValues} * kStartTiles);
-  return sizeof(LosslessState) + 8 * static_cast<std::size_t>(num_starts);
-}
-
-// Makes scratch for all jobs, zeroed.
 template <class Job>
-Scratch make_scratch(Workspace& workspace, std::span<const Job> jobs, StreamView stream) {
-  std::size_t num_bytes = 0;
-  for (const Job& job : jobs) num_bytes += scratch_bytes(values_of(job));
-  Scratch scratch(workspace, num_bytes, stream);
-  check_cuda(cudaMemsetAsync(scratch.data(), 0, num_bytes, as_cuda(stream)), "zero the states of differences");
-  return scratch;
-}
-
-// Returns the tiles of a job whose scratch begins at `next`, and moves that to its end.
-LosslessTiles take_tiles(const ConstTensorView& values, std::byte*& next) {
-  auto* const state = reinterpret_cast<LosslessState*>(next);
-  next += scratch_bytes(values);
-  return {state, reinterpret_cast<std::uint64_t*>(state + 1), static_cast<std::uint64_t>(values.num_elements),
-          half_type(values.dtype)};
+std::size_t scratch_bytes(const Job& job) {
+  const std::int64_t num_starts = divide_up(values_of(job).num_elements, std::int64_t{kTileValues} * kStartTiles);
+  return sizeof(LosslessState) + 8 * static_cast<std::size_t>(num_starts);
 }
 
 constexpr auto one_cta = [](const auto&) { return std::int64_t{1}; };
 // CTAs for a piece, with one tile per warp.
 constexpr auto tile_ctas = [](const auto& piece) {
-  return divide_up(static_cast<std::int64_t>(piece.tiles.num_elements), std::int64_t{kTileValues} * kTileWarps);
+  return divide_up(static_cast<std::int64_t>(piece.num_elements), std::int64_t{kTileValues} * kTileWarps);
 };
 constexpr auto finish_ctas = [](const FinishPiece& piece) {
   constexpr std::int64_t kValues = std::int64_t{kThreads} * kFinishGroups * kGroup;
@@ -120,50 +101,49 @@ class CudaLossless final : public LosslessCodec {
   explicit CudaLossless(Workspace& workspace) : workspace_(workspace) {}
 
   void encode(std::span<const EncodeLossless> jobs, StreamView stream) const override {
-    for (const EncodeLossless& job : jobs) lossless::check_job(job);
-    if (jobs.empty()) return;
-    const Scratch scratch = make_scratch(workspace_, jobs, stream);
-    std::byte* next = scratch.data();
     std::vector<EncodeLosslessPiece> pieces;
-    for (const EncodeLossless& job : jobs) {
-      pieces.push_back({take_tiles(job.base, next), job.values.data, job.base.data, job.message, job.hash,
-                        job.num_bytes, job.generation});
-    }
-    launch(kMeasure, pieces, tile_ctas, stream);
-    launch(kSeal, pieces, one_cta, stream);
-    launch(kWrite, pieces, tile_ctas, stream);
+    run(
+        jobs, stream,
+        [&](const EncodeLossless& job, const LosslessPiece& piece) {
+          pieces.push_back({piece, job.values.data, job.message, job.hash, job.num_bytes, job.generation});
+        },
+        [&] {
+          launch(kMeasure, pieces, tile_ctas, stream);
+          launch(kSeal, pieces, one_cta, stream);
+          launch(kWrite, pieces, tile_ctas, stream);
+        });
   }
 
   void decode(std::span<const DecodeLossless> jobs, StreamView stream) const override {
-    for (const DecodeLossless& job : jobs) lossless::check_job(job);
-    if (jobs.empty()) return;
-    const Scratch scratch = make_scratch(workspace_, jobs, stream);
-    std::byte* next = scratch.data();
     std::vector<DecodeLosslessPiece> pieces;
     std::vector<FinishPiece> finishes;
-    for (const DecodeLossless& job : jobs) {
-      const LosslessTiles tiles = take_tiles(job.base, next);
-      pieces.push_back({tiles, job.message, job.num_bytes, job.base.data, job.hash, job.generation});
-      const bool has_header = job.num_bytes >= kLosslessHeaderBytes;
-      const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
-      finishes.push_back({tiles, job.base.data, tiles.num_elements, has_header ? fields + 4 : nullptr, job.hash,
-                          job.status, kResultError});
-    }
-    launch(kBegin, pieces, one_cta, stream);
-    launch(kDecode, pieces, tile_ctas, stream);
-    launch(kFinish, finishes, finish_ctas, stream);
+    run(
+        jobs, stream,
+        [&](const DecodeLossless& job, const LosslessPiece& piece) {
+          pieces.push_back({piece, job.message, job.num_bytes, job.hash, job.generation});
+          const bool has_header = job.num_bytes >= kLosslessHeaderBytes;
+          const auto* const fields = reinterpret_cast<const std::uint64_t*>(job.message);
+          finishes.push_back({piece, piece.base, piece.num_elements, has_header ? fields + 4 : nullptr, job.hash,
+                              job.status, kResultError, nan_of(piece.dtype)});
+        },
+        [&] {
+          launch(kBegin, pieces, one_cta, stream);
+          launch(kDecode, pieces, tile_ctas, stream);
+          launch(kFinish, finishes, finish_ctas, stream);
+        });
   }
 
   void note(std::span<const NoteHash> jobs, StreamView stream) const override {
-    hash(jobs, stream, [](const NoteHash& job, const LosslessTiles& tiles) {
-      return FinishPiece{tiles, nullptr, 0, nullptr, job.hash, nullptr, 0};
+    hash(jobs, stream, [](const NoteHash& job, const LosslessPiece& piece) {
+      return FinishPiece{piece, nullptr, 0, nullptr, job.hash, nullptr, 0, 0};
     });
   }
 
   void check(std::span<const CheckHash> jobs, StreamView stream) const override {
-    hash(jobs, stream, [](const CheckHash& job, const LosslessTiles& tiles) {
+    hash(jobs, stream, [](const CheckHash& job, const LosslessPiece& piece) {
       const auto num_spoiled = static_cast<std::uint64_t>(job.spoiled.num_elements);
-      return FinishPiece{tiles, job.spoiled.data, num_spoiled, job.hash, nullptr, job.status, kKeptError};
+      return FinishPiece{piece,   job.spoiled.data, num_spoiled, job.hash,
+                         nullptr, job.status,       kKeptError,  nan_of(piece.dtype)};
     });
   }
 
@@ -173,22 +153,42 @@ class CudaLossless final : public LosslessCodec {
   }
 
  private:
-  // Hashes the values of all jobs; `finish(job, tiles)` says how to check or store each hash.
+  // Checks all jobs; calls add(job, piece) for each, whose state is in zeroed scratch, and then launch_all().
+  template <class Job, class Add, class LaunchAll>
+  void run(std::span<const Job> jobs, StreamView stream, const Add& add, const LaunchAll& launch_all) const {
+    std::size_t num_bytes = 0;
+    for (const Job& job : jobs) {
+      lossless::check_job(job);
+      num_bytes += scratch_bytes(job);
+    }
+    if (jobs.empty()) return;
+    const Scratch scratch(workspace_, num_bytes, stream);
+    check_cuda(cudaMemsetAsync(scratch.data(), 0, num_bytes, as_cuda(stream)), "zero the states of differences");
+    std::byte* next = scratch.data();
+    for (const Job& job : jobs) {
+      const TensorView values = values_of(job);
+      add(job, LosslessPiece{reinterpret_cast<LosslessState*>(next), values.data,
+                             static_cast<std::uint64_t>(values.num_elements), values.dtype});
+      next += scratch_bytes(job);
+    }
+    launch_all();
+  }
+
+  // Hashes the values of all jobs; `finish(job, piece)` says how to check or store each hash.
   template <class Job, class Finish>
   void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
-    for (const Job& job : jobs) lossless::check_job(job);
-    if (jobs.empty()) return;
-    const Scratch scratch = make_scratch(workspace_, jobs, stream);
-    std::byte* next = scratch.data();
-    std::vector<HashPiece> pieces;
+    std::vector<LosslessPiece> pieces;
     std::vector<FinishPiece> finishes;
-    for (const Job& job : jobs) {
-      const LosslessTiles tiles = take_tiles(job.values, next);
-      pieces.push_back({tiles, job.values.data});
-      finishes.push_back(finish(job, tiles));
-    }
-    launch(kHash, pieces, tile_ctas, stream);
-    launch(kFinish, finishes, finish_ctas, stream);
+    run(
+        jobs, stream,
+        [&](const Job& job, const LosslessPiece& piece) {
+          pieces.push_back(piece);
+          finishes.push_back(finish(job, piece));
+        },
+        [&] {
+          launch(kHash, pieces, tile_ctas, stream);
+          launch(kFinish, finishes, finish_ctas, stream);
+        });
   }
 
   Workspace& workspace_;

@@ -25,9 +25,9 @@ ZCOMM_DEVICE std::uint32_t check_header(const DecodeLosslessPiece& piece) {
 // Tells whether a body has the length that its table gives, or that whole values need. Called by all threads of a CTA.
 ZCOMM_DEVICE bool is_complete(const DecodeLosslessPiece& piece, WarpSums& sums) {
   const std::uint64_t body_bytes = piece.num_bytes - kLosslessHeaderBytes;
-  if (piece.generation == 0) return body_bytes == 2 * piece.tiles.num_elements;
-  if (body_bytes / 4 < piece.tiles.table_words()) return false;
-  const std::uint64_t num_words = piece.tiles.table_words() + scan_sizes(piece.tiles, table_of(piece.message), sums);
+  if (piece.generation == 0) return body_bytes == 2 * piece.num_elements;
+  if (body_bytes / 4 < piece.table_words()) return false;
+  const std::uint64_t num_words = piece.table_words() + scan_sizes(piece, table_of(piece.message), sums);
   return (num_words + 3) / 4 * 16 == body_bytes;
 }
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(const __grid_constant__
   const DecodeLosslessPiece& piece = table.pieces[table.find()];
   std::uint32_t errors = check_header(piece);
   if (errors == 0 && !is_complete(piece, sums)) errors = kBodyError;
-  if (threadIdx.x == 0) piece.tiles.state->errors = errors;
+  if (threadIdx.x == 0) piece.state->errors = errors;
 }
 
 // --- A coded tile
@@ -53,12 +53,12 @@ class Sections {
     const LaneSums sums(num_bits);
     return move(sums.before, sums.total);
   }
-  // Moves over two sections; `second` ends up at the second one.
+  // Moves over two sections, either of at most 16 bits; `second` ends up at the second one.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits, std::uint32_t second_bits, Sections& second) {
-    const LanePairSums sums(num_bits, second_bits);
-    move(sums.before_first(), sums.first());
+    const LaneSums sums(num_bits | second_bits << 16);
+    move(sums.before & 0xffffu, sums.total & 0xffffu);
     second = *this;
-    return second.move(sums.before_second(), sums.second());
+    return second.move(sums.before >> 16, sums.total >> 16);
   }
   // Returns the lane's next bits, at most 64; higher bits are undefined.
   ZCOMM_DEVICE std::uint64_t take(std::uint32_t num_bits) {
@@ -180,7 +180,7 @@ ZCOMM_DEVICE void take_escapes(std::uint64_t escapes, Sections& sections, std::u
 
 // Decodes a tile of `size` words at `source`. `row` holds the lane's block, first of the base, then of the values.
 // Returns whether an encoder may have written the tile. Called by all lanes.
-ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, HalfType type, std::uint32_t* words,
+ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, DType dtype, std::uint32_t* words,
                                std::uint32_t* row) {
   if (size < kHeadBits / 32) return false;
 #pragma unroll 1
@@ -189,7 +189,7 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   const std::uint32_t c = words[0];
   if (c > 255) return false;
   Sections sections(words, size);
-  Widths low(c, HalfPlanes(row).exponents(type)), high(c, HalfPlanes(row + kHalfWords).exponents(type));
+  Widths low(c, HalfPlanes(row).exponents(dtype)), high(c, HalfPlanes(row + kHalfWords).exponents(dtype));
   CodedBlock block(low, high);
   if (!block.take_first_plane((words[1] >> lane_index() & 1u) != 0, sections)) return false;
   if (!block.take_other_planes(sections)) return false;
@@ -199,8 +199,9 @@ ZCOMM_DEVICE bool decode_coded(const std::uint32_t* source, std::uint32_t size, 
   if (!sections.next(low.sum() + high.sum(), 16 * num_escapes, escapes) || !escapes.is_at_end()) return false;
   const Bytes low_r{{low_half(block.ones), low_half(block.twos), low_half(block.fours)}};
   const Bytes high_r{{high_half(block.ones), high_half(block.twos), high_half(block.fours)}};
-  add_differences(low_r, low, type.is_pair(), sections, row);
-  add_differences(high_r, high, type.is_pair(), sections, row + kHalfWords);
+  const bool is_pair = dtype == DType::byte_pairs;
+  add_differences(low_r, low, is_pair, sections, row);
+  add_differences(high_r, high, is_pair, sections, row + kHalfWords);
   take_escapes(block.escapes(), escapes, row);
   return true;
 }
@@ -219,7 +220,7 @@ ZCOMM_DEVICE void take_plain(const std::byte* values, std::uint32_t count, std::
 }
 
 // Decodes a tile and updates its base; returns as decode_coded().
-ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, std::uint32_t count, HalfType type,
+ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, std::uint32_t count, DType dtype,
                              std::byte* base, Rows& rows, std::uint32_t* coded, TileHash& hash) {
   std::uint32_t words[kGroupWords];
 #pragma unroll 1
@@ -228,7 +229,7 @@ ZCOMM_DEVICE bool take_coded(const std::uint32_t* source, std::uint32_t size, st
     rows.put(group, words);
   }
   __syncwarp();
-  if (!decode_coded(source, size, type, coded, rows.of_lane())) return false;
+  if (!decode_coded(source, size, dtype, coded, rows.of_lane())) return false;
   __syncwarp();
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
@@ -249,8 +250,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const std::uint32_t index = table.find();
   const DecodeLosslessPiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
-  if (tile >= piece.tiles.num_tiles() || piece.tiles.state->errors != 0) return;
-  const std::uint32_t count = piece.tiles.count(tile), warp = threadIdx.x / 32, plain = (count + 1) / 2;
+  if (tile >= piece.num_tiles() || piece.state->errors != 0) return;
+  const std::uint32_t count = piece.count(tile), warp = threadIdx.x / 32, plain = (count + 1) / 2;
   const std::uint64_t offset = tile * kTileValues * 2;
   std::byte* const base = piece.base + offset;
   TileHash hash;
@@ -260,20 +261,20 @@ __global__ void __launch_bounds__(kTileThreads)
   } else {
     const std::uint32_t* const sizes = table_of(piece.message);
     const std::uint32_t size = size_of(sizes, tile);
-    const std::uint32_t* const source = sizes + piece.tiles.table_words() + start_of(piece.tiles, sizes, tile);
+    const std::uint32_t* const source = sizes + piece.table_words() + start_of(piece, sizes, tile);
     if (size == 0) {
       take_plain(base, count, nullptr, hash);
     } else if (size == plain) {
       take_plain(reinterpret_cast<const std::byte*>(source), count, base, hash);
     } else {
-      is_good = size < plain &&
-                take_coded(source, size, count, piece.tiles.type, base, all_rows[warp], all_coded[warp], hash);
+      is_good =
+          size < plain && take_coded(source, size, count, piece.dtype, base, all_rows[warp], all_coded[warp], hash);
     }
   }
   if (is_good) {
-    hash.add_to(piece.tiles.state, tile);
+    hash.add_to(piece.state, tile);
   } else {
-    piece.tiles.state->has_bad_tile = 1;
+    piece.state->has_bad_tile = 1;
   }
 }
 
@@ -282,12 +283,12 @@ __global__ void __launch_bounds__(kTileThreads)
 template <class = void>
 __global__ void __launch_bounds__(kTileThreads) hash_kernel(const __grid_constant__ HashTable table) {
   const std::uint32_t index = table.find();
-  const HashPiece& piece = table.pieces[index];
+  const LosslessPiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
-  if (tile >= piece.tiles.num_tiles()) return;
+  if (tile >= piece.num_tiles()) return;
   TileHash hash;
-  take_plain(piece.values + tile * kTileValues * 2, piece.tiles.count(tile), nullptr, hash);
-  hash.add_to(piece.tiles.state, tile);
+  take_plain(piece.base + tile * kTileValues * 2, piece.count(tile), nullptr, hash);
+  hash.add_to(piece.state, tile);
 }
 
 // --- Error status
@@ -298,7 +299,7 @@ template <class = void>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishTable table) {
   const std::uint32_t index = table.find();
   const FinishPiece& piece = table.pieces[index];
-  const LosslessState& state = *piece.tiles.state;
+  const LosslessState& state = *piece.state;
   const std::uint64_t cta = blockIdx.x - table.first_cta[index];
   std::uint32_t errors = state.errors;
   if (state.has_bad_tile != 0) errors |= kBodyError;
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   if (errors == 0) return;
   std::uint32_t nans[kGroupWords];
 #pragma unroll
-  for (std::uint32_t i = 0; i < kGroupWords; ++i) nans[i] = piece.tiles.type.nan * 0x10001u;
+  for (std::uint32_t i = 0; i < kGroupWords; ++i) nans[i] = piece.nan * 0x10001u;
 #pragma unroll 1
   for (std::uint32_t i = 0; i < kFinishGroups; ++i) {
     const std::uint64_t begin = ((cta * kFinishGroups + i) * kThreads + threadIdx.x) * kGroup;

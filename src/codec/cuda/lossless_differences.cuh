@@ -8,10 +8,10 @@ namespace zcomm::gpu {
 // Half a block: the exponents of its base, and the differences as natural numbers z, at most 255.
 struct HalfDifferences {
   // Takes kHalfWords words each.
-  ZCOMM_DEVICE HalfDifferences(const std::uint32_t* base, const std::uint32_t* values, HalfType type) {
+  ZCOMM_DEVICE HalfDifferences(const std::uint32_t* base, const std::uint32_t* values, DType dtype) {
     const HalfPlanes before(base), after(values);
-    exponents = before.exponents(type);
-    if (type.is_pair()) {
+    exponents = before.exponents(dtype);
+    if (dtype == DType::byte_pairs) {
       set_pairs(zigzag(before.low, after.low), zigzag(before.high, after.high));
     } else {
       set_floats(before, after);
@@ -78,20 +78,6 @@ struct HalfDifferences {
   }
 };
 
-// Values of a tile and their base.
-struct TileRows {
-  Rows base, values;
-};
-
-// Block of a lane.
-struct Differences {
-  ZCOMM_DEVICE Differences(const TileRows& rows, HalfType type)
-      : low(rows.base.of_lane(), rows.values.of_lane(), type),
-        high(rows.base.of_lane() + kHalfWords, rows.values.of_lane() + kHalfWords, type) {}
-
-  HalfDifferences low, high;
-};
-
 inline constexpr std::uint32_t kWeighedPlanes = 15;
 
 // Computes twice ceil(z / 2) times the weight of z, which is 64 >> clamp(e - exponent, 0, 7), but 0 at 7. A z of a pair
@@ -128,13 +114,14 @@ ZCOMM_DEVICE std::uint32_t sum_of_weighed(const HalfDifferences& half, std::uint
   return sum / 2;
 }
 // Chooses c: roughly the exponent above which updates fall below the last place, from the tile's mean update in 2^e.
-ZCOMM_DEVICE std::uint32_t choose_c(const Differences& block, std::uint32_t count, HalfType type) {
-  const std::uint32_t padding = (kTileValues - count) * exponent_of(kPadding, type);
-  const std::uint32_t exponents = block.low.sum_of_exponents() + block.high.sum_of_exponents();
+ZCOMM_DEVICE std::uint32_t choose_c(const HalfDifferences& low, const HalfDifferences& high, std::uint32_t count,
+                                    DType dtype) {
+  const bool is_pair = dtype == DType::byte_pairs;
+  const std::uint32_t of_padding = is_pair ? kPairExponent : dtype == DType::bfloat16 ? kPadding >> 7 : kPadding >> 10;
+  const std::uint32_t padding = (kTileValues - count) * of_padding;
+  const std::uint32_t exponents = low.sum_of_exponents() + high.sum_of_exponents();
   const std::uint32_t e = (sum_of_lanes(exponents) - padding) / count + 2;
-  const bool is_pair = type.is_pair();
-  const std::uint32_t sum =
-      sum_of_lanes(sum_of_weighed(block.low, e, is_pair) + sum_of_weighed(block.high, e, is_pair));
+  const std::uint32_t sum = sum_of_lanes(sum_of_weighed(low, e, is_pair) + sum_of_weighed(high, e, is_pair));
   const std::uint64_t mean = kTileValues * static_cast<std::uint64_t>(1 + sum) / count;
   const std::int32_t c = static_cast<std::int32_t>(e) + 63 - __clzll(static_cast<long long>(mean)) - 15;
   return c < 0 ? 0 : smaller_of(static_cast<std::uint32_t>(c), 255);

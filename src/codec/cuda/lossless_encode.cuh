@@ -9,32 +9,19 @@ namespace zcomm::gpu {
 
 // --- Layout of a tile, before any bit is written
 
-// Layout of half a block in a tile of this c.
-struct HalfShape {
-  ZCOMM_DEVICE HalfShape(const HalfDifferences& half, std::uint32_t c) : widths(c, half.exponents) {
-    std::uint32_t r[8], is_escape = ~0u;
-#pragma unroll
-    for (std::uint32_t i = 0; i < 8; ++i) r[i] = half.z.planes[i], is_escape &= r[i];
-    shift_down(r, widths.planes);
-    is_escape |= r[3] | r[4] | r[5] | r[6] | r[7] | (r[2] & r[1]);
-    ones = r[0] & ~is_escape, twos = r[1] | is_escape, fours = r[2] | is_escape;
-    widths.clear(is_escape);
-  }
-
-  Widths widths;                    // 0 for escapes
-  std::uint32_t ones, twos, fours;  // bits of r
-};
-
-// Layout of a lane's block: one bit per value.
+// Layout of a lane's block in a tile of this c: one bit per value.
 class BlockShape {
  public:
-  ZCOMM_DEVICE BlockShape(const HalfShape& low, const HalfShape& high)
-      : unlikely(both_halves(low.widths.is_far_below, high.widths.is_far_below)),
-        num_unlikely(popcount(unlikely)),
-        field_bits(low.widths.sum() + high.widths.sum()),
-        ones_(both_halves(low.ones, high.ones)),
-        twos_(both_halves(low.twos, high.twos)),
-        fours_(both_halves(low.fours, high.fours)) {
+  ZCOMM_DEVICE BlockShape(const HalfDifferences& low, const HalfDifferences& high, std::uint32_t c)
+      : low_widths(c, low.exponents), high_widths(c, high.exponents) {
+    std::uint32_t low_r[3], high_r[3];
+    find_r(low.z, low_widths, low_r);
+    find_r(high.z, high_widths, high_r);
+    ones_ = both_halves(low_r[0], high_r[0]);
+    twos_ = both_halves(low_r[1], high_r[1]);
+    fours_ = both_halves(low_r[2], high_r[2]);
+    unlikely = both_halves(low_widths.is_far_below, high_widths.is_far_below);
+    num_unlikely = popcount(unlikely);
     has_unlikely = (plane(0) & unlikely) != 0;
     if (!has_unlikely) return;
     unlikely_bits = gather_bits<BitPlaces>(plane(0), unlikely);
@@ -45,14 +32,25 @@ class BlockShape {
   ZCOMM_DEVICE std::uint64_t plane(std::uint32_t number) const { return numbers_above(number, ones_, twos_, fours_); }
   ZCOMM_DEVICE std::uint64_t escapes() const { return plane(5); }
 
+  Widths low_widths, high_widths;  // 0 for escapes
   std::uint64_t unlikely;
   std::uint32_t num_unlikely;
-  std::uint32_t field_bits;
   bool has_unlikely;                // with a bit in plane 0; if none, the next two are 0
   std::uint64_t unlikely_bits = 0;  // plane 0 of the unlikely values
   std::uint32_t flags = 0;          // groups of unlikely_bits that have ones
 
  private:
+  // Sets the three bits of r, and the widths of escapes to 0.
+  ZCOMM_DEVICE static void find_r(Bytes z, Widths& widths, std::uint32_t (&r)[3]) {
+    std::uint32_t is_escape = ~0u;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 8; ++i) is_escape &= z.planes[i];
+    shift_down(z.planes, widths.planes);
+    is_escape |= z.planes[3] | z.planes[4] | z.planes[5] | z.planes[6] | z.planes[7] | (z.planes[2] & z.planes[1]);
+    r[0] = z.planes[0] & ~is_escape, r[1] = z.planes[1] | is_escape, r[2] = z.planes[2] | is_escape;
+    widths.clear(is_escape);
+  }
+
   std::uint64_t ones_, twos_, fours_;  // bits of r
 };
 
@@ -63,7 +61,7 @@ struct SectionPlaces {
     place(groups, bits_of_groups(shape.flags, shape.num_unlikely), planes[0], popcount(shape.plane(0)));
     place(planes[1], popcount(shape.plane(1)), planes[2], popcount(shape.plane(2)));
     place(planes[3], popcount(shape.plane(3)), planes[4], popcount(shape.plane(4)));
-    place(fields, shape.field_bits, escapes, 16 * popcount(shape.escapes()));
+    place(fields, shape.low_widths.sum() + shape.high_widths.sum(), escapes, 16 * popcount(shape.escapes()));
   }
   ZCOMM_DEVICE std::uint32_t num_words() const { return (end + 31) / 32; }
 
@@ -71,14 +69,14 @@ struct SectionPlaces {
   std::uint32_t likely, flags, groups, planes[5], fields, escapes;
 
  private:
-  // Places two sections; this lane has `first_bits` and `second_bits` of them.
+  // Places two sections; this lane has `first_bits` and `second_bits` of them. Either total fits 16 bits.
   ZCOMM_DEVICE void place(std::uint32_t& first, std::uint32_t first_bits, std::uint32_t& second,
                           std::uint32_t second_bits) {
-    const LanePairSums sums(first_bits, second_bits);
-    first = end + sums.before_first();
-    end = (end + sums.first() + 7) / 8 * 8;
-    second = end + sums.before_second();
-    end = (end + sums.second() + 7) / 8 * 8;
+    const LaneSums sums(first_bits | second_bits << 16);
+    first = end + (sums.before & 0xffffu);
+    end = (end + (sums.total & 0xffffu) + 7) / 8 * 8;
+    second = end + (sums.before >> 16);
+    end = (end + (sums.total >> 16) + 7) / 8 * 8;
   }
 };
 
@@ -86,14 +84,14 @@ struct SectionPlaces {
 
 template <class = void>  // as for encode_any_kernel
 __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_constant__ EncodeLosslessTable table) {
-  __shared__ TileRows all_rows[kTileWarps];
+  __shared__ Rows all_rows[kTileWarps][2];  // of the base and the values
   const std::uint32_t index = table.find();
   const EncodeLosslessPiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
-  if (tile >= piece.tiles.num_tiles()) return;
-  const std::uint32_t count = piece.tiles.count(tile);
+  if (tile >= piece.num_tiles()) return;
+  const std::uint32_t count = piece.count(tile);
   const std::uint64_t offset = tile * kTileValues * 2;
-  TileRows& rows = all_rows[threadIdx.x / 32];
+  Rows &base_rows = all_rows[threadIdx.x / 32][0], &value_rows = all_rows[threadIdx.x / 32][1];
   const bool is_whole = piece.is_whole();
   TileHash hash;
   std::uint32_t changes = 0;
@@ -104,25 +102,26 @@ __global__ void __launch_bounds__(kTileThreads) measure_kernel(const __grid_cons
     if (!is_whole) load_filled(piece.base + offset, group, count, base);  // both loads overlap
     hash.add(values, group);
     if (is_whole) continue;
-    rows.base.put(group, base);
-    rows.values.put(group, values);
+    base_rows.put(group, base);
+    value_rows.put(group, values);
 #pragma unroll
     for (std::uint32_t i = 0; i < kGroupWords; ++i) changes |= base[i] ^ values[i];
   }
-  hash.add_to(piece.tiles.state, tile);
+  hash.add_to(piece.state, tile);
   if (is_whole) return;
   __syncwarp();
   std::uint32_t size = 0;
   if (sum_of_lanes(static_cast<std::uint32_t>(changes != 0)) != 0) {
-    const Differences block(rows, piece.tiles.type);
-    const std::uint32_t c = choose_c(block, count, piece.tiles.type);
-    const BlockShape shape(HalfShape(block.low, c), HalfShape(block.high, c));
+    const std::uint32_t *const before = base_rows.of_lane(), *const after = value_rows.of_lane();
+    const HalfDifferences low(before, after, piece.dtype);
+    const HalfDifferences high(before + kHalfWords, after + kHalfWords, piece.dtype);
+    const BlockShape shape(low, high, choose_c(low, high, count, piece.dtype));
     size = smaller_of(SectionPlaces(shape).num_words(), (count + 1) / 2);
   }
   if (lane_index() != 0) return;
   auto* const sizes = reinterpret_cast<std::uint16_t*>(table_of(piece.message));
   sizes[tile] = static_cast<std::uint16_t>(size);
-  if (tile % 2 == 0 && tile + 1 == piece.tiles.num_tiles()) sizes[tile + 1] = 0;
+  if (tile % 2 == 0 && tile + 1 == piece.num_tiles()) sizes[tile + 1] = 0;
 }
 
 // --- Starts of tiles, and the header
@@ -134,7 +133,7 @@ ZCOMM_DEVICE void write_header(const EncodeLosslessPiece& piece, std::uint64_t b
   fields[1] = num_bytes;
   fields[2] = piece.generation;
   fields[3] = piece.is_whole() ? 0 : *piece.hash;
-  fields[4] = piece.tiles.state->hash;
+  fields[4] = piece.state->hash;
   fields[5] = 0, fields[6] = 0, fields[7] = 0;
   *piece.num_bytes = num_bytes;
 }
@@ -143,16 +142,16 @@ template <class = void>
 __global__ void __launch_bounds__(kThreads) seal_kernel(const __grid_constant__ EncodeLosslessTable table) {
   __shared__ WarpSums sums;
   const EncodeLosslessPiece& piece = table.pieces[table.find()];
-  std::uint64_t body_bytes = 2 * piece.tiles.num_elements;
+  std::uint64_t body_bytes = 2 * piece.num_elements;
   if (!piece.is_whole()) {
-    const std::uint64_t num_words = piece.tiles.table_words() + scan_sizes(piece.tiles, table_of(piece.message), sums);
+    const std::uint64_t num_words = piece.table_words() + scan_sizes(piece, table_of(piece.message), sums);
     const std::uint64_t end = (num_words + 3) / 4 * 4;
     if (num_words + threadIdx.x < end) table_of(piece.message)[num_words + threadIdx.x] = 0;
     body_bytes = 4 * end;
   }
   if (threadIdx.x != 0) return;
   if (piece.message != nullptr) write_header(piece, body_bytes);
-  *piece.hash = piece.tiles.state->hash;
+  *piece.hash = piece.state->hash;
 }
 
 // --- Tiles
@@ -219,33 +218,33 @@ ZCOMM_DEVICE void copy_tile(const std::byte* values, std::uint32_t count, std::b
   }
 }
 
-ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, HalfType type, std::byte* base,
-                              std::uint32_t size, TileRows& rows, std::uint32_t* target) {
+ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, DType dtype, std::byte* base,
+                              std::uint32_t size, Rows& base_rows, Rows& value_rows, std::uint32_t* target) {
 #pragma unroll 1
   for (std::uint32_t group = lane_index(); group < kTileGroups; group += 32) {
     std::uint32_t words[kGroupWords], old[kGroupWords];
     load_filled(values, group, count, words);
     load_filled(base, group, count, old);
-    rows.base.put(group, old);
-    rows.values.put(group, words);
+    base_rows.put(group, old);
+    value_rows.put(group, words);
     store_group<Bfloat16>(words, group * kGroup, count, base);
   }
   __syncwarp();
-  const Differences block(rows, type);
+  const std::uint32_t *const before = base_rows.of_lane(), *const after = value_rows.of_lane();
+  const HalfDifferences low(before, after, dtype), high(before + kHalfWords, after + kHalfWords, dtype);
   __syncwarp();  // bits overwrite the rows from here on
-  std::uint32_t* const coded = rows.values.words;
+  std::uint32_t* const coded = value_rows.words;
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); i < size; i += 32) coded[i] = 0;
-  const std::uint32_t c = choose_c(block, count, type);
-  const HalfShape low(block.low, c), high(block.high, c);
-  const BlockShape shape(low, high);
+  const std::uint32_t c = choose_c(low, high, count, dtype);
+  const BlockShape shape(low, high, c);
   const SectionPlaces places(shape);
   if (places.num_words() != size) return;  // the values changed after their size was measured
   __syncwarp();
   put_sections(shape, places, c, values + lane_index() * (4 * kBlockWords), coded);
   std::uint32_t position = places.fields;
-  put_fields(block.low.z, low.widths, position, coded);
-  put_fields(block.high.z, high.widths, position, coded);
+  put_fields(low.z, shape.low_widths, position, coded);
+  put_fields(high.z, shape.high_widths, position, coded);
   __syncwarp();
 #pragma unroll 1
   for (std::uint32_t i = lane_index(); i < size; i += 32) target[i] = coded[i];
@@ -253,12 +252,12 @@ ZCOMM_DEVICE void write_coded(const std::byte* values, std::uint32_t count, Half
 
 template <class = void>
 __global__ void __launch_bounds__(kTileThreads) write_kernel(const __grid_constant__ EncodeLosslessTable table) {
-  __shared__ TileRows all_rows[kTileWarps];
+  __shared__ Rows all_rows[kTileWarps][2];  // of the base and the values
   const std::uint32_t index = table.find();
   const EncodeLosslessPiece& piece = table.pieces[index];
   const std::uint64_t tile = tile_of_warp(table.first_cta[index]);
-  if (tile >= piece.tiles.num_tiles()) return;
-  const std::uint32_t count = piece.tiles.count(tile);
+  if (tile >= piece.num_tiles()) return;
+  const std::uint32_t count = piece.count(tile);
   const std::uint64_t offset = tile * kTileValues * 2;
   const std::byte* const values = piece.values + offset;
   std::byte* const base = piece.base + offset;
@@ -269,11 +268,12 @@ __global__ void __launch_bounds__(kTileThreads) write_kernel(const __grid_consta
   std::uint32_t* const sizes = table_of(piece.message);
   const std::uint32_t size = size_of(sizes, tile);
   if (size == 0) return;
-  std::uint32_t* const target = sizes + piece.tiles.table_words() + start_of(piece.tiles, sizes, tile);
+  std::uint32_t* const target = sizes + piece.table_words() + start_of(piece, sizes, tile);
   if (size == (count + 1) / 2) {
     write_plain(values, count, base, target);
   } else {
-    write_coded(values, count, piece.tiles.type, base, size, all_rows[threadIdx.x / 32], target);
+    Rows(&rows)[2] = all_rows[threadIdx.x / 32];
+    write_coded(values, count, piece.dtype, base, size, rows[0], rows[1], target);
   }
 }
 

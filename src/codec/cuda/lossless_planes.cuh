@@ -73,13 +73,12 @@ struct HalfPlanes {
 
   ZCOMM_DEVICE std::uint32_t plane(std::uint32_t i) const { return i < 8 ? low.planes[i] : high.planes[i - 8]; }
 
-  ZCOMM_DEVICE Bytes exponents(HalfType type) const {
-    const bool is_wide = type.exponent_mask == 0xff;  // bfloat16
+  ZCOMM_DEVICE Bytes exponents(DType dtype) const {
     Bytes exponents;
 #pragma unroll
     for (std::uint32_t i = 0; i < 8; ++i) {
-      const std::uint32_t of_float = is_wide ? plane(7 + i) : i < 5 ? plane(10 + i) : 0;
-      exponents.planes[i] = type.is_pair() ? plane_of(kPairExponent, i) : of_float;
+      const std::uint32_t of_float = dtype == DType::bfloat16 ? plane(7 + i) : i < 5 ? plane(10 + i) : 0;
+      exponents.planes[i] = dtype == DType::byte_pairs ? plane_of(kPairExponent, i) : of_float;
     }
     return exponents;
   }

@@ -1,23 +1,94 @@
-// Tile of a warp: each lane first loads groups of 16 values in memory order, then owns a block of 64.
+// Inputs of the kernels for lossless differences, and the tile of a warp: each lane first loads groups of 16 values in
+// memory order, then owns a block of 64. docs/wire_format.md specifies the bytes and their names.
 #pragma once
 
 #include "codec/cuda/lossless_bits.cuh"
-#include "codec/cuda/lossless_tables.cuh"
 #include "codec/cuda/memory.cuh"
+#include "codec/cuda/tables.cuh"
+#include "zcomm/lossless.hpp"
 
 namespace zcomm::gpu {
 
+inline constexpr std::uint32_t kTileValues = 2048;
+inline constexpr std::uint32_t kTileWarps = 4;  // per CTA, one tile each
+inline constexpr std::uint32_t kTileThreads = 32 * kTileWarps;
+// Tiles between two of starts(): two for each lane.
+inline constexpr std::uint32_t kStartTiles = 64;
 inline constexpr std::uint32_t kTileGroups = kTileValues / kGroup;
 inline constexpr std::uint32_t kGroupWords = kGroup / 2;
 inline constexpr std::uint32_t kBlockWords = 32;    // a word has two values
 inline constexpr std::uint32_t kPadding = 0x7f80u;  // fills up a short tile
 inline constexpr std::uint32_t kHeadBits = 64;      // of a coded tile, ahead of its sections
 inline constexpr std::uint32_t kEscape = 6;         // value of r
+inline constexpr std::uint32_t kPairExponent = 8;   // of all byte pairs
 
 // First 8 bytes of a header: "ZD16", version 1, the kind, zeros.
 inline constexpr std::uint64_t kHeaderStart = 0x13631445au;
 inline constexpr std::uint32_t kKindShift = 40;
 inline constexpr std::uint32_t kHeaderWords = kLosslessHeaderBytes / 4;
+
+// --- Inputs of the kernels
+
+// State of a job, in scratch; zeroed before its first kernel. The starts of tiles follow it.
+struct LosslessState {
+  std::uint64_t hash;          // of the values: each tile adds its share
+  std::uint32_t errors;        // of a message as a whole: bits of LosslessError
+  std::uint32_t has_bad_tile;  // 1 if any is
+};
+
+// Values of a job, in every kernel: the base of an encode or decode, which becomes the values.
+struct LosslessPiece {
+  LosslessState* state;
+  std::byte* base;
+  std::uint64_t num_elements;
+  DType dtype;
+
+  ZCOMM_DEVICE std::uint64_t num_tiles() const { return (num_elements + kTileValues - 1) / kTileValues; }
+  ZCOMM_DEVICE std::uint64_t table_words() const { return (num_tiles() + 1) / 2; }
+  ZCOMM_DEVICE std::uint32_t count(std::uint64_t tile) const {
+    const std::uint64_t rest = num_elements - tile * kTileValues;
+    return rest < kTileValues ? static_cast<std::uint32_t>(rest) : kTileValues;
+  }
+  // Returns the starts of tiles kStartTiles * i, in words after the table.
+  ZCOMM_DEVICE std::uint64_t* starts() const { return reinterpret_cast<std::uint64_t*>(state + 1); }
+};
+
+struct EncodeLosslessPiece : LosslessPiece {
+  const std::byte* values;
+  std::byte* message;
+  std::uint64_t* hash;
+  std::uint64_t* num_bytes;
+  std::uint64_t generation;
+
+  ZCOMM_DEVICE bool is_whole() const { return generation == 0 || message == nullptr; }
+};
+
+struct DecodeLosslessPiece : LosslessPiece {
+  const std::byte* message;
+  std::uint64_t num_bytes;
+  const std::uint64_t* hash;  // of the base
+  std::uint64_t generation;
+};
+
+// Last step of a decode or check.
+struct FinishPiece : LosslessPiece {
+  std::byte* spoiled;  // becomes NaN on an error
+  std::uint64_t num_spoiled;
+  const std::uint64_t* expected;  // hash; null: any, or there are errors already
+  std::uint64_t* hash;            // receives the hash of the values; null: unchanged
+  std::uint32_t* status;
+  std::uint32_t error;  // reported if the hash differs
+  std::uint16_t nan;
+};
+
+using EncodeLosslessTable = Pieces<EncodeLosslessPiece, 48>;
+using DecodeLosslessTable = Pieces<DecodeLosslessPiece, 53>;
+using HashTable = Pieces<LosslessPiece, 92>;
+using FinishTable = Pieces<FinishPiece, 48>;
+static_assert(sizeof(EncodeLosslessTable) <= kMaxParameterBytes && sizeof(DecodeLosslessTable) <= kMaxParameterBytes);
+static_assert(sizeof(HashTable) <= kMaxParameterBytes && sizeof(FinishTable) <= kMaxParameterBytes);
+
+// --- A tile
 
 // Shared memory for 16 bits of each value of a tile. The rows of lanes begin in different banks.
 struct Rows {
@@ -39,10 +110,6 @@ inline constexpr std::uint32_t kCodedWords = kTileValues / 2 + 4;
 
 ZCOMM_DEVICE std::uint64_t tile_of_warp(std::uint32_t first_cta) {
   return static_cast<std::uint64_t>(blockIdx.x - first_cta) * kTileWarps + threadIdx.x / 32;
-}
-
-ZCOMM_DEVICE std::uint32_t exponent_of(std::uint32_t value, HalfType type) {
-  return type.is_pair() ? kPairExponent : value >> type.exponent_shift & type.exponent_mask;
 }
 
 // Pads a group from value `count` of the tile on.
@@ -140,10 +207,10 @@ ZCOMM_DEVICE std::uint32_t sum_of_sizes(const std::uint32_t* table, std::uint64_
 }
 
 // Returns where a tile begins, in words after the table. Called by all lanes.
-ZCOMM_DEVICE std::uint64_t start_of(const LosslessTiles& tiles, const std::uint32_t* table, std::uint64_t tile) {
+ZCOMM_DEVICE std::uint64_t start_of(const LosslessPiece& piece, const std::uint32_t* table, std::uint64_t tile) {
   const std::uint64_t first = tile / kStartTiles;
   const std::uint32_t sizes = sum_of_sizes(table, first * (kStartTiles / 2) + lane_index(), tile);
-  return tiles.starts[first] + sum_of_lanes(sizes);
+  return piece.starts()[first] + sum_of_lanes(sizes);
 }
 
 using WarpSums = std::uint32_t[kThreads / 32];
@@ -151,10 +218,10 @@ using WarpSums = std::uint32_t[kThreads / 32];
 // Starts that a warp computes per round of scan_sizes(). Their loads are in flight together: latency bounds a round.
 inline constexpr std::uint32_t kScanStarts = 8;
 
-// Notes in `starts` where tiles begin; returns the words of all tiles. Called by all threads of a CTA of kThreads.
-ZCOMM_DEVICE std::uint64_t scan_sizes(const LosslessTiles& tiles, const std::uint32_t* table, WarpSums& sums) {
+// Notes in starts() where tiles begin; returns the words of all tiles. Called by all threads of a CTA of kThreads.
+ZCOMM_DEVICE std::uint64_t scan_sizes(const LosslessPiece& piece, const std::uint32_t* table, WarpSums& sums) {
   constexpr std::uint32_t kWarps = kThreads / 32;
-  const std::uint64_t num_tiles = tiles.num_tiles();
+  const std::uint64_t num_tiles = piece.num_tiles();
   const std::uint32_t warp = threadIdx.x / 32;
   std::uint64_t total = 0;
 #pragma unroll 1
@@ -177,7 +244,7 @@ ZCOMM_DEVICE std::uint64_t scan_sizes(const LosslessTiles& tiles, const std::uin
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kScanStarts; ++i) {
-      if (lane_index() == 0 && (start + i) * kStartTiles < num_tiles) tiles.starts[start + i] = before;
+      if (lane_index() == 0 && (start + i) * kStartTiles < num_tiles) piece.starts()[start + i] = before;
       before += own[i];
     }
     __syncthreads();

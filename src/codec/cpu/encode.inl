@@ -133,10 +133,10 @@ ZCOMM_INLINE void quantize_group(const typename Type::Bits* values, Floats facto
   for (Floats& floats : group) floats *= factor;
   if constexpr (kNibbles) {
     const auto bytes = kPairs ? pairs_to_nibbles(group) : to_nibbles(to_codes(group));
-    write_16_bytes<kStream>(codes, bytes);
+    write<kStream>(codes, bytes);
   } else {
     const auto bytes = kPairs ? pairs_to_codes(group) : to_codes(group);
-    write_32_bytes<kStream>(codes, bytes);
+    write<kStream>(codes, bytes);
   }
 }
 #endif
@@ -200,19 +200,6 @@ ZCOMM_INLINE void encode_blocks(const typename Type::Bits* values, std::int64_t 
                    bytes + (kNibbles ? first / 2 : first));
   }
   if (!is_direct) pack(blocks.kind, unpacked, count, codes);
-}
-
-// Converts to float32 and sets `largest` to the largest magnitude of each block, as float32 bits.
-template <class Type>
-ZCOMM_INLINE void widen(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* widened,
-                        std::uint32_t* largest) {
-  constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
-  for (std::int64_t i = 0; i < count; i += block_size) {
-    const std::int64_t block_count = min_of(block_size, count - i);
-    prefetch(values + i, count * kBytes, block_count * kBytes);
-    widen_row<Type>(values + i, block_count, widened + i);
-    *largest++ = absmax<Type>(values + i, block_count);
-  }
 }
 
 // Encodes with rounding to nearest. While a tile is quantized, the largest magnitudes of the next one are found, and
@@ -297,11 +284,7 @@ void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks b
   std::uint32_t largest[kMaxBlocks];
   alignas(64) float widened[kTileElements];
   const Word32* bits = reinterpret_cast<const Word32*>(widened);
-  if (blocks.hadamard) {
-    rotate<Type>(values, count, blocks.block_size, widened, largest);
-  } else {
-    widen<Type>(values, count, blocks.block_size, widened, largest);
-  }
+  widen_blocks<Type>(values, count, blocks, widened, largest);
   if (!blocks.stochastic && blocks.kind != ElementKind::fp8) {
     if (has_nibbles(blocks.kind)) return encode_scratch<kTakesNibbles>(bits, count, blocks, largest, scales, codes);
     return encode_scratch<false>(bits, count, blocks, largest, scales, codes);

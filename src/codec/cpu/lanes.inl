@@ -83,10 +83,10 @@ ZCOMM_INLINE void from_order(Group& group) {
   for (int i = 0; i < kGroupRegisters; i += 2) deinterleave(group[i], group[i + 1]);
 }
 
-template <bool kStream>
-ZCOMM_INLINE void write_register(void* data, Register bits) {
+template <bool kStream, class Vector>
+ZCOMM_INLINE void write(void* data, Vector bits) {
   if constexpr (kStream) {
-    stream_register(data, bits);
+    write_past_caches(data, bits);
   } else {
     __builtin_memcpy(data, &bits, sizeof(bits));
   }
@@ -97,10 +97,10 @@ template <class Type, bool kStream>
 ZCOMM_INLINE void store_group(const Group& group, typename Type::Bits* values) {
   if constexpr (sizeof(typename Type::Bits) == 4) {
     for (int i = 0; i < kGroupRegisters; ++i)
-      write_register<kStream>(values + i * ZCOMM_LANES, reinterpret_cast<Register>(group[i]));
+      write<kStream>(values + i * ZCOMM_LANES, reinterpret_cast<Register>(group[i]));
   } else {
     for (int i = 0; i < kGroupRegisters; i += 2)
-      write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_lanes(group[i], group[i + 1]));
+      write<kStream>(values + i * ZCOMM_LANES, Type::narrow_lanes(group[i], group[i + 1]));
   }
 }
 
@@ -110,7 +110,7 @@ template <class Type, bool kNibbles, bool kStream>
 ZCOMM_INLINE void store_decoded(Group& group, typename Type::Bits* values) {
   if constexpr (kNibbles && requires { &Type::narrow_pairs; }) {
     for (int i = 0; i < kGroupRegisters; i += 2) {
-      write_register<kStream>(values + i * ZCOMM_LANES, Type::narrow_pairs(group[i], group[i + 1]));
+      write<kStream>(values + i * ZCOMM_LANES, Type::narrow_pairs(group[i], group[i + 1]));
     }
   } else {
     to_order<kNibbles>(group);

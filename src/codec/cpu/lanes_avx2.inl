@@ -5,9 +5,6 @@ using Floats = __m256;
 using Register = __m256i;
 
 ZCOMM_INLINE Floats broadcast(float value) { return _mm256_set1_ps(value); }
-ZCOMM_INLINE void stream_register(void* data, Register bits) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(data), bits);
-}
 ZCOMM_INLINE Ints load_codes(const std::int8_t* codes) {
   return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
 }

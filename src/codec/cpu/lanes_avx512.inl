@@ -6,7 +6,7 @@ using Register = __m512i;
 constexpr __mmask16 kAllLanes = 0xffff;
 
 ZCOMM_INLINE Floats broadcast(float value) { return _mm512_set1_ps(value); }
-ZCOMM_INLINE void stream_register(void* data, Register bits) {
+ZCOMM_INLINE void write_past_caches(void* data, Register bits) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(data), bits);
 }
 ZCOMM_INLINE Ints load_codes(const std::int8_t* codes) {

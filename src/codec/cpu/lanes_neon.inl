@@ -5,8 +5,11 @@ using Floats = float32x4_t;
 using Register = int32x4_t;
 
 ZCOMM_INLINE Floats broadcast(float value) { return vdupq_n_f32(value); }
-// An instruction that writes past the caches is only a hint here, and not used.
-ZCOMM_INLINE void stream_register(void* data, Register bits) { __builtin_memcpy(data, &bits, sizeof(bits)); }
+// Writes as always: an instruction that writes past the caches is only a hint here.
+template <class Vector>
+ZCOMM_INLINE void write_past_caches(void* data, Vector bits) {
+  __builtin_memcpy(data, &bits, sizeof(bits));
+}
 
 template <bool kNibbles>
 ZCOMM_INLINE void load_codes(const std::int8_t* codes, Floats* group) {
@@ -67,15 +70,6 @@ ZCOMM_INLINE int8x16_t pairs_to_nibbles(const Floats* group) {
   join_pairs<4>(group, words);
   return low_bytes(words);
 }
-template <bool kStream>
-ZCOMM_INLINE void write_16_bytes(void* data, int8x16_t bytes) {
-  __builtin_memcpy(data, &bytes, sizeof(bytes));
-}
-template <bool kStream>
-ZCOMM_INLINE void write_32_bytes(void* data, int8x16x2_t bytes) {
-  __builtin_memcpy(data, &bytes, sizeof(bytes));
-}
-
 ZCOMM_INLINE Floats load_bfloat16(const Word16* values) {
   return vreinterpretq_f32_u32(vshll_n_u16(read<uint16x4_t>(values), 16));
 }

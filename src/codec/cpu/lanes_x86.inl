@@ -33,20 +33,9 @@ ZCOMM_INLINE void load_codes(const std::int8_t* codes, Floats* group) {
   }
 }
 
-template <bool kStream>
-ZCOMM_INLINE void write_16_bytes(void* data, __m128i bytes) {
-  if constexpr (kStream) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(data), bytes);
-  } else {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(data), bytes);
-  }
+ZCOMM_INLINE void write_past_caches(void* data, __m128i bits) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(data), bits);
 }
-
-template <bool kStream>
-ZCOMM_INLINE void write_32_bytes(void* data, __m256i bytes) {
-  if constexpr (kStream) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(data), bytes);
-  } else {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(data), bytes);
-  }
+ZCOMM_INLINE void write_past_caches(void* data, __m256i bits) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(data), bits);
 }

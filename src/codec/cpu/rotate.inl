@@ -89,20 +89,21 @@ ZCOMM_INLINE std::uint32_t rotate_groups(const typename Type::Bits* values, std:
 }
 #endif
 
-// Rotates blocks; sets `largest` to the largest magnitude written per block, as float32 bits.
+// Converts blocks to float32, and rotates them if blocks.hadamard; sets `largest` to the largest magnitude written per
+// block, as float32 bits.
 template <class Type>
-ZCOMM_INLINE void rotate(const typename Type::Bits* values, std::int64_t count, std::int64_t block_size, float* rotated,
-                         std::uint32_t* largest) {
+ZCOMM_INLINE void widen_blocks(const typename Type::Bits* values, std::int64_t count, const CodedBlocks& blocks,
+                               float* widened, std::uint32_t* largest) {
   constexpr std::int64_t kBytes = sizeof(typename Type::Bits);
-  for (std::int64_t begin = 0; begin < count; begin += block_size) {
-    const std::int64_t block_count = min_of(block_size, count - begin);
-    const std::int64_t groups = block_count / kRotated * kRotated;
+  for (std::int64_t begin = 0; begin < count; begin += blocks.block_size) {
+    const std::int64_t block_count = min_of(blocks.block_size, count - begin);
+    const std::int64_t rotated = blocks.hadamard ? block_count / kRotated * kRotated : 0;
     prefetch(values + begin, count * kBytes, block_count * kBytes);
-    *largest = rotate_groups<Type>(values + begin, groups, rotated + begin);
-    if (groups != block_count) {
-      const std::int64_t rest = block_count - groups;
-      widen_row<Type>(values + begin + groups, rest, rotated + begin + groups);
-      const std::uint32_t largest_rest = absmax<Type>(values + begin + groups, rest);
+    *largest = rotated == 0 ? 0 : rotate_groups<Type>(values + begin, rotated, widened + begin);
+    if (rotated != block_count) {
+      const std::int64_t rest = block_count - rotated;
+      widen_row<Type>(values + begin + rotated, rest, widened + begin + rotated);
+      const std::uint32_t largest_rest = absmax<Type>(values + begin + rotated, rest);
       if (largest_rest > *largest) *largest = largest_rest;
     }
     ++largest;

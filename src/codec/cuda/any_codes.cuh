@@ -3,8 +3,6 @@
 #pragma once
 
 #include "codec/cuda/codes.cuh"
-#include "codec/cuda/decode.cuh"
-#include "codec/cuda/encode.cuh"
 #include "codec/cuda/rotate.cuh"
 
 namespace zcomm::gpu {
@@ -184,9 +182,8 @@ ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroup
   }
   if (place.lane != 0) return;
   store_scale(scale, place.block, out);
-  if ((place.block + 1) * out.block_size < out.num_elements) return;
-  std::uint32_t* codes_end = reinterpret_cast<std::uint32_t*>(out.codes) + (out.num_elements * any.bits + 31) / 32;
-  for (std::uint32_t i = 0; i < any.code_padding; ++i) codes_end[i] = 0;
+  if (!out.is_end || (place.block + 1) * out.block_size < out.num_elements) return;
+  pad(reinterpret_cast<std::uint32_t*>(out.codes) + (out.num_elements * any.bits + 31) / 32);
 }
 
 // --- Kernels for values of every type. A thread has one group.
@@ -209,6 +206,21 @@ ZCOMM_DEVICE void store_floats(float (&floats)[kGroup], std::uint32_t begin, std
   store_warps_group<Type>(words, begin, kGroup, count, values);
 }
 
+// Calls call(Type()) with the type of values.
+template <class Call>
+ZCOMM_DEVICE void with_type(DType dtype, const Call& call) {
+  switch (dtype) {
+    case DType::float32:
+      return call(Float32());
+    case DType::bfloat16:
+      return call(Bfloat16());
+    case DType::float16:
+      return call(Float16());
+    case DType::byte_pairs:
+      return;  // which are only copied
+  }
+}
+
 template <class = void>  // a template, so that headers can hold it
 __global__ void __launch_bounds__(kThreads) encode_any_kernel(const __grid_constant__ EncodeAnyTable table) {
   __shared__ WarpMaxima maxima;
@@ -217,19 +229,9 @@ __global__ void __launch_bounds__(kThreads) encode_any_kernel(const __grid_const
   const Place<1> place(piece.out, (blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x);
   Halves32<1> values = {};
   if (place.is_in_block) {
-    switch (piece.dtype) {
-      case DType::float32:
-        load_floats<Float32>(piece.values, place.begin, piece.out.num_elements, values[0]);
-        break;
-      case DType::bfloat16:
-        load_floats<Bfloat16>(piece.values, place.begin, piece.out.num_elements, values[0]);
-        break;
-      case DType::float16:
-        load_floats<Float16>(piece.values, place.begin, piece.out.num_elements, values[0]);
-        break;
-      case DType::byte_pairs:
-        break;  // which are only copied
-    }
+    with_type(piece.dtype, [&]<class Type>(Type) {
+      load_floats<Type>(piece.values, place.begin, piece.out.num_elements, values[0]);
+    });
   }
   encode_any_codes<1>(values, place, piece.out, piece.any, maxima);
 }
@@ -243,16 +245,8 @@ __global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_const
   load_terms(piece.wire, 0, begin, piece.num_elements, terms[0]);
   if (piece.hadamard) rotate_if_whole(terms, begin, piece.num_elements, rotate_back<1>);
   if (begin >= piece.num_elements) return;
-  switch (piece.dtype) {
-    case DType::float32:
-      return store_floats<Float32>(terms[0], begin, piece.num_elements, piece.values);
-    case DType::bfloat16:
-      return store_floats<Bfloat16>(terms[0], begin, piece.num_elements, piece.values);
-    case DType::float16:
-      return store_floats<Float16>(terms[0], begin, piece.num_elements, piece.values);
-    case DType::byte_pairs:
-      return;
-  }
+  with_type(piece.dtype,
+            [&]<class Type>(Type) { store_floats<Type>(terms[0], begin, piece.num_elements, piece.values); });
 }
 
 }  // namespace zcomm::gpu

@@ -40,38 +40,16 @@ Source decoding_of(BlockFormat format) {
   return coding_of(format);
 }
 
-constexpr Kernel<EncodeTable> kEncode[3][2] = {
-    {{"encode float32 to int8", encode_kernel<Float32, Int8>},
-     {"encode float32 to int4", encode_kernel<Float32, Int4>}},
-    {{"encode bfloat16 to int8", encode_kernel<Bfloat16, Int8>},
-     {"encode bfloat16 to int4", encode_kernel<Bfloat16, Int4>}},
-    {{"encode float16 to int8", encode_kernel<Float16, Int8>},
-     {"encode float16 to int4", encode_kernel<Float16, Int4>}},
-};
-constexpr Kernel<EncodeAnyTable> kEncodeAny = {"encode to any codes", encode_any_kernel<>};
+constexpr Kernel<EncodeTable> kEncode[3][2] = {{encode_kernel<Float32, Int8>, encode_kernel<Float32, Int4>},
+                                               {encode_kernel<Bfloat16, Int8>, encode_kernel<Bfloat16, Int4>},
+                                               {encode_kernel<Float16, Int8>, encode_kernel<Float16, Int4>}};
 constexpr std::uint32_t kEncodeUnrolls[3] = {kEncodeUnroll<Float32>, kEncodeUnroll<Bfloat16>, kEncodeUnroll<Float16>};
-
-constexpr Kernel<DecodeTable> kDecode[3][2] = {
-    {{"decode int8 to float32", decode_kernel<Float32, Int8>},
-     {"decode int4 to float32", decode_kernel<Float32, Int4>}},
-    {{"decode int8 to bfloat16", decode_kernel<Bfloat16, Int8>},
-     {"decode int4 to bfloat16", decode_kernel<Bfloat16, Int4>}},
-    {{"decode int8 to float16", decode_kernel<Float16, Int8>},
-     {"decode int4 to float16", decode_kernel<Float16, Int4>}},
-};
-constexpr Kernel<DecodeTable> kDecodeAny = {"decode any codes", decode_any_kernel<>};
-constexpr Kernel<SumTable> kSum[3] = {
-    {"sum to float32", sum_kernel<Float32>, kSumThreads},
-    {"sum to bfloat16", sum_kernel<Bfloat16>, kSumThreads},
-    {"sum to float16", sum_kernel<Float16>, kSumThreads},
-};
-constexpr Kernel<SumEncodeTable> kSumEncode[3] = {
-    {"sum to int8", sum_encode_kernel<Int8>, kSumThreads},
-    {"sum to int4", sum_encode_kernel<Int4>, kSumThreads},
-    {"sum to any codes", sum_encode_kernel<void>, kSumThreads},
-};
-
-constexpr Kernel<CopyTable> kCopy = {"copy", copy_kernel<>};
+constexpr Kernel<DecodeTable> kDecode[3][2] = {{decode_kernel<Float32, Int8>, decode_kernel<Float32, Int4>},
+                                               {decode_kernel<Bfloat16, Int8>, decode_kernel<Bfloat16, Int4>},
+                                               {decode_kernel<Float16, Int8>, decode_kernel<Float16, Int4>}};
+constexpr Kernel<SumTable> kSum[3] = {sum_kernel<Float32>, sum_kernel<Bfloat16>, sum_kernel<Float16>};
+constexpr Kernel<SumEncodeTable> kSumEncode[3] = {sum_encode_kernel<Int8>, sum_encode_kernel<Int4>,
+                                                  sum_encode_kernel<void>};
 
 constexpr float kLargestFinite[3] = {Float32::kLargestFinite, Bfloat16::kLargestFinite, Float16::kLargestFinite};
 constexpr float kNoLimit = std::numeric_limits<float>::infinity();
@@ -114,7 +92,7 @@ void add(Launcher<Table>& launcher, const Encode& job, std::uint32_t unroll) {
     piece.values = job.values.slice(begin, count).data;
     piece.out = blocks_out(job.wire, job.format, n, begin, count, kGroup);
     if constexpr (std::is_same_v<Table, EncodeAnyTable>) {
-      piece.any = any_out(job.format, job.rounding, n, begin, count);
+      piece.any = any_out(job.format, job.rounding, begin);
       piece.dtype = job.values.dtype;
     }
     launcher.add(piece, divide_up(num_lanes(piece.out), kThreads * unroll));
@@ -148,7 +126,7 @@ void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wi
   const std::int64_t n = job.num_elements;
   for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
     const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements),
-                               any_out(job.format, job.rounding, n, begin, count)};
+                               any_out(job.format, job.rounding, begin)};
     launcher.add(piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
                  [&](const Wire& wire) { return wire_part(wire, n, begin); });
   });
@@ -162,7 +140,7 @@ class CudaCodec final : public Codec {
 
   void encode(std::span<const Encode> jobs, StreamView stream) const override {
     for (const Encode& job : jobs) check(job);
-    Launcher<EncodeTable> launcher(stream);
+    Launcher<EncodeTable> launcher(stream, "encode", nullptr);
     for (DType dtype : kDTypes) {
       for (Source coding : kOwnKernels) {
         launcher.use(kEncode[index_of(dtype)][index_of(coding)]);
@@ -174,13 +152,13 @@ class CudaCodec final : public Codec {
       }
     }
     launcher.launch();
-    Launcher any_launcher(stream, kEncodeAny);
+    Launcher<EncodeAnyTable> any_launcher(stream, "encode to any codes", encode_any_kernel<>);
     for (const Encode& job : jobs) {
       if (coding_of(job.format) == Source::any) add(any_launcher, job, 1);
     }
     any_launcher.launch();
-    Launcher casts(stream, kSum[index_of(DType::bfloat16)]);
-    Launcher copies(stream, kCopy);
+    Launcher casts(stream, "cast", kSum[index_of(DType::bfloat16)], kSumThreads);
+    Launcher<CopyTable> copies(stream, "copy", copy_kernel<>);
     for (const Encode& job : jobs) {
       if (job.format.has_scales()) continue;
       const TensorView out = values_of(job.wire, job.format, job.values.dtype, job.values.num_elements);
@@ -198,9 +176,9 @@ class CudaCodec final : public Codec {
 
   void decode(std::span<const Decode> jobs, StreamView stream) const override {
     for (const Decode& job : jobs) check(job);
-    Launcher<DecodeTable> launcher(stream);
-    Launcher<SumTable> casts(stream);
-    Launcher copies(stream, kCopy);
+    Launcher<DecodeTable> launcher(stream, "decode", nullptr);
+    Launcher<SumTable> casts(stream, "cast", nullptr, kSumThreads);
+    Launcher<CopyTable> copies(stream, "copy", copy_kernel<>);
     for (DType dtype : kDTypes) {
       for (Source coding : kOwnKernels) {
         launcher.use(kDecode[index_of(dtype)][index_of(coding)]);
@@ -218,7 +196,7 @@ class CudaCodec final : public Codec {
       if (job.wire.format.has_scales() || value_dtype(job.wire) != job.values.dtype) continue;
       add_copy(copies, {job.wire.data, job.values.num_elements, job.values.dtype}, job.values.data);
     }
-    launcher.use(kDecodeAny);
+    launcher.use(decode_any_kernel<>);
     for (const Decode& job : jobs) {
       if (decoding_of(job.wire.format) == Source::any) add(launcher, job);
     }
@@ -229,7 +207,7 @@ class CudaCodec final : public Codec {
 
   void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
     for (const DecodeSum& job : jobs) check(job);
-    Launcher<SumTable> launcher(stream);
+    Launcher<SumTable> launcher(stream, "sum", nullptr, kSumThreads);
     for (DType dtype : kDTypes) {
       launcher.use(kSum[index_of(dtype)]);
       for (const DecodeSum& job : jobs) {
@@ -241,7 +219,7 @@ class CudaCodec final : public Codec {
 
   void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
     for (const DecodeSumEncode& job : jobs) check(job);
-    Launcher<SumEncodeTable> launcher(stream);
+    Launcher<SumEncodeTable> launcher(stream, "sum to codes", nullptr, kSumThreads);
     for (Source coding : {Source::int8, Source::int4, Source::any}) {
       launcher.use(kSumEncode[index_of(coding)]);
       for (const DecodeSumEncode& job : jobs) {
@@ -251,8 +229,8 @@ class CudaCodec final : public Codec {
       }
     }
     launcher.launch();
-    Launcher<SumTable> sums(stream);
-    Launcher padding(stream, kCopy);
+    Launcher<SumTable> sums(stream, "sum", nullptr, kSumThreads);
+    Launcher<CopyTable> padding(stream, "copy", copy_kernel<>);
     for (ElementKind kind : {ElementKind::exact, ElementKind::bf16}) {
       sums.use(kSum[index_of(kind == ElementKind::bf16 ? DType::bfloat16 : DType::float32)]);
       for (const DecodeSumEncode& job : jobs) {
@@ -296,7 +274,7 @@ class CudaCodec final : public Codec {
       few.insert(few.end(), rest.begin(), rest.begin() + count);
       rest.erase(rest.begin(), rest.begin() + count);
       const bool stay_rotated = is_rotated(rest[0]);
-      Launcher first(stream, kSum[index_of(DType::float32)]);
+      Launcher first(stream, "sum", kSum[index_of(DType::float32)], kSumThreads);
       add_sum(first, few, 1.0f, kNoLimit, sums, stay_rotated);
       first.launch();
       few = {{sums.data, {ElementKind::exact, 0, stay_rotated}, DType::float32}};

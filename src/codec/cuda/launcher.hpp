@@ -15,11 +15,7 @@
 namespace zcomm::gpu {
 
 template <class Table>
-struct Kernel {
-  const char* name;  // its action, for error texts
-  void (*function)(Table);
-  std::uint32_t threads = kThreads;  // per CTA
-};
+using Kernel = void (*)(Table);
 
 // Tells whether memory lies `count` strides after other memory. A stride of 0 is not known yet: this sets it.
 inline bool follows(const std::byte* first, const std::byte* next, std::uint32_t& stride, std::uint32_t count) {
@@ -42,10 +38,9 @@ inline bool continues(SumEncodePiece& first, WirePart* wires, const SumEncodePie
                       std::uint32_t count) {
   const BlocksOut &a = first.out, &b = next.out;
   if (count == 1) first.codes_stride = first.any_stride = first.out_stride = 0;
-  const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size &&
-                        b.scale_padding == a.scale_padding && next.any == first.any &&
-                        next.rotated_end == first.rotated_end && next.end_of_wires == first.end_of_wires &&
-                        b.codes - a.codes == b.scales - a.scales;
+  const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size && b.is_end == a.is_end &&
+                        next.any == first.any && next.rotated_end == first.rotated_end &&
+                        next.end_of_wires == first.end_of_wires && b.codes - a.codes == b.scales - a.scales;
   return is_alike && follows(a.scales, b.scales, first.out_stride, count) &&
          std::equal(wires, wires + first.end_of_wires, next_wires,
                     [&](WirePart& part, const WirePart& other) { return continues(part, other, first, count); });
@@ -55,15 +50,17 @@ inline bool continues(SumEncodePiece& first, WirePart* wires, const SumEncodePie
 template <class Table>
 class Launcher {
   using Piece = typename Table::Piece;
+  static_assert(sizeof(Table) <= kMaxParameterBytes);
 
  public:
-  explicit Launcher(StreamView stream) : stream_(stream) {}
-  Launcher(StreamView stream, const Kernel<Table>& kernel) : stream_(stream), kernel_(&kernel) {}
+  // Kernels have `threads` per CTA. `action` is for error texts.
+  Launcher(StreamView stream, const char* action, Kernel<Table> kernel, std::uint32_t threads = kThreads)
+      : stream_(stream), action_(action), kernel_(kernel), threads_(threads) {}
 
   // Selects the kernel for the pieces that follow.
-  void use(const Kernel<Table>& kernel) {
+  void use(Kernel<Table> kernel) {
     launch();
-    kernel_ = &kernel;
+    kernel_ = kernel;
   }
 
   void add(const Piece& piece, std::int64_t num_ctas) {
@@ -164,17 +161,19 @@ class Launcher {
     if (table_.num_pieces == 0) return;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(num_ctas_);
-    config.blockDim = dim3(kernel_->threads);
+    config.blockDim = dim3(threads_);
     config.stream = as_cuda(stream_);
     const RelaxedCaptureGuard relaxed;  // the first launch loads the kernel
-    check_cuda(cudaLaunchKernelEx(&config, kernel_->function, table_), kernel_->name);
+    check_cuda(cudaLaunchKernelEx(&config, kernel_, table_), action_);
     table_.num_pieces = 0;
     num_ctas_ = 0;
     num_wires_ = 0;
   }
 
-  StreamView stream_;
-  const Kernel<Table>* kernel_ = nullptr;
+  const StreamView stream_;
+  const char* const action_;
+  Kernel<Table> kernel_;
+  const std::uint32_t threads_;
   Table table_{};
   std::uint32_t num_ctas_ = 0;
   std::size_t num_wires_ = 0;
@@ -229,16 +228,12 @@ inline BlocksOut blocks_out(std::byte* wire, BlockFormat format, std::int64_t nu
   out.num_elements = static_cast<std::uint32_t>(count);
   out.block_size = static_cast<std::uint16_t>(format.block_size);
   while (static_cast<int>(thread_elements << out.log2_lanes) < format.block_size) out.log2_lanes += 1;
-  if (begin + count == num_elements) {
-    out.scale_padding = static_cast<std::uint8_t>((layout.codes_offset - layout.scales_bytes()) / kScaleBytes);
-  }
+  out.is_end = begin + count == num_elements;
   return out;
 }
 
-// Describes the same elements for the kernel for any codes.
-inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t num_elements, std::int64_t begin,
-                      std::int64_t count) {
-  const WireLayout layout(format, DType::float32, num_elements);
+// Describes elements from `begin` on for the kernel for any codes.
+inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t begin) {
   const ElementTraits& kind = traits(format.kind);
   AnyOut any{};
   any.seed = rounding.seed;
@@ -249,10 +244,6 @@ inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t
   any.bits = static_cast<std::uint8_t>(kind.code_bits);
   any.hadamard = format.hadamard;
   any.stochastic = format.stochastic;
-  if (begin + count == num_elements) {
-    any.code_padding =
-        static_cast<std::uint8_t>((layout.num_bytes - layout.codes_offset) / 4 - (layout.codes_bytes + 3) / 4);
-  }
   return any;
 }
 

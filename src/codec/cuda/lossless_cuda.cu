@@ -15,16 +15,6 @@
 namespace zcomm::gpu {
 namespace {
 
-constexpr Kernel<EncodeLosslessTable> kMeasure = {"measure differences", measure_kernel<>, kTileThreads};
-constexpr Kernel<EncodeLosslessTable> kSeal = {"write headers of differences", seal_kernel<>};
-constexpr Kernel<EncodeLosslessTable> kWrite = {"write differences", write_kernel<>, kTileThreads};
-constexpr Kernel<DecodeLosslessTable> kBegin = {"read headers of differences", begin_kernel<>};
-constexpr Kernel<DecodeLosslessTable> kDecode = {"add differences", decode_lossless_kernel<>, kTileThreads};
-constexpr Kernel<HashTable> kHash = {"hash values", hash_kernel<>, kTileThreads};
-constexpr Kernel<FinishTable> kFinish = {"compare hashes", finish_kernel<>};
-
-// --- Launches
-
 // Returns the values that all kernels of a job know: those that it changes, or hashes.
 template <class Job>
 TensorView values_of(const Job& job) {
@@ -53,9 +43,9 @@ constexpr auto finish_ctas = [](const FinishPiece& piece) {
 };
 
 template <class Table, class NumCtas>
-void launch(const Kernel<Table>& kernel, const std::vector<typename Table::Piece>& pieces, NumCtas num_ctas,
-            StreamView stream) {
-  Launcher launcher(stream, kernel);
+void launch(const char* action, Kernel<Table> kernel, std::uint32_t threads,
+            const std::vector<typename Table::Piece>& pieces, NumCtas num_ctas, StreamView stream) {
+  Launcher launcher(stream, action, kernel, threads);
   for (const auto& piece : pieces) {
     if (num_ctas(piece) > 0) launcher.add(piece, num_ctas(piece));
   }
@@ -108,9 +98,9 @@ class CudaLossless final : public LosslessCodec {
           pieces.push_back({piece, job.values.data, job.message, job.hash, job.num_bytes, job.generation});
         },
         [&] {
-          launch(kMeasure, pieces, tile_ctas, stream);
-          launch(kSeal, pieces, one_cta, stream);
-          launch(kWrite, pieces, tile_ctas, stream);
+          launch<EncodeLosslessTable>("measure differences", measure_kernel<>, kTileThreads, pieces, tile_ctas, stream);
+          launch<EncodeLosslessTable>("write headers of differences", seal_kernel<>, kThreads, pieces, one_cta, stream);
+          launch<EncodeLosslessTable>("write differences", write_kernel<>, kTileThreads, pieces, tile_ctas, stream);
         });
   }
 
@@ -127,9 +117,10 @@ class CudaLossless final : public LosslessCodec {
                               job.status, kResultError, nan_of(piece.dtype)});
         },
         [&] {
-          launch(kBegin, pieces, one_cta, stream);
-          launch(kDecode, pieces, tile_ctas, stream);
-          launch(kFinish, finishes, finish_ctas, stream);
+          launch<DecodeLosslessTable>("read headers of differences", begin_kernel<>, kThreads, pieces, one_cta, stream);
+          launch<DecodeLosslessTable>("add differences", decode_lossless_kernel<>, kTileThreads, pieces, tile_ctas,
+                                      stream);
+          launch<FinishTable>("compare hashes", finish_kernel<>, kThreads, finishes, finish_ctas, stream);
         });
   }
 
@@ -186,8 +177,8 @@ class CudaLossless final : public LosslessCodec {
           finishes.push_back(finish(job, piece));
         },
         [&] {
-          launch(kHash, pieces, tile_ctas, stream);
-          launch(kFinish, finishes, finish_ctas, stream);
+          launch<HashTable>("hash values", hash_kernel<>, kTileThreads, pieces, tile_ctas, stream);
+          launch<FinishTable>("compare hashes", finish_kernel<>, kThreads, finishes, finish_ctas, stream);
         });
   }
 

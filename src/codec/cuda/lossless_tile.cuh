@@ -85,8 +85,6 @@ using EncodeLosslessTable = Pieces<EncodeLosslessPiece, 48>;
 using DecodeLosslessTable = Pieces<DecodeLosslessPiece, 53>;
 using HashTable = Pieces<LosslessPiece, 92>;
 using FinishTable = Pieces<FinishPiece, 48>;
-static_assert(sizeof(EncodeLosslessTable) <= kMaxParameterBytes && sizeof(DecodeLosslessTable) <= kMaxParameterBytes);
-static_assert(sizeof(HashTable) <= kMaxParameterBytes && sizeof(FinishTable) <= kMaxParameterBytes);
 
 // --- A tile
 

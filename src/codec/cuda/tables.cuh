@@ -50,8 +50,8 @@ struct BlocksOut {
   std::byte* codes;
   std::uint32_t num_elements;
   std::uint16_t block_size;
-  std::uint8_t log2_lanes;     // threads that share a block; some idle if its size is no power of two
-  std::uint8_t scale_padding;  // in scales
+  std::uint8_t log2_lanes;  // threads that share a block; some idle if its size is no power of two
+  bool is_end;              // of the wire: zeros pad scales and codes to 16 bytes
 };
 
 struct EncodePiece {
@@ -69,7 +69,6 @@ struct AnyOut {
   std::uint8_t bits;  // per code
   bool hadamard;
   bool stochastic;
-  std::uint8_t code_padding;  // words after the last one that holds codes
   friend bool operator==(const AnyOut&, const AnyOut&) = default;
 };
 
@@ -167,8 +166,5 @@ using DecodeTable = Pieces<DecodePiece, kDecodePieces>;
 using CopyTable = Pieces<CopyPiece, kCopyPieces>;
 using SumTable = PiecesOfWires<SumPiece, kSumPieces, kSumWires>;
 using SumEncodeTable = PiecesOfWires<SumEncodePiece, kSumEncodePieces, kSumEncodeWires>;
-static_assert(sizeof(EncodeTable) <= kMaxParameterBytes && sizeof(DecodeTable) <= kMaxParameterBytes);
-static_assert(sizeof(EncodeAnyTable) <= kMaxParameterBytes && sizeof(CopyTable) <= kMaxParameterBytes);
-static_assert(sizeof(SumTable) <= kMaxParameterBytes && sizeof(SumEncodeTable) <= kMaxParameterBytes);
 
 }  // namespace zcomm::gpu

@@ -17,18 +17,18 @@ ZCOMM_DEVICE Number sum_of_lanes(Number number) {
   return number;
 }
 
-// Sums over the lanes before this one, and over all lanes. Called by all lanes.
-struct LaneSums {
-  ZCOMM_DEVICE explicit LaneSums(std::uint32_t number) : before(0), total(number) {
+// Returns the sum over the lanes before this one; `total` becomes that over all lanes. Called by all lanes.
+ZCOMM_DEVICE std::uint32_t sum_of_lanes_before(std::uint32_t number, std::uint32_t& total) {
+  std::uint32_t before = 0;
+  total = number;
 #pragma unroll
-    for (std::uint32_t distance = 1; distance < 32; distance *= 2) {
-      const std::uint32_t others = __shfl_xor_sync(kAllLanes, total, static_cast<int>(distance));
-      if ((lane_index() & distance) != 0) before += others;
-      total += others;
-    }
+  for (std::uint32_t distance = 1; distance < 32; distance *= 2) {
+    const std::uint32_t others = __shfl_xor_sync(kAllLanes, total, static_cast<int>(distance));
+    if ((lane_index() & distance) != 0) before += others;
+    total += others;
   }
-  std::uint32_t before, total;
-};
+  return before;
+}
 
 ZCOMM_DEVICE std::uint32_t low_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
 ZCOMM_DEVICE std::uint32_t high_half(std::uint64_t bits) { return static_cast<std::uint32_t>(bits >> 32); }

@@ -50,15 +50,17 @@ class Sections {
   // Moves on to the next section, in which this lane has `num_bits`. Returns whether the tile holds all of it. Called
   // by all lanes.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits) {
-    const LaneSums sums(num_bits);
-    return move(sums.before, sums.total);
+    std::uint32_t total;
+    const std::uint32_t before = sum_of_lanes_before(num_bits, total);
+    return move(before, total);
   }
   // Moves over two sections, either of at most 16 bits; `second` ends up at the second one.
   ZCOMM_DEVICE bool next(std::uint32_t num_bits, std::uint32_t second_bits, Sections& second) {
-    const LaneSums sums(num_bits | second_bits << 16);
-    move(sums.before & 0xffffu, sums.total & 0xffffu);
+    std::uint32_t totals;
+    const std::uint32_t before = sum_of_lanes_before(num_bits | second_bits << 16, totals);
+    move(before & 0xffffu, totals & 0xffffu);
     second = *this;
-    return second.move(sums.before >> 16, sums.total >> 16);
+    return second.move(before >> 16, totals >> 16);
   }
   // Returns the lane's next bits, at most 64; higher bits are undefined.
   ZCOMM_DEVICE std::uint64_t take(std::uint32_t num_bits) {

@@ -72,11 +72,12 @@ struct SectionPlaces {
   // Places two sections; this lane has `first_bits` and `second_bits` of them. Either total fits 16 bits.
   ZCOMM_DEVICE void place(std::uint32_t& first, std::uint32_t first_bits, std::uint32_t& second,
                           std::uint32_t second_bits) {
-    const LaneSums sums(first_bits | second_bits << 16);
-    first = end + (sums.before & 0xffffu);
-    end = (end + (sums.total & 0xffffu) + 7) / 8 * 8;
-    second = end + (sums.before >> 16);
-    end = (end + (sums.total >> 16) + 7) / 8 * 8;
+    std::uint32_t totals;
+    const std::uint32_t before = sum_of_lanes_before(first_bits | second_bits << 16, totals);
+    first = end + (before & 0xffffu);
+    end = (end + (totals & 0xffffu) + 7) / 8 * 8;
+    second = end + (before >> 16);
+    end = (end + (totals >> 16) + 7) / 8 * 8;
   }
 };
 

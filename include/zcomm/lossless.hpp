@@ -82,17 +82,12 @@ struct DecodeLossless {
   std::uint32_t* status = nullptr;     // receives bits of LosslessError in addition to earlier ones; jobs may share it
 };
 
-struct NoteHash {
-  ConstTensorView values;
-  std::uint64_t* hash = nullptr;  // out: of the values
-};
-
 // Compares the hash of `values` with `hash`. If they differ, `status` gets kKeptError, and `spoiled` becomes NaN: the
-// values themselves, or data computed from them.
+// values themselves, or data computed from them. Without `status`, takes the hash of `values` instead.
 struct CheckHash {
   ConstTensorView values;
-  TensorView spoiled;
-  const std::uint64_t* hash = nullptr;
+  TensorView spoiled = {};
+  std::uint64_t* hash = nullptr;    // in; out without `status`
   std::uint32_t* status = nullptr;  // as in DecodeLossless
 };
 
@@ -139,7 +134,6 @@ class [[gnu::visibility("default")]] LosslessCodec {
   virtual ~LosslessCodec() = default;
   virtual void encode(std::span<const EncodeLossless> jobs, StreamView stream) const = 0;
   virtual void decode(std::span<const DecodeLossless> jobs, StreamView stream) const = 0;
-  virtual void note(std::span<const NoteHash> jobs, StreamView stream) const = 0;
   virtual void check(std::span<const CheckHash> jobs, StreamView stream) const = 0;
   // Makes memory of these sizes, see JobMemory::data() and shared().
   virtual std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const = 0;
@@ -154,7 +148,6 @@ class [[gnu::visibility("default")]] HostLosslessCodec final : public LosslessCo
 
   void encode(std::span<const EncodeLossless> jobs, StreamView stream) const override;
   void decode(std::span<const DecodeLossless> jobs, StreamView stream) const override;
-  void note(std::span<const NoteHash> jobs, StreamView stream) const override;
   void check(std::span<const CheckHash> jobs, StreamView stream) const override;
   std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override;
 

@@ -125,7 +125,7 @@ DecodeLossless job_of(const DecodeTuple& tuple) {
 
 CheckHash job_of(const CheckTuple& tuple) {
   const auto& [values, hash, status] = tuple;
-  return {view_of(values), view_of(values), pointer<const std::uint64_t>(hash), pointer<std::uint32_t>(status)};
+  return {view_of(values), view_of(values), pointer<std::uint64_t>(hash), pointer<std::uint32_t>(status)};
 }
 
 // Queues `operation` of LosslessCodec for a list of tuples.

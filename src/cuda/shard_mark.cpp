@@ -21,8 +21,8 @@ ShardMark::ShardMark(std::unique_ptr<Workspace> workspace)
       memory_(codec_->lossless()->make_memory(sizeof(std::uint64_t), sizeof(std::uint32_t))) {}
 
 void ShardMark::note(ConstTensorView shard, StreamView stream) {
-  const NoteHash job{halves(shard), hash()};
-  codec_->lossless()->note({&job, 1}, stream);
+  const CheckHash job{.values = halves(shard), .hash = hash()};
+  codec_->lossless()->check({&job, 1}, stream);
 }
 
 void ShardMark::check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream) {

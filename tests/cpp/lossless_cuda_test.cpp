@@ -197,12 +197,14 @@ TEST_SUITE("jobs of lossless codecs") {
       for (const std::int64_t n : {0, 1, 2047, 40000}) {
         for (const std::size_t offset : {0, 2}) {
           Patterns values = weights(n, random);
-          const DeviceBuffer hash(bytes_of(HostLosslessCodec().hash(view(values, dtype))));
-          DeviceBuffer status(bytes_of(std::uint32_t{0})), memory(2 * values.size(), offset);
-          const TensorView there{memory.data(), n, dtype};
-          const CheckHash job{there, there, reinterpret_cast<const std::uint64_t*>(hash.data()),
-                              reinterpret_cast<std::uint32_t*>(status.data())};
+          DeviceBuffer hash(bytes_of(std::uint64_t{0})), status(bytes_of(std::uint32_t{0}));
+          DeviceBuffer memory(2 * values.size(), offset);
           memory.set(bytes_of(values));
+          const TensorView there{memory.data(), n, dtype};
+          CheckHash job{.values = there, .hash = reinterpret_cast<std::uint64_t*>(hash.data())};
+          differences(codecs).check({&job, 1}, {});
+          CHECK(number_in<std::uint64_t>(hash) == HostLosslessCodec().hash(view(values, dtype)));
+          job.spoiled = there, job.status = reinterpret_cast<std::uint32_t*>(status.data());
           differences(codecs).check({&job, 1}, {});
           CHECK(number_in<std::uint32_t>(status) == 0);
           CHECK(memory.bytes() == bytes_of(values));

@@ -124,18 +124,22 @@ class CudaLossless final : public LosslessCodec {
         });
   }
 
-  void note(std::span<const NoteHash> jobs, StreamView stream) const override {
-    hash(jobs, stream, [](const NoteHash& job, const LosslessPiece& piece) {
-      return FinishPiece{piece, nullptr, 0, nullptr, job.hash, nullptr, 0, 0};
-    });
-  }
-
   void check(std::span<const CheckHash> jobs, StreamView stream) const override {
-    hash(jobs, stream, [](const CheckHash& job, const LosslessPiece& piece) {
-      const auto num_spoiled = static_cast<std::uint64_t>(job.spoiled.num_elements);
-      return FinishPiece{piece,   job.spoiled.data, num_spoiled, job.hash,
-                         nullptr, job.status,       kKeptError,  nan_of(piece.dtype)};
-    });
+    std::vector<LosslessPiece> pieces;
+    std::vector<FinishPiece> finishes;
+    run(
+        jobs, stream,
+        [&](const CheckHash& job, const LosslessPiece& piece) {
+          pieces.push_back(piece);
+          const bool sets = job.status == nullptr;
+          finishes.push_back({piece, job.spoiled.data, static_cast<std::uint64_t>(job.spoiled.num_elements),
+                              sets ? nullptr : job.hash, sets ? job.hash : nullptr, job.status, kKeptError,
+                              nan_of(piece.dtype)});
+        },
+        [&] {
+          launch<HashTable>("hash values", hash_kernel<>, kTileThreads, pieces, tile_ctas, stream);
+          launch<FinishTable>("compare hashes", finish_kernel<>, kThreads, finishes, finish_ctas, stream);
+        });
   }
 
   std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override {
@@ -163,23 +167,6 @@ class CudaLossless final : public LosslessCodec {
       next += scratch_bytes(job);
     }
     launch_all();
-  }
-
-  // Hashes the values of all jobs; `finish(job, piece)` says how to check or store each hash.
-  template <class Job, class Finish>
-  void hash(std::span<const Job> jobs, StreamView stream, Finish finish) const {
-    std::vector<LosslessPiece> pieces;
-    std::vector<FinishPiece> finishes;
-    run(
-        jobs, stream,
-        [&](const Job& job, const LosslessPiece& piece) {
-          pieces.push_back(piece);
-          finishes.push_back(finish(job, piece));
-        },
-        [&] {
-          launch<HashTable>("hash values", hash_kernel<>, kTileThreads, pieces, tile_ctas, stream);
-          launch<FinishTable>("compare hashes", finish_kernel<>, kThreads, finishes, finish_ctas, stream);
-        });
   }
 
   Workspace& workspace_;

@@ -291,17 +291,16 @@ std::uint32_t HostLosslessCodec::update(const DecodeLossless& job) const {
   return 0;
 }
 
-void HostLosslessCodec::note(std::span<const NoteHash> jobs, StreamView) const {
-  for (const NoteHash& job : jobs) check_job(job);
-  for (const NoteHash& job : jobs) *job.hash = hash(job.values);
-}
-
 void HostLosslessCodec::check(std::span<const CheckHash> jobs, StreamView) const {
   for (const CheckHash& job : jobs) check_job(job);
   for (const CheckHash& job : jobs) {
-    if (hash(job.values) == *job.hash) continue;
-    *job.status |= kKeptError;
-    fill_with_nan(job.spoiled);
+    const std::uint64_t hash_now = hash(job.values);
+    if (job.status == nullptr) {
+      *job.hash = hash_now;
+    } else if (hash_now != *job.hash) {
+      *job.status |= kKeptError;
+      fill_with_nan(job.spoiled);
+    }
   }
 }
 

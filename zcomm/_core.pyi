@@ -100,6 +100,7 @@ class LinkBytes:
 
 class GatherPlan:
     bytes_by_hop: list[LinkBytes]
+    bytes: LinkBytes
     def __init__(
         self,
         topology: Topology,
@@ -113,6 +114,7 @@ class GatherPlan:
 
 class ReducePlan:
     bytes_by_hop: list[LinkBytes]
+    bytes: LinkBytes
     def __init__(
         self,
         topology: Topology,

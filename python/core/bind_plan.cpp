@@ -67,6 +67,7 @@ void bind_gather(py::module_& module) {
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
+      .def_property_readonly("bytes", &GatherPlan::bytes)
       .def(
           "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
           py::arg("grouped"), py::arg("again") = false);
@@ -98,6 +99,7 @@ void bind_reduce(py::module_& module) {
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
+      .def_property_readonly("bytes", &ReducePlan::bytes)
       .def("trace", [](const ReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
 }
 

@@ -18,24 +18,23 @@ constexpr std::chrono::milliseconds kLook{100};  // between looks at what else m
 constexpr std::chrono::seconds kMismatchPatience{3};
 constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
 
-class C10dTransfer final : public Transfer {
- public:
-  C10dTransfer(C10dTransport& transport, std::vector<C10dTransport::Pending> pending, C10dTransport::Batch batch)
-      : transport_(transport), pending_(std::move(pending)), batch_(std::move(batch)) {}
-  ~C10dTransfer() override { transport_.drop(batch_); }
-  void wait(StreamView) override { transport_.wait(pending_, batch_); }
-
- private:
-  C10dTransport& transport_;
-  std::vector<C10dTransport::Pending> pending_;
-  const C10dTransport::Batch batch_;
-};
-
 at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
   return at::from_blob(const_cast<std::byte*>(data), {static_cast<std::int64_t>(num_bytes)}, at::kByte);
 }
 
 }  // namespace
+
+struct C10dTransport::C10dTransfer final : Transfer {
+  explicit C10dTransfer(C10dTransport& its_transport) : transport(its_transport) {}
+  ~C10dTransfer() override {
+    if (transport.memory_) transport.memory_->channels().drop(shared);
+  }
+  void wait(StreamView) override { transport.wait(*this); }
+
+  C10dTransport& transport;
+  std::vector<std::pair<WorkPtr, int>> pending;  // over Gloo, and their peers
+  MemoryChannels::Batch shared;                  // in memory
+};
 
 C10dTransport::C10dTransport(BackendPtr group, int num_connections, StorePtr store, std::unique_ptr<NodeMemory> memory)
     : rank_(group->getRank()),
@@ -56,8 +55,8 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
     if (aborted_) throw TransportError("this group failed before: " + *aborted_);
   }
   // Its last messages are in memory still; those of the next call will not come.
-  if (const auto failure = memory_ ? memory_->channels().failure() : std::nullopt)
-    throw TransportError(failure->reason);
+  if (const int peer = memory_ ? memory_->channels().find_failed() : -1; peer >= 0)
+    throw TransportError(memory_->channels().reason_of(peer));
   timeout_ = timeout;
   deadline_ = deadline_after(timeout);
   call_ = call;
@@ -81,24 +80,27 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
   }
 }
 
-int C10dTransport::tag_of_send(const Send& send) {
-  int& count = num_sent_[static_cast<std::size_t>(send.peer)];
-  const int tag = tag_of(count, send.has_limit ? 0 : send.num_bytes, send.num_elements, rank(), send.peer);
+int C10dTransport::next_tag(int& count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver) {
+  const std::size_t size = num_bytes + (static_cast<std::size_t>(num_elements) << 32);
+  const std::size_t call = num_calls_[static_cast<std::size_t>(sender == rank_ ? receiver : sender)];
+  const auto mixed = static_cast<int>((size * 0x9e3779b97f4a7c15u ^ call * 0xd1342543de82ef95u) >> 35);
+  const int tag = (call_tag_ ^ count ^ mixed) * 2 + (sender < receiver ? 1 : 0);  // `mixed` has as many bits as kTags
   count = (count + 1) % kTags;
   return tag;
 }
 
-int C10dTransport::tag_of_recv(const Recv& recv) {
-  int& count = num_received_[static_cast<std::size_t>(recv.peer)];
-  const int tag = tag_of(count, recv.is_limit ? 0 : recv.num_bytes, recv.num_elements, recv.peer, rank());
-  count = (count + 1) % kTags;
-  return tag;
+int C10dTransport::tag_of(const Send& send) {
+  return next_tag(num_sent_[static_cast<std::size_t>(send.peer)], send.has_limit ? 0 : send.num_bytes,
+                  send.num_elements, rank(), send.peer);
 }
 
-std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs,
-                                                        const Batch& batch) {
-  std::vector<Pending> pending;
-  pending.reserve(sends.size() + recvs.size());
+int C10dTransport::tag_of(const Recv& recv) {
+  return next_tag(num_received_[static_cast<std::size_t>(recv.peer)], recv.is_limit ? 0 : recv.num_bytes,
+                  recv.num_elements, recv.peer, rank());
+}
+
+void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs, C10dTransfer& transfer) {
+  transfer.pending.reserve(sends.size() + recvs.size());
   std::vector<at::Tensor> tensor(1);
   int peer = 0;
   try {
@@ -106,28 +108,27 @@ std::vector<C10dTransport::Pending> C10dTransport::post(std::span<const Send> se
       if (recv.num_bytes == 0 || is_shared(recv.peer)) continue;
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
-      pending.push_back({group_->recv(tensor, peer, tag_of_recv(recv)), peer});
+      transfer.pending.emplace_back(group_->recv(tensor, peer, tag_of(recv)), peer);
     }
     for (const Send& send : sends) {
       if (send.num_bytes == 0 || is_shared(send.peer)) continue;
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
-      pending.push_back({group_->send(tensor, peer, tag_of_send(send)), peer});
+      transfer.pending.emplace_back(group_->send(tensor, peer, tag_of(send)), peer);
     }
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
   }
-  if (memory_) share(sends, recvs, batch);
-  return pending;
+  if (memory_) share(sends, recvs, transfer.shared);
 }
 
 // Queues the messages inside the node. What goes to several ranks side by side in the list is copied once.
-void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch) {
+void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> recvs, MemoryChannels::Batch& batch) {
   MemoryChannels& channels = memory_->channels();
   for (const Recv& recv : recvs) {
     if (recv.num_bytes == 0 || !is_shared(recv.peer)) continue;
     channels.recv(memory_->local_rank(recv.peer), recv.data, recv.num_bytes, recv.is_limit,
-                  static_cast<std::uint32_t>(tag_of_recv(recv)), batch, recv.place);
+                  static_cast<std::uint32_t>(tag_of(recv)), batch, recv.place);
   }
   std::vector<int> peers;
   std::vector<std::uint32_t> tags;
@@ -142,24 +143,16 @@ void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> rec
     if (first == nullptr || send.data != first->data || send.num_bytes != first->num_bytes) flush();
     first = &send;
     peers.push_back(memory_->local_rank(send.peer));
-    tags.push_back(static_cast<std::uint32_t>(tag_of_send(send)));
+    tags.push_back(static_cast<std::uint32_t>(tag_of(send)));
   }
   flush();
   channels.progress();
 }
 
 std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
-  auto batch = std::make_shared<MemoryChannels::Batch>();
-  try {
-    return std::make_unique<C10dTransfer>(*this, post(sends, recvs, batch), batch);
-  } catch (...) {
-    drop(batch);
-    throw;
-  }
-}
-
-void C10dTransport::drop(const Batch& batch) noexcept {
-  if (memory_) memory_->channels().drop(*batch);
+  auto transfer = std::make_unique<C10dTransfer>(*this);
+  post(sends, recvs, *transfer);
+  return transfer;
 }
 
 void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
@@ -181,12 +174,12 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
       if (aborted_) throw TransportError("this group failed: " + *aborted_);
     }
     // A peer that has told why, or has ended, may have sent all before.
-    const auto failure = channels.failure_of(batch);
+    const int failed = channels.find_failed(batch);
     const int ended = memory_->find_ended(channels.peers_of(batch));
     if (channels.wait(batch, std::chrono::milliseconds(0))) break;
-    if (failure || ended >= 0 || left.count() <= 0) {
+    if (failed >= 0 || ended >= 0 || left.count() <= 0) {
       watch_.wait_for(watched_.back(), CallWatch::kNobody);
-      if (failure) fail(memory_->rank_of(failure->peer), std::runtime_error(failure->reason));
+      if (failed >= 0) fail(memory_->rank_of(failed), std::runtime_error(channels.reason_of(failed)));
       fail(ended >= 0 ? ended : peer, std::runtime_error(ended >= 0 ? "its process has ended" : ""));
     }
     if (!channels.differs(waits_for)) {
@@ -201,9 +194,9 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
   }
 }
 
-void C10dTransport::wait(std::vector<Pending>& pending, const Batch& batch) {
-  if (batch->num_left > 0) wait_in_memory(*batch);
-  for (auto& [work, peer] : pending) {
+void C10dTransport::wait(C10dTransfer& transfer) {
+  if (transfer.shared.num_left > 0) wait_in_memory(transfer.shared);
+  for (auto& [work, peer] : transfer.pending) {
     watch_.wait_for(watched_.back(), peer);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
     try {
@@ -214,7 +207,7 @@ void C10dTransport::wait(std::vector<Pending>& pending, const Batch& batch) {
     }
   }
   watch_.wait_for(watched_.back(), CallWatch::kNobody);
-  pending.clear();
+  transfer.pending.clear();
 }
 
 void C10dTransport::throw_difference_to(int peer) {
@@ -255,11 +248,10 @@ void C10dTransport::abort(const std::string& reason) noexcept {
 }
 
 void C10dTransport::give_up(const std::string& reason) {
-  if (memory_) memory_->channels().fail("rank " + std::to_string(rank()) + " gave up " + reason);
+  const std::string text = "rank " + std::to_string(rank()) + " gave up " + reason;
+  if (memory_) memory_->channels().fail(text);
   // Stores the reason before the connections close, so that peers find it. The first reason stays.
-  ask([store = store_, text = "rank " + std::to_string(rank()) + " gave up " + reason] {
-    return store->compareSet(kFailureKey, "", text);
-  });
+  ask([store = store_, text] { return store->compareSet(kFailureKey, "", text); });
   close_connections();
 }
 

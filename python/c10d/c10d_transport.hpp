@@ -31,15 +31,12 @@ class C10dTransport final : public Transport {
   // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.
   void reconnect(BackendPtr group, int num_connections);
 
-  using Pending = std::pair<WorkPtr, int>;  // and its peer
-  using Batch = std::shared_ptr<MemoryChannels::Batch>;
-  // Blocks until all transfers are done: those in memory, then the others.
-  void wait(std::vector<Pending>& pending, const Batch& batch);
-  void drop(const Batch& batch) noexcept;
-
  private:
-  std::vector<Pending> post(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch);
-  void share(std::span<const Send> sends, std::span<const Recv> recvs, const Batch& batch);
+  struct C10dTransfer;
+  void post(std::span<const Send> sends, std::span<const Recv> recvs, C10dTransfer& transfer);
+  void share(std::span<const Send> sends, std::span<const Recv> recvs, MemoryChannels::Batch& batch);
+  // Blocks until all is done: what is in memory, then the rest.
+  void wait(C10dTransfer& transfer);
   void wait_in_memory(const MemoryChannels::Batch& batch);
   bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }
   // Asks the group's store for the calls of `peer`, and throws if they differ.
@@ -55,21 +52,16 @@ class C10dTransport final : public Transport {
   int num_connections_;
   StorePtr store_;
   const std::unique_ptr<NodeMemory> memory_;
-  // Computes a tag from the numbers of the call and of the message between two ranks, which both count, from the call's
-  // words and from the sizes, in bytes 0 if only a limit is known. Of messages of different sizes that match, Gloo ends
-  // the process at one and leaves the other incomplete, so they must not match. Messages of different calls must not
-  // match either: one rank may have a message in a call that the other lacks. So both name each other in begin(). Ranks
-  // that call different things wait until the watch finds it. The lowest bit separates directions: while one thread
-  // sends on a connection, Gloo's own thread spins if bytes arrive on it.
-  int tag_of(int count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver) const {
-    const std::size_t size = num_bytes + (static_cast<std::size_t>(num_elements) << 32);
-    const std::size_t call = num_calls_[static_cast<std::size_t>(sender == rank_ ? receiver : sender)];
-    const auto mixed = static_cast<int>((size * 0x9e3779b97f4a7c15u ^ call * 0xd1342543de82ef95u) >> 35);
-    return (call_tag_ ^ count ^ mixed) * 2 + (sender < receiver ? 1 : 0);  // `mixed` has as many bits as kTags
-  }
-  // Returns the tag of the next message, and counts it.
-  int tag_of_send(const Send& send);
-  int tag_of_recv(const Recv& recv);
+  // Returns the tag of the next message, and counts it. The tag is computed from the numbers of the call and of the
+  // message between two ranks, which both count, from the call's words and from the sizes, in bytes 0 if only a limit
+  // is known. Of messages of different sizes that match, Gloo ends the process at one and leaves the other incomplete,
+  // so they must not match. Messages of different calls must not match either: one rank may have a message in a call
+  // that the other lacks. So both name each other in begin(). Ranks that call different things wait until the watch
+  // finds it. The lowest bit separates directions: while one thread sends on a connection, Gloo's own thread spins if
+  // bytes arrive on it.
+  int next_tag(int& count, std::size_t num_bytes, std::int64_t num_elements, int sender, int receiver);
+  int tag_of(const Send& send);
+  int tag_of(const Recv& recv);
   std::string call_;
   int call_tag_ = 0;
   std::vector<std::size_t> num_calls_;  // with each rank, as the next two

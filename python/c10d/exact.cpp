@@ -32,14 +32,14 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
 
 std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   auto [group, num_connections, store] = call_python(hooks_.make_transport_group, 1);
-  NodeMemory::WhyNot why_not;
+  std::string why_not;
   const Topology& topology = compressed_.topology();
   auto memory =
       NodeMemory::meet(store, topology, getRank(), options_->timeout, [this] { return is_aborted(); }, why_not);
   const std::string before = compressed_.stats().withLock(
-      [&](Stats& stats) { return std::exchange(stats.node_memory, memory ? "shared" : why_not.reason); });
-  if (why_not.is_surprising && before.empty() && topology.local_rank(getRank()) == 0)
-    hooks_.no_node_memory(why_not.reason);
+      [&](Stats& stats) { return std::exchange(stats.node_memory, memory ? "shared" : why_not); });
+  if (!memory && !NodeMemory::is_expected(why_not) && before.empty() && topology.local_rank(getRank()) == 0)
+    hooks_.no_node_memory(why_not);
   auto transport =
       std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
   host_transport_ = transport.get();

@@ -16,16 +16,14 @@ namespace zcomm::c10d_binding {
 
 class NodeMemory {
  public:
-  struct WhyNot {
-    std::string reason;
-    bool is_surprising = false;  // on this host they could, and nobody has turned it off
-  };
   // Meets the other ranks of the node in `store`, which all ranks call. Returns null on all ranks of the node if one of
   // them does not share its memory, and then sets `why_not`: also if the rank is alone. Throws TransportError that
   // names a rank that has ended or does not come within `limit`, or half a minute; and soon after `is_over()`.
   static std::unique_ptr<NodeMemory> meet(const StorePtr& store, const Topology& topology, int rank,
                                           std::chrono::milliseconds limit, const std::function<bool()>& is_over,
-                                          WhyNot& why_not);
+                                          std::string& why_not);
+  // Tells whether ranks cannot share memory for this reason, or somebody has turned it off: nobody has to hear of it.
+  static bool is_expected(const std::string& why_not);
   ~NodeMemory();
   NodeMemory(const NodeMemory&) = delete;
   NodeMemory& operator=(const NodeMemory&) = delete;
@@ -38,16 +36,21 @@ class NodeMemory {
   int find_ended(std::span<const int> local_ranks) const;
 
  private:
-  class Mappings;
   NodeMemory(Topology topology, int rank);
 
+  // Makes the outbox of this rank. Returns the text by which peers open it, as long as its file is open.
+  std::string make_outbox();
   // Maps the outbox of a peer, as its text says. Throws TransportError if its process has ended, another exception if
   // that is not its memory.
-  void open(Mappings& mappings, int peer, const std::string& text);
+  void open(int peer, const std::string& text);
+  void close_file();
 
   const Topology topology_;
   const int rank_;
-  std::vector<int> processes_;  // pidfd by local rank, or -1
+  std::vector<int> processes_;   // pidfd by local rank, or -1
+  const std::size_t num_bytes_;  // of an outbox, with its token
+  int file_ = -1;                // of the own outbox, until all peers have opened it
+  std::vector<std::byte*> outboxes_;
   std::unique_ptr<MemoryChannels> channels_;
 };
 

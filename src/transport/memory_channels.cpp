@@ -60,24 +60,18 @@ struct MemoryChannels::Outgoing {
   std::vector<std::uint32_t> tags;
   const std::byte* data;
   std::size_t left;
-  std::shared_ptr<Batch> batch;  // null once dropped
+  Batch* batch;  // null once dropped
 };
 
 struct MemoryChannels::Incoming {
+  int peer;
   std::byte* data;
   std::size_t room;
   bool is_limit;
   std::uint32_t tag;
-  std::shared_ptr<Batch> batch;
+  Batch* batch;             // null once dropped
   const std::byte** place;  // null if the message is to be copied
-};
-
-struct MemoryChannels::Kept {
-  int peer;
-  Piece* piece;
-  std::byte* data;
-  const std::byte** place;
-  std::shared_ptr<const Batch> batch;
+  Piece* kept = nullptr;    // where it has stayed
 };
 
 struct MemoryChannels::Block {
@@ -90,8 +84,8 @@ std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
   return sizeof(Outbox) + static_cast<std::size_t>(num_ranks) * sizeof(Lane) + kArenaBytes;
 }
 
-MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own, std::shared_ptr<const void> keeper)
-    : keeper_(std::move(keeper)), own_(own), incoming_(outboxes.size()), num_seen_(outboxes.size()) {
+MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own)
+    : own_(own), incoming_(outboxes.size()), num_seen_(outboxes.size()) {
   // All fields of an outbox are 0 at first, as its memory is.
   for (std::byte* const outbox : outboxes) outboxes_.push_back(std::launder(reinterpret_cast<Outbox*>(outbox)));
 }
@@ -99,15 +93,15 @@ MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own,
 MemoryChannels::~MemoryChannels() = default;
 
 void MemoryChannels::send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
-                          std::span<const std::uint32_t> tags, const std::shared_ptr<Batch>& batch) {
-  outgoing_.push_back({{peers.begin(), peers.end()}, {tags.begin(), tags.end()}, data, num_bytes, batch});
-  batch->num_left += peers.size();
+                          std::span<const std::uint32_t> tags, Batch& batch) {
+  outgoing_.push_back({{peers.begin(), peers.end()}, {tags.begin(), tags.end()}, data, num_bytes, &batch});
+  batch.num_left += peers.size();
 }
 
 void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
-                          const std::shared_ptr<Batch>& batch, const std::byte** place) {
-  incoming_[static_cast<std::size_t>(peer)].push_back({data, num_bytes, is_limit, tag, batch, place});
-  ++batch->num_left;
+                          Batch& batch, const std::byte** place) {
+  incoming_[static_cast<std::size_t>(peer)].push_back({peer, data, num_bytes, is_limit, tag, &batch, place});
+  ++batch.num_left;
 }
 
 bool MemoryChannels::progress() {
@@ -210,7 +204,8 @@ void MemoryChannels::take(int peer, Piece& piece, Incoming& message) {
   message.room = piece.left - num_bytes;
   if (message.place != nullptr && message.room == 0 && num_bytes * outboxes_.size() <= kArenaBytes) {
     *message.place = bytes;
-    kept_.push_back({peer, &piece, message.data, message.place, message.batch});
+    message.kept = &piece;
+    kept_.push_back(message);
     return;
   }
   std::memcpy(message.data, bytes, num_bytes);
@@ -228,12 +223,12 @@ void MemoryChannels::free(int peer, Piece& piece) {
 
 // Copies messages that stay where a peer wants room: else ranks could wait for one another.
 bool MemoryChannels::give_room() {
-  return std::erase_if(kept_, [this](const Kept& kept) {
-           const Outbox& outbox = *outboxes_[static_cast<std::size_t>(kept.peer)];
+  return std::erase_if(kept_, [this](const Incoming& message) {
+           const Outbox& outbox = *outboxes_[static_cast<std::size_t>(message.peer)];
            if (outbox.wants_room.load() == 0) return false;
-           std::memcpy(kept.data, *kept.place, kept.piece->num_bytes);
-           *kept.place = kept.data;
-           free(kept.peer, *kept.piece);
+           std::memcpy(message.data, *message.place, message.kept->num_bytes);
+           *message.place = message.data;
+           free(message.peer, *message.kept);
            return true;
          }) > 0;
 }
@@ -276,7 +271,7 @@ bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
       if (left.count() <= 0) return false;
       sleep(seen, left);
     }
-    if (yields >= kYields && failure_of(batch)) return false;
+    if (yields >= kYields && find_failed(batch) >= 0) return false;
   }
   return true;
 }
@@ -284,10 +279,10 @@ bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
 std::vector<int> MemoryChannels::peers_of(const Batch& batch) const {
   std::vector<int> peers;
   for (std::size_t peer = 0; peer < incoming_.size(); ++peer) {
-    const auto is_of_batch = [&](const Incoming& message) { return message.batch.get() == &batch; };
+    const auto is_of_batch = [&](const Incoming& message) { return message.batch == &batch; };
     if (std::ranges::any_of(incoming_[peer], is_of_batch)) peers.push_back(static_cast<int>(peer));
   }
-  const auto is_queued = [&](const Outgoing& message) { return message.batch.get() == &batch; };
+  const auto is_queued = [&](const Outgoing& message) { return message.batch == &batch; };
   if (std::ranges::none_of(outgoing_, is_queued)) return peers;
   for (const Block& block : blocks_) {
     for (const auto& [peer, piece] : block.readers) peers.push_back(peer);
@@ -305,18 +300,18 @@ bool MemoryChannels::differs(int peer) const {
 }
 
 void MemoryChannels::drop(const Batch& batch) noexcept {
-  std::erase_if(kept_, [&](const Kept& kept) {
-    if (kept.batch.get() != &batch) return false;
-    free(kept.peer, *kept.piece);
+  std::erase_if(kept_, [&](const Incoming& message) {
+    if (message.batch != &batch) return false;
+    free(message.peer, *message.kept);
     return true;
   });
   if (batch.num_left == 0) return;
   for (Outgoing& message : outgoing_) {
-    if (message.batch.get() == &batch) message.batch.reset();
+    if (message.batch == &batch) message.batch = nullptr;
   }
   for (std::deque<Incoming>& messages : incoming_) {
     for (Incoming& message : messages) {
-      if (message.batch.get() == &batch) message.batch.reset();
+      if (message.batch == &batch) message.batch = nullptr;
     }
   }
 }
@@ -329,24 +324,26 @@ void MemoryChannels::fail(const std::string& reason) noexcept {
   for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) ring(peer);
 }
 
-std::optional<MemoryChannels::Failure> MemoryChannels::failure_of(int peer) const {
-  const Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
-  if (peer == own_ || outbox.has_failed.load(std::memory_order_acquire) == 0) return std::nullopt;
-  return Failure{peer, outbox.reason};
+bool MemoryChannels::has_failed(int peer) const {
+  return peer != own_ && outboxes_[static_cast<std::size_t>(peer)]->has_failed.load(std::memory_order_acquire) != 0;
 }
 
-std::optional<MemoryChannels::Failure> MemoryChannels::failure_of(const Batch& batch) const {
-  for (const int peer : peers_of(batch)) {
-    if (auto failure = failure_of(peer)) return failure;
-  }
-  return std::nullopt;
-}
-
-std::optional<MemoryChannels::Failure> MemoryChannels::failure() const {
+int MemoryChannels::find_failed() const {
   for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) {
-    if (auto failure = failure_of(peer)) return failure;
+    if (has_failed(peer)) return peer;
   }
-  return std::nullopt;
+  return -1;
+}
+
+int MemoryChannels::find_failed(const Batch& batch) const {
+  for (const int peer : peers_of(batch)) {
+    if (has_failed(peer)) return peer;
+  }
+  return -1;
+}
+
+std::string MemoryChannels::reason_of(int failed_peer) const {
+  return outboxes_[static_cast<std::size_t>(failed_peer)]->reason;
 }
 
 }  // namespace zcomm

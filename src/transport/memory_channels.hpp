@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,7 +23,7 @@ namespace zcomm {
 // peers change after they have moved something for it.
 class [[gnu::visibility("default")]] MemoryChannels {
  public:
-  // Messages of one transfer.
+  // Messages of one transfer; must outlive them, or be dropped.
   struct Batch {
     std::size_t num_left = 0;  // messages that have not been moved, those to several receivers once for each
   };
@@ -32,18 +31,17 @@ class [[gnu::visibility("default")]] MemoryChannels {
   // Returns the bytes of each outbox in a node of `num_ranks`.
   static std::size_t outbox_bytes(int num_ranks);
 
-  // Takes the outboxes of all ranks by local rank, in memory that was zero before the first of them began, and who
-  // keeps that memory.
-  MemoryChannels(const std::vector<std::byte*>& outboxes, int own, std::shared_ptr<const void> keeper);
+  // Borrows the outboxes of all ranks by local rank, in memory that was zero before the first of them began.
+  MemoryChannels(const std::vector<std::byte*>& outboxes, int own);
   ~MemoryChannels();
 
   // Queues messages. Those between two ranks match in order, if their `tag` is equal; others wait forever. The memory
   // of a message is in use until it has been moved or its batch is dropped. A message with a `place` may stay in the
   // outbox, where that then points, until its batch is dropped: but wait() may copy it to `data` after all.
   void send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
-            std::span<const std::uint32_t> tags, const std::shared_ptr<Batch>& batch);
-  void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
-            const std::shared_ptr<Batch>& batch, const std::byte** place = nullptr);
+            std::span<const std::uint32_t> tags, Batch& batch);
+  void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag, Batch& batch,
+            const std::byte** place = nullptr);
 
   // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is
   // longer than its limit.
@@ -61,13 +59,10 @@ class [[gnu::visibility("default")]] MemoryChannels {
 
   // Tells the peers why this rank will move nothing more. Thread-safe.
   void fail(const std::string& reason) noexcept;
-  struct Failure {
-    int peer;
-    std::string reason;
-  };
-  // Returns what a peer has told, if any: any peer, or one of peers_of(batch).
-  std::optional<Failure> failure() const;
-  std::optional<Failure> failure_of(const Batch& batch) const;
+  // Returns a peer that has told so, or -1: any peer, or one of peers_of(batch).
+  int find_failed() const;
+  int find_failed(const Batch& batch) const;
+  std::string reason_of(int failed_peer) const;
 
  private:
   struct Outbox;
@@ -76,9 +71,8 @@ class [[gnu::visibility("default")]] MemoryChannels {
   struct Incoming;
   struct Block;
   struct Piece;
-  struct Kept;
 
-  std::optional<Failure> failure_of(int peer) const;
+  bool has_failed(int peer) const;
   bool send_piece();
   bool take_pieces(int peer);
   std::optional<std::size_t> find_room(std::size_t num_bytes, const Outgoing& message);
@@ -89,13 +83,12 @@ class [[gnu::visibility("default")]] MemoryChannels {
   void ring(int peer);
   void sleep(std::uint32_t seen, std::chrono::milliseconds limit);
 
-  std::shared_ptr<const void> keeper_;
   std::vector<Outbox*> outboxes_;
   const int own_;
   std::deque<Outgoing> outgoing_;
   std::vector<std::deque<Incoming>> incoming_;  // by peer
   std::vector<std::uint64_t> num_seen_;         // pieces, by peer
-  std::vector<Kept> kept_;                      // messages that have stayed where they were
+  std::vector<Incoming> kept_;                  // messages that have stayed where they were
   std::vector<Block> blocks_;                   // used parts of the own arena, by offset
 };
 

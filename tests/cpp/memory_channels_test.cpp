@@ -35,7 +35,7 @@ struct Memory {
   std::unique_ptr<MemoryChannels> channels(int rank) const {
     std::vector<std::byte*> places;
     for (const auto& outbox : outboxes) places.push_back(outbox[0].bytes);
-    return std::make_unique<MemoryChannels>(places, rank, nullptr);
+    return std::make_unique<MemoryChannels>(places, rank);
   }
   std::vector<std::unique_ptr<Line[]>> outboxes;
 };
@@ -55,31 +55,32 @@ class MemoryTransport final : public Transport {
     deadline_ = std::chrono::steady_clock::now() + timeout;
   }
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
-    auto batch = std::make_shared<Batch>();
+    auto moving = std::make_unique<Moving>(*this);
     for (const Recv& recv : recvs) {
       if (recv.num_bytes > 0)
-        channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, batch, recv.place);
+        channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, moving->batch, recv.place);
     }
     for (const Send& send : sends) {
-      if (send.num_bytes > 0) channels_->send({&send.peer, 1}, send.data, send.num_bytes, {&tag_, 1}, batch);
+      if (send.num_bytes > 0) channels_->send({&send.peer, 1}, send.data, send.num_bytes, {&tag_, 1}, moving->batch);
     }
     channels_->progress();
-    return std::make_unique<Moving>(*this, std::move(batch));
+    return moving;
   }
   void abort(const std::string& reason) noexcept override { channels_->fail(reason); }
 
  private:
   struct Moving final : Transfer {
-    Moving(MemoryTransport& transport, std::shared_ptr<Batch> batch) : transport(transport), batch(std::move(batch)) {}
-    ~Moving() override { transport.channels_->drop(*batch); }
+    explicit Moving(MemoryTransport& transport) : transport(transport) {}
+    ~Moving() override { transport.channels_->drop(batch); }
     void wait(StreamView) override {
-      while (!transport.channels_->wait(*batch, 10ms)) {
-        if (const auto failure = transport.channels_->failure_of(*batch)) throw TransportError(failure->reason);
+      while (!transport.channels_->wait(batch, 10ms)) {
+        if (const int peer = transport.channels_->find_failed(batch); peer >= 0)
+          throw TransportError(transport.channels_->reason_of(peer));
         if (std::chrono::steady_clock::now() > transport.deadline_) throw TimeoutError("too late");
       }
     }
     MemoryTransport& transport;
-    const std::shared_ptr<Batch> batch;
+    Batch batch;
   };
 
   const std::shared_ptr<const Memory> memory_;
@@ -174,7 +175,7 @@ TEST_CASE("memory channels: messages beyond the arena are moved in pieces, to se
   for (std::size_t i = 0; i < num_bytes; ++i) sent[i] = static_cast<std::byte>(i * 7 % 251);
   test::run_ranks(size, [&](int rank) {
     const auto channels = memory.channels(rank);
-    const auto batch = std::make_shared<Batch>();
+    Batch batch;
     std::vector<std::byte> received(num_bytes + 100);
     const int peers[] = {1, 2};
     const std::uint32_t tags[] = {11, 12};
@@ -183,7 +184,7 @@ TEST_CASE("memory channels: messages beyond the arena are moved in pieces, to se
     } else {
       channels->recv(0, received.data(), received.size(), true, rank == 1 ? 11 : 12, batch);
     }
-    if (!channels->wait(*batch, 60s)) throw Error("not done");
+    if (!channels->wait(batch, 60s)) throw Error("not done");
     received.resize(num_bytes);
     if (rank != 0 && received != sent) throw Error("other bytes");
   });
@@ -196,12 +197,12 @@ TEST_CASE("memory channels: a message may stay where its sender put it, until th
   const std::uint32_t tag = 0;
   std::vector<std::byte> bytes(std::size_t{512} << 10, std::byte{7});
   std::vector<std::byte> room(bytes.size());
-  const auto read = std::make_shared<Batch>(), sent = std::make_shared<Batch>(), waited = std::make_shared<Batch>();
+  Batch read, sent, waited;
   const std::byte* place = room.data();
   sender->send({&one, 1}, bytes.data(), bytes.size(), {&tag, 1}, sent);
   reader->recv(0, room.data(), room.size(), false, tag, read, &place);
   CHECK(sender->progress());
-  CHECK(reader->wait(*read, 1s));
+  CHECK(reader->wait(read, 1s));
   CHECK(place != room.data());
   CHECK(std::equal(bytes.begin(), bytes.end(), place));
   CHECK(room[0] == std::byte{0});
@@ -209,13 +210,13 @@ TEST_CASE("memory channels: a message may stay where its sender put it, until th
   // The arena has room for seven more, and none is taken.
   for (int i = 0; i < 8; ++i) sender->send({&two, 1}, bytes.data(), bytes.size(), {&tag, 1}, sent);
   CHECK(sender->progress());
-  CHECK_FALSE(sender->wait(*sent, 20ms));
-  CHECK(sender->peers_of(*sent) == std::vector<int>{1, 2, 2, 2, 2, 2, 2, 2, 2});
+  CHECK_FALSE(sender->wait(sent, 20ms));
+  CHECK(sender->peers_of(sent) == std::vector<int>{1, 2, 2, 2, 2, 2, 2, 2, 2});
   reader->recv(2, room.data(), 1, false, tag, waited);
-  CHECK_FALSE(reader->wait(*waited, 20ms));  // waits for another rank meanwhile
+  CHECK_FALSE(reader->wait(waited, 20ms));  // waits for another rank meanwhile
   CHECK(place == room.data());
   CHECK(room == bytes);
-  CHECK(sender->wait(*sent, 1s));
+  CHECK(sender->wait(sent, 1s));
 }
 
 TEST_CASE("memory channels: what a dropped batch has left in an outbox is free") {
@@ -226,42 +227,42 @@ TEST_CASE("memory channels: what a dropped batch has left in an outbox is free")
   const std::vector<std::byte> bytes(std::size_t{1} << 20);
   std::vector<std::byte> room(bytes.size());
   for (int i = 0; i < 20; ++i) {
-    const auto batch = std::make_shared<Batch>();
+    Batch batch;
     std::vector<const std::byte*> places(4, room.data());
     for (int k = 0; k < 4; ++k) {
       sender->send({&one, 1}, bytes.data(), 300'000, {&tag, 1}, batch);
       reader->recv(0, room.data(), 300'000, false, tag, batch, &places[static_cast<std::size_t>(k)]);
     }
     CHECK(sender->progress());
-    CHECK(reader->wait(*batch, 1s));
+    CHECK(reader->wait(batch, 1s));
     CHECK(std::set<const std::byte*>(places.begin(), places.end()).size() == 4);
     CHECK(std::ranges::count(places, room.data()) == 0);
-    reader->drop(*batch);
+    reader->drop(batch);
   }
 }
 
 TEST_CASE("memory channels: a message that does not fit is an error, one with another tag waits") {
   const Memory memory(2);
   const auto sender = memory.channels(0), receiver = memory.channels(1);
-  const auto batch = std::make_shared<Batch>();
+  Batch batch;
   const std::vector<std::byte> bytes(100);
   std::vector<std::byte> room(100);
   const int peer = 1;
   const std::uint32_t tag = 5;
   sender->send({&peer, 1}, bytes.data(), 100, {&tag, 1}, batch);
   CHECK(sender->progress());
-  CHECK(batch->num_left == 0);  // its sender need not wait for the receiver
+  CHECK(batch.num_left == 0);  // its sender need not wait for the receiver
 
-  const auto other = std::make_shared<Batch>();
+  Batch other;
   receiver->recv(0, room.data(), 100, false, 6, other);
-  CHECK_FALSE(receiver->wait(*other, 20ms));
-  CHECK(receiver->peers_of(*other) == std::vector<int>{0});
+  CHECK_FALSE(receiver->wait(other, 20ms));
+  CHECK(receiver->peers_of(other) == std::vector<int>{0});
   CHECK(receiver->differs(0));
-  receiver->drop(*other);
-  CHECK_FALSE(receiver->wait(*other, 20ms));  // and nothing later takes its place
+  receiver->drop(other);
+  CHECK_FALSE(receiver->wait(other, 20ms));  // and nothing later takes its place
 
   const auto next = memory.channels(1);
-  const auto small = std::make_shared<Batch>();
+  Batch small;
   next->recv(0, room.data(), 99, true, 5, small);
   CHECK_THROWS_WITH_AS(next->progress(), "a message of 100 bytes came where this rank expects at most 99",
                        TransportError);
@@ -270,7 +271,7 @@ TEST_CASE("memory channels: a message that does not fit is an error, one with an
 TEST_CASE("memory channels: a failure wakes the peers and tells them why") {
   const Memory memory(2);
   const auto failing = memory.channels(0), waiting = memory.channels(1);
-  const auto batch = std::make_shared<Batch>();
+  Batch batch;
   std::byte room{};
   waiting->recv(0, &room, 1, false, 1, batch);
   std::thread thread([&] {
@@ -278,18 +279,18 @@ TEST_CASE("memory channels: a failure wakes the peers and tells them why") {
     failing->fail("out of luck");
     failing->fail("only the first reason counts");
   });
-  CHECK_FALSE(waiting->wait(*batch, 60s));
+  CHECK_FALSE(waiting->wait(batch, 60s));
   thread.join();
-  CHECK(waiting->failure_of(*batch).value().reason == "out of luck");
-  CHECK(waiting->failure().value().peer == 0);
-  CHECK_FALSE(failing->failure());
+  CHECK(waiting->reason_of(waiting->find_failed(batch)) == "out of luck");
+  CHECK(waiting->find_failed() == 0);
+  CHECK(failing->find_failed() == -1);
 }
 
 TEST_CASE(
     "memory channels: a batch needs who sends to it and, while it is queued, who has not taken what is before it") {
   const Memory memory(4);
   const auto channels = memory.channels(0);
-  const auto full = std::make_shared<Batch>(), batch = std::make_shared<Batch>();
+  Batch full, batch;
   const std::vector<std::byte> bytes(std::size_t{4} << 20);
   std::byte room{};
   const int one = 1, two = 2;
@@ -298,16 +299,16 @@ TEST_CASE(
   channels->send({&two, 1}, bytes.data(), 1, {&tag, 1}, batch);
   channels->recv(3, &room, 1, false, tag, batch);
   CHECK(channels->progress());
-  CHECK(full->num_left == 0);
-  CHECK(channels->peers_of(*full).empty());
-  const std::vector<int> peers = channels->peers_of(*batch);
+  CHECK(full.num_left == 0);
+  CHECK(channels->peers_of(full).empty());
+  const std::vector<int> peers = channels->peers_of(batch);
   CHECK(peers.front() == 3);
   CHECK(std::set<int>(peers.begin(), peers.end()) == std::set<int>{1, 2, 3});
   memory.channels(1)->fail("not needed by who receives alone");
-  const auto receiving = std::make_shared<Batch>();
+  Batch receiving;
   channels->recv(3, &room, 1, false, tag, receiving);
-  CHECK(channels->failure_of(*batch).value().peer == 1);
-  CHECK_FALSE(channels->failure_of(*receiving));
+  CHECK(channels->find_failed(batch) == 1);
+  CHECK(channels->find_failed(receiving) == -1);
 }
 
 }  // namespace zcomm

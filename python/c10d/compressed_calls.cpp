@@ -44,32 +44,33 @@ void add_parts(Views& views, const std::vector<at::Tensor>& tensors, const std::
 }  // namespace
 
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
-                                 MakeHostTransport host_transport, MakeDeviceTransport device_transport,
-                                 InnerGroups& inner, GroupRecorder& recorder, const PythonHooks& hooks,
-                                 GroupErrors& errors)
+                                 MakeTransport host_transport, MakeTransport device_transport, InnerGroups& inner,
+                                 GroupRecorder& recorder, const PythonHooks& hooks, std::shared_ptr<GroupErrors> errors)
     : group_(group),
       rank_(group.getRank()),
       size_(group.getSize()),
       options_(std::move(options)),
       inner_(inner),
       hooks_(hooks),
-      errors_(errors),
+      errors_(std::move(errors)),
       recorder_(recorder),
       telemetry_(options_->sample_errors_every),
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(
           group,
           [this, make = std::move(host_transport)] {
-            return make_communicator(at::kCPU, make(), make_cpu_codec(), make_host_workspace());
+            return std::make_unique<Communicator>(make(), topology(), make_cpu_codec(), make_host_workspace(),
+                                                  world(at::kCPU).chunk_bytes);
           },
-          errors),
+          *errors_),
       device_runner_(
-          [this, make = std::move(device_transport)](at::Device device, const std::shared_ptr<Failure>& failure) {
+          [this, make = std::move(device_transport)](at::Device device) {
             auto workspace = std::make_unique<TorchWorkspace>(device.type());
             auto codec = make_cuda_codec(*workspace);
-            return make_communicator(device.type(), make(failure), std::move(codec), std::move(workspace));
+            return std::make_unique<Communicator>(make(), topology(), std::move(codec), std::move(workspace),
+                                                  world(device.type()).chunk_bytes);
           },
-          errors) {}
+          errors_) {}
 
 const Topology& CompressedCalls::topology() {
   if (is_agreed_.load(std::memory_order_acquire)) return *topology_;
@@ -78,7 +79,7 @@ const Topology& CompressedCalls::topology() {
   try {
     topology_.emplace(call_python(hooks_.agree));
   } catch (const Error& error) {
-    std::rethrow_exception(errors_.record(error));
+    std::rethrow_exception(errors_->record(error));
   }
   is_agreed_.store(true, std::memory_order_release);
   return *topology_;
@@ -90,17 +91,9 @@ World CompressedCalls::world(at::DeviceType device) {
   return {topology(), rank_, chosen ? static_cast<std::size_t>(*chosen) : by_device};
 }
 
-std::unique_ptr<Communicator> CompressedCalls::make_communicator(at::DeviceType device,
-                                                                 std::unique_ptr<Transport> transport,
-                                                                 std::unique_ptr<Codec> codec,
-                                                                 std::unique_ptr<Workspace> workspace) {
-  return std::make_unique<Communicator>(std::move(transport), topology(), std::move(codec), std::move(workspace),
-                                        world(device).chunk_bytes);
-}
-
 void CompressedCalls::check_open() {
   TORCH_CHECK(!is_closed_, "zcomm: the process group was shut down");
-  device_runner_.check();
+  errors_->check();
 }
 
 Verdict CompressedCalls::decide(const Policy& policy, const Call& call) {
@@ -287,9 +280,9 @@ WorkPtr CompressedCalls::launch(JobPtr job) {
   return is_kept ? inner_.track(std::move(work)) : work;
 }
 
-void CompressedCalls::abort(const std::string& reason) noexcept {
-  host_runner_.abort(reason);
-  device_runner_.abort(reason);
+void CompressedCalls::abort() noexcept {
+  host_runner_.abort();
+  device_runner_.abort();
 }
 
 void CompressedCalls::stop() {

@@ -16,14 +16,12 @@ namespace zcomm::c10d_binding {
 
 class CompressedCalls {
  public:
-  using MakeHostTransport = std::function<std::unique_ptr<Transport>()>;
-  // Makes a transport that sets later failures of transfers in the Failure.
-  using MakeDeviceTransport = std::function<std::unique_ptr<Transport>(const std::shared_ptr<Failure>&)>;
-  // Calls each factory at the first compressed call of its device type. Borrows `group`, `inner`, `recorder`, `hooks`
-  // and `errors`.
-  CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, MakeHostTransport host_transport,
-                  MakeDeviceTransport device_transport, InnerGroups& inner, GroupRecorder& recorder,
-                  const PythonHooks& hooks, GroupErrors& errors);
+  using MakeTransport = std::function<std::unique_ptr<Transport>()>;
+  // Calls each factory at the first compressed call of its device type. Borrows `group`, `inner`, `recorder` and
+  // `hooks`.
+  CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, MakeTransport host_transport,
+                  MakeTransport device_transport, InnerGroups& inner, GroupRecorder& recorder, const PythonHooks& hooks,
+                  std::shared_ptr<GroupErrors> errors);
 
   SharedStats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
@@ -92,7 +90,7 @@ class CompressedCalls {
   // Makes the current stream of a GPU wait for all calls so far.
   void join() { device_runner_.join(); }
   void drain_host() { host_runner_.drain(kNoLimit); }
-  void abort(const std::string& reason) noexcept;
+  void abort() noexcept;
   void stop();
 
  private:
@@ -100,8 +98,6 @@ class CompressedCalls {
   void check_open();
   std::uint64_t seed_of(std::uint64_t call_in_step) const;
   JobPtr exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
-  std::unique_ptr<Communicator> make_communicator(at::DeviceType device, std::unique_ptr<Transport> transport,
-                                                  std::unique_ptr<Codec> codec, std::unique_ptr<Workspace> workspace);
 
   const ::c10d::Backend& group_;
   const int rank_;
@@ -109,7 +105,7 @@ class CompressedCalls {
   c10::intrusive_ptr<ZcommOptions> options_;
   InnerGroups& inner_;
   const PythonHooks& hooks_;
-  GroupErrors& errors_;
+  const std::shared_ptr<GroupErrors> errors_;
   std::mutex topology_mutex_;  // guards the next one until ranks agree
   std::optional<Topology> topology_;
   std::atomic<bool> is_agreed_{false};

@@ -50,13 +50,13 @@ namespace {
 // the caller's stream and needs no wait.
 class DeviceWork final : public ::c10d::Work {
  public:
-  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held, std::shared_ptr<Failure> failure,
-             bool blocking_wait)
+  DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held,
+             std::shared_ptr<const GroupErrors> errors, bool blocking_wait)
       : Work(-1, job.type, job.title, job.inputs),
         outputs_(job.outputs),
         stream_(stream),
         held_(std::move(held)),
-        failure_(std::move(failure)),
+        errors_(std::move(errors)),
         blocking_wait_(blocking_wait),
         sequence_number_(job.sequence_number) {
     if (held_) getFuture();  // while nothing else follows the job on its stream
@@ -65,21 +65,21 @@ class DeviceWork final : public ::c10d::Work {
   // Returns true once the device has done the job; for a synchronous job, once it is queued.
   bool isCompleted() override { return !held_ || exception() || held_->is_over(); }
   bool isSuccess() const override { return !exception(); }
-  std::exception_ptr exception() const override { return failure_->get(); }
+  std::exception_ptr exception() const override { return errors_->failure(); }
   // Makes the current stream wait. Throws if the group has failed meanwhile.
   void synchronize() override {
     if (held_) {
       held_->end.block(current_stream(stream_.device()));
       held_->clear();
     }
-    failure_->check();
+    errors_->check();
   }
   // Waits as synchronize(); with a timeout, also blocks the host until the device is done. Throws if the group has
   // failed meanwhile, and on a timeout.
   bool wait(std::chrono::milliseconds timeout) override {
     synchronize();
     if (held_ && (timeout != kNoTimeout || blocking_wait_)) block_host(timeout);
-    failure_->check();
+    errors_->check();
     return true;
   }
   std::vector<at::Tensor> result() override { return outputs_; }
@@ -110,7 +110,7 @@ class DeviceWork final : public ::c10d::Work {
   std::vector<at::Tensor> outputs_;
   c10::Stream stream_;
   std::shared_ptr<HeldTensors> held_;
-  std::shared_ptr<Failure> failure_;
+  std::shared_ptr<const GroupErrors> errors_;
   bool blocking_wait_;
   std::uint64_t sequence_number_;
   std::mutex future_mutex_;
@@ -120,8 +120,8 @@ class DeviceWork final : public ::c10d::Work {
 }  // namespace
 
 void DeviceRunner::connect(at::Device device) {
-  failure_->check();  // of a job before
-  auto fresh = connect_(device, failure_);
+  errors_->check();  // of a job before
+  auto fresh = connect_(device);
   const c10::impl::VirtualGuardImpl guard(device.type());
   device_ = device;
   stream_ = guard.getStreamFromGlobalPool(device, high_priority_);
@@ -129,7 +129,7 @@ void DeviceRunner::connect(at::Device device) {
   end_event_.emplace(device.type());
   const std::lock_guard lock(mutex_);
   communicator_ = std::move(fresh);
-  if (const std::string reason = failure_->interruption(); !reason.empty()) communicator_->abort(reason);
+  if (errors_->is_aborted()) communicator_->abort(kAborted);
 }
 
 // Releases the tensors of finished jobs that nobody has waited for. Keeps the last job, whose end is that of all.
@@ -156,7 +156,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
     capturing = is_capturing(view_of(current));
     if (!communicator_ && !capturing) connect(device);
   } catch (const std::exception& caught) {
-    std::rethrow_exception(errors_.record(caught));
+    std::rethrow_exception(errors_->record(caught));
   }
   TORCH_CHECK(
       communicator_,
@@ -176,9 +176,9 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
 
   const auto connected = [this]() -> Communicator& { return *communicator_; };
   if (!job->async) {
-    job->run(connected, view_of(current), errors_);
+    job->run(connected, view_of(current), *errors_);
     if (!capturing) end_event_->record(current);
-    return c10::make_intrusive<DeviceWork>(*job, current, nullptr, failure_, blocking_wait_);
+    return c10::make_intrusive<DeviceWork>(*job, current, nullptr, errors_, blocking_wait_);
   }
   start_event_->record(current);
   start_event_->block(*stream_);
@@ -188,14 +188,14 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
   std::exception_ptr error;
   try {
-    job->run(connected, view_of(*stream_), errors_);
+    job->run(connected, view_of(*stream_), *errors_);
   } catch (const std::exception&) {
     error = std::current_exception();  // queued work still uses the tensors
   }
   held->end.record(*stream_);
   if (!capturing) held_.push_back(held);  // events of a graph cannot be queried, and the graph owns its memory
   if (error) std::rethrow_exception(error);
-  return c10::make_intrusive<DeviceWork>(*job, *stream_, std::move(held), failure_, blocking_wait_);
+  return c10::make_intrusive<DeviceWork>(*job, *stream_, std::move(held), errors_, blocking_wait_);
 }
 
 bool DeviceRunner::drain(std::chrono::milliseconds limit) {
@@ -207,7 +207,7 @@ bool DeviceRunner::drain(std::chrono::milliseconds limit) {
     return (held_.empty() || held_.back()->is_over()) && (!end_event_ || is_over(*end_event_));
   };
   while (!is_done()) {
-    if (failure_->get() || std::chrono::steady_clock::now() > deadline) return false;
+    if (errors_->failure() || std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
@@ -220,10 +220,9 @@ void DeviceRunner::join() {
   if (!is_capturing(view_of(current))) held_.back()->end.block(current);
 }
 
-void DeviceRunner::abort(const std::string& reason) noexcept {
-  failure_->interrupt(reason);
+void DeviceRunner::abort() noexcept {
   const std::lock_guard lock(mutex_);
-  if (communicator_) communicator_->abort(reason);
+  if (communicator_) communicator_->abort(kAborted);
 }
 
 void DeviceRunner::stop() {

@@ -22,53 +22,20 @@ namespace zcomm::c10d_binding {
 
 struct HeldTensors;
 
-// Failure of a group's connection, or of its transfers after they were queued: set once, by the transport.
-class Failure {
- public:
-  void set(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(error);
-  }
-  // Makes a connection in progress, and later ones, stop for this reason; the second function returns it.
-  void interrupt(const std::string& reason) {
-    const std::lock_guard lock(mutex_);
-    interruption_ = reason;
-  }
-  std::string interruption() const {
-    const std::lock_guard lock(mutex_);
-    return interruption_;
-  }
-  // Returns null if there is no failure.
-  std::exception_ptr get() const {
-    const std::lock_guard lock(mutex_);
-    return error_;
-  }
-  // Throws the failure, if any.
-  void check() const {
-    if (const std::exception_ptr error = get()) std::rethrow_exception(error);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::exception_ptr error_;
-  std::string interruption_;
-};
-
 class DeviceRunner {
  public:
-  // Makes the communicator at the first job, on its device. It sets failures in the Failure, which can interrupt it.
-  using Connect = std::function<std::unique_ptr<Communicator>(at::Device, std::shared_ptr<Failure>)>;
-  DeviceRunner(Connect connect, GroupErrors& errors) : connect_(std::move(connect)), errors_(errors) {}
+  // Makes the communicator at the first job, on its device.
+  using Connect = std::function<std::unique_ptr<Communicator>(at::Device)>;
+  DeviceRunner(Connect connect, std::shared_ptr<GroupErrors> errors)
+      : connect_(std::move(connect)), errors_(std::move(errors)) {}
   ~DeviceRunner();
 
   WorkPtr launch(JobPtr job);
-  // Throws if transfers have failed after their calls returned, with undefined results.
-  void check() const { failure_->check(); }
   // Makes the current stream wait for all asynchronous jobs so far. Does not block the host.
   void join();
   // As those of the HostRunner.
   bool drain(std::chrono::milliseconds limit);
-  void abort(const std::string& reason) noexcept;
+  void abort() noexcept;
   void stop();
 
  private:
@@ -76,10 +43,9 @@ class DeviceRunner {
   void release_finished();
 
   Connect connect_;
-  GroupErrors& errors_;
+  const std::shared_ptr<GroupErrors> errors_;
   const bool high_priority_ = has_high_priority();  // of the group's stream
   const bool blocking_wait_ = waits_on_host();
-  std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
 
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other
   std::optional<at::Device> device_;

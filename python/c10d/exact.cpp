@@ -16,17 +16,14 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
     : Backend(exact_cpu->getRank(), exact_cpu->getSize()),
       options_(std::move(options)),
       hooks_(std::move(hooks)),
-      errors_(*this),
       recorder_(*this, options_->global_ranks_in_group),
       inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
       compressed_(
           *this, options_, [this] { return make_host_transport(); },
-          [this](const std::shared_ptr<Failure>& failure) {
-            return connect_nccl(*this, hooks_, *options_, compressed_.topology(), failure, errors_);
-          },
-          inner_, recorder_, hooks_, errors_),
+          [this] { return connect_nccl(*this, hooks_, *options_, compressed_.topology(), errors_); }, inner_, recorder_,
+          hooks_, errors_),
       operations_(*this, options_, compressed_),
-      messages_(*this, options_, inner_, compressed_, hooks_.message_store, errors_) {
+      messages_(*this, options_, inner_, compressed_, hooks_.message_store, *errors_) {
   init();
 }
 
@@ -55,7 +52,7 @@ void ProcessGroup::set_connections(int each_way) {
   } catch (const std::exception& error) {
     // Other ranks may have other connections by now, so that no later call can succeed.
     host_transport_->abort(std::string("its connections: ") + error.what());
-    std::rethrow_exception(errors_.record(error));
+    std::rethrow_exception(errors_->record(error));
   }
   connections_ = each_way;
 }
@@ -179,13 +176,13 @@ void ProcessGroup::abort() {
 }
 
 void ProcessGroup::abort_compressed() {
-  aborted_ = true;
-  compressed_.abort("because the group was aborted");
+  errors_->set_aborted();
+  compressed_.abort();
 }
 
 void ProcessGroup::shutdown() {
   // Aborts calls that no peer answers, so that they do not hold up the end of the process.
-  if (!aborted_ && !compressed_.drain(kShutdownLimit)) abort_compressed();
+  if (!is_aborted() && !compressed_.drain(kShutdownLimit)) abort_compressed();
   compressed_.stop();
   last_split_.reset();
   std::call_once(shutdown_once_, [this] {

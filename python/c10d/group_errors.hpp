@@ -1,24 +1,29 @@
-// Texts of a group's errors, and the kind of the last one.
+// Errors of a group: their texts, the kind of the last one, and those that end the group.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
 
+inline constexpr const char* kAborted = "because the group was aborted";
+
+// Thread-safe. May outlive the group, but for record().
 class GroupErrors {
  public:
   // Borrows `group`.
   explicit GroupErrors(const ::c10d::Backend& group) : group_(group) {}
 
   // Converts `error` for the caller of a collective: torch's exception, with the rank, the group, and the place in the
-  // program if known. A Python exception that is being handled stays as it is. Thread-safe.
+  // program if known. A Python exception that is being handled stays as it is.
   std::exception_ptr record(const std::exception& error, const std::string& place = {}) {
     if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr) return std::current_exception();
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
@@ -30,9 +35,31 @@ class GroupErrors {
   }
   ::c10d::ErrorType last() const { return last_; }
 
+  // Sets the failure of transfers on a GPU whose calls have returned, with undefined results. The first one stays.
+  void set_failure(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::move(error);
+  }
+  // Returns null if there is none.
+  std::exception_ptr failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  // Throws it, if any.
+  void check() const {
+    if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
+  }
+
+  // Makes connections in progress, and later ones, stop.
+  void set_aborted() { aborted_ = true; }
+  bool is_aborted() const { return aborted_; }
+
  private:
   const ::c10d::Backend& group_;
   std::atomic<::c10d::ErrorType> last_{::c10d::ErrorType::SUCCESS};
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -24,24 +24,43 @@ const char* stack_pointer() { return static_cast<const char*>(__builtin_frame_ad
 
 }  // namespace
 
-// Work of a job. Holds its inputs and outputs until it is complete.
+// Work of a job. Holds its inputs until it has run, and its outputs.
 class HostRunner::HostWork final : public ::c10d::Work {
  public:
   // Records no range for an asynchronous job: it would end after the profiler may have stopped and freed its memory.
-  HostWork(const Job& job, const Queue* queue)
-      : Work(-1, job.type, job.async ? nullptr : job.title, job.inputs),
-        queue_(queue),
-        inputs_(job.inputs),
-        outputs_(job.outputs),
+  HostWork(HostRunner& runner, JobPtr job)
+      : Work(-1, job->type, job->async ? nullptr : job->title, job->inputs),
+        runner_(runner),
+        group_(BackendPtr::unsafe_reclaim_from_nonowning(&runner.group_)),
+        queue_(runner.queue_.get()),
+        outputs_(job->outputs),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-        sequence_number_(job.sequence_number) {}
+        sequence_number_(job->sequence_number),
+        job_(std::move(job)) {
+    if (!job_->async && at::hasCallbacks()) callers_.emplace();
+  }
 
-  // Marks the work as done, or as failed with `error`. Called once.
-  void complete(std::exception_ptr error) {
-    inputs_.clear();
-    finish(error);  // first: callbacks of the future may query this work
-    if (error) {
-      future_->setError(error);
+  // Runs the job on this thread. Called once, like the next one.
+  void run() {
+    {
+      std::optional<at::ThreadLocalStateGuard> as_caller;
+      if (callers_) as_caller.emplace(*callers_);
+      try {
+        job_->run([this]() -> Communicator& { return runner_.communicator(); }, {}, runner_.errors_);
+      } catch (const std::exception&) {
+        error_ = std::current_exception();
+      }
+    }
+    job_.reset();
+    callers_.reset();
+    group_.reset();  // may be the last reference, and destroy the runner
+  }
+
+  // Marks the work as done, or as failed.
+  void complete() {
+    finish(error_);  // first: callbacks of the future may query this work
+    if (error_) {
+      future_->setError(error_);
     } else {
       future_->markCompleted(c10::IValue(outputs_));
     }
@@ -54,28 +73,24 @@ class HostRunner::HostWork final : public ::c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_number_; }
 
  private:
+  HostRunner& runner_;
+  BackendPtr group_;    // keeps the runner alive if users drop their references
   const Queue* queue_;  // which may be gone
-  std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::uint64_t sequence_number_;
-};
-
-struct HostRunner::Task {
-  HostRunner& runner;
-  BackendPtr group;  // keeps the runner alive if users drop their references
-  JobPtr job;
-  c10::intrusive_ptr<HostWork> work;
-  std::optional<at::ThreadLocalState> callers = {};  // with its profilers, if it waits, perhaps for another thread
-  std::exception_ptr error = {};
+  JobPtr job_;
+  std::optional<at::ThreadLocalState> callers_;  // with its profilers, if it waits, perhaps for another thread
+  std::exception_ptr error_;
 };
 
 struct HostRunner::Queue {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::unique_ptr<Task>> tasks;
-  std::deque<std::unique_ptr<Task>> untold;  // tasks run inside of a callback, told after it ends
-  bool running = false;                      // a task taken from `tasks` is running
+  using Task = c10::intrusive_ptr<HostWork>;
+  std::deque<Task> tasks;
+  std::deque<Task> untold;  // tasks run inside of a callback, told after it ends
+  bool running = false;     // a task taken from `tasks` is running
   bool stopped = false;
   std::uint64_t num_pushed = 0;
   std::uint64_t num_done = 0;
@@ -86,23 +101,12 @@ struct HostRunner::Queue {
   static thread_local Queue* telling;  // queue whose caller this thread is telling, if any
 
   // Runs the first task on this thread; returns it, to be told.
-  std::unique_ptr<Task> run_one(std::unique_lock<std::mutex>& lock) {
-    std::unique_ptr<Task> task = std::move(tasks.front());
+  Task run_one(std::unique_lock<std::mutex>& lock) {
+    Task task = std::move(tasks.front());
     tasks.pop_front();
     running = true;
     lock.unlock();
-    {
-      std::optional<at::ThreadLocalStateGuard> as_caller;
-      if (task->callers) as_caller.emplace(*task->callers);
-      HostRunner& runner = task->runner;
-      try {
-        task->job->run([&]() -> Communicator& { return runner.communicator(); }, {}, runner.errors_);
-      } catch (const std::exception&) {
-        task->error = std::current_exception();
-      }
-    }
-    task->job.reset();
-    task->group.reset();  // may be the last reference, and destroy the runner
+    task->run();
     lock.lock();
     running = false;
     ++num_done;
@@ -111,10 +115,10 @@ struct HostRunner::Queue {
   }
 
   // Tells the caller that the task is done. The queue is free then: the caller may use it, and wait.
-  void tell(std::unique_ptr<Task> task, std::unique_lock<std::mutex>& lock) {
+  void tell(Task task, std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     Queue* const outer = std::exchange(telling, this);
-    task->work->complete(task->error);
+    task->complete();
     task.reset();
     telling = outer;
     lock.lock();
@@ -148,7 +152,7 @@ struct HostRunner::Queue {
   }
 
   void tell_first(std::unique_lock<std::mutex>& lock) {
-    std::unique_ptr<Task> task = std::move(untold.front());
+    Task task = std::move(untold.front());
     untold.pop_front();
     tell(std::move(task), lock);
   }
@@ -188,7 +192,7 @@ Communicator& HostRunner::communicator() {
     auto fresh = connect_();
     const std::lock_guard lock(mutex_);
     communicator_ = std::move(fresh);
-    if (!abort_reason_.empty()) communicator_->abort(abort_reason_);
+    if (errors_.is_aborted()) communicator_->abort(kAborted);
   }
   return *communicator_;
 }
@@ -197,15 +201,12 @@ WorkPtr HostRunner::launch(JobPtr job) {
   const std::shared_ptr<Queue> queue = queue_;
   const bool here = !job->async;
   set_num_threads(at::get_num_threads());
-  auto work = c10::make_intrusive<HostWork>(*job, queue.get());
-  auto task =
-      std::make_unique<Task>(Task{*this, BackendPtr::unsafe_reclaim_from_nonowning(&group_), std::move(job), work});
-  if (here && at::hasCallbacks()) task->callers.emplace();
+  auto work = c10::make_intrusive<HostWork>(*this, std::move(job));
   const WithoutGil no_gil;
   std::unique_lock lock(queue->mutex);
   TORCH_CHECK(!queue->stopped, "zcomm: the process group was shut down");
   const bool idle = queue->tasks.empty() && !queue->running;
-  queue->tasks.push_back(std::move(task));
+  queue->tasks.push_back(work);
   const std::uint64_t number = ++queue->num_pushed;
   if (here && idle) {
     queue->tell(queue->run_one(lock), lock);
@@ -213,7 +214,7 @@ WorkPtr HostRunner::launch(JobPtr job) {
     // Leaves the task queued: the callback may wait for its work, but not for its future.
     if (queue->bottom - stack_pointer() > kNestedBytes) return work;
     queue->run_inside_callback(lock, number);
-    std::unique_ptr<Task> own = std::move(queue->untold.back());
+    Queue::Task own = std::move(queue->untold.back());
     queue->untold.pop_back();
     queue->tell(std::move(own), lock);
   } else if (!queue->thread.joinable()) {
@@ -252,10 +253,9 @@ void HostRunner::stop() {
   }
 }
 
-void HostRunner::abort(const std::string& reason) noexcept {
+void HostRunner::abort() noexcept {
   const std::lock_guard lock(mutex_);
-  abort_reason_ = reason;
-  if (communicator_) communicator_->abort(reason);
+  if (communicator_) communicator_->abort(kAborted);
 }
 
 }  // namespace zcomm::c10d_binding

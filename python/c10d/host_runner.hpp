@@ -23,22 +23,20 @@ class HostRunner {
   // Blocks until all jobs so far are done; returns false after `limit`.
   bool drain(std::chrono::milliseconds limit);
   // Makes jobs in progress and later ones fail, on the peers as well. Thread-safe.
-  void abort(const std::string& reason) noexcept;
+  void abort() noexcept;
   // Launches no more jobs, runs those in the queue and ends the thread. Idempotent and thread-safe.
   void stop();
 
  private:
   class HostWork;
-  struct Task;
   struct Queue;
   Communicator& communicator();
 
   ::c10d::Backend& group_;
   std::function<std::unique_ptr<Communicator>()> connect_;
   GroupErrors& errors_;
-  std::mutex mutex_;  // guards the next two, for abort()
+  std::mutex mutex_;  // guards the next one, for abort()
   std::unique_ptr<Communicator> communicator_;
-  std::string abort_reason_;
   // Shared with the thread, which may hold the last reference to the group and destroy it.
   const std::shared_ptr<Queue> queue_;
 };

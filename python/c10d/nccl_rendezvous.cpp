@@ -90,7 +90,7 @@ void end_process(const std::string& reason) {
 
 std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const PythonHooks& hooks,
                                         const ZcommOptions& group_options, const Topology& topology,
-                                        const std::shared_ptr<Failure>& failure, GroupErrors& errors) {
+                                        const std::shared_ptr<GroupErrors>& errors) {
   const auto [unique_id, store] = call_python(hooks.meet_for_nccl);
   NcclOptions options;
   std::memcpy(options.unique_id.data(), unique_id.data(), std::min(unique_id.size(), options.unique_id.size()));
@@ -103,15 +103,15 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
   options.peers = has_exchanges ? topology.others(options.rank) : topology.peers(options.rank);
   options.connect_timeout = group_options.timeout;
   // Callbacks outlive this call, and the transport if the store hangs, so they own copies.
-  options.on_failure = [&errors, failure, store = store, rank = options.rank](const std::string& reason) {
-    failure->set(errors.record(TransportError(reason)));
+  options.on_failure = [errors, store = store, rank = options.rank](const std::string& reason) {
+    errors->set_failure(errors->record(TransportError(reason)));
     FlightRecorder::of_process().write_on_failure();
     store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
   const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);
   Pulse::start(pulse);
-  options.interruption = [failure] { return failure->interruption(); };
+  options.interruption = [errors] { return errors->is_aborted() ? kAborted : ""; };
   options.peer_failure = [store = store, pulse] {
     const std::optional<std::string> reason = text_in(*store, kNcclFailureKey);
     return reason ? *reason : pulse->look();

@@ -3,7 +3,6 @@
 
 #include <memory>
 
-#include "device_runner.hpp"
 #include "group_errors.hpp"
 #include "options.hpp"
 #include "python_hooks.hpp"
@@ -13,9 +12,9 @@
 namespace zcomm::c10d_binding {
 
 // Connects this rank of `group` with its peers in `topology`, which have met in PythonHooks::meet_for_nccl. Sets later
-// failures in `failure` and reports them to the peers in the store. The transport must be destroyed before `errors`.
+// failures in `errors` and reports them to the peers in the store. The transport must be destroyed before `group`.
 std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const PythonHooks& hooks,
                                         const ZcommOptions& options, const Topology& topology,
-                                        const std::shared_ptr<Failure>& failure, GroupErrors& errors);
+                                        const std::shared_ptr<GroupErrors>& errors);
 
 }  // namespace zcomm::c10d_binding

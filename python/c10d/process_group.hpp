@@ -24,7 +24,7 @@ class ProcessGroup final : public ::c10d::Backend {
   // Returns the interface for callers that hold plans.
   Operations& operations() { return operations_; }
   const SendRecv& messages() const { return messages_; }
-  bool is_aborted() const { return aborted_; }
+  bool is_aborted() const { return errors_->is_aborted(); }
   // Sends the compressed bytes of later calls of CPU tensors over `each_way` Gloo connections from a rank to another.
   // Waits for all earlier calls, and for all ranks, which call this after the same calls. There has been one.
   void set_connections(int each_way);
@@ -85,7 +85,7 @@ class ProcessGroup final : public ::c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
   void shutdown() override;
-  ::c10d::ErrorType getError() override { return errors_.last(); }
+  ::c10d::ErrorType getError() override { return errors_->last(); }
 
  private:
   template <class CallOptions>
@@ -111,10 +111,9 @@ class ProcessGroup final : public ::c10d::Backend {
 
   c10::intrusive_ptr<ZcommOptions> options_;
   PythonHooks hooks_;
-  GroupErrors errors_;
+  const std::shared_ptr<GroupErrors> errors_ = std::make_shared<GroupErrors>(*this);
   GroupRecorder recorder_;
   InnerGroups inner_;
-  std::atomic<bool> aborted_{false};
   std::once_flag shutdown_once_;
   BackendPtr last_split_;
   StorePtr last_split_store_;

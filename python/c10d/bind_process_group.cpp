@@ -34,8 +34,9 @@ py::list hops_of(const CallStats& cost) {
 py::dict sent_of(const std::map<int, SendRecv::Sent>& sent) {
   py::dict by_peer;
   for (const auto& [peer, counts] : sent) {
-    by_peer[py::int_(peer)] = py::dict(py::arg("calls") = counts.calls, py::arg("bytes") = counts.bytes,
-                                       py::arg("wire_bytes") = counts.wire_bytes);
+    const auto [calls, bytes, wire_bytes] = counts;
+    by_peer[py::int_(peer)] =
+        py::dict(py::arg("calls") = calls, py::arg("bytes") = bytes, py::arg("wire_bytes") = wire_bytes);
   }
   return by_peer;
 }

@@ -211,7 +211,8 @@ void C10dTransport::wait(C10dTransfer& transfer) {
 }
 
 void C10dTransport::throw_difference_to(int peer) {
-  if (const auto answer = ask(watch_.difference_to(peer)); answer && *answer) throw TransportError((*answer)->words);
+  if (const std::string difference = watch_.find_difference(peer); !difference.empty())
+    throw TransportError(difference);
 }
 
 void C10dTransport::fail(int peer, const std::exception& error) {

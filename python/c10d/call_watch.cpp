@@ -97,6 +97,13 @@ std::function<std::optional<CallWatch::Difference>()> CallWatch::difference_to(i
   return [store = store_, own = published(), rank = rank_, peer] { return compare(*store->clone(), own, rank, peer); };
 }
 
+std::string CallWatch::find_difference(int peer) {
+  const auto answer = ask(difference_to(peer));
+  if (!answer || !*answer) return {};
+  tell(**answer);
+  return (*answer)->second;
+}
+
 CallWatch::Calls CallWatch::published() const {
   Calls calls = calls_;
   for (auto& [id, call] : calls) {
@@ -188,16 +195,17 @@ std::set<int> CallWatch::overdue() {
 }
 
 void CallWatch::tell(const Difference& difference) {
+  const auto& [id, words] = difference;
   std::function<void(const std::string&)> on_difference;
   {
     const std::lock_guard lock(mutex_);
-    const auto call = calls_.find(difference.call);
+    const auto call = calls_.find(id);
     if (call == calls_.end() || call->second.differs) return;
     call->second.differs = true;
     call->second.peer = kNobody;
     on_difference = std::exchange(call->second.on_difference, {});
   }
-  on_difference(difference.words);
+  on_difference(words);
 }
 
 void CallWatch::watch() {

@@ -58,7 +58,7 @@ class CallWatch {
   CallWatch& operator=(const CallWatch&) = delete;
 
   // Records the next call of this rank on each channel. Calls of different `kind` never match. `on_difference` receives
-  // both calls in words, at most once, on a thread of this object that starts with the first call.
+  // both calls in words, at most once, on a thread of this object that starts with the first call, or of a caller.
   Id begin(std::string words, std::uint64_t kind, std::span<const Channel> channels,
            std::function<void(const std::string&)> on_difference);
   // Records that this rank waits for `peer` in a call.
@@ -68,17 +68,12 @@ class CallWatch {
   // Counts a call that another one turned out to be.
   void count(const Channel& channel);
 
-  struct Difference {
-    Id call;
-    std::string words;  // both calls
-  };
-  // Returns a request to the store, for a separate thread: it may never return, may throw the store's exceptions, and
-  // may outlive this object. The request publishes this rank's calls and compares them with the peer's.
-  std::function<std::optional<Difference>()> difference_to(int peer);
-  // Gives a difference to its call, once.
-  void tell(const Difference& difference);
+  // Compares the calls with a peer's now, unless the store does not answer. A difference is given to `on_difference` of
+  // its call and returned; without one the text is empty.
+  std::string find_difference(int peer);
 
  private:
+  using Difference = std::pair<Id, std::string>;  // a call, and in words it and the peer's
   using Clock = std::chrono::steady_clock;
   struct Call {
     std::string words;
@@ -98,7 +93,12 @@ class CallWatch {
   static bool meet(const Call& one, const Call& other);
   static std::string text_of(const Calls& calls);
   static Calls parse(const std::string& text);
+  // Returns a request to the store, for a separate thread: it may never return, may throw the store's exceptions, and
+  // may outlive this object. The request publishes this rank's calls and compares them with the peer's.
+  std::function<std::optional<Difference>()> difference_to(int peer);
   static std::optional<Difference> compare(::c10d::Store& store, const Calls& own, int rank, int peer);
+  // Gives a difference to its call, once.
+  void tell(const Difference& difference);
   std::set<int> overdue();
   void watch();
 

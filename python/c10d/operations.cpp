@@ -6,6 +6,7 @@
 
 #include "reduce_op.hpp"
 #include "tensors.hpp"
+#include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
@@ -282,7 +283,7 @@ void Operations::decode(const PlannedOperation& planned, const Whole& output, co
   arguments.wires = {static_cast<std::byte*>(wires.data_ptr()), wires.nbytes()};
   const at::Device device = output[0].device();
   const c10::DeviceGuard on_device(device);
-  planned.operation->decode(codecs_.of(output[0]), arguments, current_view(device));
+  planned.operation->decode(codec_of(output[0]), arguments, current_view(device));
   if (planned.kept) note_decode(*planned.kept, device);
 }
 

@@ -7,7 +7,6 @@
 #include <variant>
 
 #include "compressed_calls.hpp"
-#include "device_codecs.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -97,7 +96,6 @@ class Operations {
   ::c10d::Backend& group_;
   c10::intrusive_ptr<ZcommOptions> options_;
   CompressedCalls& compressed_;
-  DeviceCodecs codecs_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -13,6 +13,7 @@
 #include "gil.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
+#include "torch_workspace.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
@@ -62,53 +63,40 @@ class SendRecv::MessageWork final : public ::c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     const WithoutGil no_gil;  // torch calls synchronize() with it
-    std::unique_lock lock(mutex_, std::defer_lock);
+    std::unique_lock lock(waiting_, std::defer_lock);
     if (timeout == kNoTimeout) {
       lock.lock();
     } else if (!lock.try_lock_for(timeout)) {
       throw TimeoutError("zcomm: a message that another thread waits for has not moved within " +
                          std::to_string(timeout.count()) + " ms");
     }
-    if (!done_ && !error_) {
+    if (!Work::isCompleted()) {
       all_.watch_.wait_for(call_, peer_);
+      std::exception_ptr error;
       try {
-        const bool moved = inner_->wait(timeout);
-        if (*differs_) {
-          set_error(all_.failure());
-        } else if (moved) {
-          finish();
-        } else {
-          return false;
-        }
+        if (!inner_->wait(timeout) && !*differs_) return false;
       } catch (const std::exception&) {
-        set_error(std::current_exception());
-        look_for_difference();
+        error = std::current_exception();
+        if (peer_ >= 0) all_.watch_.find_difference(peer_);  // a peer that has found one may have ended
       }
+      end(std::move(error));
       all_.watch_.wait_for(call_, CallWatch::kNobody);
     }
-    if (error_) std::rethrow_exception(error_);
-    block_stream();
+    if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+    if (decoded_) decoded_->block(current_stream(decoded_->device()));  // another stream may wait, too
     return true;
   }
 
+  // Like exception(), these never wait for a thread in wait(): Python calls them with its lock.
   bool isCompleted() override {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
+    const std::unique_lock lock(waiting_, std::try_to_lock);
     if (!lock) return false;
-    if (done_ || error_) return true;
-    if (*differs_) {
-      set_error(all_.failure());
-      return true;
-    }
-    if (!inner_->isCompleted()) return false;
-    set_error(inner_->exception());
-    if (!error_) finish();
-    return true;
+    if (!Work::isCompleted() && (*differs_ || inner_->isCompleted())) end(inner_->exception());
+    return Work::isCompleted();
   }
-  // Like isCompleted(), these never wait for a thread in wait(): Python calls them with its lock.
-  bool isSuccess() const override { return done_; }
-  std::exception_ptr exception() const override {
-    const std::lock_guard lock(error_mutex_);
-    return error_;
+  bool isSuccess() const override {
+    const std::lock_guard lock(mutex_);
+    return completed_ && !exception_;
   }
   int sourceRank() const override { return inner_->sourceRank(); }
   void synchronize() override { wait(kNoTimeout); }
@@ -116,34 +104,27 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
 
  private:
-  // Requires the lock, as the next ones.
-  void set_error(std::exception_ptr error) {
-    const std::lock_guard lock(error_mutex_);
-    error_ = std::move(error);
+  // Decodes the messages, unless they have failed. Requires the lock.
+  void end(std::exception_ptr error) {
+    if (*differs_) error = all_.failure();
+    try {
+      if (!error) decode();
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    finish(std::move(error));
   }
-  void finish() {
+  void decode() {
     for (const Message& message : messages_) {
-      if (message.values.defined()) all_.decode(message);
-      if (!message.wire.is_cpu() && message.values.defined()) {
-        end_.emplace(message.wire.device().type());
-        end_->record(current_stream(message.wire.device()));
-        values_ = message.values;
-      }
+      if (!message.values.defined()) continue;
+      all_.decode(message);
+      if (message.wire.is_cpu()) continue;
+      decoded_.emplace(message.wire.device().type());
+      decoded_->record(current_stream(message.wire.device()));
     }
     messages_.clear();
     all_.watch_.end(call_);
     if (peer_ == CallWatch::kAnybody) all_.watch_.count({inner_->sourceRank(), between_.to, between_.tag});
-    done_ = true;
-  }
-  // Makes another stream that waits wait for the values, too.
-  void block_stream() {
-    if (end_) end_->block(current_stream(values_.device()));
-  }
-  // A peer that has found a difference first may have ended.
-  void look_for_difference() {
-    if (peer_ < 0) return;
-    if (const auto answer = ask(all_.watch_.difference_to(peer_)); answer && *answer) all_.watch_.tell(**answer);
-    if (*differs_) set_error(all_.failure());
   }
 
   const BackendPtr group_;  // first: it owns `all_`
@@ -153,13 +134,9 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   CallWatch::Id call_ = 0;                                                                         // 0: none
   int peer_ = CallWatch::kNobody;
   CallWatch::Channel between_{};
-  std::timed_mutex mutex_;  // guards what changes below; held by a thread that waits
+  std::timed_mutex waiting_;  // guards the next two; held by a thread that waits
   std::vector<Message> messages_;
-  std::optional<c10::Event> end_;  // of decoding on a GPU, where `values_` are
-  at::Tensor values_;
-  mutable std::mutex error_mutex_;  // held with the other one to change the error, alone to read it
-  std::exception_ptr error_;
-  std::atomic<bool> done_{false};
+  std::optional<c10::Event> decoded_;  // end of decoding on a GPU
 };
 
 SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, InnerGroups& inner,
@@ -221,14 +198,14 @@ void SendRecv::encode(const Message& message, const at::Tensor& values, std::uin
   const c10::DeviceGuard guard(values.device());
   if (!values.is_cpu()) check_drawn_anew(message.format, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
-  codecs_.of(values).encode({&job, 1}, current_view(values.device()));
+  codec_of(values).encode({&job, 1}, current_view(values.device()));
 }
 
 void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
   const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
-  codecs_.of(message.values).decode({&job, 1}, current_view(message.values.device()));
+  codec_of(message.values).decode({&job, 1}, current_view(message.values.device()));
   if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire.device()));
 }
 
@@ -255,10 +232,10 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
       encode(messages[0], tensor,
              mix_seed(mix_seed(seed ^ static_cast<std::uint64_t>(rank)) ^ static_cast<std::uint64_t>(peer)));
       const std::lock_guard lock(mutex_);
-      Sent& sent = sent_[peer];
-      ++sent.calls;
-      sent.bytes += tensor.nbytes();
-      sent.wire_bytes += moved[0].nbytes();
+      auto& [calls, bytes, wire_bytes] = sent_[peer];
+      ++calls;
+      bytes += tensor.nbytes();
+      wire_bytes += moved[0].nbytes();
     }
   } else {
     compressed_.count_message(tensors);

@@ -1,13 +1,13 @@
 // Messages between two ranks, compressed where the option send_recv names a format.
 #pragma once
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
 
 #include "call_watch.hpp"
 #include "compressed_calls.hpp"
-#include "device_codecs.hpp"
 #include "inner_groups.hpp"
 
 namespace zcomm::c10d_binding {
@@ -29,12 +29,9 @@ class SendRecv {
   void start_coalescing() { coalesced_.clear(); }
   WorkPtr end_coalescing(WorkPtr work);
 
-  // Compressed messages that this rank has sent to a peer.
-  struct Sent {
-    std::uint64_t calls = 0;
-    std::uint64_t bytes = 0;  // of the values
-    std::uint64_t wire_bytes = 0;
-  };
+  // Numbers of the compressed messages that this rank has sent to a peer, of the bytes of their values and of their
+  // wires.
+  using Sent = std::array<std::uint64_t, 3>;
   std::map<int, Sent> sent() const;
 
  private:
@@ -61,7 +58,6 @@ class SendRecv {
   InnerGroups& inner_;
   CompressedCalls& compressed_;
   GroupErrors& errors_;
-  DeviceCodecs codecs_;
   const std::shared_ptr<Workspace> host_workspace_ = make_host_workspace();
   std::vector<Message> coalesced_;
   mutable std::mutex mutex_;  // guards the next two

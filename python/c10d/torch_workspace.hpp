@@ -1,10 +1,13 @@
-// Workspace over torch's own allocator.
+// Workspace over torch's own allocator, and codecs with it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
 
+#include "zcomm/codec.hpp"
+#include "zcomm/cuda.hpp"
 #include "zcomm/workspace.hpp"
 
 namespace zcomm::c10d_binding {
@@ -23,5 +26,15 @@ class TorchWorkspace final : public Workspace {
  private:
   c10::Allocator* allocator_;
 };
+
+// Returns the codec for the memory of a tensor that no communicator handles. It is never destroyed, because threads may
+// use it while the process ends.
+inline const Codec& codec_of(const at::Tensor& tensor) {
+  static const Codec& host = *make_cpu_codec().release();
+  if (tensor.is_cpu()) return host;
+  static TorchWorkspace& workspace = *new TorchWorkspace(tensor.device().type());
+  static const Codec& device = *make_cuda_codec(workspace).release();
+  return device;
+}
 
 }  // namespace zcomm::c10d_binding

@@ -46,7 +46,7 @@ C10dTransport::C10dTransport(BackendPtr group, int num_connections, StorePtr sto
       num_calls_(static_cast<std::size_t>(size_)),
       num_sent_(static_cast<std::size_t>(size_)),
       num_received_(static_cast<std::size_t>(size_)),
-      watch_(store_, rank(), size()) {}
+      watch_(store_, rank()) {}
 
 void C10dTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                           StreamView) {

@@ -13,27 +13,11 @@ namespace {
 constexpr std::chrono::milliseconds kPatience{500};
 constexpr std::chrono::milliseconds kMostPatience{8000};
 
-// Returns the channel, in a receive from anybody, of the number of the first message from `rank` that it may take.
-CallWatch::Channel first_of(int rank, const CallWatch::Channel& anybody) {
-  return {CallWatch::kAnybody - 1 - rank, anybody.to, anybody.tag};
-}
-
-// Tells whether a message is none that the receiver has taken before, or takes in another call.
-bool is_free(const std::map<CallWatch::Channel, std::uint64_t>& received,
-             const std::map<CallWatch::Channel, std::uint64_t>& sent, const CallWatch::Channel& anybody) {
-  return std::ranges::all_of(sent, [&](const auto& item) {
-    const auto& [channel, number] = item;
-    if (channel.from < 0 || channel.to != anybody.to || channel.tag != anybody.tag) return true;
-    const auto first = received.find(first_of(channel.from, anybody));
-    return first == received.end() || number >= first->second;
-  });
-}
-
 std::string calls_key(int rank) { return "calls/" + std::to_string(rank); }
 
 }  // namespace
 
-CallWatch::CallWatch(StorePtr store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
+CallWatch::CallWatch(StorePtr store, int rank) : store_(std::move(store)), rank_(rank) {}
 
 CallWatch::~CallWatch() {
   {
@@ -52,15 +36,8 @@ CallWatch::Id CallWatch::begin(std::string words, std::uint64_t kind, std::span<
   call.kind = kind;
   call.on_difference = std::move(on_difference);
   for (const Channel& channel : channels) {
-    const bool is_from_anybody = channel.from == kAnybody;
-    const bool is_received = channel.tag >= 0 && channel.to == rank_;
-    if (is_received && (is_from_anybody || num_unnumbered_.contains(channel.tag))) {
-      call.received = channel;
-      ++num_unnumbered_[channel.tag];
-      if (is_from_anybody) call.numbers[channel] = 0;
-    } else {
-      call.numbers[channel] = is_from_anybody ? 0 : num_calls_[channel]++;
-    }
+    const bool is_ignored = channel.to == rank_ && ignored_.contains(channel.tag);
+    if (!is_ignored) call.numbers[channel] = num_calls_[channel]++;
   }
   if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
   return num_begun_;
@@ -79,22 +56,18 @@ void CallWatch::end(Id id) {
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(id);
   if (call == calls_.end() || call->second.differs) return;
-  if (const std::optional<Channel>& received = call->second.received) {
-    if (received->from != kAnybody) ++num_calls_[*received];
-    if (--num_unnumbered_[received->tag] == 0) num_unnumbered_.erase(received->tag);
-  }
   calls_.erase(call);
 }
 
-void CallWatch::count(const Channel& channel) {
+void CallWatch::ignore(int tag) {
   const std::lock_guard lock(mutex_);
-  ++num_calls_[channel];
+  ignored_.insert(tag);
 }
 
 std::function<std::optional<CallWatch::Difference>()> CallWatch::difference_to(int peer) {
   const std::lock_guard lock(mutex_);
   // Clones the store: a thread that waits keeps its connection locked.
-  return [store = store_, own = published(), rank = rank_, peer] { return compare(*store->clone(), own, rank, peer); };
+  return [store = store_, own = calls_, rank = rank_, peer] { return compare(*store->clone(), own, rank, peer); };
 }
 
 std::string CallWatch::find_difference(int peer) {
@@ -104,34 +77,10 @@ std::string CallWatch::find_difference(int peer) {
   return (*answer)->second;
 }
 
-CallWatch::Calls CallWatch::published() const {
-  Calls calls = calls_;
-  for (auto& [id, call] : calls) {
-    if (!call.received || call.received->from != kAnybody) continue;
-    const Channel& anybody = *call.received;
-    const bool may_go_elsewhere = std::ranges::any_of(calls_, [&](const auto& item) {
-      const std::optional<Channel>& received = item.second.received;
-      return received && received->from != kAnybody && received->tag == anybody.tag;
-    });
-    if (may_go_elsewhere) {
-      call.numbers.clear();
-      continue;
-    }
-    for (int peer = 0; peer < size_; ++peer) {
-      const auto received = num_calls_.find({peer, anybody.to, anybody.tag});
-      if (received != num_calls_.end()) call.numbers[first_of(peer, anybody)] = received->second;
-    }
-  }
-  return calls;
-}
-
 bool CallWatch::meet(const Call& one, const Call& other) {
   return std::ranges::any_of(one.numbers, [&](const auto& item) {
-    const auto& [channel, number] = item;
-    const auto found = other.numbers.find(channel);
-    if (found == other.numbers.end() || found->second != number) return false;
-    return channel.from != kAnybody ||
-           (is_free(one.numbers, other.numbers, channel) && is_free(other.numbers, one.numbers, channel));
+    const auto found = other.numbers.find(item.first);
+    return found != other.numbers.end() && found->second == item.second;
   });
 }
 
@@ -185,9 +134,7 @@ std::set<int> CallWatch::overdue() {
   const Clock::time_point now = Clock::now();
   for (auto& [id, call] : calls_) {
     if (call.peer == kNobody || now < call.next) continue;
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_ && (call.peer == kAnybody || call.peer == peer)) peers.insert(peer);
-    }
+    if (call.peer != rank_) peers.insert(call.peer);
     call.pause = std::min<Clock::duration>(2 * call.pause, kMostPatience);
     call.next = now + call.pause;
   }

@@ -40,10 +40,8 @@ class CallWatch {
  public:
   using Id = std::uint64_t;
   static constexpr int kNobody = -1;
-  static constexpr int kAnybody = -2;
 
-  // Calls of one sequence, which the ranks of a channel number alike. Those of kAnybody have no order. While a rank
-  // receives from anybody, the numbers of what it receives with that tag are unknown.
+  // Calls of one sequence, which the ranks of a channel number alike.
   struct Channel {
     int from;  // for a collective the lower rank
     int to;
@@ -52,7 +50,7 @@ class CallWatch {
   };
 
   // Takes a `store` with the keys "calls/RANK".
-  CallWatch(StorePtr store, int rank, int size);
+  CallWatch(StorePtr store, int rank);
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -65,8 +63,8 @@ class CallWatch {
   void wait_for(Id call, int peer);
   // Forgets a call, unless it differed: its peer may not know yet.
   void end(Id call);
-  // Counts a call that another one turned out to be.
-  void count(const Channel& channel);
+  // Leaves out what this rank receives with a tag from now on, as it receives from anybody: its numbers are unknown.
+  void ignore(int tag);
 
   // Compares the calls with a peer's now, unless the store does not answer. A difference is given to `on_difference` of
   // its call and returned; without one the text is empty.
@@ -79,7 +77,6 @@ class CallWatch {
     std::string words;
     std::uint64_t kind = 0;
     std::map<Channel, std::uint64_t> numbers = {};
-    std::optional<Channel> received = {};  // without a number
     std::function<void(const std::string&)> on_difference = {};
     int peer = kNobody;
     Clock::time_point next = {};  // the next comparison
@@ -87,9 +84,6 @@ class CallWatch {
     bool differs = false;
   };
   using Calls = std::map<Id, Call>;
-  // Returns the calls of this rank. Receives from anybody name the first message of each rank that they may take, or
-  // nothing if others may take it. Requires the lock.
-  Calls published() const;
   static bool meet(const Call& one, const Call& other);
   static std::string text_of(const Calls& calls);
   static Calls parse(const std::string& text);
@@ -104,13 +98,12 @@ class CallWatch {
 
   const StorePtr store_;
   const int rank_;
-  const int size_;
   std::mutex mutex_;  // guards all fields below
   std::condition_variable stop_requested_;
   Id num_begun_ = 0;
   Calls calls_;
   std::map<Channel, std::uint64_t> num_calls_;
-  std::map<int, int> num_unnumbered_;  // receives in progress, by tag
+  std::set<int> ignored_;  // tags
   bool stopped_ = false;
   std::thread thread_;
 };

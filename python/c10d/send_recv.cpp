@@ -47,13 +47,9 @@ class SendRecv::MessageWork final : public ::c10d::Work {
         messages_(std::move(messages)) {}
   ~MessageWork() override { all_.watch_.end(call_); }
 
-  void watch(const std::string& words, int kind, const CallWatch::Channel& between) {
-    between_ = between;
-    const int rank = group_->getRank();
-    peer_ = between.from == rank ? between.to : between.from;
-    std::vector<CallWatch::Channel> channels{between};
-    if (between.from == rank) channels.push_back({CallWatch::kAnybody, between.to, between.tag});
-    call_ = all_.watch_.begin(words, static_cast<std::uint64_t>(kind), channels,
+  void watch(const std::string& words, int kind, const CallWatch::Channel& between, int peer) {
+    peer_ = peer;
+    call_ = all_.watch_.begin(words, static_cast<std::uint64_t>(kind), {&between, 1},
                               [differs = differs_, inner = inner_, &all = all_](const std::string& difference) {
                                 all.fail(difference);
                                 *differs = true;
@@ -124,7 +120,6 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     }
     messages_.clear();
     all_.watch_.end(call_);
-    if (peer_ == CallWatch::kAnybody) all_.watch_.count({inner_->sourceRank(), between_.to, between_.tag});
   }
 
   const BackendPtr group_;  // first: it owns `all_`
@@ -133,7 +128,6 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   const std::shared_ptr<std::atomic<bool>> differs_ = std::make_shared<std::atomic<bool>>(false);  // set by the watch
   CallWatch::Id call_ = 0;                                                                         // 0: none
   int peer_ = CallWatch::kNobody;
-  CallWatch::Channel between_{};
   std::timed_mutex waiting_;  // guards the next two; held by a thread that waits
   std::vector<Message> messages_;
   std::optional<c10::Event> decoded_;  // end of decoding on a GPU
@@ -146,7 +140,7 @@ SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> opti
       inner_(inner),
       compressed_(compressed),
       errors_(errors),
-      watch_(std::move(store), group.getRank(), group.getSize()) {}
+      watch_(std::move(store), group.getRank()) {}
 
 void SendRecv::fail(const std::string& difference) {
   const std::lock_guard lock(mutex_);
@@ -243,35 +237,24 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
   RecordedCall recorded = recorded_call(is_send ? "send" : "recv", tensors, tensors, options_->timeout);
   recorded.peer = peer;
   recorded.tag = tag;
-  return inner_.forward(recorded, tensor.device(), [&](::c10d::Backend& inner) {
+  return inner_.forward(recorded, tensor.device(), [&](::c10d::Backend& inner) -> WorkPtr {
     WorkPtr work = is_send ? inner.send(moved, peer, inner_tag) : inner.recv(moved, peer, inner_tag);
-    return follow(type, std::move(work), std::move(messages), words, inner_tag, between, tensor.is_cpu());
+    if (!tensor.is_cpu() && (messages.empty() || inner_.is_coalescing())) {
+      std::ranges::move(messages, std::back_inserter(coalesced_));
+      return work;
+    }
+    auto message = c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages));
+    if (tensor.is_cpu()) message->watch(words, inner_tag, between, peer);
+    return message;
   });
 }
 
-WorkPtr SendRecv::follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words,
-                         int kind, const CallWatch::Channel& between, bool on_host) {
-  if (!on_host && (messages.empty() || inner_.is_coalescing())) {
-    std::ranges::move(messages, std::back_inserter(coalesced_));
-    return work;
-  }
-  auto message = c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages));
-  if (on_host) message->watch(words, kind, between);
-  return message;
-}
-
-// Leaves the call out of the record, because its sender is unknown.
+// Leaves the call out of the record and of the watch, because its sender is unknown.
 WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
   compressed_.count_message(tensors);
-  const CallWatch::Channel between{CallWatch::kAnybody, group_.getRank(), tag};
-  const std::string words = "message of any rank to " + std::to_string(between.to) + " tag " + std::to_string(tag) +
-                            ": " + std::to_string(tensors[0].numel()) + " " + c10::toString(tensors[0].scalar_type()) +
-                            " exact";
-  return inner_.forward(tensors[0].device(), [&](::c10d::Backend& inner) {
-    return follow(::c10d::OpType::RECVANYSOURCE, inner.recvAnysource(tensors, tag), {}, words, tag, between,
-                  tensors[0].is_cpu());
-  });
+  watch_.ignore(tag);
+  return inner_.forward(tensors[0].device(), [&](::c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
 }
 
 WorkPtr SendRecv::end_coalescing(WorkPtr work) {

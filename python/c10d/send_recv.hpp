@@ -23,7 +23,7 @@ class SendRecv {
 
   // Sends or receives, as `type` has it.
   WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
-  // Always exact; the watch finds a sender that compresses.
+  // Always exact: it takes no message that a sender compresses.
   WorkPtr recv_any(std::vector<at::Tensor>& tensors, int tag);
   // Begins and ends a block of coalesced calls; NCCL's messages are decoded after the `work` of all of them.
   void start_coalescing() { coalesced_.clear(); }
@@ -50,8 +50,6 @@ class SendRecv {
   at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);
-  WorkPtr follow(::c10d::OpType type, WorkPtr work, std::vector<Message> messages, const std::string& words, int kind,
-                 const CallWatch::Channel& between, bool on_host);
 
   ::c10d::Backend& group_;
   c10::intrusive_ptr<ZcommOptions> options_;

@@ -221,18 +221,6 @@ def test_messages_beside_one_of_any_source_are_no_difference(anybody_first: bool
     run(body, 3, options=OPTIONS, nodes=[0, 0, 0])
 
 
-def test_any_source_and_a_compressed_message_differ() -> None:
-    def body() -> None:
-        if dist.get_rank() == 0:
-            dist.recv(torch.zeros(NUM))
-        else:
-            dist.send(mine(), 0)
-
-    both_learn(
-        body, [f"message of any rank to 0 tag 0: {NUM} Float exact", f"message 1 to 0 tag 0: {NUM} Float {INTRA}"]
-    )
-
-
 # --- Ranks that differ
 
 EXACT = f"message 0 to 1 tag 3: {NUM} Float exact"

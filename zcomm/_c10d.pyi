@@ -73,11 +73,6 @@ class ShardMark:
     def check(self, shard: torch.Tensor, kept: torch.Tensor) -> None: ...
     has_changed: bool
 
-class Residual:
-    """Of one call, in the format that was planned. ``data``: uint8, of the operation's ``residual_bytes``."""
-
-    def __init__(self, data: torch.Tensor, *, decay: float, empty: bool) -> None: ...
-
 #: The gathered, scattered or reduced tensor, or a gather's shard; or of each planned part a tensor, with those of all
 #: ranks or of this one.
 TensorOrParts: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
@@ -124,7 +119,7 @@ class Operation:
         input: TensorOrParts | None = None,  # None: a gather once more, from what is kept
         op: Op | None = None,
         *,
-        residual: Residual | None = None,
+        residual: tuple[torch.Tensor, float, bool] | None = None,  # uint8, residual_bytes long; its decay; is it empty?
         site: Site | None = None,
         async_op: bool = False,
         wires: torch.Tensor | None = None,  # uint8, wires_bytes long: what a gather leaves in place of its output

@@ -49,7 +49,7 @@ BackendPtr group_of(const PlannedOperation& planned) {
 }
 
 WorkPtr run(const PlannedOperation& planned, std::optional<TensorOrParts> output, std::optional<TensorOrParts> input,
-            const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual, const SitePtr& site,
+            const std::optional<::c10d::ReduceOp>& op, const std::optional<Residual>& residual, const SitePtr& site,
             bool async, const std::optional<at::Tensor>& wires) {
   const BackendPtr group = group_of(planned);
   TORCH_CHECK_VALUE(output.has_value() != wires.has_value(), "zcomm: wires: expected either them or an output");
@@ -67,10 +67,6 @@ void decode(const PlannedOperation& planned, TensorOrParts output, const at::Ten
 }  // namespace
 
 void bind_operations(py::module_& module) {
-  py::class_<HeldResidual>(module, "Residual")
-      .def(py::init(
-               [](at::Tensor data, float decay, bool empty) { return HeldResidual{std::move(data), decay, empty}; }),
-           py::arg("data"), py::kw_only(), py::arg("decay"), py::arg("empty"));
   py::class_<PlannedOperation, PlannedPtr>(module, "Operation")
       .def_property_readonly("description", [](const PlannedOperation& p) { return p.operation->description(); })
       .def_property_readonly("ranks",

@@ -89,14 +89,14 @@ void wait_for_decode(const TensorKept& kept, at::Device device) {
 }
 
 // Adds the feedback to the job, whose operation has its format.
-void add_residual(Job& job, const std::optional<HeldResidual>& residual, const std::optional<BlockFormat>& format) {
+void add_residual(Job& job, const std::optional<Residual>& residual, const std::optional<BlockFormat>& format) {
   TORCH_CHECK_VALUE(residual.has_value() == format.has_value(), "zcomm: residual: expected ", format ? "one" : "none",
                     ", as was planned, got ", residual ? "one" : "none");
   if (!residual) return;
-  check_memory(residual->data, "residual", job.operation->residual_bytes(), job.outputs[0].device());
-  job.inputs.push_back(residual->data);
-  job.feedback =
-      Feedback{static_cast<std::byte*>(residual->data.data_ptr()), *format, residual->decay, residual->empty};
+  const auto& [data, decay, is_empty] = *residual;
+  check_memory(data, "residual", job.operation->residual_bytes(), job.outputs[0].device());
+  job.inputs.push_back(data);
+  job.feedback = Feedback{static_cast<std::byte*>(data.data_ptr()), *format, decay, is_empty};
 }
 
 }  // namespace
@@ -105,26 +105,30 @@ Policy Operations::policy_of(const PolicyOverride* formats) const {
   return effective_policy(formats != nullptr ? formats->apply(options_->policy, nullptr) : options_->policy);
 }
 
-bool Operations::is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
-                            const Parts& parts, const std::optional<BlockFormat>& feedback) const {
-  return like && like->owner == this && !like->group.expired() && like->collective == collective &&
-         like->format == format && like->device == whole[0].device().type() && like->dtype == whole[0].scalar_type() &&
-         like->num_elements == elements_of(whole) && like->parts == parts && like->feedback == feedback;
-}
-
-PlannedPtr Operations::planned(Collective collective, HopFormats format, const Whole& whole, const Parts& parts,
-                               const std::optional<BlockFormat>& feedback, OperationPtr operation) {
+template <class Make>
+PlannedPtr Operations::planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
+                               const Parts& parts, const std::optional<BlockFormat>& feedback, bool in_one_hop,
+                               const Make& make) {
+  const at::DeviceType device = whole[0].device().type();
+  const at::ScalarType dtype = whole[0].scalar_type();
+  const std::int64_t num_elements = elements_of(whole);
+  if (like && like->owner == this && !like->group.expired() && like->collective == collective &&
+      like->format == format && like->device == device && like->dtype == dtype && like->num_elements == num_elements &&
+      like->parts == parts && like->feedback == feedback && like->in_one_hop == in_one_hop)
+    return like;
+  OperationPtr operation = compressed_.counted(make());
   c10::weak_intrusive_ptr<::c10d::Backend> group(BackendPtr::unsafe_reclaim_from_nonowning(&group_));
   return std::make_shared<PlannedOperation>(PlannedOperation{std::move(group),
                                                              this,
                                                              collective,
                                                              format,
-                                                             whole[0].device().type(),
-                                                             whole[0].scalar_type(),
-                                                             elements_of(whole),
+                                                             device,
+                                                             dtype,
+                                                             num_elements,
                                                              parts,
                                                              feedback,
-                                                             compressed_.counted(std::move(operation)),
+                                                             in_one_hop,
+                                                             std::move(operation),
                                                              {}});
 }
 
@@ -145,20 +149,16 @@ PlanOrVerdict Operations::plan_gather(const Whole& output, const Whole& input, c
     policy.choice = Choice::always;
   }
   if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
+  if (is_bytes && compressed_.topology().num_nodes() == 1) return Verdict::not_a_float;
+  if (!is_bytes && is_all_exact(parts)) return Verdict::format_exact;
   const BlockFormat format = is_bytes ? BlockFormat{} : policy.all_gather;
   const bool in_one_hop = compressed_.auto_policy().is_one_hop(policy, call);
-  if (is_planned(like, Collective::all_gather, {format, format}, output, parts, {}) && like->in_one_hop == in_one_hop)
-    return like;
-  World world = compressed_.world(input[0].device().type());
-  if (is_bytes && world.topology.num_nodes() == 1) return Verdict::not_a_float;
-  if (!is_bytes && is_all_exact(parts)) return Verdict::format_exact;
-  check_shapes(output, input, size, "output", "input");
-  PlannedPtr made = planned(
-      Collective::all_gather, {format, format}, output, parts, {},
-      make_all_gather(std::make_shared<const GatherPlan>(std::move(world), shape_of(output, size),
-                                                         segments_of(parts, elements_of(input), format), in_one_hop)));
-  made->in_one_hop = in_one_hop;
-  return made;
+  return planned(like, Collective::all_gather, {format, format}, output, parts, {}, in_one_hop, [&] {
+    check_shapes(output, input, size, "output", "input");
+    return make_all_gather(
+        std::make_shared<const GatherPlan>(compressed_.world(input[0].device().type()), shape_of(output, size),
+                                           segments_of(parts, elements_of(input), format), in_one_hop));
+  });
 }
 
 PlannedPtr Operations::plan_lossless(const Whole& output, const Whole& input, const Parts& parts,
@@ -166,16 +166,16 @@ PlannedPtr Operations::plan_lossless(const Whole& output, const Whole& input, co
   const int size = group_.getSize();
   check_whole(output, parts, size, "output");
   check_whole(input, parts, 1, "input");
-  if (is_planned(like, Collective::all_gather, {}, output, parts, {})) return like;
-  const std::optional<DType> dtype = dtype_of(output[0]);
-  TORCH_CHECK_VALUE(dtype && element_size(*dtype) == 2,
-                    "zcomm: output: expected BFloat16, Half or bytes in pairs, of which differences are made, got ",
-                    output[0].scalar_type());
-  check_shapes(output, input, size, "output", "input");
-  return planned(Collective::all_gather, {}, output, parts, {},
-                 make_lossless_gather(std::make_shared<const LosslessPlan>(
-                     compressed_.world(input[0].device().type()), shape_of(output, size),
-                     segments_of(parts, elements_of(input), BlockFormat{}))));
+  return planned(like, Collective::all_gather, {}, output, parts, {}, false, [&] {
+    const std::optional<DType> dtype = dtype_of(output[0]);
+    TORCH_CHECK_VALUE(dtype && element_size(*dtype) == 2,
+                      "zcomm: output: expected BFloat16, Half or bytes in pairs, of which differences are made, got ",
+                      output[0].scalar_type());
+    check_shapes(output, input, size, "output", "input");
+    return make_lossless_gather(
+        std::make_shared<const LosslessPlan>(compressed_.world(input[0].device().type()), shape_of(output, size),
+                                             segments_of(parts, elements_of(input), BlockFormat{})));
+  });
 }
 
 PlanOrVerdict Operations::plan_reduce(const at::Tensor& output, const Whole& input, const ::c10d::ReduceOp& op,
@@ -189,11 +189,11 @@ PlanOrVerdict Operations::plan_reduce(const at::Tensor& output, const Whole& inp
   if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
   if (is_all_exact(parts)) return Verdict::format_exact;
   const HopFormats format = policy.reduce_scatter;
-  if (is_planned(like, Collective::reduce_scatter, format, input, parts, feedback)) return like;
-  check_shapes(input, {output}, size, "input", "output", true);
-  return planned(Collective::reduce_scatter, format, input, parts, feedback,
-                 make_reduce_scatter({compressed_.world(output.device().type()), shape_of(input, size),
-                                      segments_of(parts, output.numel(), format), feedback}));
+  return planned(like, Collective::reduce_scatter, format, input, parts, feedback, false, [&] {
+    check_shapes(input, {output}, size, "input", "output", true);
+    return make_reduce_scatter({compressed_.world(output.device().type()), shape_of(input, size),
+                                segments_of(parts, output.numel(), format), feedback});
+  });
 }
 
 PlanOrVerdict Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op,
@@ -202,10 +202,10 @@ PlanOrVerdict Operations::plan_all_reduce(const at::Tensor& tensor, const ::c10d
   const Policy policy = policy_of(formats);
   const Call call = describe(Collective::all_reduce, Form::single, tensor, {&tensor, 1}, op);
   if (const Verdict verdict = compressed_.decide(policy, call); verdict != Verdict::compressed) return verdict;
-  if (is_planned(like, Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback)) return like;
-  return planned(Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback,
-                 make_all_reduce({compressed_.world(tensor.device().type()), tensor.numel(), view_of(tensor).dtype,
-                                  policy.all_reduce, feedback}));
+  return planned(like, Collective::all_reduce, policy.all_reduce, {tensor}, {}, feedback, false, [&] {
+    return make_all_reduce({compressed_.world(tensor.device().type()), tensor.numel(), view_of(tensor).dtype,
+                            policy.all_reduce, feedback});
+  });
 }
 
 JobPtr Operations::gather_of_wires(const PlannedOperation& planned, const at::Tensor& wires,
@@ -250,7 +250,7 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
 }
 
 WorkPtr Operations::run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
-                        const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
+                        const std::optional<::c10d::ReduceOp>& op, const std::optional<Residual>& residual,
                         const SitePtr& site, bool async, const std::optional<at::Tensor>& wires) {
   const bool is_sum = planned.collective != Collective::all_gather;
   TORCH_CHECK_VALUE(op.has_value() == is_sum, "zcomm: op: expected ", is_sum ? "one" : "none", ", got ",

@@ -31,20 +31,17 @@ struct PlannedOperation {
   std::int64_t num_elements;  // of the gathered, scattered or reduced tensor
   Parts parts;
   std::optional<BlockFormat> feedback;
+  bool in_one_hop;
   OperationPtr operation;
   std::shared_ptr<TensorKept> kept;
-  bool in_one_hop = false;
 };
 using PlannedPtr = std::shared_ptr<PlannedOperation>;
 // A planned operation, or why the call stays exact.
 using PlanOrVerdict = std::variant<PlannedPtr, Verdict>;
 
-// Residual in the planned format.
-struct HeldResidual {
-  at::Tensor data;  // uint8 [residual_bytes of the operation], on the device of the call
-  float decay = 1.0f;
-  bool empty = false;
-};
+// Residual in the planned format: uint8 [residual_bytes of the operation] on the device of the call, its decay, and
+// whether it is empty.
+using Residual = std::tuple<at::Tensor, float, bool>;
 
 class Operations {
  public:
@@ -73,8 +70,8 @@ class Operations {
   // repeats a gather from kept values; precondition: no rank has changed the values since. `op` and `residual` are for
   // reductions.
   WorkPtr run(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
-              const std::optional<::c10d::ReduceOp>& op, const std::optional<HeldResidual>& residual,
-              const SitePtr& site, bool async, const std::optional<at::Tensor>& wires = {});
+              const std::optional<::c10d::ReduceOp>& op, const std::optional<Residual>& residual, const SitePtr& site,
+              bool async, const std::optional<at::Tensor>& wires = {});
   // Decodes what the last gather has left into `output`, on the current stream, which must wait for it.
   void decode(const PlannedOperation& planned, const Whole& output, const at::Tensor& wires);
   // Prepares lossless gathers on a GPU: the next call of each sends the tensor next to it. Encodes all, and blocks the
@@ -83,10 +80,10 @@ class Operations {
 
  private:
   Policy policy_of(const PolicyOverride* formats) const;
-  bool is_planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
-                  const Parts& parts, const std::optional<BlockFormat>& feedback) const;
-  PlannedPtr planned(Collective collective, HopFormats format, const Whole& whole, const Parts& parts,
-                     const std::optional<BlockFormat>& feedback, OperationPtr operation);
+  // Returns `like` if it was planned so, else a plan of what `make` returns.
+  template <class Make>
+  PlannedPtr planned(const PlannedPtr& like, Collective collective, HopFormats format, const Whole& whole,
+                     const Parts& parts, const std::optional<BlockFormat>& feedback, bool in_one_hop, const Make& make);
   JobPtr job_of(const PlannedOperation& planned, const Whole& output, const std::optional<Whole>& input,
                 const ::c10d::ReduceOp& op, const CallSettings& settings);
   JobPtr gather_of_wires(const PlannedOperation& planned, const at::Tensor& wires, const std::optional<Whole>& input,

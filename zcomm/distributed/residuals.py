@@ -8,8 +8,11 @@ from zcomm.distributed.binding import _c10d
 from zcomm.feedback import ErrorFeedback
 
 
-def residual_of(feedback: ErrorFeedback, key: str, layout: str, num_bytes: int, device: torch.device) -> _c10d.Residual:
-    """Return the residual of the next reduction of this layout, for one call of it: see :meth:`ErrorFeedback.use`."""
+def residual_of(
+    feedback: ErrorFeedback, key: str, layout: str, num_bytes: int, device: torch.device
+) -> tuple[torch.Tensor, float, bool]:
+    """Return the residual of the next reduction of this layout, for one call of it, its decay, and whether it is
+    empty: see :meth:`ErrorFeedback.use`."""
     data, empty = feedback.use(
         key,
         layout,
@@ -17,4 +20,4 @@ def residual_of(feedback: ErrorFeedback, key: str, layout: str, num_bytes: int, 
         lambda size: torch.empty(size, dtype=torch.uint8, device=device),
         is_captured=_c10d.capture_of(device) != 0,
     )
-    return _c10d.Residual(data, decay=feedback.decay, empty=empty)
+    return data, feedback.decay, empty

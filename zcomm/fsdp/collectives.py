@@ -283,7 +283,9 @@ class Collectives:
             self._reduce_plan = plan
         return plan
 
-    def residual_of(self, output: torch.Tensor, plan: _c10d.Operation, backend: Backend) -> _c10d.Residual | None:
+    def residual_of(
+        self, output: torch.Tensor, plan: _c10d.Operation, backend: Backend
+    ) -> tuple[torch.Tensor, float, bool] | None:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None

@@ -1,6 +1,5 @@
 // Calls that hold several collectives. Each tensor is compressed or not by itself; exact ones go out in one exact
 // coalesced call. All are checked before the first moves a byte.
-#include "combined_work.hpp"
 #include "process_group.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"
@@ -46,7 +45,7 @@ WorkPtr ProcessGroup::coalesced(const Policy& policy, const std::vector<Call>& c
   std::erase(works, WorkPtr());  // of a synchronous call NCCL returns none
   if (works.empty()) return {};
   if (works.size() == 1) return works[0];
-  return combine(getRank(), std::move(works), outputs);
+  return combine(std::move(works), outputs);
 }
 
 WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,

@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "job.hpp"
-#include "nccl_variables.hpp"
+#include "nccl_rendezvous.hpp"
 #include "pointers.hpp"
 
 namespace zcomm::c10d_binding {

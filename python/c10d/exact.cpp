@@ -150,10 +150,6 @@ void ProcessGroup::enableCollectivesTiming() {
   inner_.for_each([](::c10d::Backend& inner) { inner.enableCollectivesTiming(); });
 }
 
-void ProcessGroup::registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) {
-  inner_.cpu().registerOnCompletionHook(std::move(hook));
-}
-
 void ProcessGroup::waitForPendingWorks() { compressed_.drain(kNoLimit); }
 
 std::shared_ptr<c10::Allocator> ProcessGroup::getMemAllocator() {

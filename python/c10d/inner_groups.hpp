@@ -10,6 +10,10 @@
 
 namespace zcomm::c10d_binding {
 
+// Joins works into one. Takes the caller's tensors in its order; without any, the results are those of the works, in
+// their order.
+WorkPtr combine(std::vector<WorkPtr> works, std::vector<at::Tensor> results = {});
+
 class InnerGroups {
  public:
   // Takes `make_cuda`, which is called once, at the first exact call on "cuda" tensors. Borrows `recorder`.

@@ -8,7 +8,6 @@
 
 #include "flight_recorder.hpp"
 #include "host/aside.hpp"
-#include "nccl_variables.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bind.hpp"
-#include "nccl_variables.hpp"
+#include "nccl_rendezvous.hpp"
 #include "pointers.hpp"
 #include "zcomm/error.hpp"
 

@@ -79,7 +79,6 @@ class ProcessGroup final : public ::c10d::Backend {
   void setSequenceNumberForGroup() override;
   std::uint64_t getSequenceNumberForGroup() override { return compressed_.num_calls(); }
   void enableCollectivesTiming() override;
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   void setTimeout(std::chrono::milliseconds timeout) override;

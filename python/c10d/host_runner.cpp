@@ -28,39 +28,23 @@ const char* stack_pointer() { return static_cast<const char*>(__builtin_frame_ad
 class HostRunner::HostWork final : public ::c10d::Work {
  public:
   // Records no range for an asynchronous job: it would end after the profiler may have stopped and freed its memory.
-  HostWork(HostRunner& runner, JobPtr job)
-      : Work(-1, job->type, job->async ? nullptr : job->title, job->inputs),
-        runner_(runner),
-        group_(BackendPtr::unsafe_reclaim_from_nonowning(&runner.group_)),
-        queue_(runner.queue_.get()),
+  HostWork(HostRunner& its_runner, JobPtr its_job)
+      : Work(-1, its_job->type, its_job->async ? nullptr : its_job->title, its_job->inputs),
+        runner(its_runner),
+        group(BackendPtr::unsafe_reclaim_from_nonowning(&its_runner.group_)),
+        job(std::move(its_job)),
+        queue_(its_runner.queue_.get()),
         outputs_(job->outputs),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-        sequence_number_(job->sequence_number),
-        job_(std::move(job)) {
-    if (!job_->async && at::hasCallbacks()) callers_.emplace();
-  }
-
-  // Runs the job on this thread. Called once, like the next one.
-  void run() {
-    {
-      std::optional<at::ThreadLocalStateGuard> as_caller;
-      if (callers_) as_caller.emplace(*callers_);
-      try {
-        job_->run([this]() -> Communicator& { return runner_.communicator(); }, {}, runner_.errors_);
-      } catch (const std::exception&) {
-        error_ = std::current_exception();
-      }
-    }
-    job_.reset();
-    callers_.reset();
-    group_.reset();  // may be the last reference, and destroy the runner
+        sequence_number_(job->sequence_number) {
+    if (!job->async && at::hasCallbacks()) callers.emplace();
   }
 
   // Marks the work as done, or as failed.
   void complete() {
-    finish(error_);  // first: callbacks of the future may query this work
-    if (error_) {
-      future_->setError(error_);
+    finish(error);  // first: callbacks of the future may query this work
+    if (error) {
+      future_->setError(error);
     } else {
       future_->markCompleted(c10::IValue(outputs_));
     }
@@ -72,25 +56,24 @@ class HostRunner::HostWork final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   std::uint64_t getSequencenumber() const override { return sequence_number_; }
 
+  HostRunner& runner;
+  BackendPtr group;  // keeps the runner alive until the job has run if users drop their references
+  JobPtr job;
+  std::optional<at::ThreadLocalState> callers;  // with its profilers, if it waits, perhaps for another thread
+  std::exception_ptr error;
+
  private:
-  HostRunner& runner_;
-  BackendPtr group_;    // keeps the runner alive if users drop their references
   const Queue* queue_;  // which may be gone
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::uint64_t sequence_number_;
-  JobPtr job_;
-  std::optional<at::ThreadLocalState> callers_;  // with its profilers, if it waits, perhaps for another thread
-  std::exception_ptr error_;
 };
 
 struct HostRunner::Queue {
   std::mutex mutex;
   std::condition_variable changed;
-  using Task = c10::intrusive_ptr<HostWork>;
-  std::deque<Task> tasks;
-  std::deque<Task> untold;  // tasks run inside of a callback, told after it ends
-  bool running = false;     // a task taken from `tasks` is running
+  std::deque<c10::intrusive_ptr<HostWork>> tasks;
+  bool running = false;  // a task taken from `tasks` is running
   bool stopped = false;
   std::uint64_t num_pushed = 0;
   std::uint64_t num_done = 0;
@@ -100,22 +83,28 @@ struct HostRunner::Queue {
   const char* bottom = nullptr;        // of the thread's stack
   static thread_local Queue* telling;  // queue whose caller this thread is telling, if any
 
-  // Runs the first task on this thread; returns it, to be told.
-  Task run_one(std::unique_lock<std::mutex>& lock) {
-    Task task = std::move(tasks.front());
+  // Runs the first task on this thread, and tells its caller. The queue is free then: the caller may use it, and wait.
+  void run_one(std::unique_lock<std::mutex>& lock) {
+    c10::intrusive_ptr<HostWork> task = std::move(tasks.front());
     tasks.pop_front();
     running = true;
     lock.unlock();
-    task->run();
+    {
+      std::optional<at::ThreadLocalStateGuard> as_caller;
+      if (task->callers) as_caller.emplace(*task->callers);
+      try {
+        task->job->run([&]() -> Communicator& { return task->runner.communicator(); }, {}, task->runner.errors_);
+      } catch (const std::exception&) {
+        task->error = std::current_exception();
+      }
+    }
+    task->job.reset();
+    task->callers.reset();
+    task->group.reset();  // may be the last reference, and destroy the runner
     lock.lock();
     running = false;
     ++num_done;
     changed.notify_all();
-    return task;
-  }
-
-  // Tells the caller that the task is done. The queue is free then: the caller may use it, and wait.
-  void tell(Task task, std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     Queue* const outer = std::exchange(telling, this);
     task->complete();
@@ -128,33 +117,23 @@ struct HostRunner::Queue {
 
   bool is_own_thread() const { return std::this_thread::get_id() == thread_id; }
 
-  // Runs tasks on the queue's own thread, inside of a callback: nobody else would run the task that the callback waits
-  // for.
+  // Runs tasks inside of a callback on the queue's own thread: nobody else would run what the callback waits for.
   void run_inside_callback(std::unique_lock<std::mutex>& lock, std::uint64_t target) {
     while (num_done < target && !tasks.empty()) {
       changed.wait(lock, [this] { return !running; });
-      if (!tasks.empty()) untold.push_back(run_one(lock));
+      if (!tasks.empty()) run_one(lock);
     }
   }
 
-  // Runs the next task of a `queue` inside of a callback on the queue's own thread, where nobody else can, and tells
-  // its caller. Returns false and does nothing elsewhere, or without a task.
+  // Runs the next task of a `queue` so. Returns false and does nothing elsewhere, or without a task.
   static bool advance_inside_callback(const Queue* queue) {
     Queue* const own = telling;
     if (own == nullptr || own != queue) return false;
     const WithoutGil no_gil;
     std::unique_lock lock(own->mutex);
-    if (!own->is_own_thread()) return false;
-    if (own->untold.empty()) own->run_inside_callback(lock, own->num_done + 1);
-    if (own->untold.empty()) return false;
-    own->tell_first(lock);
+    if (!own->is_own_thread() || own->tasks.empty()) return false;
+    own->run_inside_callback(lock, own->num_done + 1);
     return true;
-  }
-
-  void tell_first(std::unique_lock<std::mutex>& lock) {
-    Task task = std::move(untold.front());
-    untold.pop_front();
-    tell(std::move(task), lock);
   }
 
   void run_until_stopped() {
@@ -163,8 +142,7 @@ struct HostRunner::Queue {
     while (true) {
       changed.wait(lock, [this] { return !running && (stopped || !tasks.empty()); });
       if (tasks.empty()) return;
-      tell(run_one(lock), lock);
-      while (!untold.empty()) tell_first(lock);
+      run_one(lock);
     }
   }
 };
@@ -209,14 +187,11 @@ WorkPtr HostRunner::launch(JobPtr job) {
   queue->tasks.push_back(work);
   const std::uint64_t number = ++queue->num_pushed;
   if (here && idle) {
-    queue->tell(queue->run_one(lock), lock);
+    queue->run_one(lock);
   } else if (queue->is_own_thread()) {
     // Leaves the task queued: the callback may wait for its work, but not for its future.
     if (queue->bottom - stack_pointer() > kNestedBytes) return work;
     queue->run_inside_callback(lock, number);
-    Queue::Task own = std::move(queue->untold.back());
-    queue->untold.pop_back();
-    queue->tell(std::move(own), lock);
   } else if (!queue->thread.joinable()) {
     queue->thread = std::thread([queue] { queue->run_until_stopped(); });
     queue->thread_id = queue->thread.get_id();

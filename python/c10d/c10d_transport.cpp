@@ -18,23 +18,21 @@ constexpr std::chrono::milliseconds kLook{100};  // between looks at what else m
 constexpr std::chrono::seconds kMismatchPatience{3};
 constexpr std::size_t kNumWatched = 2;  // this call and the last, which may have moved nothing here
 
+struct C10dTransfer final : Transfer {
+  explicit C10dTransfer(C10dTransport& its_transport) : transport(its_transport) {}
+  ~C10dTransfer() override { transport.drop(shared); }
+  void wait(StreamView) override { transport.wait(pending, shared); }
+
+  C10dTransport& transport;
+  std::vector<C10dTransport::Pending> pending;  // messages over Gloo
+  MemoryChannels::Batch shared = 0;             // messages in memory
+};
+
 at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
   return at::from_blob(const_cast<std::byte*>(data), {static_cast<std::int64_t>(num_bytes)}, at::kByte);
 }
 
 }  // namespace
-
-struct C10dTransport::C10dTransfer final : Transfer {
-  explicit C10dTransfer(C10dTransport& its_transport) : transport(its_transport) {}
-  ~C10dTransfer() override {
-    if (transport.memory_) transport.memory_->channels().drop(shared);
-  }
-  void wait(StreamView) override { transport.wait(*this); }
-
-  C10dTransport& transport;
-  std::vector<std::pair<WorkPtr, int>> pending;  // over Gloo, and their peers
-  MemoryChannels::Batch shared;                  // in memory
-};
 
 C10dTransport::C10dTransport(BackendPtr group, int num_connections, StorePtr store, std::unique_ptr<NodeMemory> memory)
     : rank_(group->getRank()),
@@ -99,8 +97,9 @@ int C10dTransport::tag_of(const Recv& recv) {
                   recv.num_elements, recv.peer, rank());
 }
 
-void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs, C10dTransfer& transfer) {
-  transfer.pending.reserve(sends.size() + recvs.size());
+void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs, std::vector<Pending>& pending,
+                         MemoryChannels::Batch& shared) {
+  pending.reserve(sends.size() + recvs.size());
   std::vector<at::Tensor> tensor(1);
   int peer = 0;
   try {
@@ -108,18 +107,18 @@ void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recv
       if (recv.num_bytes == 0 || is_shared(recv.peer)) continue;
       peer = recv.peer;
       tensor[0] = as_tensor(recv.data, recv.num_bytes);
-      transfer.pending.emplace_back(group_->recv(tensor, peer, tag_of(recv)), peer);
+      pending.emplace_back(group_->recv(tensor, peer, tag_of(recv)), peer);
     }
     for (const Send& send : sends) {
       if (send.num_bytes == 0 || is_shared(send.peer)) continue;
       peer = send.peer;
       tensor[0] = as_tensor(send.data, send.num_bytes);
-      transfer.pending.emplace_back(group_->send(tensor, peer, tag_of(send)), peer);
+      pending.emplace_back(group_->send(tensor, peer, tag_of(send)), peer);
     }
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
   }
-  if (memory_) share(sends, recvs, transfer.shared);
+  if (memory_) share(sends, recvs, shared);
 }
 
 // Queues the messages inside the node. What goes to several ranks side by side in the list is copied once.
@@ -151,8 +150,12 @@ void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> rec
 
 std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
   auto transfer = std::make_unique<C10dTransfer>(*this);
-  post(sends, recvs, *transfer);
+  post(sends, recvs, transfer->pending, transfer->shared);
   return transfer;
+}
+
+void C10dTransport::drop(const MemoryChannels::Batch& shared) noexcept {
+  if (memory_) memory_->channels().drop(shared);
 }
 
 void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
@@ -194,9 +197,9 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
   }
 }
 
-void C10dTransport::wait(C10dTransfer& transfer) {
-  if (transfer.shared.num_left > 0) wait_in_memory(transfer.shared);
-  for (auto& [work, peer] : transfer.pending) {
+void C10dTransport::wait(std::vector<Pending>& pending, const MemoryChannels::Batch& shared) {
+  if (shared > 0) wait_in_memory(shared);
+  for (auto& [work, peer] : pending) {
     watch_.wait_for(watched_.back(), peer);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
     try {
@@ -207,7 +210,7 @@ void C10dTransport::wait(C10dTransfer& transfer) {
     }
   }
   watch_.wait_for(watched_.back(), CallWatch::kNobody);
-  transfer.pending.clear();
+  pending.clear();
 }
 
 void C10dTransport::throw_difference_to(int peer) {

@@ -31,12 +31,15 @@ class C10dTransport final : public Transport {
   // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.
   void reconnect(BackendPtr group, int num_connections);
 
- private:
-  struct C10dTransfer;
-  void post(std::span<const Send> sends, std::span<const Recv> recvs, C10dTransfer& transfer);
-  void share(std::span<const Send> sends, std::span<const Recv> recvs, MemoryChannels::Batch& batch);
+  using Pending = std::pair<WorkPtr, int>;  // and its peer
   // Blocks until all is done: what is in memory, then the rest.
-  void wait(C10dTransfer& transfer);
+  void wait(std::vector<Pending>& pending, const MemoryChannels::Batch& shared);
+  void drop(const MemoryChannels::Batch& shared) noexcept;
+
+ private:
+  void post(std::span<const Send> sends, std::span<const Recv> recvs, std::vector<Pending>& pending,
+            MemoryChannels::Batch& shared);
+  void share(std::span<const Send> sends, std::span<const Recv> recvs, MemoryChannels::Batch& batch);
   void wait_in_memory(const MemoryChannels::Batch& batch);
   bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }
   // Asks the group's store for the calls of `peer`, and throws if they differ.

@@ -117,8 +117,7 @@ void NodeMemory::open(int peer, const std::string& text) {
   processes_[static_cast<std::size_t>(topology_.local_rank(peer))] = checked(opened, "pidfd_open");
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
   const int file = checked(::open(path.c_str(), O_RDWR | O_CLOEXEC), path);
-  struct stat found{};
-  const bool has_size = fstat(file, &found) == 0 && static_cast<std::size_t>(found.st_size) == num_bytes_;
+  const bool has_size = lseek(file, 0, SEEK_END) == static_cast<off_t>(num_bytes_);
   void* const data = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   checked(data == MAP_FAILED ? -1 : 0, "mmap");

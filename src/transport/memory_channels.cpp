@@ -95,13 +95,13 @@ MemoryChannels::~MemoryChannels() = default;
 void MemoryChannels::send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
                           std::span<const std::uint32_t> tags, Batch& batch) {
   outgoing_.push_back({{peers.begin(), peers.end()}, {tags.begin(), tags.end()}, data, num_bytes, &batch});
-  batch.num_left += peers.size();
+  batch += peers.size();
 }
 
 void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
                           Batch& batch, const std::byte** place) {
   incoming_[static_cast<std::size_t>(peer)].push_back({peer, data, num_bytes, is_limit, tag, &batch, place});
-  ++batch.num_left;
+  ++batch;
 }
 
 bool MemoryChannels::progress() {
@@ -165,7 +165,7 @@ bool MemoryChannels::send_piece() {
   message.data += num_bytes;
   message.left -= num_bytes;
   if (message.left == 0) {
-    message.batch->num_left -= message.peers.size();
+    *message.batch -= message.peers.size();
     outgoing_.pop_front();
   }
   return true;
@@ -190,7 +190,7 @@ bool MemoryChannels::take_pieces(int peer) {
     ++number;
     take(peer, piece, message);
     if (message.room > 0) continue;
-    --message.batch->num_left;
+    --*message.batch;
     messages.pop_front();
   }
   return number != first;
@@ -260,7 +260,7 @@ bool MemoryChannels::wait(const Batch& batch, std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   std::atomic<std::uint32_t>& doorbell = outboxes_[static_cast<std::size_t>(own_)]->doorbell;
   int yields = 0;
-  while (batch.num_left > 0) {
+  while (batch > 0) {
     const std::uint32_t seen = doorbell.load();
     if (progress()) {
       yields = 0;
@@ -305,7 +305,7 @@ void MemoryChannels::drop(const Batch& batch) noexcept {
     free(message.peer, *message.kept);
     return true;
   });
-  if (batch.num_left == 0) return;
+  if (batch == 0) return;
   for (Outgoing& message : outgoing_) {
     if (message.batch == &batch) message.batch = nullptr;
   }

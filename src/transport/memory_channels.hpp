@@ -23,10 +23,9 @@ namespace zcomm {
 // peers change after they have moved something for it.
 class [[gnu::visibility("default")]] MemoryChannels {
  public:
-  // Messages of one transfer; must outlive them, or be dropped.
-  struct Batch {
-    std::size_t num_left = 0;  // messages that have not been moved, those to several receivers once for each
-  };
+  // Number of a transfer's messages that have not been moved, those to several receivers once for each. It is their
+  // batch: it has its place until all are moved, or it is dropped.
+  using Batch = std::size_t;
 
   // Returns the bytes of each outbox in a node of `num_ranks`.
   static std::size_t outbox_bytes(int num_ranks);

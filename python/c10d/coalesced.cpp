@@ -64,11 +64,10 @@ WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& o
   return coalesced(settings.policy, calls, outputs, check, job_of, [&](const Indices& exact) {
     std::vector<at::Tensor> exact_outputs = pick(outputs, exact);
     std::vector<at::Tensor> exact_inputs = pick(inputs, exact);
-    const RecordedCall recorded =
-        recorded_call("all_gather_into_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
-    return inner_.forward(recorded, exact_inputs[0].device(), [&](::c10d::Backend& inner) {
-      return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
-    });
+    return inner_.forward("all_gather_into_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout,
+                          [&](::c10d::Backend& inner) {
+                            return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
+                          });
   });
 }
 
@@ -90,11 +89,10 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& o
     std::vector<at::Tensor> exact_inputs = pick(inputs, exact);
     const bool scale = needs_premul_emulation(opts.reduceOp, exact_inputs[0]);
     if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
-    const RecordedCall recorded =
-        recorded_call("reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout);
-    return inner_.forward(recorded, exact_inputs[0].device(), [&](::c10d::Backend& inner) {
-      return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
-    });
+    return inner_.forward(
+        "reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout, [&](::c10d::Backend& inner) {
+          return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
+        });
   });
 }
 
@@ -114,11 +112,10 @@ WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
         std::vector<at::Tensor> exact_tensors = pick(tensors, exact);
         const bool scale = needs_premul_emulation(opts.reduceOp, exact_tensors[0]);
         if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
-        const RecordedCall recorded =
-            recorded_call("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout);
-        return inner_.forward(recorded, exact_tensors[0].device(), [&](::c10d::Backend& inner) {
-          return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
-        });
+        return inner_.forward("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout,
+                              [&](::c10d::Backend& inner) {
+                                return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
+                              });
       });
 }
 

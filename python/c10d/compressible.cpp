@@ -20,8 +20,7 @@ WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input, con
   call.traced = is_traced(settings.policy);
   const auto check = [&] { check_shapes(output, input, getSize(), "output", "input"); };
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("_all_gather_base", input, output, settings.timeout);
-    return inner_.forward(recorded, output.device(),
+    return inner_.forward("_all_gather_base", input, output, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
   return compressed_.launch(compressed_.gather(::c10d::OpType::_ALLGATHER_BASE, {input}, {output}, settings));
@@ -38,8 +37,7 @@ WorkPtr ProcessGroup::allgather(std::vector<std::vector<at::Tensor>>& outputs, s
   const Call call = describe(Collective::all_gather, Form::list, inputs[0], outputs[0]);
   const auto check = [&] { check_list(outputs[0], inputs[0], getSize(), "output_tensors", "input_tensor"); };
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("all_gather", inputs, outputs[0], settings.timeout);
-    return inner_.forward(recorded, inputs[0].device(),
+    return inner_.forward("all_gather", inputs, outputs[0], settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.gather(::c10d::OpType::ALLGATHER, {inputs[0]}, outputs[0], settings));
@@ -51,10 +49,9 @@ WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
   const Call call = describe(Collective::reduce_scatter, Form::single, output, {&input, 1}, opts.reduceOp);
   if (!compressed_.compresses(settings.policy, call,
                               [&] { check_shapes(input, output, getSize(), "input", "output"); })) {
-    const RecordedCall recorded = recorded_call("_reduce_scatter_base", input, output, settings.timeout);
     const bool scale = needs_premul_emulation(opts.reduceOp, output);
     at::Tensor terms = scale ? scaled({input}, factor_of(opts.reduceOp, getSize()))[0] : input;
-    return inner_.forward(recorded, output.device(), [&](::c10d::Backend& inner) {
+    return inner_.forward("_reduce_scatter_base", input, output, settings.timeout, [&](::c10d::Backend& inner) {
       return inner._reduce_scatter_base(output, terms, scale ? as_sum(opts) : opts);
     });
   }
@@ -76,11 +73,10 @@ WorkPtr ProcessGroup::reduce_scatter(std::vector<at::Tensor>& outputs, std::vect
   const Call call = describe(Collective::reduce_scatter, Form::list, outputs[0], inputs[0], opts.reduceOp);
   if (!compressed_.compresses(settings.policy, call,
                               [&] { check_list(inputs[0], outputs[0], getSize(), "input_list", "output"); })) {
-    const RecordedCall recorded = recorded_call("reduce_scatter", inputs[0], outputs, settings.timeout);
     const bool scale = needs_premul_emulation(opts.reduceOp, outputs[0]);
     std::vector<std::vector<at::Tensor>> products;
     if (scale) products.push_back(scaled(inputs[0], factor_of(opts.reduceOp, getSize())));
-    return inner_.forward(recorded, outputs[0].device(), [&](::c10d::Backend& inner) {
+    return inner_.forward("reduce_scatter", inputs[0], outputs, settings.timeout, [&](::c10d::Backend& inner) {
       return inner.reduce_scatter(outputs, scale ? products : inputs, scale ? as_sum(opts) : opts);
     });
   }
@@ -96,10 +92,9 @@ WorkPtr ProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::
   const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::all_reduce, Form::single, tensors[0], tensors, opts.reduceOp);
   if (!compressed_.compresses(settings.policy, call, [] {})) {
-    const RecordedCall recorded = recorded_call("all_reduce", tensors, tensors, settings.timeout);
     const bool scale = needs_premul_emulation(opts.reduceOp, tensors[0]);
     if (scale) scale_in_place(tensors, factor_of(opts.reduceOp, getSize()));
-    return inner_.forward(recorded, tensors[0].device(), [&](::c10d::Backend& inner) {
+    return inner_.forward("all_reduce", tensors, tensors, settings.timeout, [&](::c10d::Backend& inner) {
       return inner.allreduce(tensors, scale ? as_sum(opts) : opts);
     });
   }

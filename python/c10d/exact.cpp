@@ -57,8 +57,6 @@ void ProcessGroup::set_connections(int each_way) {
   connections_ = each_way;
 }
 
-bool ProcessGroup::is_strict() const { return effective_policy(options_->policy).strict; }
-
 void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
   compressed_.topology();
   compressed_.count_other(tensors);
@@ -74,8 +72,7 @@ WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const :
 WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) {
   if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
-  const RecordedCall recorded = recorded_call("reduce", tensors, tensors, timeout_of(opts));
-  return inner_.forward(recorded, tensors[0].device(),
+  return inner_.forward("reduce", tensors, tensors, timeout_of(opts),
                         [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
 }
 
@@ -86,18 +83,6 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
   recorded.out_elements = recorded.in_elements * getSize();
   return inner_.forward(recorded, inputs[0].device(),
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
-}
-
-WorkPtr ProcessGroup::send(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return messages_.move(::c10d::OpType::SEND, tensors, peer, tag);
-}
-
-WorkPtr ProcessGroup::recv(std::vector<at::Tensor>& tensors, int peer, int tag) {
-  return messages_.move(::c10d::OpType::RECV, tensors, peer, tag);
-}
-
-WorkPtr ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  return messages_.recv_any(tensors, tag);
 }
 
 WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
@@ -121,8 +106,6 @@ void ProcessGroup::startCoalescing() {
   inner_.start_coalescing();
 }
 
-WorkPtr ProcessGroup::endCoalescing() { return messages_.end_coalescing(inner_.end_coalescing()); }
-
 BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ranks,
                                const c10::intrusive_ptr<::c10d::Backend::Options>& opts) {
   // Returns the same child for each device type: torch asks once per type, with the same store.
@@ -133,31 +116,9 @@ BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ra
   return last_split_;
 }
 
-void ProcessGroup::eagerConnectSingleDevice(at::Device device) {
-  inner_.for_device(device.type()).eagerConnectSingleDevice(device);
-}
-
 void ProcessGroup::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   inner_.set_group_uid(uid);
-}
-
-void ProcessGroup::setSequenceNumberForGroup() {
-  inner_.for_each([](::c10d::Backend& inner) { inner.setSequenceNumberForGroup(); });
-}
-
-void ProcessGroup::enableCollectivesTiming() {
-  inner_.for_each([](::c10d::Backend& inner) { inner.enableCollectivesTiming(); });
-}
-
-void ProcessGroup::waitForPendingWorks() { compressed_.drain(kNoLimit); }
-
-std::shared_ptr<c10::Allocator> ProcessGroup::getMemAllocator() {
-  return inner_.cuda().getMemAllocator();  // Gloo has none
-}
-
-c10::intrusive_ptr<::c10d::Backend::Options> ProcessGroup::getBackendOptions() {
-  return c10::make_intrusive<ZcommOptions>(*options_);
 }
 
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {

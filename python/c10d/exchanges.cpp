@@ -73,8 +73,7 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
   const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
   check_layout(settings.policy, call, getSize());
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("all_to_all", input, output, settings.timeout);
-    return inner_.forward(recorded, input.device(), [&](::c10d::Backend& inner) {
+    return inner_.forward("all_to_all", input, output, settings.timeout, [&](::c10d::Backend& inner) {
       return inner.alltoall_base(output, input, output_splits, input_splits, opts);
     });
   }
@@ -95,8 +94,7 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
     check_same_dtype(outputs, "output_tensor_list", inputs[0], "input_tensor_list");
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("all_to_all", inputs, outputs, settings.timeout);
-    return inner_.forward(recorded, inputs[0].device(),
+    return inner_.forward("all_to_all", inputs, outputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
@@ -116,8 +114,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
     if (is_root) check_list(gathered, inputs[0], getSize(), "gather_list", "tensor");
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("gather", inputs, inputs, settings.timeout);
-    return inner_.forward(recorded, inputs[0].device(),
+    return inner_.forward("gather", inputs, inputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings));
@@ -138,8 +135,7 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
     if (is_root) check_list(scattered, outputs[0], getSize(), "scatter_list", "tensor");
   };
   if (!compressed_.compresses(settings.policy, call, check)) {
-    const RecordedCall recorded = recorded_call("scatter", outputs, outputs, settings.timeout);
-    return inner_.forward(recorded, outputs[0].device(),
+    return inner_.forward("scatter", outputs, outputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
   }
   return compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings));
@@ -152,8 +148,7 @@ WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::
   const Call call = describe(Collective::broadcast, Form::single, tensors[0], tensors);
   check_layout(settings.policy, call, getSize());
   if (!compressed_.compresses(settings.policy, call, [] {})) {
-    const RecordedCall recorded = recorded_call("broadcast", tensors, tensors, settings.timeout);
-    return inner_.forward(recorded, tensors[0].device(),
+    return inner_.forward("broadcast", tensors, tensors, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
   }
   const int root = static_cast<int>(opts.rootRank);

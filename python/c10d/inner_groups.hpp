@@ -48,6 +48,13 @@ class InnerGroups {
     }
   }
 
+  // The same for a call on the device of its inputs.
+  template <class InnerCall>
+  WorkPtr forward(const char* name, at::TensorList inputs, at::TensorList outputs, std::chrono::milliseconds timeout,
+                  InnerCall&& call) {
+    return forward(recorded_call(name, inputs, outputs, timeout), inputs[0].device(), call);
+  }
+
   // Calls `visit` with each existing group.
   template <class Visit>
   void for_each(Visit&& visit) {

@@ -18,7 +18,9 @@ class ProcessGroup final : public ::c10d::Backend {
 
   const std::string getBackendName() const override { return "zcomm"; }
   // Returns a copy, into which torch writes the options of a split.
-  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override;
+  c10::intrusive_ptr<::c10d::Backend::Options> getBackendOptions() override {
+    return c10::make_intrusive<ZcommOptions>(*options_);
+  }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
   // Returns the interface for callers that hold plans.
@@ -30,7 +32,7 @@ class ProcessGroup final : public ::c10d::Backend {
   void set_connections(int each_way);
   int connections() const { return connections_; }
   // Returns the options' value, or the override's in force.
-  bool is_strict() const;
+  bool is_strict() const { return effective_policy(options_->policy).strict; }
 
   // Calls that the policy may compress: see compressible.cpp, coalesced.cpp and exchanges.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -54,33 +56,44 @@ class ProcessGroup final : public ::c10d::Backend {
                         std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                    const ::c10d::AllToAllOptions& opts) override;
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
+  WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag) override {
+    return messages_.move(::c10d::OpType::SEND, tensors, peer, tag);
+  }
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag) override {
+    return messages_.move(::c10d::OpType::RECV, tensors, peer, tag);
+  }
+  WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override { return messages_.recv_any(tensors, tag); }
 
   // Calls that are always exact: see exact.cpp.
-  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) override;
   WorkPtr reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) override;
   WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                               const ::c10d::AllgatherOptions& opts) override;
-  WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
-  WorkPtr recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
-  WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   // Without GPUs no, as Gloo: a block of torch's takes other threads' calls along, and if it raises all later ones.
   bool supportsCoalescing() const override { return at::hasCUDA(); }
   void startCoalescing() override;
-  WorkPtr endCoalescing() override;
+  WorkPtr endCoalescing() override { return messages_.end_coalescing(inner_.end_coalescing()); }
   bool supportsSplitting() const override { return true; }
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<::c10d::Backend::Options>& opts) override;
-  void eagerConnectSingleDevice(at::Device device) override;
+  void eagerConnectSingleDevice(at::Device device) override {
+    inner_.for_device(device.type()).eagerConnectSingleDevice(device);
+  }
   void setGroupUid(const std::string& uid) override;
-  void setSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {
+    inner_.for_each([](::c10d::Backend& inner) { inner.setSequenceNumberForGroup(); });
+  }
   std::uint64_t getSequenceNumberForGroup() override { return compressed_.num_calls(); }
-  void enableCollectivesTiming() override;
-  void waitForPendingWorks() override;
-  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  void enableCollectivesTiming() override {
+    inner_.for_each([](::c10d::Backend& inner) { inner.enableCollectivesTiming(); });
+  }
+  void waitForPendingWorks() override { compressed_.drain(kNoLimit); }
+  // Gloo has none.
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return inner_.cuda().getMemAllocator(); }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
   void shutdown() override;

@@ -11,15 +11,6 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-// Describes a gather as far as classes of Choice::automatic distinguish calls.
-Call gather_of(std::span<const TensorView> slots, const at::Tensor& input) {
-  Call call;
-  call.dtype = slots.front().dtype;
-  for (const TensorView& slot : slots) call.num_bytes += static_cast<std::int64_t>(slot.num_bytes());
-  call.on_host = input.device().is_cpu();
-  return call;
-}
-
 // Appends the slots of one tensor, or one of each of several.
 template <class Views>
 void add_slots(Views& views, const std::vector<at::Tensor>& tensors, int size) {
@@ -150,8 +141,11 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
   for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   if (!operation) {
     const at::Tensor& input = inputs.front();
-    const bool one_hop =
-        auto_policy_.is_one_hop(settings.policy, gather_of({job->written.data(), job->written.size()}, input));
+    Call call;  // as far as classes of Choice::automatic distinguish calls
+    call.dtype = job->written.front().dtype;
+    for (const TensorView& slot : job->written) call.num_bytes += static_cast<std::int64_t>(slot.num_bytes());
+    call.on_host = input.device().is_cpu();
+    const bool one_hop = auto_policy_.is_one_hop(settings.policy, call);
     const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
     const auto plan = std::make_shared<const GatherPlan>(world(input.device().type()), shape_of(job->written),
                                                          GatherSegments(&whole, 1), one_hop);

@@ -60,10 +60,6 @@ void check_planned(const PlannedOperation& planned, const Whole& whole, int size
   for (const at::Tensor& tensor : whole) check_contiguous(tensor, name, device);
 }
 
-void check_one(const Whole& tensors, const char* name) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: ", name, ": expected one tensor, got ", tensors.size());
-}
-
 // Checks the input of a planned gather.
 void check_gathered(const PlannedOperation& planned, const std::optional<Whole>& input, int size, at::Device device) {
   TORCH_CHECK_VALUE(input || planned.kept, "zcomm: input: expected a tensor, as nothing is kept, got none");
@@ -234,7 +230,7 @@ JobPtr Operations::job_of(const PlannedOperation& planned, const Whole& output, 
                                 planned.operation);
     case Collective::reduce_scatter:
       TORCH_CHECK_VALUE(input, "zcomm: input: expected a tensor, got none");
-      check_one(output, "output");
+      TORCH_CHECK_VALUE(output.size() == 1, "zcomm: output: expected one tensor, got ", output.size());
       check_planned(planned, *input, size, "input");
       check_shapes(*input, output, size, "input", "output", true);
       check_contiguous(output[0], "output", (*input)[0].device());

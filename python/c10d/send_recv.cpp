@@ -25,15 +25,6 @@ namespace {
 // Tags of compressed messages; those of the program are below.
 constexpr int kCompressedTags = 0x40000000;
 
-// Checks the rank, because Gloo ends the process for an invalid one.
-void check_peer(int peer, int size) {
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size, "zcomm: peer: expected a rank from 0 to ", size - 1, ", got ", peer);
-}
-
-bool keeps_all(const BlockFormat& format, const at::Tensor& tensor) {
-  return format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
-}
-
 }  // namespace
 
 // Work of a message, or of coalesced ones: decodes them once they have arrived.
@@ -168,7 +159,9 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
   const BlockFormat& format = formats.on(topology.link(group_.getRank(), peer));
   const Call call = describe(Collective::scatter, Form::single, tensor, {&tensor, 1});
   const bool is_small = call.num_bytes < policy.min_bytes || call.num_bytes == 0;
-  if (keeps_all(format, tensor) || !call.floating_point || is_small) return std::nullopt;
+  const bool keeps_all =
+      format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
+  if (keeps_all || !call.floating_point || is_small) return std::nullopt;
   if (call.dtype && call.contiguous) return format;
   TORCH_CHECK(!policy.strict, "zcomm: strict=True forbids that a message of ", call.num_bytes,
               " bytes goes out exact: expected a contiguous float32, bfloat16 or float16 tensor, got ",
@@ -204,7 +197,9 @@ void SendRecv::decode(const Message& message) {
 }
 
 WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag) {
-  check_peer(peer, group_.getSize());
+  // Gloo ends the process for an invalid rank.
+  TORCH_CHECK_VALUE(peer >= 0 && peer < group_.getSize(), "zcomm: peer: expected a rank from 0 to ",
+                    group_.getSize() - 1, ", got ", peer);
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
   const bool is_send = type == ::c10d::OpType::SEND;
   const int rank = group_.getRank();

@@ -134,23 +134,20 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
     add_segments(job->written, outputs, size_);
   } else {
     add_slots(job->written, outputs, size_);
-  }
-  if (!operation && overlapped_slot(view_of(inputs.front()), job->written, rank_) >= 0) {
-    inputs.front() = inputs.front().clone();  // other ranks' values would arrive in it
-  }
-  for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
-  if (!operation) {
-    const at::Tensor& input = inputs.front();
+    at::Tensor& input = inputs.front();
+    if (overlapped_slot(view_of(input), job->written, rank_) >= 0) {
+      input = input.clone();  // other ranks' values would arrive in it
+    }
     Call call;  // as far as classes of Choice::automatic distinguish calls
     call.dtype = job->written.front().dtype;
     for (const TensorView& slot : job->written) call.num_bytes += static_cast<std::int64_t>(slot.num_bytes());
-    call.on_host = input.device().is_cpu();
+    call.on_host = input.is_cpu();
     const bool one_hop = auto_policy_.is_one_hop(settings.policy, call);
     const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
-    const auto plan = std::make_shared<const GatherPlan>(world(input.device().type()), shape_of(job->written),
-                                                         GatherSegments(&whole, 1), one_hop);
-    operation = counted(make_all_gather(plan));
+    operation = counted(make_all_gather(std::make_shared<const GatherPlan>(
+        world(input.device().type()), shape_of(job->written), GatherSegments(&whole, 1), one_hop)));
   }
+  for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   job->operation = std::move(operation);
   job->inputs = std::move(inputs);
   job->outputs = std::move(outputs);
@@ -172,13 +169,11 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
       job->read.clear();
       add_slots(job->read, inputs, size_);
     }
-  }
-  job->written.push_back(view_of(output));
-  if (!operation) {
     const Segment<HopFormats> whole{output.numel(), settings.policy.reduce_scatter};
     operation =
         counted(make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)}));
   }
+  job->written.push_back(view_of(output));
   job->operation = std::move(operation);
   job->factor = scale ? 1.0f : static_cast<float>(factor_of(op, size_));
   job->inputs = std::move(inputs);

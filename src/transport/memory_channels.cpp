@@ -29,18 +29,11 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std
 }  // namespace
 
 struct MemoryChannels::Piece {
-  std::uint64_t offset;  // in the arena
-  std::uint64_t left;    // of the message, this piece included
+  std::atomic<std::uint64_t> number;  // of those for its receiver, from 1, until it has taken the piece; then 0
+  std::uint64_t offset;               // in the arena
+  std::uint64_t left;                 // of the message, this piece included
   std::uint32_t num_bytes;
   std::uint32_t tag;
-  std::atomic<std::uint32_t> is_used;  // until the receiver has taken it
-};
-
-// Pieces for one receiver.
-struct MemoryChannels::Lane {
-  alignas(64) std::atomic<std::uint64_t> num_posted;
-  alignas(64) Piece pieces[kPlaces];
-  Piece& next() { return pieces[num_posted.load(std::memory_order_relaxed) % kPlaces]; }
 };
 
 struct alignas(64) MemoryChannels::Outbox {
@@ -50,9 +43,9 @@ struct alignas(64) MemoryChannels::Outbox {
   std::atomic<std::uint32_t> is_failing;
   std::atomic<std::uint32_t> wants_room;  // set by the owner, who has something to send and no place for it
   char reason[kReasonChars];
-  // Lanes by receiver and the arena follow.
-  Lane* lanes() { return reinterpret_cast<Lane*>(this + 1); }
-  std::byte* arena(std::size_t num_ranks) { return reinterpret_cast<std::byte*>(lanes() + num_ranks); }
+  // The pieces for each receiver and the arena follow.
+  Piece* lane(std::size_t receiver) { return reinterpret_cast<Piece*>(this + 1) + receiver * kPlaces; }
+  std::byte* arena(std::size_t num_ranks) { return reinterpret_cast<std::byte*>(lane(num_ranks)); }
 };
 
 struct MemoryChannels::Outgoing {
@@ -81,11 +74,11 @@ struct MemoryChannels::Block {
 };
 
 std::size_t MemoryChannels::outbox_bytes(int num_ranks) {
-  return sizeof(Outbox) + static_cast<std::size_t>(num_ranks) * sizeof(Lane) + kArenaBytes;
+  return sizeof(Outbox) + static_cast<std::size_t>(num_ranks) * kPlaces * sizeof(Piece) + kArenaBytes;
 }
 
 MemoryChannels::MemoryChannels(const std::vector<std::byte*>& outboxes, int own)
-    : own_(own), incoming_(outboxes.size()), num_seen_(outboxes.size()) {
+    : own_(own), incoming_(outboxes.size()), num_posted_(outboxes.size()), num_taken_(outboxes.size()) {
   // All fields of an outbox are 0 at first, as its memory is.
   for (std::byte* const outbox : outboxes) outboxes_.push_back(std::launder(reinterpret_cast<Outbox*>(outbox)));
 }
@@ -108,21 +101,20 @@ bool MemoryChannels::progress() {
   bool moved = false;
   for (bool again = true; again; moved |= again) {
     again = send_piece();
-    for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) again |= take_pieces(peer);
+    for (int peer = 0; peer < static_cast<int>(outboxes_.size()); ++peer) again |= take_piece(peer);
   }
   return moved;
 }
 
-// Returns the lowest place for a piece in the arena, if the receivers' lanes have places, too: so the pages in use are
-// few, and stay in a cache. Forgets blocks that all receivers have taken.
+// Returns the lowest place for a piece in the arena, if the receivers have places for more pieces, too: so the pages in
+// use are few, and stay in a cache. Forgets blocks that all receivers have taken.
 std::optional<std::size_t> MemoryChannels::find_room(std::size_t num_bytes, const Outgoing& message) {
   for (Block& block : blocks_) {
-    std::erase_if(block.readers, [](const auto& reader) { return reader.second->is_used.load() == 0; });
+    std::erase_if(block.readers, [](const auto& reader) { return reader.second->number.load() == 0; });
   }
   std::erase_if(blocks_, [](const Block& block) { return block.readers.empty(); });
-  Lane* const lanes = outboxes_[static_cast<std::size_t>(own_)]->lanes();
   for (const int peer : message.peers) {
-    if (lanes[peer].next().is_used.load() != 0) return std::nullopt;
+    if (next_piece(peer).number.load() != 0) return std::nullopt;
   }
   std::size_t place = 0;
   for (const Block& block : blocks_) {
@@ -130,6 +122,11 @@ std::optional<std::size_t> MemoryChannels::find_room(std::size_t num_bytes, cons
     place = block.end;
   }
   return place + num_bytes <= kArenaBytes ? std::optional(place) : std::nullopt;
+}
+
+MemoryChannels::Piece& MemoryChannels::next_piece(int peer) {
+  const auto receiver = static_cast<std::size_t>(peer);
+  return outboxes_[static_cast<std::size_t>(own_)]->lane(receiver)[num_posted_[receiver] % kPlaces];
 }
 
 // Copies the next piece into the arena, if there is room.
@@ -150,16 +147,15 @@ bool MemoryChannels::send_piece() {
   std::memcpy(outbox.arena(outboxes_.size()) + *place, message.data, num_bytes);
   Block block{*place, (*place + num_bytes + kPlaceBytes - 1) / kPlaceBytes * kPlaceBytes, {}};
   for (std::size_t i = 0; i < message.peers.size(); ++i) {
-    Lane& lane = outbox.lanes()[message.peers[i]];
-    Piece& piece = lane.next();
+    const int peer = message.peers[i];
+    Piece& piece = next_piece(peer);
     piece.offset = *place;
     piece.left = message.left;
     piece.num_bytes = static_cast<std::uint32_t>(num_bytes);
     piece.tag = message.tags[i];
-    piece.is_used.store(1, std::memory_order_relaxed);
-    lane.num_posted.store(lane.num_posted.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    block.readers.emplace_back(message.peers[i], &piece);
-    ring(message.peers[i]);
+    piece.number.store(++num_posted_[static_cast<std::size_t>(peer)], std::memory_order_release);
+    block.readers.emplace_back(peer, &piece);
+    ring(peer);
   }
   blocks_.insert(std::ranges::upper_bound(blocks_, block.begin, {}, &Block::begin), std::move(block));
   message.data += num_bytes;
@@ -171,29 +167,30 @@ bool MemoryChannels::send_piece() {
   return true;
 }
 
-bool MemoryChannels::take_pieces(int peer) {
+MemoryChannels::Piece* MemoryChannels::posted_by(int peer) const {
+  const std::uint64_t number = num_taken_[static_cast<std::size_t>(peer)];
+  Piece& piece = outboxes_[static_cast<std::size_t>(peer)]->lane(static_cast<std::size_t>(own_))[number % kPlaces];
+  return piece.number.load(std::memory_order_acquire) == number + 1 ? &piece : nullptr;
+}
+
+// Takes one, so that this rank sends meanwhile.
+bool MemoryChannels::take_piece(int peer) {
   std::deque<Incoming>& messages = incoming_[static_cast<std::size_t>(peer)];
-  if (messages.empty()) return false;
-  Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
-  Lane& lane = outbox.lanes()[own_];
-  std::uint64_t& number = num_seen_[static_cast<std::size_t>(peer)];
-  const std::uint64_t first = number;
-  const std::uint64_t end = lane.num_posted.load(std::memory_order_acquire);
-  while (number < end && !messages.empty()) {
-    Incoming& message = messages.front();
-    Piece& piece = lane.pieces[number % kPlaces];
-    if (piece.tag != message.tag || message.batch == nullptr) break;
-    if (piece.left > message.room || (!message.is_limit && piece.left != message.room)) {
-      throw TransportError("a message of " + std::to_string(piece.left) + " bytes came where this rank expects " +
-                           (message.is_limit ? "at most " : "") + std::to_string(message.room));
-    }
-    ++number;
-    take(peer, piece, message);
-    if (message.room > 0) continue;
+  Piece* const piece = messages.empty() ? nullptr : posted_by(peer);
+  if (piece == nullptr) return false;
+  Incoming& message = messages.front();
+  if (piece->tag != message.tag || message.batch == nullptr) return false;
+  if (piece->left > message.room || (!message.is_limit && piece->left != message.room)) {
+    throw TransportError("a message of " + std::to_string(piece->left) + " bytes came where this rank expects " +
+                         (message.is_limit ? "at most " : "") + std::to_string(message.room));
+  }
+  ++num_taken_[static_cast<std::size_t>(peer)];
+  take(peer, *piece, message);
+  if (message.room == 0) {
     --*message.batch;
     messages.pop_front();
   }
-  return number != first;
+  return true;
 }
 
 // Leaves a whole message where it is if its receiver can read it there and all ranks can have as much in an arena.
@@ -216,7 +213,7 @@ void MemoryChannels::take(int peer, Piece& piece, Incoming& message) {
 }
 
 void MemoryChannels::free(int peer, Piece& piece) {
-  piece.is_used.store(0);
+  piece.number.store(0);
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(peer)];
   if (outbox.wants_room.load() != 0 && outbox.wants_room.exchange(0) != 0) ring(peer);
 }
@@ -293,10 +290,8 @@ std::vector<int> MemoryChannels::peers_of(const Batch& batch) const {
 
 bool MemoryChannels::differs(int peer) const {
   const std::deque<Incoming>& messages = incoming_[static_cast<std::size_t>(peer)];
-  const Lane& lane = outboxes_[static_cast<std::size_t>(peer)]->lanes()[own_];
-  const std::uint64_t number = num_seen_[static_cast<std::size_t>(peer)];
-  return !messages.empty() && number < lane.num_posted.load(std::memory_order_acquire) &&
-         lane.pieces[number % kPlaces].tag != messages.front().tag;
+  const Piece* const piece = messages.empty() ? nullptr : posted_by(peer);
+  return piece != nullptr && piece->tag != messages.front().tag;
 }
 
 void MemoryChannels::drop(const Batch& batch) noexcept {

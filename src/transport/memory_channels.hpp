@@ -18,9 +18,9 @@ namespace zcomm {
 
 // Channels between the ranks of a node. Used by one thread at a time, but for fail(). Peers are local ranks.
 //
-// An outbox is written by its rank alone, but for the marks of what its peers have taken. Counters and marks are stored
-// after the bytes that they tell of are written or read, and loaded before. A rank sleeps on its doorbell, a futex that
-// peers change after they have moved something for it.
+// An outbox is written by its rank alone, but for the marks of what its peers have taken. Marks are stored after the
+// bytes that they tell of are written or read, and loaded before. A rank sleeps on its doorbell, a futex that peers
+// change after they have moved something for it.
 class [[gnu::visibility("default")]] MemoryChannels {
  public:
   // Number of a transfer's messages that have not been moved, those to several receivers once for each. It is their
@@ -65,7 +65,6 @@ class [[gnu::visibility("default")]] MemoryChannels {
 
  private:
   struct Outbox;
-  struct Lane;
   struct Outgoing;
   struct Incoming;
   struct Block;
@@ -73,7 +72,9 @@ class [[gnu::visibility("default")]] MemoryChannels {
 
   bool has_failed(int peer) const;
   bool send_piece();
-  bool take_pieces(int peer);
+  Piece& next_piece(int peer);
+  bool take_piece(int peer);
+  Piece* posted_by(int peer) const;  // the next piece; null if there is none
   std::optional<std::size_t> find_room(std::size_t num_bytes, const Outgoing& message);
   void take(int peer, Piece& piece, Incoming& message);
   void free(int peer, Piece& piece);
@@ -86,9 +87,10 @@ class [[gnu::visibility("default")]] MemoryChannels {
   const int own_;
   std::deque<Outgoing> outgoing_;
   std::vector<std::deque<Incoming>> incoming_;  // by peer
-  std::vector<std::uint64_t> num_seen_;         // pieces, by peer
-  std::vector<Incoming> kept_;                  // messages that have stayed where they were
-  std::vector<Block> blocks_;                   // used parts of the own arena, by offset
+  std::vector<std::uint64_t> num_posted_;       // pieces, by peer, like the next ones
+  std::vector<std::uint64_t> num_taken_;
+  std::vector<Incoming> kept_;  // messages that have stayed where they were
+  std::vector<Block> blocks_;   // used parts of the own arena, by offset
 };
 
 }  // namespace zcomm

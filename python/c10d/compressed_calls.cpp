@@ -47,13 +47,13 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
       recorder_(recorder),
       telemetry_(options_->sample_errors_every),
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
-      host_runner_(
+      host_runner_(std::make_shared<HostRunner>(
           group,
           [this, make = std::move(host_transport)] {
             return std::make_unique<Communicator>(make(), topology(), make_cpu_codec(), make_host_workspace(),
                                                   world(at::kCPU).chunk_bytes);
           },
-          *errors_),
+          *errors_)),
       device_runner_(
           [this, make = std::move(device_transport)](at::Device device) {
             auto workspace = std::make_unique<TorchWorkspace>(device.type());
@@ -261,7 +261,7 @@ WorkPtr CompressedCalls::launch(JobPtr job) {
   const bool is_kept = !job->rehearsal;
   WorkPtr work;
   if (job->outputs[0].is_cpu()) {
-    work = host_runner_.launch(std::move(job));
+    work = host_runner_->launch(std::move(job));
   } else {
     inner_.interrupt_coalescing();
     work = device_runner_.launch(std::move(job));
@@ -270,14 +270,14 @@ WorkPtr CompressedCalls::launch(JobPtr job) {
 }
 
 void CompressedCalls::abort() noexcept {
-  host_runner_.abort();
+  host_runner_->abort();
   device_runner_.abort();
 }
 
 void CompressedCalls::stop() {
   is_closed_ = true;
   device_runner_.stop();
-  host_runner_.stop();
+  host_runner_->stop();
 }
 
 }  // namespace zcomm::c10d_binding

@@ -23,6 +23,10 @@ class CompressedCalls {
                   MakeTransport device_transport, InnerGroups& inner, GroupRecorder& recorder, const PythonHooks& hooks,
                   std::shared_ptr<GroupErrors> errors);
 
+  ~CompressedCalls() { host_runner_->leave_group(); }
+  CompressedCalls(const CompressedCalls&) = delete;
+  CompressedCalls& operator=(const CompressedCalls&) = delete;
+
   SharedStats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
   AutoPolicy& auto_policy() { return auto_policy_; }
@@ -86,10 +90,10 @@ class CompressedCalls {
   WorkPtr launch(JobPtr job);
 
   // Drains both runners.
-  bool drain(std::chrono::milliseconds limit) { return host_runner_.drain(limit) && device_runner_.drain(limit); }
+  bool drain(std::chrono::milliseconds limit) { return host_runner_->drain(limit) && device_runner_.drain(limit); }
   // Makes the current stream of a GPU wait for all calls so far.
   void join() { device_runner_.join(); }
-  void drain_host() { host_runner_.drain(kNoLimit); }
+  void drain_host() { host_runner_->drain(kNoLimit); }
   void abort() noexcept;
   void stop();
 
@@ -117,7 +121,7 @@ class CompressedCalls {
   std::atomic<std::uint64_t> num_calls_{0};
   std::atomic<std::uint64_t> step_{0};
   std::atomic<std::uint64_t> calls_in_step_{0};
-  HostRunner host_runner_;  // the last two: their threads use all fields above
+  const std::shared_ptr<HostRunner> host_runner_;  // the last two: their threads use all fields above
   DeviceRunner device_runner_;
 };
 

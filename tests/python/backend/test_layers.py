@@ -18,7 +18,7 @@ from support.worlds import options, run
 
 ROOT = Path(__file__).parents[3]
 NUM = 1 << 14  # elements of a shard: one task of the codec, which so stays on this thread
-MAY_BE_INLINED = {"HostRunner::Queue::run_one", "Job::run", "encode_range"}  # by the compiler, in their callers
+MAY_BE_INLINED = {"HostRunner::run_one", "Job::run", "encode_range"}  # by the compiler, in their callers
 MOST_FRAMES, MOST_FILES = 11, 9
 
 

@@ -17,8 +17,6 @@ std::string calls_key(int rank) { return "calls/" + std::to_string(rank); }
 
 }  // namespace
 
-CallWatch::CallWatch(StorePtr store, int rank) : store_(std::move(store)), rank_(rank) {}
-
 CallWatch::~CallWatch() {
   {
     const std::lock_guard lock(mutex_);

@@ -50,10 +50,8 @@ class CallWatch {
   };
 
   // Takes a `store` with the keys "calls/RANK".
-  CallWatch(StorePtr store, int rank);
+  CallWatch(StorePtr store, int rank) : store_(std::move(store)), rank_(rank) {}
   ~CallWatch();
-  CallWatch(const CallWatch&) = delete;
-  CallWatch& operator=(const CallWatch&) = delete;
 
   // Records the next call of this rank on each channel. Calls of different `kind` never match. `on_difference` receives
   // both calls in words, at most once, on a thread of this object that starts with the first call, or of a caller.

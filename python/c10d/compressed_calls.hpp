@@ -24,8 +24,6 @@ class CompressedCalls {
                   std::shared_ptr<GroupErrors> errors);
 
   ~CompressedCalls() { host_runner_->leave_group(); }
-  CompressedCalls(const CompressedCalls&) = delete;
-  CompressedCalls& operator=(const CompressedCalls&) = delete;
 
   SharedStats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }

@@ -25,8 +25,6 @@ class NodeMemory {
   // Tells whether ranks cannot share memory for this reason, or somebody has turned it off: nobody has to hear of it.
   static bool is_expected(const std::string& why_not);
   ~NodeMemory();
-  NodeMemory(const NodeMemory&) = delete;
-  NodeMemory& operator=(const NodeMemory&) = delete;
 
   MemoryChannels& channels() { return *channels_; }
   // Returns the local rank of a rank of this node, or -1.

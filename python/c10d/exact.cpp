@@ -118,6 +118,7 @@ BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ra
 
 void ProcessGroup::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
+  errors_->set_group_uid(uid);
   inner_.set_group_uid(uid);
 }
 

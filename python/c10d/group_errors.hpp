@@ -16,11 +16,16 @@ namespace zcomm::c10d_binding {
 
 inline constexpr const char* kAborted = "because the group was aborted";
 
-// Thread-safe. May outlive the group, but for record().
+// Thread-safe. May outlive the group: callbacks of its transports do.
 class GroupErrors {
  public:
-  // Borrows `group`.
-  explicit GroupErrors(const ::c10d::Backend& group) : group_(group) {}
+  explicit GroupErrors(int rank) : rank_(rank) {}
+
+  // Sets what errors call the group.
+  void set_group_uid(const std::string& uid) {
+    const std::lock_guard lock(mutex_);
+    group_uid_ = uid;
+  }
 
   // Converts `error` for the caller of a collective: torch's exception, with the rank, the group, and the place in the
   // program if known. A Python exception that is being handled stays as it is.
@@ -28,10 +33,11 @@ class GroupErrors {
     if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr) return std::current_exception();
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     last_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                              "zcomm, rank " + std::to_string(group_.getRank()) + " of group '" + group_.getGroupUid() +
-                                  "'" + (place.empty() ? "" : ", in " + place) + ": " + error.what()));
+    const std::lock_guard lock(mutex_);
+    return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                                                         "zcomm, rank " + std::to_string(rank_) + " of group '" +
+                                                             group_uid_ + "'" + (place.empty() ? "" : ", in " + place) +
+                                                             ": " + error.what()));
   }
   ::c10d::ErrorType last() const { return last_; }
 
@@ -55,10 +61,11 @@ class GroupErrors {
   bool is_aborted() const { return aborted_; }
 
  private:
-  const ::c10d::Backend& group_;
+  const int rank_;
   std::atomic<::c10d::ErrorType> last_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the next ones
+  std::string group_uid_;
   std::exception_ptr failure_;
 };
 

@@ -123,7 +123,7 @@ class ProcessGroup final : public ::c10d::Backend {
 
   c10::intrusive_ptr<ZcommOptions> options_;
   PythonHooks hooks_;
-  const std::shared_ptr<GroupErrors> errors_ = std::make_shared<GroupErrors>(*this);
+  const std::shared_ptr<GroupErrors> errors_ = std::make_shared<GroupErrors>(getRank());
   GroupRecorder recorder_;
   InnerGroups inner_;
   std::once_flag shutdown_once_;

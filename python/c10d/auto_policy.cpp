@@ -13,7 +13,6 @@
 #include <tuple>
 
 #include "compressed_calls.hpp"
-#include "gil.hpp"
 #include "tensors.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"

@@ -238,17 +238,12 @@ std::string C10dTransport::failure_of_peers() {
 }
 
 void C10dTransport::abort(const std::string& reason) noexcept {
-  try {
-    {
-      const std::lock_guard lock(mutex_);
-      if (aborted_) return;
-      aborted_ = reason;
-    }
-    give_up(reason);
-  } catch (const std::exception&) {
-    // No memory for the reason.
-    close_connections();
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = reason;
   }
+  give_up(reason);
 }
 
 void C10dTransport::give_up(const std::string& reason) {

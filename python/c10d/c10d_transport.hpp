@@ -2,7 +2,6 @@
 // share, where they can.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <mutex>
 #include <optional>

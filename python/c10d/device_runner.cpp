@@ -7,7 +7,7 @@
 
 #include <thread>
 
-#include "gil.hpp"
+#include "python_hooks.hpp"
 #include "tensors.hpp"
 #include "zcomm/cuda.hpp"
 

@@ -1,6 +1,5 @@
 // Calls that are never compressed, and the lifetime of a group.
 #include "c10d_transport.hpp"
-#include "gil.hpp"
 #include "nccl_rendezvous.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"

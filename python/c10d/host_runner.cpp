@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "gil.hpp"
+#include "python_hooks.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {

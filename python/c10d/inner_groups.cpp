@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "gil.hpp"
-
 namespace zcomm::c10d_binding {
 namespace {
 

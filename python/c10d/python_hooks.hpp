@@ -1,4 +1,4 @@
-// Python callbacks of the backend: torch's own groups can only be made from Python.
+// Python callbacks of the backend, as torch's own groups can only be made from Python, and Python's global lock.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -49,6 +49,17 @@ struct PythonHooks {
   std::function<void(const std::string&)> no_node_memory;
   // Called once, when the group ends. May be empty.
   std::function<void()> at_shutdown;
+};
+
+// Releases Python's lock for its lifetime: used around all waits for other threads, which may need the lock.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) release_.emplace();
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> release_;
 };
 
 // Returns the hook's result. A Python error becomes a TransportError with its text.

@@ -4,14 +4,11 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <iterator>
 
 #include "collectives/random_seed.hpp"
-#include "gil.hpp"
-#include "process_group.hpp"
 #include "tensors.hpp"
 #include "torch_workspace.hpp"
 #include "zcomm/call_check.hpp"

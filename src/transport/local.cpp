@@ -28,11 +28,8 @@ struct Hub {
   explicit Hub(int num_ranks)
       : size(num_ranks), waiting(static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(num_ranks)) {}
 
-  struct Waiting {
-    std::deque<std::shared_ptr<Message>> sends;
-    std::deque<std::shared_ptr<Message>> recvs;
-  };
-  Waiting& between(int source, int target) {
+  // Returns the messages of which one side waits for the other: all sends or all receives.
+  std::deque<std::shared_ptr<Message>>& between(int source, int target) {
     return waiting[static_cast<std::size_t>(source) * static_cast<std::size_t>(size) +
                    static_cast<std::size_t>(target)];
   }
@@ -40,7 +37,7 @@ struct Hub {
   const int size;
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<Waiting> waiting;
+  std::vector<std::deque<std::shared_ptr<Message>>> waiting;
   std::string failure;  // empty without a failure
 };
 
@@ -115,16 +112,16 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
   std::vector<std::shared_ptr<Message>> all;
   std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
   std::string error;
-  const auto match = [&](auto& others, auto& own, const auto& side, auto&& fits, auto&& fill) {
+  const auto match = [&](auto& waiting, bool is_send, const auto& side, auto&& fits, auto&& fill) {
     if (side.num_bytes == 0 || !error.empty()) return;
     std::shared_ptr<Message> message;
-    if (others.empty()) {
+    if (waiting.empty() || is_send == (waiting.front()->source != nullptr)) {
       message = std::make_shared<Message>();
       message->num_bytes = side.num_bytes;
       message->num_elements = side.num_elements;
-      own.push_back(message);
+      waiting.push_back(message);
     } else {
-      message = others.front();
+      message = waiting.front();
       if (message->dropped) {
         error = "rank " + std::to_string(side.peer) + " gave up";
         return;
@@ -138,7 +135,7 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
         }
         return;
       }
-      others.pop_front();
+      waiting.pop_front();
       message->matched = true;
       complete.push_back(message);
     }
@@ -149,17 +146,15 @@ std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std
     const std::lock_guard lock(hub_->mutex);
     if (!hub_->failure.empty()) throw TransportError(hub_->failure);
     for (const Send& send : sends) {
-      Hub::Waiting& queue = hub_->between(rank_, send.peer);
       const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
-      match(queue.recvs, queue.sends, send, fits, [&](Message& m) {
+      match(hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
         m.source = send.data;
         m.num_bytes = send.num_bytes;
       });
     }
     for (const Recv& recv : recvs) {
-      Hub::Waiting& queue = hub_->between(recv.peer, rank_);
       const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
-      match(queue.sends, queue.recvs, recv, fits, [&](Message& m) {
+      match(hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
         m.target = recv.data;
         m.is_limit = recv.is_limit;
       });

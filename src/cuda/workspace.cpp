@@ -15,18 +15,7 @@
 namespace zcomm {
 namespace {
 
-using CaptureId = unsigned long long;
-
-// Graph capture of a stream; 0 and null if the stream is not capturing.
-struct Capture {
-  explicit Capture(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id, &graph), "tell whether a stream records a graph");
-    if (status == cudaStreamCaptureStatusNone) id = 0;
-  }
-  CaptureId id = 0;
-  cudaGraph_t graph = nullptr;
-};
+using CaptureId = std::uint64_t;  // of capture_of()
 
 class Piece {
  public:
@@ -36,7 +25,7 @@ class Piece {
 
   void mark_released(cudaStream_t on_stream) {
     stream = on_stream;
-    capture = Capture(on_stream).id;
+    capture = capture_of({on_stream});
     if (capture == 0) released_.record({on_stream});
   }
   // Tells whether neither queued work nor a graph can use the piece any more.
@@ -54,9 +43,12 @@ class Piece {
   DeviceBytes bytes_;
 };
 
-// Keeps `piece` alive as long as `graph` and its instances.
-void keep_for(cudaGraph_t graph, std::shared_ptr<Piece> piece) {
+// Keeps `piece` alive as long as the graph that `stream` records, and its instances.
+void keep_for_graph(cudaStream_t stream, std::shared_ptr<Piece> piece) {
   constexpr const char* kWhat = "tie scratch to a graph";
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), kWhat);
   auto* kept = new std::shared_ptr<Piece>(std::move(piece));
   // Runs inside a callback of CUDA, which forbids calls of CUDA.
   const auto let_go = [](void* data) {
@@ -86,8 +78,7 @@ class CudaWorkspace final : public Workspace {
     const cudaStream_t stream = as_cuda(view);
     int device = 0;
     check_cuda(cudaGetDevice(&device), "tell the current device");
-    const Capture recorded(stream);
-    const CaptureId capture = recorded.id;
+    const CaptureId capture = capture_of(view);
     const std::lock_guard lock(mutex_);
     // One handle is a stream of its own in each thread, so its work is in no order that is known here.
     const bool is_known = stream != cudaStreamPerThread;
@@ -101,7 +92,7 @@ class CudaWorkspace final : public Workspace {
     if (piece == nullptr && capture != 0) piece = take(size, device, is_eager);
     if (piece == nullptr) piece = take(size, device, is_passed);
     if (piece != nullptr) {
-      if (capture != 0) keep_for(recorded.graph, owned_.find(piece->data())->second);
+      if (capture != 0) keep_for_graph(stream, owned_.find(piece->data())->second);
       return piece->data();
     }
     if (capture != 0) {

@@ -13,13 +13,11 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
-struct Free {
-  void operator()(std::byte* data) const noexcept { ::operator delete[](data, kAlignment); }
-};
-using Owned = std::unique_ptr<std::byte[], Free>;
-
 class HostWorkspace final : public Workspace {
  public:
+  ~HostWorkspace() override {
+    for (const auto& [data, size] : sizes_) ::operator delete[](data, kAlignment);
+  }
   std::byte* acquire(std::size_t num_bytes, StreamView) override {
     const std::size_t size = size_class(num_bytes);
     const std::lock_guard lock(mutex_);
@@ -29,26 +27,20 @@ class HostWorkspace final : public Workspace {
       it->second.pop_back();
       return data;
     }
-    auto& idle = idle_[size];
-    Owned fresh(new (kAlignment) std::byte[size]);
-    std::byte* data = fresh.get();
-    owned_.emplace(data, Piece{size, std::move(fresh)});
-    idle.reserve(++num_pieces_[size]);  // so that release() never allocates
+    idle_[size].reserve(++num_pieces_[size]);  // so that release() never allocates
+    auto* const data = static_cast<std::byte*>(::operator new[](size, kAlignment));
+    sizes_.emplace(data, size);
     return data;
   }
 
   void release(std::byte* data, StreamView) noexcept override {
     const std::lock_guard lock(mutex_);
-    idle_.find(owned_.find(data)->second.size)->second.push_back(data);
+    idle_.find(sizes_.find(data)->second)->second.push_back(data);
   }
 
  private:
-  struct Piece {
-    std::size_t size;
-    Owned memory;
-  };
   std::mutex mutex_;
-  std::unordered_map<std::byte*, Piece> owned_;
+  std::unordered_map<std::byte*, std::size_t> sizes_;
   std::map<std::size_t, std::vector<std::byte*>> idle_;
   std::map<std::size_t, std::size_t> num_pieces_;  // by size, idle or not
 };

@@ -99,8 +99,8 @@ def _gpu_facts() -> list[tuple[str, str]]:
         from zcomm import _core
     except ImportError:
         return []
-    build, count = _core.cuda_build(), _core.cuda_device_count()
-    if not build.toolkit:
+    toolkit, count = _core.cuda_toolkit(), _core.cuda_device_count()
+    if not toolkit:
         return [("CUDA", "not built (no nvcc, or ZCOMM_CUDA=OFF)")]
     try:
         path, version = _nccl.load()
@@ -108,8 +108,8 @@ def _gpu_facts() -> list[tuple[str, str]]:
     except RuntimeError as error:
         found = f"not found: {error}"
     return [
-        ("CUDA", f"built with {build.toolkit}"),
-        ("CUDA codec", f"kernels for {', '.join(build.targets.split(';'))}"),
+        ("CUDA", f"built with {toolkit}"),
+        ("CUDA codec", f"kernels for {', '.join(_core.cuda_targets().split(';'))}"),
         ("GPUs", str(count) if count else "none"),
         ("NCCL", found),
     ]

@@ -1,4 +1,4 @@
-// Support of NVIDIA GPUs. In a build without CUDA, all functions but cuda_build(), cuda_device_count() and capture_of()
+// Support of NVIDIA GPUs. In a build without CUDA, all functions but the first three and capture_of()
 // throw Error that says so. Failures of CUDA throw Error with the runtime's message.
 #pragma once
 
@@ -12,11 +12,10 @@
 
 namespace zcomm {
 
-struct CudaBuild {
-  std::string toolkit;  // "13.0"; empty in a build without CUDA
-  std::string targets;  // architectures of the kernels, "80-real 90-real 100-real 120"
-};
-CudaBuild cuda_build();
+// Return what this build was made with: "13.0" and the architectures of its kernels, "80-real 90-real 100-real 120".
+// Empty without CUDA.
+std::string cuda_toolkit();
+std::string cuda_targets();
 
 // Returns 0 without a driver.
 int cuda_device_count();

@@ -59,10 +59,8 @@ void bind_format(py::module_& module) {
 // Binds what this build and this machine support of CUDA and NCCL.
 void bind_cuda(py::module_& module) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  py::class_<CudaBuild>(module, "CudaBuild")
-      .def_readonly("toolkit", &CudaBuild::toolkit, "Such as 13.0; empty in a build without CUDA.")
-      .def_readonly("targets", &CudaBuild::targets, "What the kernels are compiled for.");
-  module.def("cuda_build", &cuda_build);
+  module.def("cuda_toolkit", &cuda_toolkit, "Such as 13.0; empty in a build without CUDA.");
+  module.def("cuda_targets", &cuda_targets, "What the kernels are compiled for.");
   module.def("cuda_device_count", &cuda_device_count, no_gil);
   module.def(
       "load_nccl",

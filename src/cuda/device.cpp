@@ -3,18 +3,19 @@
 
 namespace zcomm {
 
-CudaBuild cuda_build() {
-  return {std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10), ZCOMM_CUDA_TARGETS};
+std::string cuda_toolkit() {
+  return std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);
 }
 
+std::string cuda_targets() { return ZCOMM_CUDA_TARGETS; }
+
 std::string remedy(cudaError_t result) {
-  const CudaBuild build = cuda_build();
   if (result == cudaErrorInsufficientDriver) {
-    return ". zcomm was built with CUDA " + build.toolkit +
+    return ". zcomm was built with CUDA " + cuda_toolkit() +
            ": update the driver to one for it, or install zcomm with an older nvcc in CUDACXX";
   }
   if (result == cudaErrorNoKernelImageForDevice) {
-    return ". zcomm was built for compute capabilities " + build.targets +
+    return ". zcomm was built for compute capabilities " + cuda_targets() +
            ": install it with that of this GPU in CUDAARCHS, 80 or later";
   }
   return {};

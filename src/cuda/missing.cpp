@@ -14,7 +14,8 @@ namespace {
 
 }  // namespace
 
-CudaBuild cuda_build() { return {}; }
+std::string cuda_toolkit() { return {}; }
+std::string cuda_targets() { return {}; }
 int cuda_device_count() { return 0; }
 CudaDeviceGuard::CudaDeviceGuard(int) { throw_cuda_missing(); }
 CudaDeviceGuard::~CudaDeviceGuard() = default;

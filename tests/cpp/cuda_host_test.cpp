@@ -274,8 +274,8 @@ TEST_CASE("cuda: a driver that is too old, and a GPU that nothing was built for,
 }
 
 TEST_CASE("cuda: what the library says about devices and streams") {
-  CHECK(cuda_build().toolkit == "13.0");
-  CHECK_FALSE(cuda_build().targets.empty());
+  CHECK(cuda_toolkit() == "13.0");
+  CHECK_FALSE(cuda_targets().empty());
   CHECK(cuda_device_count() == 8);
   cuda_host::set_device_count(0);
   CHECK(cuda_device_count() == 0);

@@ -46,8 +46,7 @@ def broken() -> str:
     """What is wrong with zcomm on a machine that has a GPU; empty if nothing is."""
     if not IS_GPU:
         return ""
-    build = getattr(_core, "cuda_build", None)
-    if build is None or not build().toolkit:
+    if not _core.cuda_toolkit():
         return f"{_core.__file__} was built without CUDA: install zcomm where nvcc is on the PATH (make gpu does)"
     return ""
 

@@ -303,7 +303,7 @@ def test_arrays_on_a_gpu_without_cuda_or_memory() -> None:
         codec.encode(Dlpack(x), "int8:32")
     with pytest.raises(ValueError, match="isa: expected none for arrays on GPU 0, got 'baseline'"):
         codec.encode(Dlpack(x), "int8:32", isa="baseline", out=Dlpack(np.empty(80, np.uint8)))
-    if _core.cuda_build().toolkit:
+    if _core.cuda_toolkit():
         pytest.skip("this build has CUDA")
     with pytest.raises(RuntimeError, match="this build of zcomm has no CUDA: it was built without nvcc"):
         codec.encode(Dlpack(x), "int8:32", out=Dlpack(np.empty(80, np.uint8)))

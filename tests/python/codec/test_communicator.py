@@ -180,7 +180,7 @@ def test_a_machine_without_gpus(connections: list[tuple[Any, ...]], monkeypatch:
         zcomm.Communicator(0, 1, ID)
 
 
-@pytest.mark.skipif(bool(_core.cuda_build().toolkit), reason="this build has CUDA")
+@pytest.mark.skipif(bool(_core.cuda_toolkit()), reason="this build has CUDA")
 def test_a_build_without_cuda_says_so() -> None:
     message = "this build of zcomm has no CUDA: it was built without nvcc, or with ZCOMM_CUDA=OFF."
     for call in (
@@ -192,13 +192,13 @@ def test_a_build_without_cuda_says_so() -> None:
     ):
         with pytest.raises(_core.Error, match=message):
             call()
-    assert (_core.cuda_build().toolkit, _core.cuda_build().targets) == ("", "")
+    assert (_core.cuda_toolkit(), _core.cuda_targets()) == ("", "")
 
 
-@pytest.mark.skipif(not _core.cuda_build().toolkit, reason="this build has no CUDA")
+@pytest.mark.skipif(not _core.cuda_toolkit(), reason="this build has no CUDA")
 def test_a_build_with_cuda_says_for_which_gpus() -> None:
-    assert float(_core.cuda_build().toolkit) >= 12
-    assert _core.cuda_build().targets
+    assert float(_core.cuda_toolkit()) >= 12
+    assert _core.cuda_targets()
     try:
         path, version = _nccl.load()
     except _core.TransportError as error:

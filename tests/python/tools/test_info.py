@@ -22,7 +22,7 @@ def test_info_tells_what_was_built_and_what_the_environment_sets() -> None:
     output = told("info", ZCOMM_MIN_BYTES="4096").stdout
     for name in ("CPU codecs", "CUDA", "ZCOMM_NCCL_LIB", "ZCOMM_ISA"):
         assert name in output
-    assert ("not built (no nvcc, or ZCOMM_CUDA=OFF)" in output) != bool(_core.cuda_build().toolkit)
+    assert ("not built (no nvcc, or ZCOMM_CUDA=OFF)" in output) != bool(_core.cuda_toolkit())
     (line,) = (line for line in output.splitlines() if line.startswith("ZCOMM_MIN_BYTES"))
     assert line.split() == ["ZCOMM_MIN_BYTES", "4096", "min_bytes=4096"]
 

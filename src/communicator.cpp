@@ -37,7 +37,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
     }
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
-  const std::string call = operation.words(arguments) + (transport_->compares_every_call() ? operation.turn() : "");
+  const std::string call = operation.words(arguments) + (transport_->takes_limits() ? operation.turn() : "");
   resources.seed = seed_ = next_seed(seed_);
   Pipeline pipeline;
   bool has_sent = !is_captured;

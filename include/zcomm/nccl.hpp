@@ -9,25 +9,22 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zcomm/transport.hpp"
 
 namespace zcomm {
 
-struct NcclLibrary {
-  std::string path;
-  int version = 0;  // as ncclGetVersion: 22809 is 2.28.9
-};
-
 // Oldest supported version: earlier releases hang or crash when non-blocking communicators are aborted.
 inline constexpr int kMinNcclVersion = 22703;  // 2.27.3
 
-// Opens NCCL once per process and returns that library from later calls. Tries in order: the file in ZCOMM_NCCL_LIB,
-// the copy mapped in the process, `wheel_path` if it is not empty (nvidia/nccl/lib/libnccl.so.2 of the installed
-// wheel), the soname libnccl.so.2. Never maps a second copy next to a mapped one. Throws TransportError that lists what
-// was tried, or names the file and its missing symbol or too old version.
-const NcclLibrary& load_nccl(const std::string& wheel_path = {});
+// Opens NCCL once per process, and returns that library's path and version in all calls; 22809 is 2.28.9. Tries in
+// order: the file in ZCOMM_NCCL_LIB, the copy mapped in the process, `wheel_path` if it is not empty
+// (nvidia/nccl/lib/libnccl.so.2 of the installed wheel), the soname libnccl.so.2. Never maps a second copy next to a
+// mapped one. Throws TransportError that lists what was tried, or names the file and its missing symbol or too old
+// version.
+std::pair<std::string, int> load_nccl(const std::string& wheel_path = {});
 
 using NcclUniqueId = std::array<std::byte, 128>;
 

@@ -89,11 +89,9 @@ class [[gnu::visibility("default")]] Transport {
   // Returns true if the transport does not group: then many small transfers cost no more than a large one.
   virtual bool starts_at_once() const { return true; }
 
-  // Returns false if the transport must know the size of every message: see Recv::is_limit.
+  // Returns false if the transport must know the size of every message: see Recv::is_limit. Such a transport, of GPUs,
+  // compares a call only when its words are new.
   virtual bool takes_limits() const { return true; }
-
-  // Returns false if the transport compares a call only when its words are new.
-  virtual bool compares_every_call() const { return true; }
 
   // Throws if an earlier transfer has failed meanwhile, or what was compared or watched was wrong. On a CPU wait()
   // throws instead.

@@ -62,13 +62,7 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_toolkit", &cuda_toolkit, "Such as 13.0; empty in a build without CUDA.");
   module.def("cuda_targets", &cuda_targets, "What the kernels are compiled for.");
   module.def("cuda_device_count", &cuda_device_count, no_gil);
-  module.def(
-      "load_nccl",
-      [](const std::string& wheel_path) {
-        const NcclLibrary& library = load_nccl(wheel_path);
-        return std::pair(library.path, library.version);
-      },
-      py::arg("wheel_path") = "", no_gil, "(path, version as ncclGetVersion has it)");
+  module.def("load_nccl", &load_nccl, py::arg("wheel_path") = "", no_gil, "(path, version as ncclGetVersion has it)");
   module.def(
       "wait_for",
       [](std::uintptr_t stream, std::uintptr_t earlier, int device) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -27,7 +26,7 @@ NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   });
   or_fail([this] {
     check_cuda(cudaGetDevice(&device_), "tell the current device");
-    communicator_ = std::make_shared<NcclCommunicator>(nccl::library().symbols);
+    communicator_ = std::make_shared<NcclCommunicator>();
   });
   communicator_->check_not_capturing();
   or_fail([this] { connect(); });
@@ -41,14 +40,14 @@ void NcclTransport::or_fail(Step&& step) {
   } catch (const Error& error) {
     fail_and_throw("", error);
   } catch (...) {  // an interruption of the caller's
-    fail({"was interrupted while it connected over NCCL", false}, /*ask=*/false);
+    fail("", TransportError("was interrupted while it connected over NCCL"), /*ask=*/false);
     wait_for_abort();
     throw;
   }
 }
 
 void NcclTransport::fail_and_throw(const std::string& prefix, const Error& error) {
-  fail({prefix + error.what(), dynamic_cast<const TimeoutError*>(&error) != nullptr}, /*ask=*/true);
+  fail(prefix, error, /*ask=*/true);
   wait_for_abort();  // NCCL may still launch the work that this thread gave up
   throw_failure("");
 }
@@ -62,13 +61,15 @@ std::vector<int> NcclTransport::peers() const {
 }
 
 void NcclTransport::connect() {
-  Clock::time_point next_look{};
-  const auto look_often = [&] { look(next_look, "connect over NCCL", /*asks_peers=*/true); };
+  const Clock::time_point deadline = deadline_after(options_.connect_timeout);
   try {
     is_connected_.resize(static_cast<std::size_t>(size()));
     for (const int peer : peers()) is_connected_[static_cast<std::size_t>(peer)] = true;
     const std::lock_guard lock(communicator_->mutex());
-    communicator_->connect(options_, peers(), {deadline_after(options_.connect_timeout), give_up_, look_often});
+    communicator_->connect(options_, peers(), [&](const char* what) {
+      check_wait(what, deadline);
+      look("connect over NCCL", /*asks_peers=*/true);
+    });
   } catch (const TimeoutError&) {
     throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
                        " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
@@ -76,9 +77,14 @@ void NcclTransport::connect() {
   }
 }
 
-void NcclTransport::look(Clock::time_point& next, const char* what, bool asks_peers) {
-  if (Clock::now() < next) return;
-  next = Clock::now() + kLookInterval;
+void NcclTransport::check_wait(const char* what, Clock::time_point deadline) const {
+  if (give_up_) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
+  if (Clock::now() >= deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
+}
+
+void NcclTransport::look(const char* what, bool asks_peers) {
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kLookInterval;
   std::string why = options_.interruption ? options_.interruption() : std::string();
   if (why.empty() && asks_peers) why = ask_peers(kLookInterval);
   if (!why.empty()) throw TransportError(std::string("gave up to ") + what + ": " + why);
@@ -98,16 +104,16 @@ NcclTransport::~NcclTransport() {
 void NcclTransport::close() noexcept {
   // Closes with a time limit: a graph that captured transfers needs the communicator, and NCCL waits for the graph to
   // be destroyed. This code cannot see graphs, so after the limit it leaves the communicator open for good.
-  const Patience patience{Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout), give_up_};
+  const Clock::time_point deadline = Clock::now() + (was_captured_ ? kGraphTimeout : kCloseTimeout);
   try {
     const CudaDeviceGuard device(device_);
     const std::lock_guard lock(communicator_->mutex());
-    if (communicator_->close(patience)) return;
+    if (communicator_->close([&](const char* what) { check_wait(what, deadline); })) return;
     if (was_captured_) return communicator_->forget();
   } catch (const Error&) {
     // The device is lost.
   }
-  fail({"the transport did not close", false}, /*ask=*/false);
+  fail("", TransportError("the transport did not close"), /*ask=*/false);
   wait_for_abort();
 }
 
@@ -119,8 +125,8 @@ bool NcclTransport::finish_transfers() noexcept {
     while (!has_failed()) {
       {
         const std::lock_guard lock(groups_mutex_);
-        groups_.collect_done();
-        if (!groups_.any_watched() && findings_.empty()) return true;
+        collect_done();
+        if (watched_groups_.empty() && findings_.empty()) return true;
       }
       if (call()->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
       std::this_thread::sleep_for(1ms);
@@ -128,7 +134,7 @@ bool NcclTransport::finish_transfers() noexcept {
   } catch (const Error&) {
     // The device is lost.
   }
-  fail({"the transport was closed with transfers under way", false}, /*ask=*/false);
+  fail("", TransportError("the transport was closed with transfers under way"), /*ask=*/false);
   wait_for_abort();
   return false;
 }
@@ -189,8 +195,10 @@ void NcclTransport::compare(const std::string& call, std::span<const int> peers,
 
 void NcclTransport::check() {
   throw_if_failed();
-  if (const std::optional<NcclFailure> failure = look_at_findings()) {
-    fail(*failure, /*ask=*/false);
+  try {
+    look_at_findings();
+  } catch (const Error& error) {
+    fail("", error, /*ask=*/false);
     throw_failure("");
   }
 }
@@ -207,22 +215,45 @@ void NcclTransport::end_group(StreamView stream) {
   if (group == nullptr) return;
   if (group->num_waits > 0) return launch(*group, stream);
   const std::lock_guard lock(groups_mutex_);
-  groups_.put_back_if_over(*group);
+  put_back_if_over(*group);
 }
 
 NcclGroup& NcclTransport::take_group() {
   try {
     {
       const std::lock_guard lock(groups_mutex_);
-      if (NcclGroup* const idle = groups_.take(); idle != nullptr) return *idle;
+      if (idle_groups_.empty()) collect_done();
+      if (!idle_groups_.empty()) {
+        NcclGroup* const idle = idle_groups_.back();
+        idle_groups_.pop_back();
+        return *idle;
+      }
     }
     const CudaDeviceGuard device(device_);
     auto made = std::make_unique<NcclGroup>();
     const std::lock_guard lock(groups_mutex_);
-    return groups_.add(std::move(made));
+    idle_groups_.reserve(groups_.size() + 1);  // so that putting one back never allocates
+    watched_groups_.reserve(groups_.size() + 1);
+    return *groups_.emplace_back(std::move(made));
   } catch (const Error& error) {
     fail_and_throw(call()->in(), error);
   }
+}
+
+void NcclTransport::put_back_if_over(NcclGroup& group) {
+  if (group.num_waits > 0 || group.is_watched) return;
+  group.messages = {};
+  group.call.reset();
+  idle_groups_.push_back(&group);
+}
+
+void NcclTransport::collect_done() {
+  auto next = watched_groups_.begin();
+  for (; next != watched_groups_.end() && (*next)->done.is_over("finish a transfer"); ++next) {
+    (*next)->is_watched = false;
+    put_back_if_over(**next);
+  }
+  watched_groups_.erase(watched_groups_.begin(), next);
 }
 
 std::unique_ptr<Transfer> NcclTransport::add_transfer(NcclGroup& group, StreamView stream) {
@@ -250,15 +281,14 @@ std::unique_ptr<Transfer> NcclTransport::all_gather(std::byte* slots, std::size_
   throw_if_failed();
   if (size() == 1 || slot_bytes == 0) return std::make_unique<NcclTransfer>(*this, nullptr);
   NcclGroup& group = join_group();
-  group.messages.gathers.push_back({slots, slot_bytes});
+  group.messages.gathers.emplace_back(slots, slot_bytes * static_cast<std::size_t>(size()));
   return add_transfer(group, stream);
 }
 
 // Holds no lock while it submits work: CUDA blocks the host when a launch queue is full.
 void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   throw_if_failed();
-  Clock::time_point next_look = Clock::now() + kLookInterval;
-  const auto look_often = [&] { look(next_look, "start a transfer", /*asks_peers=*/false); };
+  next_look_ = Clock::now() + kLookInterval;
   try {
     const CudaDeviceGuard device(device_);
     group.call = call();
@@ -271,18 +301,22 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
-      communicator_->run(group.messages, {group.call->deadline, give_up_, look_often});
+      communicator_->run(group.messages, [this, &group](const char* what) {
+        check_wait(what, group.call->deadline);
+        look(what, /*asks_peers=*/false);
+      });
     }
     group.done.record({communicator_->stream()});
     if (!group.is_captured) {
       const std::lock_guard lock(groups_mutex_);
-      groups_.watch(group);
+      watched_groups_.push_back(&group);
+      group.is_watched = true;
     }
     is_launching_ = false;
   } catch (const Error& error) {
     fail_and_throw(call()->in(), error);
   } catch (...) {  // an interruption of the caller's
-    fail({call()->in() + "was interrupted while it started a transfer", false}, /*ask=*/false);
+    fail(call()->in(), TransportError("was interrupted while it started a transfer"), /*ask=*/false);
     wait_for_abort();
     throw;
   }
@@ -319,18 +353,18 @@ void NcclTransport::wait(NcclGroup& group, StreamView stream) {
   group.done.make_wait(stream);
   const std::lock_guard lock(groups_mutex_);
   --group.num_waits;
-  groups_.put_back_if_over(group);
+  put_back_if_over(group);
 }
 
 void NcclTransport::give_up(const NcclGroup& group) noexcept {
-  fail({call()->in() + "this rank stopped between the start of a transfer and its end", false}, /*ask=*/false);
+  fail(call()->in(), TransportError("this rank stopped between the start of a transfer and its end"), /*ask=*/false);
   if (group.call == nullptr || group.is_captured) return;
   // Waits, because the transfer's memory may be freed as soon as this returns.
   const Clock::time_point latest = Clock::now() + kCloseTimeout;
   try {
     for (; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
       const std::lock_guard lock(groups_mutex_);
-      groups_.collect_done();
+      collect_done();
       if (!group.is_watched) return;
     }
   } catch (const Error&) {
@@ -339,15 +373,13 @@ void NcclTransport::give_up(const NcclGroup& group) noexcept {
 }
 
 NcclUniqueId make_nccl_unique_id() {
-  const nccl::Symbols& symbols = nccl::library().symbols;
-  nccl::UniqueId id;
-  const nccl::Result result = symbols.GetUniqueId(&id);
+  const nccl::Library& nccl = nccl::library();
+  NcclUniqueId id;
+  const nccl::Result result = nccl.GetUniqueId(&id);
   if (result != nccl::Result::success) {
-    throw TransportError(std::string("NCCL could not name a group of ranks: ") + symbols.GetErrorString(result));
+    throw TransportError(std::string("NCCL could not name a group of ranks: ") + nccl.GetErrorString(result));
   }
-  NcclUniqueId bytes;
-  std::memcpy(bytes.data(), &id, bytes.size());
-  return bytes;
+  return id;
 }
 
 std::unique_ptr<Transport> make_nccl_transport(const NcclOptions& options) {

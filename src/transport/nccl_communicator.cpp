@@ -59,13 +59,7 @@ std::string NcclTexts::difference(std::span<const int> peers) const {
   return {};
 }
 
-void Patience::check(const char* what) const {
-  if (give_up) throw TransportError(std::string("gave up to ") + what + ": the transport was aborted");
-  if (Clock::now() >= deadline) throw TimeoutError(std::string("NCCL could not ") + what + " in time");
-  if (look) look();
-}
-
-NcclCommunicator::NcclCommunicator(const nccl::Symbols& symbols) : symbols_(symbols) {
+NcclCommunicator::NcclCommunicator() {
   int least = 0;
   int greatest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
@@ -79,8 +73,8 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 void NcclCommunicator::fail(Result result, const char* what) const {
-  const char* detail = symbols_.GetLastError(communicator_);
-  std::string text = std::string("NCCL could not ") + what + ": " + symbols_.GetErrorString(result);
+  const char* detail = nccl_.GetLastError(communicator_);
+  std::string text = std::string("NCCL could not ") + what + ": " + nccl_.GetErrorString(result);
   if (detail != nullptr && *detail != '\0') text += std::string(" (") + detail + ")";
   throw TransportError(text);
 }
@@ -93,11 +87,11 @@ void NcclCommunicator::settle(const char* what, const Patience& patience) const 
   const Clock::time_point start = Clock::now();
   for (;;) {
     Result state = Result::success;
-    const Result result = symbols_.CommGetAsyncError(communicator_, &state);
+    const Result result = nccl_.CommGetAsyncError(communicator_, &state);
     if (result != Result::success) fail(result, what);
     if (state == Result::success) return;
     if (state != Result::in_progress) fail(state, what);
-    patience.check(what);
+    patience(what);
     // Spins first: a launch takes about ten microseconds, and sleeping would delay the other ranks. Connecting takes
     // long.
     if (Clock::now() - start < std::chrono::milliseconds(1)) {
@@ -123,13 +117,11 @@ void NcclCommunicator::check_not_capturing() const {
 void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience) {
   check_environment();
   const RelaxedCaptureGuard relaxed;
-  nccl::UniqueId id;
-  std::memcpy(&id, options.unique_id.data(), sizeof(id));
   nccl::Config config;
   config.blocking = 0;
   rank_ = options.rank;
   size_ = options.size;
-  check(symbols_.CommInitRankConfig(&communicator_, options.size, id, options.rank, &config), "connect");
+  check(nccl_.CommInitRankConfig(&communicator_, options.size, options.unique_id, options.rank, &config), "connect");
   settle("connect", patience);
   if (!peers.empty()) connect_peers(peers, options.agreement, patience);
 }
@@ -145,7 +137,7 @@ void NcclCommunicator::connect_peers(std::span<const int> peers, const std::stri
   texts.fetch(stream_);
   while (!texts.are_fetched()) {
     check_health();
-    patience.check(kWhat);
+    patience(kWhat);
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   if (const std::string found = texts.difference(peers); !found.empty()) throw TransportError(found);
@@ -166,23 +158,24 @@ void NcclCommunicator::follow(StreamView stream) {
 
 void NcclCommunicator::run(const NcclMessages& messages, const Patience& patience) {
   constexpr const char* kWhat = "start a transfer";
-  check(symbols_.GroupStart(), kWhat);
+  check(nccl_.GroupStart(), kWhat);
   Result first_error = Result::success;
   const auto note = [&](Result result) {
     if (first_error == Result::success && result != Result::in_progress) first_error = result;
   };
   for (const Send& send : messages.sends) {
-    note(symbols_.Send(send.data, send.num_bytes, nccl::DataType::int8, send.peer, communicator_, stream_));
+    note(nccl_.Send(send.data, send.num_bytes, nccl::kInt8, send.peer, communicator_, stream_));
   }
   for (const Recv& recv : messages.recvs) {
-    note(symbols_.Recv(recv.data, recv.num_bytes, nccl::DataType::int8, recv.peer, communicator_, stream_));
+    note(nccl_.Recv(recv.data, recv.num_bytes, nccl::kInt8, recv.peer, communicator_, stream_));
   }
-  for (const NcclMessages::Gather& gather : messages.gathers) {
-    const std::byte* own = gather.slots + static_cast<std::size_t>(rank_) * gather.slot_bytes;
-    note(symbols_.AllGather(own, gather.slots, gather.slot_bytes, nccl::DataType::int8, communicator_, stream_));
+  for (const std::span<std::byte> slots : messages.gathers) {
+    const std::size_t slot_bytes = slots.size() / static_cast<std::size_t>(size_);
+    const std::byte* own = slots.data() + static_cast<std::size_t>(rank_) * slot_bytes;
+    note(nccl_.AllGather(own, slots.data(), slot_bytes, nccl::kInt8, communicator_, stream_));
   }
   // Ends the group also after an error: groups are counted per thread.
-  const Result result = symbols_.GroupEnd();
+  const Result result = nccl_.GroupEnd();
   check(first_error, kWhat);
   check(result, kWhat);
   if (result == Result::success) {
@@ -198,7 +191,7 @@ void NcclCommunicator::run(const NcclMessages& messages, const Patience& patienc
 
 void NcclCommunicator::check_health() const {
   Result state = Result::success;
-  const Result result = symbols_.CommGetAsyncError(communicator_, &state);
+  const Result result = nccl_.CommGetAsyncError(communicator_, &state);
   check(result, "tell how it is");
   check(state, "go on");
 }
@@ -206,9 +199,9 @@ void NcclCommunicator::check_health() const {
 bool NcclCommunicator::close(const Patience& patience) noexcept {
   if (communicator_ == nullptr) return true;
   try {
-    check(symbols_.CommFinalize(communicator_), "finish its work");
+    check(nccl_.CommFinalize(communicator_), "finish its work");
     settle("finish its work", patience);
-    check(symbols_.CommDestroy(communicator_), "close");
+    check(nccl_.CommDestroy(communicator_), "close");
     communicator_ = nullptr;
     return true;
   } catch (const Error&) {
@@ -222,7 +215,7 @@ void NcclCommunicator::abort() noexcept {
     const std::lock_guard lock(mutex_);
     aborted = std::exchange(communicator_, nullptr);
   }
-  if (aborted != nullptr) static_cast<void>(symbols_.CommAbort(aborted));
+  if (aborted != nullptr) static_cast<void>(nccl_.CommAbort(aborted));
 }
 
 }  // namespace zcomm

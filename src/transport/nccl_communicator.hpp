@@ -17,25 +17,14 @@
 
 namespace zcomm {
 
-// Time limit of a call into NCCL, and what ends the wait early.
-struct Patience {
-  std::chrono::steady_clock::time_point deadline;
-  const std::atomic<bool>& give_up;
-  std::function<void()> look = {};  // called often; may throw
-
-  // Throws if the wait for `what` is over.
-  void check(const char* what) const;
-};
+// Called often while NCCL is waited for. Throws if the wait for it to `what` is over.
+using Patience = std::function<void(const char* what)>;
 
 // Messages of one NCCL group.
 struct NcclMessages {
-  struct Gather {
-    std::byte* slots;
-    std::size_t slot_bytes;
-  };
   std::vector<Send> sends;
   std::vector<Recv> recvs;
-  std::vector<Gather> gathers;
+  std::vector<std::span<std::byte>> gathers;  // slots of all ranks
 };
 
 // Memory in which ranks exchange what they are to have alike, in words: one slot for each rank.
@@ -49,7 +38,7 @@ class NcclTexts {
   bool are_fetched() const { return fetched_.is_over("compare calls"); }
   // Returns the messages to send in between: with these peers, or a gather of all ranks.
   NcclMessages messages(std::span<const int> peers) const;
-  NcclMessages gather() const { return {{}, {}, {{device_.data(), sizeof(CallText)}}}; }
+  NcclMessages gather() const { return {{}, {}, {{device_.data(), device_.size()}}}; }
   // Returns the text of a TransportError about the first of these peers that has other words, or an empty string.
   std::string difference(std::span<const int> peers) const;
 
@@ -67,10 +56,10 @@ class NcclTexts {
 
 // NCCL communicator, for one thread inside NCCL at a time. The caller holds mutex(), except for mutex(), stream(),
 // texts(), follow() and abort(). All calls except abort() are non-blocking in NCCL: they poll what NCCL does in the
-// background and throw TransportError or TimeoutError soon after `patience` ends. So the mutex is never held for long.
+// background and throw soon after `patience` ends. So the mutex is never held for long.
 class NcclCommunicator {
  public:
-  explicit NcclCommunicator(const nccl::Symbols& symbols);
+  NcclCommunicator();
   ~NcclCommunicator();  // requires close(), abort() or forget() before
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -114,7 +103,7 @@ class NcclCommunicator {
   void settle(const char* what, const Patience& patience) const;
   [[noreturn]] void fail(nccl::Result result, const char* what) const;
 
-  const nccl::Symbols& symbols_;
+  const nccl::Library& nccl_ = nccl::library();
   std::mutex mutex_;
   nccl::Comm communicator_ = nullptr;
   int rank_ = 0;

@@ -1,5 +1,4 @@
 // Meeting of the ranks of a communicator that the caller owns.
-#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -15,101 +14,82 @@ using nccl::Result;
 using Clock = std::chrono::steady_clock;
 
 struct Slot {
-  nccl::UniqueId unique_id{};  // rank 0 alone fills it
+  NcclUniqueId unique_id{};  // rank 0 alone fills it
   std::uint64_t token = 0;
 };
 
-class Meeting {
- public:
-  Meeting(nccl::Comm communicator, std::chrono::milliseconds timeout, const std::function<void()>& look)
-      : communicator_(communicator), deadline_(deadline_after(timeout)), look_(look) {
-    check(symbols_.CommCount(communicator, &size));
-    check(symbols_.CommUserRank(communicator, &rank));
-    check(symbols_.CommCuDevice(communicator, &device));
+void check(Result result) {
+  if (result == Result::success || result == Result::in_progress) return;
+  throw TransportError(std::string("NCCL could not meet over the given communicator: ") +
+                       nccl::library().GetErrorString(result));
+}
+
+bool is_launched(nccl::Comm communicator) {
+  Result state = Result::success;
+  check(nccl::library().CommGetAsyncError(communicator, &state));
+  check(state);
+  return state == Result::success;
+}
+
+// Gathers the slots of all ranks, in memory of the current device. `keep_waiting` throws when that takes too long.
+void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const std::function<void()>& keep_waiting) {
+  const auto wait = [&](auto&& is_over) {
+    for (; !is_over(); std::this_thread::sleep_for(std::chrono::microseconds(200))) keep_waiting();
+  };
+  const Slot& own = slots[static_cast<std::size_t>(rank)];
+  const std::size_t num_bytes = slots.size() * sizeof(Slot);
+  auto memory = std::make_unique<DeviceBytes>(num_bytes);
+  auto* const on_device = reinterpret_cast<Slot*>(memory->data());
+  Event done;
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
+  try {
+    check_cuda(cudaMemcpyAsync(on_device + rank, &own, sizeof(Slot), cudaMemcpyHostToDevice, stream), "copy");
+    check(nccl::library().AllGather(on_device + rank, on_device, sizeof(Slot), nccl::kInt8, communicator, stream));
+    wait([&] { return is_launched(communicator); });
+    done.record({stream});
+    wait([&] { return done.is_over(); });
+    check_cuda(cudaMemcpyAsync(slots.data(), on_device, num_bytes, cudaMemcpyDeviceToHost, stream), "copy");
+    check_cuda(cudaStreamSynchronize(stream), "finish the work of a stream");
+  } catch (...) {
+    // Leaves memory and stream behind: the all-gather may still be under way, and its communicator's owner ends it.
+    static_cast<void>(memory.release());  // NOLINT(bugprone-unused-return-value): left behind
+    throw;
   }
-
-  // Returns the slots of all ranks.
-  std::vector<Slot> gather(std::uint64_t token) {
-    const RelaxedCaptureGuard relaxed;
-    const CudaDeviceGuard guard(device);
-    std::vector<Slot> slots(static_cast<std::size_t>(size));
-    Slot& own = slots[static_cast<std::size_t>(rank)];
-    own.token = token;
-    if (rank == 0) check(symbols_.GetUniqueId(&own.unique_id));
-    const std::size_t num_bytes = slots.size() * sizeof(Slot);
-    auto memory = std::make_unique<DeviceBytes>(num_bytes);
-    auto* const device_slots = reinterpret_cast<Slot*>(memory->data());
-    Event done;
-    cudaStream_t stream = nullptr;
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
-    try {
-      check_cuda(cudaMemcpyAsync(device_slots + rank, &own, sizeof(Slot), cudaMemcpyHostToDevice, stream), "copy");
-      check(symbols_.AllGather(device_slots + rank, device_slots, sizeof(Slot), nccl::DataType::int8, communicator_,
-                               stream));
-      wait([this] { return is_launched(); });
-      done.record({stream});
-      wait([&done] { return done.is_over(); });
-      check_cuda(cudaMemcpyAsync(slots.data(), device_slots, num_bytes, cudaMemcpyDeviceToHost, stream), "copy");
-      check_cuda(cudaStreamSynchronize(stream), "finish the work of a stream");
-    } catch (...) {
-      // Leaves memory and stream behind: the all-gather may still be under way, and its communicator's owner ends it.
-      static_cast<void>(memory.release());  // NOLINT(bugprone-unused-return-value): left behind
-      throw;
-    }
-    check_cuda(cudaStreamDestroy(stream), "destroy a stream");
-    return slots;
-  }
-
-  int rank = 0;
-  int size = 1;
-  int device = 0;
-
- private:
-  void check(Result result) const {
-    if (result == Result::success || result == Result::in_progress) return;
-    throw TransportError(std::string("NCCL could not meet over the given communicator: ") +
-                         symbols_.GetErrorString(result));
-  }
-
-  bool is_launched() const {
-    Result state = Result::success;
-    check(symbols_.CommGetAsyncError(communicator_, &state));
-    check(state);
-    return state == Result::success;
-  }
-
-  template <class IsOver>
-  void wait(IsOver&& is_over) const {
-    Clock::time_point next_look = Clock::now() + std::chrono::milliseconds(100);
-    while (!is_over()) {
-      const Clock::time_point now = Clock::now();
-      if (now >= next_look) {
-        next_look = now + std::chrono::milliseconds(100);
-        look_();
-      }
-      if (now >= deadline_) {
-        throw TimeoutError("rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                           " did not meet the others over the given NCCL communicator in time");
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-  }
-
-  const nccl::Symbols& symbols_ = nccl::library().symbols;
-  const nccl::Comm communicator_;
-  const Clock::time_point deadline_;
-  const std::function<void()>& look_;
-};
+  check_cuda(cudaStreamDestroy(stream), "destroy a stream");
+}
 
 }  // namespace
 
 NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
                            const std::function<void()>& look) {
   check_argument(communicator != nullptr, [] { return std::string("communicator: expected an ncclComm_t, got null"); });
-  Meeting meeting(static_cast<nccl::Comm>(communicator), timeout, look);
-  const std::vector<Slot> slots = meeting.gather(token);
-  NcclMeeting met{meeting.rank, meeting.device, {}, {}};
-  std::memcpy(met.unique_id.data(), &slots.front().unique_id, met.unique_id.size());
+  const Clock::time_point deadline = deadline_after(timeout);
+  const nccl::Library& nccl = nccl::library();
+  auto* const given = static_cast<nccl::Comm>(communicator);
+  NcclMeeting met;
+  int size = 1;
+  check(nccl.CommCount(given, &size));
+  check(nccl.CommUserRank(given, &met.rank));
+  check(nccl.CommCuDevice(given, &met.device));
+  const RelaxedCaptureGuard relaxed;
+  const CudaDeviceGuard device(met.device);
+  std::vector<Slot> slots(static_cast<std::size_t>(size));
+  Slot& own = slots[static_cast<std::size_t>(met.rank)];
+  own.token = token;
+  if (met.rank == 0) check(nccl.GetUniqueId(&own.unique_id));
+  Clock::time_point next_look = Clock::now() + std::chrono::milliseconds(100);
+  gather(given, slots, met.rank, [&] {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_look) {
+      next_look = now + std::chrono::milliseconds(100);
+      look();
+    }
+    if (now < deadline) return;
+    throw TimeoutError("rank " + std::to_string(met.rank) + " of " + std::to_string(size) +
+                       " did not meet the others over the given NCCL communicator in time");
+  });
+  met.unique_id = slots.front().unique_id;
   for (const Slot& slot : slots) met.tokens.push_back(slot.token);
   return met;
 }

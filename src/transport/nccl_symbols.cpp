@@ -53,24 +53,24 @@ void* find(const std::string& named_path, const std::string& wheel_path) {
 Library open_library(const std::string& named_path, const std::string& wheel_path) {
   void* handle = find(named_path, wheel_path);
   Library library;
-  library.description.path = path_of(handle);
+  library.path = path_of(handle);
   const auto resolve = [&]<class Function>(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(handle, name));
     if (function == nullptr) {
       throw TransportError("NCCL: expected 2.27.3 or later, got one without " + std::string(name) + ", " +
-                           library.description.path);
+                           library.path);
     }
   };
-#define ZCOMM_RESOLVE(name, result, parameters) resolve(library.symbols.name, "nccl" #name);
+#define ZCOMM_RESOLVE(name, result, parameters) resolve(library.name, "nccl" #name);
   ZCOMM_NCCL_FUNCTIONS(ZCOMM_RESOLVE)
 #undef ZCOMM_RESOLVE
-  if (library.symbols.GetVersion(&library.description.version) != Result::success) {
-    throw TransportError(library.description.path + " does not tell its version");
+  if (library.GetVersion(&library.version) != Result::success) {
+    throw TransportError(library.path + " does not tell its version");
   }
-  if (const int version = library.description.version; version < kMinNcclVersion) {
+  if (const int version = library.version; version < kMinNcclVersion) {
     throw TransportError("NCCL: expected 2.27.3 or later, got " + std::to_string(version / 10000) + "." +
                          std::to_string(version / 100 % 100) + "." + std::to_string(version % 100) + " from " +
-                         library.description.path + ": earlier ones can hang or crash in an abort");
+                         library.path + ": earlier ones can hang or crash in an abort");
   }
   return library;
 }
@@ -87,6 +87,9 @@ const Library& library(const std::string& wheel_path) {
 
 namespace zcomm {
 
-const NcclLibrary& load_nccl(const std::string& wheel_path) { return nccl::library(wheel_path).description; }
+std::pair<std::string, int> load_nccl(const std::string& wheel_path) {
+  const nccl::Library& library = nccl::library(wheel_path);
+  return {library.path, library.version};
+}
 
 }  // namespace zcomm

@@ -24,14 +24,10 @@ enum class Result : unsigned {
   in_progress = 7,
 };
 
-enum class DataType : unsigned { int8 = 0 };
+inline constexpr unsigned kInt8 = 0;  // an ncclDataType_t
 
 using Comm = ::ncclComm*;
 using Stream = ::CUstream_st*;
-
-struct UniqueId {
-  char internal[128];
-};
 
 inline constexpr int kUndefined = INT_MIN;
 
@@ -51,10 +47,10 @@ struct Config {
 // F(name after "nccl", result, parameters)
 #define ZCOMM_NCCL_FUNCTIONS(F)                                            \
   F(GetVersion, Result, (int*))                                            \
-  F(GetUniqueId, Result, (UniqueId*))                                      \
+  F(GetUniqueId, Result, (NcclUniqueId*))                                  \
   F(GetErrorString, const char*, (Result))                                 \
   F(GetLastError, const char*, (Comm))                                     \
-  F(CommInitRankConfig, Result, (Comm*, int, UniqueId, int, Config*))      \
+  F(CommInitRankConfig, Result, (Comm*, int, NcclUniqueId, int, Config*))  \
   F(CommCount, Result, (Comm, int*))                                       \
   F(CommUserRank, Result, (Comm, int*))                                    \
   F(CommCuDevice, Result, (Comm, int*))                                    \
@@ -64,19 +60,16 @@ struct Config {
   F(CommAbort, Result, (Comm))                                             \
   F(GroupStart, Result, ())                                                \
   F(GroupEnd, Result, ())                                                  \
-  F(Send, Result, (const void*, std::size_t, DataType, int, Comm, Stream)) \
-  F(Recv, Result, (void*, std::size_t, DataType, int, Comm, Stream))       \
-  F(AllGather, Result, (const void*, void*, std::size_t, DataType, Comm, Stream))
+  F(Send, Result, (const void*, std::size_t, unsigned, int, Comm, Stream)) \
+  F(Recv, Result, (void*, std::size_t, unsigned, int, Comm, Stream))       \
+  F(AllGather, Result, (const void*, void*, std::size_t, unsigned, Comm, Stream))
 
-struct Symbols {
+struct Library {
+  std::string path;
+  int version = 0;
 #define ZCOMM_DECLARE(name, result, parameters) result(*name) parameters = nullptr;
   ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 #undef ZCOMM_DECLARE
-};
-
-struct Library {
-  NcclLibrary description;
-  Symbols symbols;
 };
 
 // Opens a library as load_nccl() does; `named_path` is the value of ZCOMM_NCCL_LIB.

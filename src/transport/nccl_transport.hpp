@@ -1,7 +1,6 @@
 // Transfers over one NCCL communicator, and the watchdog that aborts failed ones.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <future>
@@ -39,64 +38,6 @@ struct NcclGroup {
   bool is_watched = false;
 };
 
-// Pool of groups. Not thread-safe.
-class NcclGroups {
- public:
-  // Returns a reusable group, or null.
-  NcclGroup* take() {
-    if (idle_.empty()) collect_done();
-    if (idle_.empty()) return nullptr;
-    NcclGroup* const group = idle_.back();
-    idle_.pop_back();
-    return group;
-  }
-  // Adds a group in use.
-  NcclGroup& add(std::unique_ptr<NcclGroup> group) {
-    idle_.reserve(all_.size() + 1);  // so that putting one back never allocates
-    watched_.reserve(all_.size() + 1);
-    return *all_.emplace_back(std::move(group));
-  }
-  // Adds a group to those that collect_done() queries. Groups end in the order of these calls.
-  void watch(NcclGroup& group) {
-    watched_.push_back(&group);
-    group.is_watched = true;
-  }
-  // Makes a group reusable, unless something still uses it.
-  void put_back_if_over(NcclGroup& group) {
-    if (group.num_waits > 0 || group.is_watched) return;
-    group.messages = {};
-    group.call.reset();
-    idle_.push_back(&group);
-  }
-
-  void collect_done() {
-    std::size_t num_done = 0;
-    for (; num_done < watched_.size() && watched_[num_done]->done.is_over("finish a transfer"); ++num_done) {
-      watched_[num_done]->is_watched = false;
-      put_back_if_over(*watched_[num_done]);
-    }
-    watched_.erase(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(num_done));
-  }
-  // Tells whether a watched group is not done, as of the last collect_done().
-  bool any_watched() const { return !watched_.empty(); }
-  // Returns the first watched group whose deadline is over, or null.
-  const NcclGroup* find_overdue(std::chrono::steady_clock::time_point now) const {
-    const auto is_overdue = [now](const NcclGroup* group) { return now >= group->call->deadline; };
-    const auto found = std::ranges::find_if(watched_, is_overdue);
-    return found == watched_.end() ? nullptr : *found;
-  }
-
- private:
-  std::vector<std::unique_ptr<NcclGroup>> all_;
-  std::vector<NcclGroup*> idle_;
-  std::vector<NcclGroup*> watched_;
-};
-
-struct NcclFailure {
-  std::string reason;
-  bool is_timeout = false;
-};
-
 class NcclTransport final : public Transport {
  public:
   explicit NcclTransport(const NcclOptions& options);
@@ -113,11 +54,10 @@ class NcclTransport final : public Transport {
   void end_group(StreamView stream) override;
   bool starts_at_once() const override { return false; }
   bool takes_limits() const override { return false; }
-  bool compares_every_call() const override { return false; }
   void check() override;
   void watch(Finding finding) override;
   void finish() noexcept override { finish_transfers(); }
-  void abort(const std::string& reason) noexcept override { fail({reason, false}, /*ask=*/false); }
+  void abort(const std::string& reason) noexcept override { fail("", TransportError(reason), /*ask=*/false); }
 
   void wait(NcclGroup& group, StreamView stream);
   void give_up(const NcclGroup& group) noexcept;
@@ -129,19 +69,24 @@ class NcclTransport final : public Transport {
   // Exchanges the call's words with `peers`, and has them compared when they have arrived.
   void compare(const std::string& call, std::span<const int> peers, StreamView stream);
   std::vector<int> peers() const;
-  // Throws if the caller interrupts this thread's wait to `what`, or a peer has failed. Does nothing before `next`.
-  void look(std::chrono::steady_clock::time_point& next, const char* what, bool asks_peers);
+  // Throws if the wait for NCCL to `what` is to end: it lasts too long, or the transport has failed.
+  void check_wait(const char* what, std::chrono::steady_clock::time_point deadline) const;
+  // Throws if the caller interrupts this thread's wait to `what`, or a peer has failed. Looks from time to time.
+  void look(const char* what, bool asks_peers);
   NcclGroup& take_group();
   // Returns the open group, or a new one that add_transfer() launches at once.
   NcclGroup& join_group() { return open_group_ != nullptr ? *open_group_ : take_group(); }
   std::unique_ptr<Transfer> add_transfer(NcclGroup& group, StreamView stream);
   void launch(NcclGroup& group, StreamView stream);
+  // Makes watched groups that are done reusable; the second function, a group that nothing uses.
+  void collect_done();
+  void put_back_if_over(NcclGroup& group);
   void wake_watchdog();
 
-  // Records the first failure, aborts transfers in progress and notifies peers. Does nothing if the transport has
-  // failed before. With `is_late`, calls that have returned may have queued work behind the transfers:
-  // on_undefined_bytes may end the process before the abort.
-  void fail(NcclFailure failure, bool ask, bool is_late = false) noexcept;
+  // Records `prefix` and the first failure, aborts transfers in progress and notifies peers. Does nothing if the
+  // transport has failed before. `ask`: adds what peers report. With `is_late`, calls that have returned may have
+  // queued work behind the transfers: on_undefined_bytes may end the process before the abort.
+  void fail(const std::string& prefix, const Error& error, bool ask, bool is_late = false) noexcept;
   [[noreturn]] void throw_failure(const char* prefix);
   [[noreturn]] void fail_and_throw(const std::string& prefix, const Error& error);
   void throw_if_failed();
@@ -150,10 +95,11 @@ class NcclTransport final : public Transport {
   std::shared_ptr<const NcclCall> call() const;
 
   void watch_all();
-  std::optional<NcclFailure> look_at_transfers();
-  std::optional<NcclFailure> look_at_findings();
-  std::optional<NcclFailure> look_at_communicator();
-  std::optional<NcclFailure> look_at_peers();
+  // Throw the failure that they find.
+  void look_at_transfers();
+  void look_at_findings();
+  void look_at_communicator();
+  void look_at_peers();
   std::string ask_peers(std::chrono::milliseconds interval);
   void forget_known_findings();
   bool finish_transfers() noexcept;
@@ -169,18 +115,22 @@ class NcclTransport final : public Transport {
   NcclGroup* open_group_ = nullptr;
   std::vector<bool> is_connected_;            // with each rank, from the start
   std::unordered_set<std::size_t> compared_;  // hashes of words
+  std::chrono::steady_clock::time_point next_look_{};
 
   // Guards groups and findings. Held during event queries, but never while waiting for the device or submitting work.
   std::mutex groups_mutex_;
-  NcclGroups groups_;
-  std::vector<Finding> findings_;        // not yet known
-  std::vector<Finding> known_findings_;  // destroyed by a caller's thread: may own device memory
+  std::vector<std::unique_ptr<NcclGroup>> groups_;
+  std::vector<NcclGroup*> idle_groups_;
+  std::vector<NcclGroup*> watched_groups_;  // in the order in which they end
+  std::vector<Finding> findings_;           // not yet known
+  std::vector<Finding> known_findings_;     // destroyed by a caller's thread: may own device memory
 
   // Guards all fields below. Never held during a call of CUDA or NCCL.
   mutable std::mutex state_mutex_;
   std::condition_variable changed_;
   std::shared_ptr<const NcclCall> call_ = std::make_shared<NcclCall>();
-  std::optional<NcclFailure> failure_;  // constant once is_told_
+  std::optional<std::string> failure_;  // constant once is_told_
+  bool is_timeout_ = false;
   bool is_told_ = false;
   std::shared_future<void> abort_;
   bool is_busy_ = false;  // groups may be watched, or graphs may run

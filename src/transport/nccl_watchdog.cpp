@@ -1,7 +1,4 @@
 // Detection and handling of failed transfers.
-#include <algorithm>
-#include <iterator>
-
 #include "host/aside.hpp"
 #include "transport/nccl_transport.hpp"
 
@@ -36,9 +33,9 @@ void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
 void NcclTransport::throw_failure(const char* prefix) {
   std::unique_lock lock(state_mutex_);
   changed_.wait_for(lock, kAskTimeout + kTellTimeout, [&] { return is_told_; });
-  const NcclFailure& failure = failure_.value();
-  if (failure.is_timeout) throw TimeoutError(prefix + failure.reason);
-  throw TransportError(prefix + failure.reason);
+  const std::string reason = prefix + failure_.value();
+  if (is_timeout_) throw TimeoutError(reason);
+  throw TransportError(reason);
 }
 
 bool NcclTransport::has_failed() const {
@@ -51,13 +48,15 @@ void NcclTransport::throw_if_failed() {
 }
 
 // Aborts first, unless the process is to end before: neither the query of peers nor on_failure can delay that.
-void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
+void NcclTransport::fail(const std::string& prefix, const Error& error, bool ask, bool is_late) noexcept {
   const bool may_end = is_late && options_.on_undefined_bytes;
+  std::string reason = prefix + error.what();
   const auto aborted = std::make_shared<std::promise<void>>();
   {
     const std::lock_guard lock(state_mutex_);
     if (failure_) return;
-    failure_ = failure;
+    failure_ = reason;
+    is_timeout_ = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     give_up_ = true;
     abort_ = aborted->get_future();
   }
@@ -67,7 +66,7 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
       auto answer = run_aside(options_.peer_failure);
       if (answer.wait_for(kAskTimeout) == std::future_status::ready) {
         const std::string peers = answer.get();
-        if (failure.reason.find(peers) == std::string::npos) failure.reason += " (" + peers + ")";
+        if (reason.find(peers) == std::string::npos) reason += " (" + peers + ")";
       }
     }
   } catch (...) {
@@ -75,11 +74,11 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
   }
   {
     const std::lock_guard lock(state_mutex_);
-    failure_ = failure;
+    failure_ = reason;
   }
   try {
     if (options_.on_failure) {
-      const auto told = run_aside([tell = options_.on_failure, reason = failure.reason] { tell(reason); });
+      const auto told = run_aside([tell = options_.on_failure, reason] { tell(reason); });
       static_cast<void>(told.wait_for(kTellTimeout));
     }
   } catch (...) {
@@ -91,7 +90,7 @@ void NcclTransport::fail(NcclFailure failure, bool ask, bool is_late) noexcept {
   }
   changed_.notify_all();
   if (!may_end) return;
-  options_.on_undefined_bytes(failure.reason);
+  options_.on_undefined_bytes(reason);
   abort_aside(communicator_, device_, aborted);
 }
 
@@ -109,79 +108,69 @@ void NcclTransport::watch_all() {
     changed_.wait_for(lock, kWatchInterval, is_over);
     is_busy_ = was_captured_ || is_launching_;  // look_at_*() set it again while work is in progress
     lock.unlock();
-    std::optional<NcclFailure> failure = look_at_transfers();
-    if (!failure) failure = look_at_findings();
-    if (!failure) failure = look_at_communicator();
-    const bool ask = failure.has_value();
-    if (!failure) failure = look_at_peers();
-    if (failure) {
-      fail(*failure, ask, /*is_late=*/true);
-      return;
+    bool ask = true;
+    try {
+      look_at_transfers();
+      look_at_findings();
+      look_at_communicator();
+      ask = false;
+      look_at_peers();
+    } catch (const Error& error) {
+      return fail("", error, ask, /*is_late=*/true);
     }
     lock.lock();
   }
 }
 
-std::optional<NcclFailure> NcclTransport::look_at_transfers() {
+void NcclTransport::look_at_transfers() {
   const std::lock_guard lock(groups_mutex_);
   try {
-    groups_.collect_done();
+    collect_done();
   } catch (const Error& error) {
-    return NcclFailure{call()->in() + error.what(), false};
+    throw TransportError(call()->in() + error.what());
   }
-  if (groups_.any_watched()) {
-    const std::lock_guard state_lock(state_mutex_);
-    is_busy_ = true;
+  for (const NcclGroup* group : watched_groups_) {
+    if (Clock::now() < group->call->deadline) continue;
+    throw TimeoutError(group->call->in() + "not done within the timeout, " +
+                       std::to_string(group->call->timeout.count()) +
+                       " ms: a peer is stuck or gone, or called something else");
   }
-  const NcclGroup* group = groups_.find_overdue(Clock::now());
-  if (group == nullptr) return {};
-  return NcclFailure{group->call->in() + "not done within the timeout, " +
-                         std::to_string(group->call->timeout.count()) +
-                         " ms: a peer is stuck or gone, or called something else",
-                     true};
+  if (watched_groups_.empty()) return;
+  const std::lock_guard state_lock(state_mutex_);
+  is_busy_ = true;
 }
 
-std::optional<NcclFailure> NcclTransport::look_at_findings() {
+void NcclTransport::look_at_findings() {
   const std::lock_guard lock(groups_mutex_);
-  std::optional<NcclFailure> failure;
-  const auto is_known = [&](const Finding& finding) {
-    if (failure) return false;
-    try {
-      const std::optional<std::string> wrong = finding();
-      if (wrong && !wrong->empty()) failure = NcclFailure{*wrong, false};
-      return wrong.has_value();
-    } catch (const Error& error) {
-      failure = NcclFailure{error.what(), false};
-      return true;
+  for (auto next = findings_.begin(); next != findings_.end();) {
+    const std::optional<std::string> wrong = (*next)();
+    if (!wrong) {
+      ++next;
+      continue;
     }
-  };
-  const auto known = std::stable_partition(findings_.begin(), findings_.end(),
-                                           [&](const Finding& finding) { return !is_known(finding); });
-  std::move(known, findings_.end(), std::back_inserter(known_findings_));
-  findings_.erase(known, findings_.end());
-  if (!findings_.empty()) {
-    const std::lock_guard state_lock(state_mutex_);
-    is_busy_ = true;
+    known_findings_.push_back(std::move(*next));
+    next = findings_.erase(next);
+    if (!wrong->empty()) throw TransportError(*wrong);
   }
-  return failure;
+  if (findings_.empty()) return;
+  const std::lock_guard state_lock(state_mutex_);
+  is_busy_ = true;
 }
 
-std::optional<NcclFailure> NcclTransport::look_at_communicator() {
+void NcclTransport::look_at_communicator() {
   // Skips the check while another thread is inside NCCL: that thread sees the errors, and NCCL allows one at a time.
   const std::unique_lock lock(communicator_->mutex(), std::try_to_lock);
-  if (!lock || give_up_) return {};
+  if (!lock || give_up_) return;
   try {
     communicator_->check_health();
   } catch (const TransportError& error) {
-    return NcclFailure{call()->in() + error.what(), false};
+    throw TransportError(call()->in() + error.what());
   }
-  return {};
 }
 
-std::optional<NcclFailure> NcclTransport::look_at_peers() {
+void NcclTransport::look_at_peers() {
   const std::string peers = ask_peers(kPeerInterval);
-  if (peers.empty()) return {};
-  return NcclFailure{call()->in() + peers, false};
+  if (!peers.empty()) throw TransportError(call()->in() + peers);
 }
 
 // Polls the answer without waiting for it.

@@ -19,11 +19,11 @@ struct Theirs<Result> {
   using Type = ncclResult_t;
 };
 template <>
-struct Theirs<DataType> {
+struct Theirs<unsigned> {
   using Type = ncclDataType_t;
 };
 template <>
-struct Theirs<UniqueId> {
+struct Theirs<NcclUniqueId> {
   using Type = ncclUniqueId;
 };
 template <>
@@ -40,7 +40,7 @@ struct Theirs<R (*)(Parameters...)> {
 };
 
 #define ZCOMM_CHECK(name, result, parameters)                                                            \
-  static_assert(std::is_same_v<typename Theirs<decltype(Symbols::name)>::Type, decltype(&::nccl##name)>, \
+  static_assert(std::is_same_v<typename Theirs<decltype(Library::name)>::Type, decltype(&::nccl##name)>, \
                 "nccl" #name " has another signature");
 ZCOMM_NCCL_FUNCTIONS(ZCOMM_CHECK)
 #undef ZCOMM_CHECK
@@ -53,7 +53,7 @@ constexpr bool same_enum() {
   return std::is_same_v<std::underlying_type_t<Ours>, std::underlying_type_t<Real>>;
 }
 static_assert(same_enum<Result, ncclResult_t>());
-static_assert(same_enum<DataType, ncclDataType_t>());
+static_assert(std::is_same_v<std::underlying_type_t<ncclDataType_t>, unsigned>);
 static_assert(static_cast<int>(Result::success) == ncclSuccess);
 static_assert(static_cast<int>(Result::unhandled_cuda_error) == ncclUnhandledCudaError);
 static_assert(static_cast<int>(Result::system_error) == ncclSystemError);
@@ -62,9 +62,8 @@ static_assert(static_cast<int>(Result::invalid_argument) == ncclInvalidArgument)
 static_assert(static_cast<int>(Result::invalid_usage) == ncclInvalidUsage);
 static_assert(static_cast<int>(Result::remote_error) == ncclRemoteError);
 static_assert(static_cast<int>(Result::in_progress) == ncclInProgress);
-static_assert(static_cast<int>(DataType::int8) == ncclInt8);
+static_assert(kInt8 == ncclInt8);
 
-static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && sizeof(UniqueId) == NCCL_UNIQUE_ID_BYTES);
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));
 
 // zcomm's Config is a prefix of NCCL's.

@@ -13,11 +13,10 @@
 
 #define ZCOMM_DECLARE(name, result, parameters) extern "C" result nccl##name parameters;
 using nccl_host::Result;
+using zcomm::NcclUniqueId;
 using zcomm::nccl::Comm;
 using zcomm::nccl::Config;
-using zcomm::nccl::DataType;
 using zcomm::nccl::Stream;
-using zcomm::nccl::UniqueId;
 ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 #undef ZCOMM_DECLARE
 
@@ -243,21 +242,22 @@ const char* ncclGetErrorString(Result result) {
 
 const char* ncclGetLastError(Comm) { return last_error(); }
 
-Result ncclGetUniqueId(UniqueId* id) {
+Result ncclGetUniqueId(NcclUniqueId* id) {
   static std::atomic<int> counter{0};
   const std::string name = "/zcomm-nccl-" + std::to_string(getpid()) + "-" + std::to_string(counter++) + "-" +
                            std::to_string(std::random_device{}());
   std::memset(id, 0, sizeof(*id));
-  std::memcpy(id->internal, name.c_str(), name.size());
+  std::memcpy(id->data(), name.c_str(), name.size());
   return Result::success;
 }
 
-Result ncclCommInitRankConfig(Comm* made, int size, UniqueId id, int rank, Config* config) {
+Result ncclCommInitRankConfig(Comm* made, int size, NcclUniqueId id, int rank, Config* config) {
   // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
   if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
     std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
   if (rank < 0 || rank >= size || size > kMaxRanks || config->magic != Config{}.magic) return Result::invalid_argument;
-  ncclComm& communicator = make_communicator(id.internal, rank, size, is_blocking(*config));
+  ncclComm& communicator =
+      make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config));
   *made = &communicator;
   return connect_in_background(communicator, [&communicator] { meet(communicator); });
 }
@@ -330,15 +330,15 @@ Result ncclGroupEnd() {
   return --group_depth == 0 ? end_group() : Result::success;
 }
 
-Result ncclSend(const void* data, std::size_t count, DataType, int peer, Comm communicator, Stream stream) {
+Result ncclSend(const void* data, std::size_t count, unsigned, int peer, Comm communicator, Stream stream) {
   return add(communicator, stream, {true, kSendRecv, peer, writable(data), count}, "ncclSend");
 }
 
-Result ncclRecv(void* data, std::size_t count, DataType, int peer, Comm communicator, Stream stream) {
+Result ncclRecv(void* data, std::size_t count, unsigned, int peer, Comm communicator, Stream stream) {
   return add(communicator, stream, {false, kSendRecv, peer, writable(data), count}, "ncclRecv");
 }
 
-Result ncclAllGather(const void* own, void* slots, std::size_t count, DataType, Comm communicator, Stream stream) {
+Result ncclAllGather(const void* own, void* slots, std::size_t count, unsigned, Comm communicator, Stream stream) {
   std::byte* const own_slot = writable(slots) + static_cast<std::size_t>(communicator->rank) * count;
   if (own != own_slot) return Result::invalid_argument;  // zcomm gathers in place
   Result result = ncclGroupStart();

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "collectives/lossless_messages.hpp"
+#include "collectives/lossless_preparation.hpp"
 #include "collectives/operation_checks.hpp"
 #include "collectives/pipeline.hpp"
 #include "collectives/random_seed.hpp"
@@ -39,13 +39,13 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.words(arguments) + (transport_->takes_limits() ? operation.turn() : "");
   resources.seed = seed_ = next_seed(seed_);
-  Pipeline pipeline;
+  std::unique_ptr<Stages> stages;
   bool has_sent = !is_captured;
   try {
     transport_->begin(call, operation.peers(arguments), timeout, stream);
-    pipeline = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
+    stages = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
     has_sent = true;
-    run_pipeline(resources, pipeline);
+    if (stages != nullptr) run_pipeline(resources, *stages);
   } catch (const std::exception& error) {
     // Aborts, because peers wait for bytes that this rank will not send. The stages drop their transfers afterwards, so
     // that all peers learn why.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string>
@@ -44,6 +45,12 @@ using ReduceSegments = std::span<const Segment<HopFormats>>;
 constexpr std::size_t max_chunk_bytes(int num_slots, std::size_t slot_bytes) {
   const std::size_t share = (std::size_t{128} << 20) / static_cast<std::size_t>(num_slots);
   return std::max(share, std::min(std::size_t{512} << 10, slot_bytes / 4));
+}
+
+// Returns the default chunk size on GPUs, among `size` ranks: the largest. There a chunk costs a launch of NCCL, as
+// long as 20 MiB over NVLink; docs/performance.md has the model.
+constexpr std::size_t default_gpu_chunk_bytes(int size) {
+  return max_chunk_bytes(size, std::numeric_limits<std::size_t>::max());
 }
 
 // Elements [begin, begin + count) of every slot, sent in one format as one wire.

@@ -12,29 +12,25 @@
 #include <memory>
 
 #include "zcomm/codec.hpp"
+#include "zcomm/link.hpp"
 #include "zcomm/stream.hpp"
+#include "zcomm/topology.hpp"
 #include "zcomm/transport.hpp"
 #include "zcomm/workspace.hpp"
-#include "zcomm/world.hpp"
 
 namespace zcomm {
 
-// Cost of one hop of a call on this rank.
-struct HopStats {
-  std::size_t intra_node_bytes = 0;       // sent to ranks of the same node
-  std::size_t inter_node_bytes = 0;       // sent to other nodes
-  std::chrono::nanoseconds wait_time{0};  // waiting for its transfers; on a GPU, the time to queue the waits
-};
 inline constexpr std::size_t kMaxHops = 4;  // all_reduce: two of its reduce_scatter, then two of its all_gather
 
 // Cost of one call on this rank.
 struct CallStats {
-  std::size_t intra_node_bytes = 0;           // sent to ranks of the same node
-  std::size_t inter_node_bytes = 0;           // sent to other nodes
-  std::chrono::nanoseconds codec_time{0};     // in codec calls; on a GPU, the time to launch them
-  std::chrono::nanoseconds transfer_time{0};  // waiting for transfers; on a GPU, the time to launch them
-  int host_waits = 0;                         // times that the host has waited for the GPU
-  std::array<HopStats, kMaxHops> hops = {};   // the same bytes, and a part of transfer_time
+  std::size_t intra_node_bytes = 0;                               // sent to ranks of the same node
+  std::size_t inter_node_bytes = 0;                               // sent to other nodes
+  std::array<LinkBytes, kMaxHops> bytes_by_hop = {};              // the same bytes
+  std::chrono::nanoseconds codec_time{0};                         // in codec calls; on a GPU, the time to launch them
+  std::chrono::nanoseconds transfer_time{0};                      // waiting for transfers, or launching them on a GPU
+  std::array<std::chrono::nanoseconds, kMaxHops> wait_time = {};  // by hop, without starts: a part of transfer_time
+  int host_waits = 0;                                             // times that the host has waited for the GPU
 
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
@@ -55,7 +51,6 @@ struct Resources {
   Preparations& preparations;        // of lossless gathers
   BeginRange begin_range = nullptr;  // around calls of the codec and the transport
   std::uint64_t seed = 0;            // of stochastic rounding, different for each call
-  std::size_t first_hop = 0;         // index of the collective's first hop in CallStats::hops
 };
 
 }  // namespace zcomm

@@ -14,14 +14,6 @@
 
 namespace zcomm {
 
-// Elements that one rank exchanges with each rank, itself included. It needs to know no other rank's.
-struct ExchangeShape {
-  std::vector<std::int64_t> sent;      // to each rank
-  std::vector<std::int64_t> received;  // from each rank; as many from itself as it sends there
-  DType dtype = DType::float32;
-  friend bool operator==(const ExchangeShape&, const ExchangeShape&) = default;
-};
-
 // Plan of an exchange. Values are encoded once, in the format of the link to their receiver. Own values are copied.
 class ExchangePlan {
  public:
@@ -32,9 +24,13 @@ class ExchangePlan {
     BlockFormat format;
   };
 
-  // Plans an all-to-all. Ranks may send any lengths, which sender and receiver must agree on. Fewer than `min_bytes` of
-  // values between two ranks stay exact. Throws ArgumentError, as the other functions.
-  static ExchangePlan all_to_all(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes = 0);
+  using Lengths = std::vector<std::int64_t>;
+
+  // Plans an all-to-all of any lengths: the elements that this rank sends to each rank, itself included, and those that
+  // it receives. Fewer than `min_bytes` of values between two ranks stay exact. Throws ArgumentError, as the other
+  // functions.
+  static ExchangePlan all_to_all(World world, Lengths sent, Lengths received, DType dtype, HopFormats formats,
+                                 std::size_t min_bytes = 0);
   // Plans a gather of `num_elements` of each rank to `root`; the second function, a scatter of as many to each rank.
   static ExchangePlan gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats);
   static ExchangePlan scatter(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats);
@@ -43,7 +39,9 @@ class ExchangePlan {
                               HopFormats formats);
 
   const World& world() const { return world_; }
-  const ExchangeShape& shape() const { return shape_; }
+  const Lengths& sent() const { return sent_; }
+  const Lengths& received() const { return received_; }
+  DType dtype() const { return dtype_; }
   HopFormats formats() const { return formats_; }
   std::size_t min_bytes() const { return min_bytes_; }
   // Returns the call in words that ranks compare. Those of an all-to-all lack the lengths, which differ by rank.
@@ -65,12 +63,14 @@ class ExchangePlan {
   std::size_t num_bytes(const Message& message, std::int64_t chunk) const;
 
  private:
-  ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes, std::string description,
-               std::vector<int> peers);
-  std::vector<Message> messages(const std::vector<std::int64_t>& lengths, int direction) const;
+  ExchangePlan(World world, Lengths sent, Lengths received, DType dtype, HopFormats formats, std::size_t min_bytes,
+               std::string description, std::vector<int> peers);
+  std::vector<Message> messages(const Lengths& lengths, int direction) const;
 
   World world_;
-  ExchangeShape shape_;
+  Lengths sent_;
+  Lengths received_;
+  DType dtype_;
   HopFormats formats_;
   std::size_t min_bytes_;
   std::string description_;

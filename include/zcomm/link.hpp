@@ -1,6 +1,7 @@
-// Kinds of links between ranks.
+// Links between ranks, and bytes that they carry.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace zcomm {
@@ -8,6 +9,17 @@ namespace zcomm {
 enum class Link : std::uint8_t {
   intra_node,  // between ranks of one node: fast
   inter_node,
+};
+
+// Bytes that a rank sends, by link.
+struct LinkBytes {
+  std::size_t intra_node = 0;  // to ranks of the same node
+  std::size_t inter_node = 0;
+  std::size_t& on(Link link) { return link == Link::intra_node ? intra_node : inter_node; }
+  friend bool operator==(const LinkBytes&, const LinkBytes&) = default;
+  friend LinkBytes operator+(LinkBytes a, LinkBytes b) {
+    return {a.intra_node + b.intra_node, a.inter_node + b.inter_node};
+  }
 };
 
 }  // namespace zcomm

@@ -19,7 +19,7 @@
 namespace zcomm {
 
 class KeptHashes;
-struct Pipeline;
+class Stages;
 
 // Error feedback: adds the error of an encoding to the next one, so that values are late but not lost. Karimireddy et
 // al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847); with a compressed residual, LoCo (arXiv 2407.04480).
@@ -96,8 +96,8 @@ class Operation {
   virtual std::string turn() const { return {}; }
   // Returns the ranks that compare this call, at least those that it exchanges bytes with; if A names B, B names A.
   virtual std::vector<int> peers(const Arguments&) const { return world().topology.peers(world().rank); }
-  // Makes the stages, which refer to both arguments and to this object.
-  virtual Pipeline stages(const Resources& resources, const Arguments& arguments) = 0;
+  // Makes the stages, which refer to both arguments and to this object. Null: there is nothing to do.
+  virtual std::unique_ptr<Stages> stages(const Resources& resources, const Arguments& arguments) = 0;
 };
 
 using OperationPtr = std::shared_ptr<Operation>;
@@ -153,5 +153,12 @@ OperationPtr make_reduce_scatter(ReducePlan plan);
 // Makes an all-reduce of the one output, without an input: output = factor * sum over ranks, with the same bits on
 // every rank. It is a reduce_scatter of the tensor's slots, then an all_gather in the intra-node format.
 OperationPtr make_all_reduce(AllReducePlan plan);
+
+// Makes a broadcast of the root's one output to the outputs of all ranks, without an input: the same bits on every
+// rank. A lossy format rounds the root's own values, too. Throws ArgumentError.
+//
+// The root encodes its values once, and the wires travel from node to node in a chain: each node sends and receives
+// them once. In every node the first rank to have them, its head, passes them to the others.
+OperationPtr make_broadcast(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format);
 
 }  // namespace zcomm

@@ -14,7 +14,6 @@
 #include "zcomm/dtype.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"
-#include "zcomm/world.hpp"
 
 namespace zcomm {
 
@@ -38,32 +37,41 @@ SlotShape shape_of(const Views& slots) {
   return shape;
 }
 
-// Bytes that a rank sends, by link.
-struct LinkBytes {
-  std::size_t intra_node = 0;  // to ranks of the same node
-  std::size_t inter_node = 0;
-  std::size_t& on(Link link) { return link == Link::intra_node ? intra_node : inter_node; }
-  friend bool operator==(const LinkBytes&, const LinkBytes&) = default;
-  friend LinkBytes operator+(LinkBytes a, LinkBytes b) {
-    return {a.intra_node + b.intra_node, a.inter_node + b.inter_node};
-  }
-};
-
-// Plan of an all_gather, and of the gathers from the secondary shards that it fills.
-class GatherPlan {
+// What gathers and reductions have in common: slots, and chunks of their segments.
+template <class Format>
+class SlotPlan {
  public:
-  // Makes a plan. `segments` cover the longest slot. Chunks are cut at multiples of `granule` elements of a segment.
-  // `in_one_hop` sends from each rank to all others even if two hops are possible; the result is the same. Throws
-  // ArgumentError.
-  GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop = false, std::int64_t granule = 1);
-
   const World& world() const { return world_; }
   const Topology& topology() const { return world_.topology; }
   int rank() const { return world_.rank; }
   const SlotShape& slots() const { return slots_; }
-  GatherSegments segments() const { return segments_; }
+  std::span<const Segment<Format>> segments() const { return segments_; }
   // Returns shape and segments in words that ranks compare.
   const std::string& description() const { return description_; }
+
+  // --- For the collective itself
+
+  std::int64_t num_chunks() const { return chunks_.count(); }
+  std::span<const Piece<Format>> pieces(std::int64_t chunk) const { return chunks_[chunk]; }
+
+ protected:
+  // `segments` cover the longest slot. Chunks are cut at multiples of `granule` elements of a segment. Throws
+  // ArgumentError.
+  SlotPlan(World world, SlotShape slots, std::span<const Segment<Format>> segments, std::int64_t granule);
+
+  World world_;
+  SlotShape slots_;
+  std::vector<Segment<Format>> segments_;
+  std::string description_;
+  Chunks<Format> chunks_;
+};
+
+// Plan of an all_gather, and of the gathers from the secondary shards that it fills.
+class GatherPlan : public SlotPlan<BlockFormat> {
+ public:
+  // `in_one_hop` sends from each rank to all others even if two hops are possible; the result is the same.
+  GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop = false, std::int64_t granule = 1);
+
   // Tells whether one hop replaces two.
   bool is_in_one_hop() const { return is_in_one_hop_; }
   int num_hops() const { return topology().is_hierarchical() && !is_in_one_hop_ ? 2 : 1; }
@@ -79,8 +87,6 @@ class GatherPlan {
 
   // --- For the collective itself
 
-  std::int64_t num_chunks() const { return chunks_.count(); }
-  std::span<const Piece<BlockFormat>> pieces(std::int64_t chunk) const { return chunks_[chunk]; }
   std::span<const Hop> hops() const { return hops_; }
   const Hop& secondary_hop() const { return secondary_hop_; }
   // Returns the bytes of a chunk of one slot; the second function, of the longest slot.
@@ -120,12 +126,7 @@ class GatherPlan {
     return last.peer == next.peer && offset(last.slot, chunk) + num_bytes(last.slot, chunk) == offset(next.slot, chunk);
   }
 
-  World world_;
-  SlotShape slots_;
-  std::vector<Segment<BlockFormat>> segments_;
   bool is_in_one_hop_;
-  std::string description_;
-  Chunks<BlockFormat> chunks_;
   std::int64_t longest_;
   std::vector<std::size_t> wire_offsets_;  // of each chunk in the wires of the longest slot, and their end
   std::array<Hop, 2> hops_;
@@ -137,18 +138,10 @@ class GatherPlan {
 
 // Plan of an all_gather of 16-bit values by lossless differences (lossless.hpp), and of later gathers within nodes
 // from the values that holders keep (Topology::holder()).
-class LosslessPlan {
+class LosslessPlan : public SlotPlan<BlockFormat> {
  public:
-  // Makes a plan. `segments`, all exact, cut the slots into views of their own; none: a slot is one view. They change
-  // no message. Throws ArgumentError.
+  // `segments`, all exact, cut the slots into views of their own; none: a slot is one view. They change no message.
   LosslessPlan(World world, const SlotShape& slots, GatherSegments segments = {});
-
-  const World& world() const { return world_; }
-  const Topology& topology() const { return world_.topology; }
-  int rank() const { return world_.rank; }
-  const SlotShape& slots() const { return slots_; }
-  GatherSegments segments() const { return segments_; }
-  const std::string& description() const { return description_; }
 
   // Returns the bytes of a gather whose differences of this rank's shard take `body_bytes`, without headers.
   LinkBytes bytes(std::size_t body_bytes) const;
@@ -161,7 +154,6 @@ class LosslessPlan {
 
   // --- For the collective itself
 
-  std::int64_t num_chunks() const { return chunks_.count(); }
   // Returns a chunk of every slot; shorter slots end within it. Chunks are whole tiles, so that cutting does not change
   // their bytes.
   const Piece<BlockFormat>& chunk(std::int64_t number) const { return chunks_[number].front(); }
@@ -181,11 +173,6 @@ class LosslessPlan {
  private:
   void cut_at_segments();
 
-  World world_;
-  std::vector<Segment<BlockFormat>> segments_;
-  SlotShape slots_;
-  std::string description_;
-  Chunks<BlockFormat> chunks_;
   std::int64_t longest_chunk_ = 0;
   std::vector<std::vector<Piece<BlockFormat>>> pieces_;  // by chunk
   Hop inter_node_hop_;
@@ -196,18 +183,12 @@ class LosslessPlan {
 };
 
 // Plan of a reduce_scatter.
-class ReducePlan {
+class ReducePlan : public SlotPlan<HopFormats> {
  public:
-  // Makes a plan, as GatherPlan. `feedback` is the format of error feedback's residual, if any.
+  // `feedback` is the format of error feedback's residual, if any.
   ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback = {});
 
-  const World& world() const { return world_; }
-  const Topology& topology() const { return world_.topology; }
-  int rank() const { return world_.rank; }
-  const SlotShape& slots() const { return slots_; }
-  ReduceSegments segments() const { return segments_; }
   const std::optional<BlockFormat>& feedback() const { return feedback_; }
-  const std::string& description() const { return description_; }
 
   std::array<LinkBytes, 2> bytes_by_hop() const;
   LinkBytes bytes() const;
@@ -215,8 +196,6 @@ class ReducePlan {
 
   // --- For the collective itself
 
-  std::int64_t num_chunks() const { return chunks_.count(); }
-  std::span<const Piece<HopFormats>> pieces(std::int64_t chunk) const { return chunks_[chunk]; }
   const Hop& hop(int number) const { return hops_[static_cast<std::size_t>(number)]; }
   // Returns the wire size of one chunk of one slot on `link`, for values of type `dtype`; the second function, the
   // maximum over the chunks of the longest slot.
@@ -236,22 +215,14 @@ class ReducePlan {
  private:
   void lay_out_residual(BlockFormat feedback);
 
-  World world_;
-  SlotShape slots_;
-  std::vector<Segment<HopFormats>> segments_;
   std::optional<BlockFormat> feedback_;
-  std::string description_;
-  Chunks<HopFormats> chunks_;
   std::array<Hop, 2> hops_;
   std::vector<std::vector<std::size_t>> residual_offsets_;  // of all pieces, by owner; empty: none
   std::size_t residual_bytes_ = 0;
 };
 
-// Returns the slots of a tensor in an all_reduce among `size` ranks. They have whole blocks of all formats, so the last
-// ones are short or empty, and no padding is copied.
-std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats);
-
-// Plan of an all_reduce of one tensor: a reduce_scatter and an all_gather of all_reduce_slots(), with the same chunks.
+// Plan of an all_reduce of one tensor: a reduce_scatter and an all_gather of its slots, with the same chunks. Slots
+// have whole blocks of all formats, so the last ones are short or empty, and no padding is copied.
 class AllReducePlan {
  public:
   AllReducePlan(const World& world, std::int64_t num_elements, DType dtype, HopFormats formats,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -91,6 +92,17 @@ class Topology {
     bool is_hierarchical = false;
   };
   std::shared_ptr<const Tables> tables_;
+};
+
+// Default size of a chunk, in bytes of values of a shard: large enough for a message to fill its link, small enough for
+// the hops and the codec to overlap.
+inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
+
+// A rank, its group's topology and its chunk size. Every plan is made for one.
+struct World {
+  Topology topology;
+  int rank = 0;
+  std::size_t chunk_bytes = kDefaultChunkBytes;  // bytes of values, per slot and chunk
 };
 
 }  // namespace zcomm

@@ -21,11 +21,13 @@ class [[gnu::visibility("default")]] Workspace {
 // Makes a pool of host memory: touching fresh pages costs ten times a codec pass.
 std::unique_ptr<Workspace> make_host_workspace();
 
-// Owns one piece of scratch.
+// Owns one piece of scratch; null if it is empty.
 class Scratch {
  public:
   Scratch(Workspace& workspace, std::size_t num_bytes, StreamView stream)
-      : workspace_(&workspace), stream_(stream), data_(workspace.acquire(num_bytes, stream)) {}
+      : workspace_(&workspace),
+        stream_(stream),
+        data_(num_bytes == 0 ? nullptr : workspace.acquire(num_bytes, stream)) {}
   ~Scratch() {
     if (data_ != nullptr) workspace_->release(data_, stream_);
   }

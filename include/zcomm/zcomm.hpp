@@ -2,7 +2,6 @@
 #pragma once
 
 #include "zcomm/block_format.hpp"
-#include "zcomm/broadcast.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/collectives.hpp"
@@ -23,4 +22,3 @@
 #include "zcomm/transport.hpp"
 #include "zcomm/wire_layout.hpp"
 #include "zcomm/workspace.hpp"
-#include "zcomm/world.hpp"

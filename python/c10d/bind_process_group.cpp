@@ -19,14 +19,12 @@ double seconds(std::int64_t nanoseconds) { return seconds(std::chrono::nanosecon
 // Lists hops up to the last one that has sent anything.
 py::list hops_of(const CallStats& cost) {
   std::size_t count = kMaxHops;
-  const auto is_idle = [](const HopStats& hop) { return hop.intra_node_bytes + hop.inter_node_bytes == 0; };
-  while (count > 0 && is_idle(cost.hops[count - 1])) --count;
+  while (count > 0 && cost.bytes_by_hop[count - 1] == LinkBytes{}) --count;
   py::list all;
   for (std::size_t i = 0; i < count; ++i) {
-    const HopStats& hop = cost.hops[i];
-    all.append(py::dict(py::arg("intra_node_bytes") = hop.intra_node_bytes,
-                        py::arg("inter_node_bytes") = hop.inter_node_bytes,
-                        py::arg("wait_seconds") = seconds(hop.wait_time)));
+    const auto [intra_node, inter_node] = cost.bytes_by_hop[i];
+    all.append(py::dict(py::arg("intra_node_bytes") = intra_node, py::arg("inter_node_bytes") = inter_node,
+                        py::arg("wait_seconds") = seconds(cost.wait_time[i])));
   }
   return all;
 }

@@ -201,8 +201,8 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
 
 JobPtr CompressedCalls::exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs,
                                  std::vector<at::Tensor> outputs) {
-  add_parts(job->read, inputs, plan.shape().sent, plan.shape().dtype);
-  add_parts(job->written, outputs, plan.shape().received, plan.shape().dtype);
+  add_parts(job->read, inputs, plan.sent(), plan.dtype());
+  add_parts(job->written, outputs, plan.received(), plan.dtype());
   job->operation = counted(make_exchange(std::move(plan)));
   job->outputs = outputs.empty() ? inputs : std::move(outputs);
   job->inputs = std::move(inputs);
@@ -214,9 +214,8 @@ JobPtr CompressedCalls::all_to_all(::c10d::OpType type, std::vector<at::Tensor> 
                                    const CallSettings& settings) {
   const at::Tensor& first = inputs.front();
   const auto min_bytes = static_cast<std::size_t>(settings.policy.min_bytes) / static_cast<std::size_t>(size_);
-  ExchangePlan plan = ExchangePlan::all_to_all(world(first.device().type()),
-                                               {std::move(sent), std::move(received), dtype_of(first).value()},
-                                               settings.policy.all_to_all, min_bytes);
+  ExchangePlan plan = ExchangePlan::all_to_all(world(first.device().type()), std::move(sent), std::move(received),
+                                               dtype_of(first).value(), settings.policy.all_to_all, min_bytes);
   return exchange(std::make_unique<Job>(Collective::all_to_all, type, "zcomm:all_to_all", settings), std::move(plan),
                   std::move(inputs), std::move(outputs));
 }
@@ -243,7 +242,7 @@ JobPtr CompressedCalls::broadcast_from(const at::Tensor& tensor, int root, const
   if (root == rank_) job->read.push_back(view);
   job->written.push_back(view);
   job->operation = counted(
-      make_broadcast({world(tensor.device().type()), root, view.num_elements, view.dtype, settings.policy.broadcast}));
+      make_broadcast(world(tensor.device().type()), root, view.num_elements, view.dtype, settings.policy.broadcast));
   job->outputs = {tensor};
   job->inputs = {tensor};
   return job;

@@ -9,7 +9,6 @@
 #include "options.hpp"
 #include "stats.hpp"
 #include "telemetry.hpp"
-#include "zcomm/broadcast.hpp"
 #include "zcomm/exchange.hpp"
 
 namespace zcomm::c10d_binding {
@@ -82,7 +81,7 @@ class CompressedCalls {
   JobPtr gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root, const CallSettings& settings);
   JobPtr scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
                       const CallSettings& settings);
-  // Call of a broadcast (zcomm/broadcast.hpp).
+  // Call of a broadcast.
   JobPtr broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings);
   // Starts it on the device of its tensors. Keeps its work, too, while calls are coalesced.
   WorkPtr launch(JobPtr job);

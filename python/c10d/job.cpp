@@ -14,9 +14,8 @@ void add(CallStats& sums, const CallStats& cost) {
   sums.transfer_time += cost.transfer_time;
   sums.host_waits += cost.host_waits;
   for (std::size_t hop = 0; hop < kMaxHops; ++hop) {
-    sums.hops[hop].intra_node_bytes += cost.hops[hop].intra_node_bytes;
-    sums.hops[hop].inter_node_bytes += cost.hops[hop].inter_node_bytes;
-    sums.hops[hop].wait_time += cost.hops[hop].wait_time;
+    sums.bytes_by_hop[hop] = sums.bytes_by_hop[hop] + cost.bytes_by_hop[hop];
+    sums.wait_time[hop] += cost.wait_time[hop];
   }
 }
 

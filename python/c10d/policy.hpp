@@ -18,7 +18,7 @@ enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, a
 inline constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce,
                                          Collective::all_to_all, Collective::gather,         Collective::scatter,
                                          Collective::broadcast};
-// Tells whether values move unsummed from rank to rank (exchange.hpp, broadcast.hpp). Such calls are compressed in any
+// Tells whether values move unsummed from rank to rank (exchange.hpp, broadcasts). Such calls are compressed in any
 // form if their format says so, whatever Choice::automatic finds: ranks may send different lengths, which no rehearsal
 // can repeat.
 constexpr bool is_exchange(Collective collective) { return collective >= Collective::all_to_all; }

@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "bind.hpp"
-#include "zcomm/broadcast.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
@@ -225,8 +224,8 @@ void bind_makers(BoundClass& communicator_class) {
           [](const BoundCommunicator& self, const std::vector<ArrayTuple>& inputs,
              const std::vector<ArrayTuple>& outputs, const std::string& formats) {
             const SlotShape sent = shape_of_arrays(inputs);
-            return make_exchange(ExchangePlan::all_to_all(
-                self.world, {sent.lengths, shape_of_arrays(outputs).lengths, sent.dtype}, HopFormats::parse(formats)));
+            return make_exchange(ExchangePlan::all_to_all(self.world, sent.lengths, shape_of_arrays(outputs).lengths,
+                                                          sent.dtype, HopFormats::parse(formats)));
           },
           py::arg("inputs"), py::arg("outputs"), py::arg("formats"))
       .def("make_gather", &make_planned<&ExchangePlan::gather>, py::arg("root"), py::arg("part"), py::arg("formats"))
@@ -235,7 +234,7 @@ void bind_makers(BoundClass& communicator_class) {
           "make_broadcast",
           [](const BoundCommunicator& self, int root, const ArrayTuple& values, const std::string& format) {
             const TensorView view = view_of(values);
-            return make_broadcast({self.world, root, view.num_elements, view.dtype, BlockFormat::parse(format)});
+            return make_broadcast(self.world, root, view.num_elements, view.dtype, BlockFormat::parse(format));
           },
           py::arg("root"), py::arg("values"), py::arg("format"))
       .def(

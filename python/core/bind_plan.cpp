@@ -123,9 +123,8 @@ void bind_exchange(py::module_& module) {
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> sent,
                        std::vector<std::int64_t> received, const std::string& dtype, const std::string& formats,
                        std::size_t chunk_bytes) {
-             return ExchangePlan::all_to_all({topology, rank, chunk_bytes},
-                                             {std::move(sent), std::move(received), parse_dtype(dtype)},
-                                             HopFormats::parse(formats));
+             return ExchangePlan::all_to_all({topology, rank, chunk_bytes}, std::move(sent), std::move(received),
+                                             parse_dtype(dtype), HopFormats::parse(formats));
            }),
            py::arg("topology"), py::arg("rank"), py::arg("sent"), py::arg("received"), py::arg("dtype"),
            py::arg("formats"), py::arg("chunk_bytes") = kDefaultChunkBytes)

@@ -18,17 +18,9 @@ namespace {
 // holds, if there is one, are there instead.
 class GatheredWires {
  public:
-  // Takes the secondary shard, if any. `depth` is the number of chunks in progress. `all` has room for those of all
-  // chunks; empty: they are scratch.
-  GatheredWires(const Resources& r, const GatherPlan& plan, std::byte* secondary, int depth, std::span<std::byte> all)
-      : GatheredWires(plan, secondary, all) {
-    if (!all.empty()) return;
-    depth_ = depth;
-    scratch_.emplace(r.workspace, slots_bytes_ * static_cast<std::size_t>(depth), r.stream);
-    base_ = scratch_->data();
-  }
-  GatheredWires(const GatherPlan& plan, std::byte* secondary, std::span<std::byte> all)
-      : plan_(plan), secondary_(secondary), depth_(plan.num_chunks()), slots_bytes_(largest(plan)), base_(all.data()) {}
+  // Takes the secondary shard, if any, and memory for the largest wires of `depth` chunks in progress.
+  GatheredWires(const GatherPlan& plan, std::byte* secondary, std::int64_t depth, std::byte* memory)
+      : plan_(plan), secondary_(secondary), depth_(depth), slots_bytes_(largest(plan)), base_(memory) {}
 
   // Returns the bytes of the largest chunk's wires, of all slots.
   static std::size_t largest(const GatherPlan& plan) {
@@ -63,10 +55,11 @@ class GatheredWires {
     const std::size_t num_slots = plan_.slots().lengths.size();
     const SlotViews views(slots, num_slots);
     for (int slot = 0; slot < static_cast<int>(num_slots); ++slot) {
-      MessageReader message(data(slot, chunk), plan_.slots().dtype);
+      const std::byte* message = data(slot, chunk);
       for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
         const TensorView values = views(slot, piece);
-        jobs.push_back({message.next(piece.format, values.num_elements), values});
+        const std::byte* const wire = take_wire(message, piece.format, plan_.slots().dtype, values.num_elements);
+        jobs.push_back({{wire, piece.format, plan_.slots().dtype}, values});
       }
     }
   }
@@ -76,14 +69,14 @@ class GatheredWires {
   std::byte* secondary_;
   std::int64_t depth_;
   std::size_t slots_bytes_;  // per chunk, of all slots
-  std::optional<Scratch> scratch_;
   std::byte* base_;
 };
 
 class AllGather final : public Stages {
  public:
   AllGather(const Resources& r, const GatherPlan& plan, std::span<const ConstTensorView> shard,
-            std::span<const TensorView> slots, std::byte* secondary, std::span<std::byte> wires)
+            std::span<const TensorView> slots, std::byte* secondary, std::span<std::byte> wires,
+            std::size_t hop_of_call)
       : r_(r),
         plan_(plan),
         shard_(shard, 1),
@@ -92,7 +85,11 @@ class AllGather final : public Stages {
         leaves_wires_(!wires.empty()),
         uses_own_all_gather_(plan.num_hops() == 1 && secondary == nullptr && plan.slots().is_even()),
         window_(is_again_ || plan.num_hops() == 2 ? 1 : window_of(r, GatheredWires::largest(plan), plan.num_chunks())),
-        wires_(r, plan, secondary, depth(), wires),
+        hop_of_call_(hop_of_call),
+        scratch_(r.workspace, leaves_wires_ ? 0 : GatheredWires::largest(plan) * static_cast<std::size_t>(depth()),
+                 r.stream),
+        wires_(plan, secondary, leaves_wires_ ? plan.num_chunks() : depth(),
+               leaves_wires_ ? wires.data() : scratch_.data()),
         first_hop_(depth()),
         second_hop_(depth()) {}
 
@@ -106,35 +103,35 @@ class AllGather final : public Stages {
   void first_hop(std::int64_t chunk) override {
     if (!is_again_) encode(chunk);
     if (uses_own_all_gather_) {  // equal wires, side by side
-      first_hop_[chunk] = start_all_gather(r_, wires_.data(0, chunk), plan_.slot_bytes(chunk));
+      first_hop_[chunk] = start_all_gather(r_, wires_.data(0, chunk), plan_.slot_bytes(chunk), hop_of_call_);
       return;
     }
     wires_.list(is_again_ ? plan_.secondary_hop() : plan_.hops()[0], chunk, sends_, recvs_);
-    first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
+    first_hop_[chunk] = start_transfer(r_, sends_, recvs_, hop_of_call_);
   }
 
   void encode(std::int64_t chunk) {
     encodes_.clear();
-    MessageWriter message(wires_.data(plan_.rank(), chunk), plan_.slots().dtype);
+    std::byte* message = wires_.data(plan_.rank(), chunk);
     for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
       const ConstTensorView values = shard_(0, piece);
-      std::byte* const wire = message.next(piece.format, values.num_elements);
+      std::byte* const wire = take_wire(message, piece.format, values.dtype, values.num_elements);
       encodes_.push_back({values, piece.format, wire, rounding_of(r_, plan_.rank(), piece, piece.format)});
     }
     run_codec(r_, encodes_);
   }
 
   void second_hop(std::int64_t chunk) override {  // within the node
-    finish_transfer(r_, first_hop_[chunk]);
+    finish_transfer(r_, first_hop_[chunk], hop_of_call_);
     wires_.list(plan_.hops()[1], chunk, sends_, recvs_);
-    second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
+    second_hop_[chunk] = start_transfer(r_, sends_, recvs_, hop_of_call_ + 1);
   }
 
   void finish(std::int64_t chunk) override {
     if (num_hops() == 2) {
-      finish_transfer(r_, second_hop_[chunk], 1);
+      finish_transfer(r_, second_hop_[chunk], hop_of_call_ + 1);
     } else {
-      finish_transfer(r_, first_hop_[chunk]);
+      finish_transfer(r_, first_hop_[chunk], hop_of_call_);
     }
     if (leaves_wires_) return;
     decodes_.clear();
@@ -150,6 +147,8 @@ class AllGather final : public Stages {
   const bool leaves_wires_;
   const bool uses_own_all_gather_;
   const int window_;
+  const std::size_t hop_of_call_;
+  const Scratch scratch_;
   const GatheredWires wires_;
   Ring<std::unique_ptr<Transfer>> first_hop_;
   Ring<std::unique_ptr<Transfer>> second_hop_;
@@ -188,7 +187,8 @@ class AllGatherOperation final : public Operation {
     check_argument(!slots.empty() && shape_of(slots) == plan_->slots(),
                    [&] { return "outputs: expected slots of " + plan_->slots().to_string() + ", got others"; });
     check_wires(*this, arguments.wires);
-    const GatheredWires wires(*plan_, kept_ == nullptr ? nullptr : kept_->memory.data(), arguments.wires);
+    std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
+    const GatheredWires wires(*plan_, kept, plan_->num_chunks(), arguments.wires.data());
     std::vector<Decode> jobs;
     for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
       wires.add_decodes(arguments.outputs, chunk, jobs);
@@ -219,10 +219,10 @@ class AllGatherOperation final : public Operation {
     if (is_again(arguments)) return topology.node_peers(rank);
     return plan_->is_in_one_hop() ? topology.others(rank) : topology.peers(rank);
   }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_->num_chunks() == 0) return {};
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_->num_chunks() == 0) return nullptr;
     std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
-    return {{}, all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires)};
+    return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires);
   }
 
  private:
@@ -234,8 +234,8 @@ class AllGatherOperation final : public Operation {
 
 std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan,
                                           std::span<const ConstTensorView> shard, std::span<const TensorView> slots,
-                                          std::byte* secondary, std::span<std::byte> wires) {
-  return std::make_unique<AllGather>(resources, plan, shard, slots, secondary, wires);
+                                          std::byte* secondary, std::span<std::byte> wires, std::size_t hop_of_call) {
+  return std::make_unique<AllGather>(resources, plan, shard, slots, secondary, wires, hop_of_call);
 }
 
 OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept) {

@@ -4,13 +4,6 @@
 namespace zcomm {
 namespace {
 
-// Data that the stages of one call refer to.
-struct Parts {
-  std::vector<TensorView> slots;
-  std::vector<ConstTensorView> inputs;
-  Resources gathering;
-};
-
 class AllReduceOperation final : public Operation {
  public:
   explicit AllReduceOperation(AllReducePlan plan) : plan_(std::move(plan)) {}
@@ -37,18 +30,22 @@ class AllReduceOperation final : public Operation {
   std::string words(const Arguments& arguments) const override {
     return "all_reduce " + plan_.description() + words_of_sum(arguments);
   }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_.gather().num_chunks() == 0) return {};
-    auto parts = std::make_shared<Parts>(Parts{
-        split(arguments.outputs.front(), world().topology.size(), plan_.gather().slots().lengths.front()), {}, r});
-    parts->inputs.assign(parts->slots.begin(), parts->slots.end());
-    parts->gathering.first_hop = 2;
-    const auto rank = static_cast<std::size_t>(world().rank);
-    const TensorView own = parts->slots[rank];
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    const GatherPlan& gather = plan_.gather();
+    if (gather.num_chunks() == 0) return nullptr;
+    const auto held = std::make_shared<std::pair<std::vector<TensorView>, std::vector<ConstTensorView>>>();
+    auto& [slots, inputs] = *held;
+    slots = split(arguments.outputs.front(), gather.topology().size(), gather.slots().lengths.front());
+    inputs.assign(slots.begin(), slots.end());
+    const auto rank = static_cast<std::size_t>(gather.rank());
+    Arguments reduced = arguments;
+    reduced.inputs = inputs;
+    reduced.outputs = {&slots[rank], 1};
     // Works in place: a chunk is gathered after the sums have read all of it.
-    auto reduce = reduce_scatter_stages(r, {plan_.reduce(), parts->inputs, own, arguments.factor, arguments.feedback});
-    auto gather = all_gather_stages(parts->gathering, plan_.gather(), {&parts->inputs[rank], 1}, parts->slots);
-    return {std::move(parts), std::move(reduce), std::move(gather)};
+    auto stages = reduce_scatter_stages(r, plan_.reduce(), reduced);
+    stages->second = all_gather_stages(r, gather, {&inputs[rank], 1}, slots, nullptr, {}, 2);
+    stages->held = held;
+    return stages;
   }
 
  private:

@@ -1,5 +1,3 @@
-#include "zcomm/broadcast.hpp"
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -9,58 +7,57 @@
 #include "operation_checks.hpp"
 #include "pipeline.hpp"
 #include "random_seed.hpp"
-#include "slots.hpp"
 
 namespace zcomm {
-
-BroadcastPlan::BroadcastPlan(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format)
-    : world_(std::move(world)), root_(root), num_elements_(num_elements), dtype_(dtype), format_(format) {
-  const Topology& topology = world_.topology;
-  check(world_);
-  check_rank(topology, root, "root");
-  const int num_nodes = topology.num_nodes();
-  check_argument(num_elements >= 0,
-                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
-  description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +
-                 format.to_string();
-  const auto head = [&](int node) { return node == topology.node(root) ? root : topology.ranks(node).front(); };
-  const auto neighbor = [&](int node, int step) { return head((node + step + num_nodes) % num_nodes); };
-  const int node = topology.node(world_.rank);
-  source_ = head(node);
-  if (world_.rank == source_) {
-    source_ = neighbor(node, -1);
-    const int next = neighbor(node, 1);
-    if (next != root) targets_.push_back(next);
-    std::ranges::copy_if(topology.ranks(node), std::back_inserter(targets_),
-                         [this](int r) { return r != world_.rank; });
-  }
-  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(topology.size(), 0));
-  const std::int64_t granule = granule_of(format);
-  chunk_elements_ =
-      std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)) / granule, 1) * granule;
-}
-
-std::size_t BroadcastPlan::num_bytes(std::int64_t chunk) const {
-  const std::int64_t count = std::min(num_elements_ - chunk * chunk_elements_, chunk_elements_);
-  if (is_exact()) return static_cast<std::size_t>(count) * element_size(dtype_);
-  return wire_bytes(format_, dtype_, count);
-}
-
-LinkBytes BroadcastPlan::bytes() const {
-  LinkBytes total;
-  for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
-    for (const int target : targets_) {
-      total.on(world_.topology.link(world_.rank, target)) += num_bytes(chunk);
-    }
-  }
-  return total;
-}
-
 namespace {
+
+class BroadcastOperation final : public Operation {
+ public:
+  BroadcastOperation(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format);
+
+  const World& world() const override { return world_; }
+  const std::string& description() const override { return description_; }
+  std::int64_t num_chunks() const override { return (num_elements_ + chunk_elements_ - 1) / chunk_elements_; }
+  std::vector<Segment<HopFormats>> segments() const override { return {{num_elements_, {format_, format_}}}; }
+  std::optional<LinkBytes> bytes(const Arguments& arguments) const override;
+  void check(const Resources& r, const Arguments& arguments) const override;
+  std::string words(const Arguments&) const override { return description_; }
+  // Names all ranks. Ranks that name different roots might otherwise share no peer, and never compare their calls.
+  std::vector<int> peers(const Arguments&) const override { return world_.topology.others(world_.rank); }
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override;
+
+  // --- For the stages
+
+  int root() const { return root_; }
+  bool is_root() const { return world_.rank == root_; }
+  BlockFormat format() const { return format_; }
+  bool is_exact() const { return format_.kind == ElementKind::exact; }
+  // Returns the rank that the wires come from; none sends to the root.
+  int source() const { return source_; }
+  // Returns the ranks that this one sends to: the head of the next node first.
+  const std::vector<int>& targets() const { return targets_; }
+  std::int64_t chunk_elements() const { return chunk_elements_; }
+  std::size_t num_bytes(std::int64_t chunk) const {
+    const std::int64_t count = std::min(num_elements_ - chunk * chunk_elements_, chunk_elements_);
+    if (is_exact()) return static_cast<std::size_t>(count) * element_size(dtype_);
+    return wire_bytes(format_, dtype_, count);
+  }
+
+ private:
+  const World world_;
+  const int root_;
+  const std::int64_t num_elements_;
+  const DType dtype_;
+  const BlockFormat format_;
+  std::string description_;
+  int source_;
+  std::vector<int> targets_;
+  std::int64_t chunk_elements_;
+};
 
 class Broadcast final : public Stages {
  public:
-  Broadcast(const Resources& r, const BroadcastPlan& plan, TensorView values)
+  Broadcast(const Resources& r, const BroadcastOperation& plan, TensorView values)
       : r_(r), plan_(plan), values_(values), wires_(r, 1, plan.is_exact() ? 0 : plan.num_bytes(0), kDepth) {}
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
@@ -116,7 +113,7 @@ class Broadcast final : public Stages {
   }
 
   const Resources& r_;
-  const BroadcastPlan& plan_;
+  const BroadcastOperation& plan_;
   const TensorView values_;
   const MessageBuffers wires_;
   Ring<std::unique_ptr<Transfer>> received_{kDepth};
@@ -124,40 +121,60 @@ class Broadcast final : public Stages {
   std::vector<Send> sends_;  // reused by all chunks
 };
 
-class BroadcastOperation final : public Operation {
- public:
-  explicit BroadcastOperation(BroadcastPlan plan) : plan_(std::move(plan)) {}
-
-  const World& world() const override { return plan_.world(); }
-  const std::string& description() const override { return plan_.description(); }
-  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
-  std::vector<Segment<HopFormats>> segments() const override {
-    return {{plan_.num_elements(), {plan_.format(), plan_.format()}}};
+BroadcastOperation::BroadcastOperation(World world, int root, std::int64_t num_elements, DType dtype,
+                                       BlockFormat format)
+    : world_(std::move(world)), root_(root), num_elements_(num_elements), dtype_(dtype), format_(format) {
+  const Topology& topology = world_.topology;
+  zcomm::check(world_);
+  check_rank(topology, root, "root");
+  const int num_nodes = topology.num_nodes();
+  check_argument(num_elements >= 0,
+                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
+  description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +
+                 format.to_string();
+  const auto head = [&](int node) { return node == topology.node(root) ? root : topology.ranks(node).front(); };
+  const auto neighbor = [&](int node, int step) { return head((node + step + num_nodes) % num_nodes); };
+  const int node = topology.node(world_.rank);
+  source_ = head(node);
+  if (world_.rank == source_) {
+    source_ = neighbor(node, -1);
+    const int next = neighbor(node, 1);
+    if (next != root) targets_.push_back(next);
+    std::ranges::copy_if(topology.ranks(node), std::back_inserter(targets_),
+                         [this](int r) { return r != world_.rank; });
   }
-  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(topology.size(), 0));
+  const std::int64_t granule = granule_of(format);
+  chunk_elements_ =
+      std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)) / granule, 1) * granule;
+}
 
-  void check(const Resources& r, const Arguments& arguments) const override {
-    check_world(r, plan_.world());
-    const TensorView& values = only(arguments.outputs, "outputs");
-    check_argument(values.num_elements == plan_.num_elements() && values.dtype == plan_.dtype(), [&] {
-      return "outputs: expected " + SlotShape{{plan_.num_elements()}, plan_.dtype()}.to_string() + ", got " +
-             SlotShape{{values.num_elements}, values.dtype}.to_string();
-    });
+std::optional<LinkBytes> BroadcastOperation::bytes(const Arguments&) const {
+  LinkBytes total;
+  for (std::int64_t chunk = 0; chunk < num_chunks(); ++chunk) {
+    for (const int target : targets_) total.on(world_.topology.link(world_.rank, target)) += num_bytes(chunk);
   }
-  std::string words(const Arguments&) const override { return plan_.description(); }
-  // Names all ranks. Ranks that name different roots might otherwise share no peer, and never compare their calls.
-  std::vector<int> peers(const Arguments&) const override { return world().topology.others(world().rank); }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_.num_chunks() == 0) return {};
-    return {{}, std::make_unique<Broadcast>(r, plan_, arguments.outputs.front())};
-  }
+  return total;
+}
 
- private:
-  const BroadcastPlan plan_;
-};
+void BroadcastOperation::check(const Resources& r, const Arguments& arguments) const {
+  check_world(r, world_);
+  const TensorView& values = only(arguments.outputs, "outputs");
+  check_argument(values.num_elements == num_elements_ && values.dtype == dtype_, [&] {
+    return "outputs: expected " + SlotShape{{num_elements_}, dtype_}.to_string() + ", got " +
+           SlotShape{{values.num_elements}, values.dtype}.to_string();
+  });
+}
+
+std::unique_ptr<Stages> BroadcastOperation::stages(const Resources& r, const Arguments& arguments) {
+  if (num_chunks() == 0) return nullptr;
+  return std::make_unique<Broadcast>(r, *this, arguments.outputs.front());
+}
 
 }  // namespace
 
-OperationPtr make_broadcast(BroadcastPlan plan) { return std::make_shared<BroadcastOperation>(std::move(plan)); }
+OperationPtr make_broadcast(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format) {
+  return std::make_shared<BroadcastOperation>(std::move(world), root, num_elements, dtype, format);
+}
 
 }  // namespace zcomm

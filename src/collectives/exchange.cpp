@@ -1,6 +1,7 @@
 #include "zcomm/exchange.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "counted.hpp"
@@ -8,7 +9,6 @@
 #include "operation_checks.hpp"
 #include "pipeline.hpp"
 #include "random_seed.hpp"
-#include "slots.hpp"
 
 namespace zcomm {
 namespace {
@@ -18,18 +18,21 @@ std::string describe(const std::string& name, std::int64_t num_elements, DType d
   return name + " " + SlotShape{{num_elements}, dtype}.to_string() + " " + formats.to_string();
 }
 
-// Returns lengths of 0 for each rank.
-ExchangeShape nothing(const World& world, DType dtype) {
-  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(world.topology.size()), 0);
-  return {zeros, zeros, dtype};
+// Returns lengths for each rank: `length` for one, 0 for the others.
+ExchangePlan::Lengths only_for(int rank, std::int64_t length, const World& world) {
+  ExchangePlan::Lengths lengths(static_cast<std::size_t>(world.topology.size()), 0);
+  lengths[static_cast<std::size_t>(rank)] = length;
+  return lengths;
 }
 
 }  // namespace
 
-ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes,
-                           std::string description, std::vector<int> peers)
+ExchangePlan::ExchangePlan(World world, Lengths sent, Lengths received, DType dtype, HopFormats formats,
+                           std::size_t min_bytes, std::string description, std::vector<int> peers)
     : world_(std::move(world)),
-      shape_(std::move(shape)),
+      sent_(std::move(sent)),
+      received_(std::move(received)),
+      dtype_(dtype),
       formats_(formats),
       min_bytes_(min_bytes),
       description_(std::move(description)),
@@ -37,7 +40,7 @@ ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats,
   const auto size = static_cast<std::size_t>(world_.topology.size());
   const auto own = static_cast<std::size_t>(world_.rank);
   check(world_);
-  for (const auto& [lengths, name] : {std::pair(&shape_.sent, "sent"), std::pair(&shape_.received, "received")}) {
+  for (const auto& [lengths, name] : {std::pair(&sent_, "sent"), std::pair(&received_, "received")}) {
     check_argument(lengths->size() == size, [&, name = name, given = lengths->size()] {
       return std::string(name) + ": expected one length for each of " + std::to_string(size) + " ranks, got " +
              std::to_string(given);
@@ -47,32 +50,31 @@ ExchangePlan::ExchangePlan(World world, ExchangeShape shape, HopFormats formats,
       return std::string(name) + ": expected 0 or more elements for each rank, got " + std::to_string(least);
     });
   }
-  check_argument(shape_.sent[own] == shape_.received[own], [&] {
-    return "received: expected the " + std::to_string(shape_.sent[own]) + " elements that rank " + std::to_string(own) +
-           " sends to itself, got " + std::to_string(shape_.received[own]);
+  check_argument(sent_[own] == received_[own], [&] {
+    return "received: expected the " + std::to_string(sent_[own]) + " elements that rank " + std::to_string(own) +
+           " sends to itself, got " + std::to_string(received_[own]);
   });
   const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(world_.topology.size(), 0));
   const std::int64_t granule = granule_of(formats);
-  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(shape_.dtype));
+  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(dtype_));
   chunk_elements_ = std::max<std::int64_t>(wanted / granule, 1) * granule;
-  sends_ = messages(shape_.sent, 1);
-  recvs_ = messages(shape_.received, -1);
-  for (const auto* const lengths : {&shape_.sent, &shape_.received}) {
+  sends_ = messages(sent_, 1);
+  recvs_ = messages(received_, -1);
+  for (const auto* const lengths : {&sent_, &received_}) {
     const std::int64_t longest = *std::max_element(lengths->begin(), lengths->end());
     num_chunks_ = std::max(num_chunks_, (longest + chunk_elements_ - 1) / chunk_elements_);
   }
 }
 
 // Lists the peers at distance `direction`, twice that and so on, those in other nodes first.
-std::vector<ExchangePlan::Message> ExchangePlan::messages(const std::vector<std::int64_t>& lengths,
-                                                          int direction) const {
+std::vector<ExchangePlan::Message> ExchangePlan::messages(const Lengths& lengths, int direction) const {
   std::vector<Message> all;
   const int size = world_.topology.size();
   for (int shift = 1; shift < size; ++shift) {
     const int peer = (world_.rank + direction * shift + size) % size;
     const std::int64_t length = lengths[static_cast<std::size_t>(peer)];
     if (length == 0) continue;
-    const bool is_exact = static_cast<std::size_t>(length) * element_size(shape_.dtype) < min_bytes_;
+    const bool is_exact = static_cast<std::size_t>(length) * element_size(dtype_) < min_bytes_;
     all.push_back({peer, length, is_exact ? BlockFormat{} : formats_.on(world_.topology.link(world_.rank, peer))});
   }
   std::stable_partition(all.begin(), all.end(), [this](const Message& message) {
@@ -81,30 +83,28 @@ std::vector<ExchangePlan::Message> ExchangePlan::messages(const std::vector<std:
   return all;
 }
 
-ExchangePlan ExchangePlan::all_to_all(World world, ExchangeShape shape, HopFormats formats, std::size_t min_bytes) {
-  std::string words = "all_to_all " + std::string(to_string(shape.dtype)) + " " + formats.to_string();
+ExchangePlan ExchangePlan::all_to_all(World world, Lengths sent, Lengths received, DType dtype, HopFormats formats,
+                                      std::size_t min_bytes) {
+  std::string words = "all_to_all " + std::string(to_string(dtype)) + " " + formats.to_string();
   if (min_bytes > 0) words += " from " + std::to_string(min_bytes) + " bytes on";
   std::vector<int> peers = world.topology.others(world.rank);
-  return {std::move(world), std::move(shape), formats, min_bytes, std::move(words), std::move(peers)};
+  return {std::move(world), std::move(sent), std::move(received), dtype,
+          formats,          min_bytes,       std::move(words),    std::move(peers)};
 }
 
 ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
   check_rank(world.topology, root, "root");
-  ExchangeShape shape = nothing(world, dtype);
-  shape.sent[static_cast<std::size_t>(root)] = num_elements;
-  if (world.rank == root) shape.received.assign(shape.received.size(), num_elements);
+  Lengths sent = only_for(root, num_elements, world);
+  Lengths received(sent.size(), world.rank == root ? num_elements : 0);
   std::vector<int> peers = world.topology.others(world.rank);
-  return {std::move(world),
-          std::move(shape),
-          formats,
-          0,
-          describe("gather to " + std::to_string(root), num_elements, dtype, formats),
-          std::move(peers)};
+  std::string words = describe("gather to " + std::to_string(root), num_elements, dtype, formats);
+  return {std::move(world), std::move(sent), std::move(received), dtype, formats, 0,
+          std::move(words), std::move(peers)};
 }
 
 ExchangePlan ExchangePlan::scatter(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
   ExchangePlan plan = gather(std::move(world), root, num_elements, dtype, formats);
-  std::swap(plan.shape_.sent, plan.shape_.received);
+  std::swap(plan.sent_, plan.received_);
   std::swap(plan.sends_, plan.recvs_);
   plan.description_ = describe("scatter from " + std::to_string(root), num_elements, dtype, formats);
   return plan;
@@ -114,24 +114,25 @@ ExchangePlan ExchangePlan::message(World world, int from, int to, std::int64_t n
                                    HopFormats formats) {
   check_rank(world.topology, from, "from");
   check_rank(world.topology, to, "to");
-  check_argument(from != to && (world.rank == from || world.rank == to), [&] {
+  const bool is_sender = world.rank == from;
+  check_argument(from != to && (is_sender || world.rank == to), [&] {
     return "to: expected a message between rank " + std::to_string(world.rank) + " and another one, got one from " +
            std::to_string(from) + " to " + std::to_string(to);
   });
-  ExchangeShape shape = nothing(world, dtype);
-  if (world.rank == from) shape.sent[static_cast<std::size_t>(to)] = num_elements;
-  if (world.rank == to) shape.received[static_cast<std::size_t>(from)] = num_elements;
+  Lengths sent = only_for(to, is_sender ? num_elements : 0, world);
+  Lengths received = only_for(from, is_sender ? 0 : num_elements, world);
   const std::string name = "message from " + std::to_string(from) + " to " + std::to_string(to);
-  std::vector<int> peers{world.rank == from ? to : from};
-  return {std::move(world), std::move(shape), formats, 0, describe(name, num_elements, dtype, formats),
-          std::move(peers)};
+  std::string words = describe(name, num_elements, dtype, formats);
+  std::vector<int> peers{is_sender ? to : from};
+  return {std::move(world), std::move(sent), std::move(received), dtype, formats, 0,
+          std::move(words), std::move(peers)};
 }
 
 std::size_t ExchangePlan::num_bytes(const Message& message, std::int64_t chunk) const {
   const std::int64_t left = message.num_elements - chunk * chunk_elements_;
   const std::int64_t count = std::clamp<std::int64_t>(left, 0, chunk_elements_);
-  if (message.format.kind == ElementKind::exact) return static_cast<std::size_t>(count) * element_size(shape_.dtype);
-  return wire_bytes(message.format, shape_.dtype, count);
+  if (message.format.kind == ElementKind::exact) return static_cast<std::size_t>(count) * element_size(dtype_);
+  return wire_bytes(message.format, dtype_, count);
 }
 
 LinkBytes ExchangePlan::bytes() const {
@@ -271,28 +272,23 @@ void check_views(const Views& views, const std::vector<std::int64_t>& lengths, D
 // Checks that no output overlaps an input, other than the own one at its place.
 void check_all_apart(const Arguments& arguments, std::size_t own) {
   const bool same_own = arguments.inputs[own].data == arguments.outputs[own].data;
-  struct Range {
-    const std::byte* begin;
-    const std::byte* end;
-    bool is_output;
-  };
-  std::vector<Range> ranges;
+  std::vector<std::tuple<const std::byte*, const std::byte*, bool>> ranges;  // begin, end, whether it is an output
   for (std::size_t rank = 0; rank < arguments.inputs.size(); ++rank) {
     const ConstTensorView input = arguments.inputs[rank];
     const ConstTensorView output = arguments.outputs[rank];
-    if (input.num_elements > 0) ranges.push_back({input.data, input.data + input.num_bytes(), false});
+    if (input.num_elements > 0) ranges.emplace_back(input.data, input.data + input.num_bytes(), false);
     if (output.num_elements > 0 && !(same_own && rank == own)) {
-      ranges.push_back({output.data, output.data + output.num_bytes(), true});
+      ranges.emplace_back(output.data, output.data + output.num_bytes(), true);
     }
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::sort(ranges.begin(), ranges.end());
   const std::byte* end_of_inputs = nullptr;
   const std::byte* end_of_outputs = nullptr;
-  for (const Range& range : ranges) {
-    check_argument(range.begin >= (range.is_output ? end_of_inputs : end_of_outputs),
+  for (const auto& [begin, end, is_output] : ranges) {
+    check_argument(begin >= (is_output ? end_of_inputs : end_of_outputs),
                    [] { return std::string("outputs: expected memory apart from the inputs, got some of theirs"); });
-    std::byte const*& end = range.is_output ? end_of_outputs : end_of_inputs;
-    end = std::max(end, range.end);
+    const std::byte*& latest = is_output ? end_of_outputs : end_of_inputs;
+    latest = std::max(latest, end);
   }
 }
 
@@ -305,7 +301,7 @@ class ExchangeOperation final : public Operation {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   std::vector<Segment<HopFormats>> segments() const override {
     std::int64_t num_elements = 0;
-    for (const std::int64_t length : plan_.shape().sent) num_elements += length;
+    for (const std::int64_t length : plan_.sent()) num_elements += length;
     return {{num_elements, plan_.formats()}};
   }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
@@ -313,15 +309,15 @@ class ExchangeOperation final : public Operation {
 
   void check(const Resources& r, const Arguments& arguments) const override {
     check_world(r, plan_.world());
-    check_views(arguments.inputs, plan_.shape().sent, plan_.shape().dtype, "inputs");
-    check_views(arguments.outputs, plan_.shape().received, plan_.shape().dtype, "outputs");
+    check_views(arguments.inputs, plan_.sent(), plan_.dtype(), "inputs");
+    check_views(arguments.outputs, plan_.received(), plan_.dtype(), "outputs");
     check_all_apart(arguments, static_cast<std::size_t>(plan_.world().rank));
   }
   std::string words(const Arguments&) const override { return plan_.description(); }
   std::vector<int> peers(const Arguments&) const override { return plan_.peers(); }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_.num_chunks() == 0) return {};
-    return {{}, std::make_unique<Exchange>(r, plan_, arguments)};
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.num_chunks() == 0) return nullptr;
+    return std::make_unique<Exchange>(r, plan_, arguments);
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "zcomm/collectives.hpp"
 #include "zcomm/error.hpp"
@@ -21,16 +21,16 @@ inline std::string in_slot(int slot, const std::string& what) {
 // Hashes, and status words in which jobs set bits of LosslessError.
 class KeptHashes {
  public:
-  KeptHashes(const LosslessCodec& codec, const LosslessPlan& plan)
-      : rank_(plan.rank()),
-        num_chunks_(static_cast<std::size_t>(plan.num_chunks())),
-        slots_(plan.held()),
+  KeptHashes(const LosslessCodec& codec, std::shared_ptr<const LosslessPlan> plan)
+      : plan_(std::move(plan)),
         memory_(codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t))) {}
 
-  // Numbers follow LosslessPlan::place(), then chunks.
-  std::uint64_t* hash(std::size_t number) const { return reinterpret_cast<std::uint64_t*>(memory_->data()) + number; }
-  std::uint32_t* status(std::size_t number) const {
-    return reinterpret_cast<std::uint32_t*>(memory_->shared()) + number;
+  // Returns those of a chunk of a slot that this rank holds.
+  std::uint64_t* hash(int slot, std::int64_t chunk) const {
+    return reinterpret_cast<std::uint64_t*>(memory_->data()) + plan_->place(slot) * plan_->num_chunks() + chunk;
+  }
+  std::uint32_t* status(int slot, std::int64_t chunk) const {
+    return reinterpret_cast<std::uint32_t*>(memory_->shared()) + plan_->place(slot) * plan_->num_chunks() + chunk;
   }
 
   // Orders calls on different streams: each begins with make_wait() and ends with mark_use().
@@ -50,22 +50,24 @@ class KeptHashes {
   // values yet, and nothing is known. Thread-safe.
   std::optional<std::string> finding() const {
     if (!memory_->is_over()) return std::nullopt;
-    for (std::size_t i = 0; i < count(); ++i) {
-      const std::uint32_t errors = std::atomic_ref(*status(i)).exchange(0);
-      if (errors != 0) return describe(errors, slots_[i / num_chunks_], base_);
+    for (const int slot : plan_->held()) {
+      for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
+        const std::uint32_t errors = std::atomic_ref(*status(slot, chunk)).exchange(0);
+        if (errors != 0) return describe(errors, slot, base_);
+      }
     }
     return "";
   }
 
  private:
-  std::size_t count() const { return slots_.size() * num_chunks_; }
+  std::size_t count() const { return plan_->held().size() * static_cast<std::size_t>(plan_->num_chunks()); }
   // Describes errors in what was made of generation `base`. The owner of a slot has the slot's number.
   std::string describe(std::uint32_t errors, int slot, std::uint64_t base) const {
     const std::string old = "generation " + std::to_string(base);
     const std::string made = "generation " + std::to_string(base + 1);
     const std::string owner = "rank " + std::to_string(slot);
     if (errors == kKeptError) {
-      return in_slot(slot, made + " was written to on rank " + std::to_string(rank_) +
+      return in_slot(slot, made + " was written to on rank " + std::to_string(plan_->rank()) +
                                " since it was gathered: something has written into what it keeps, or its weights have "
                                "changed in a way that PyTorch does not count");
     }
@@ -76,26 +78,16 @@ class KeptHashes {
     return in_slot(slot, "what this rank has made of " + old + " is not " + made + " of " + owner + ": " + why);
   }
 
-  const int rank_;
-  const std::size_t num_chunks_;
-  const std::vector<int> slots_;  // held slots
+  const std::shared_ptr<const LosslessPlan> plan_;
   std::atomic<std::uint64_t> base_ = 0;
   const std::unique_ptr<JobMemory> memory_;
 };
 
-struct KeptChunk {
-  TensorView values;
-  std::uint64_t* hash;
-  std::uint32_t* status;
-};
-
-// Returns a chunk of a slot that this rank holds; Kept::hashes exists.
-inline KeptChunk kept_chunk(const LosslessPlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
+// Returns a chunk of a slot that this rank holds.
+inline TensorView kept_values(const LosslessPlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
   const TensorView whole{kept.memory.data() + plan.kept_offset(slot),
                          plan.slots().lengths[static_cast<std::size_t>(slot)], plan.slots().dtype};
-  const auto number = static_cast<std::size_t>(plan.place(slot) * plan.num_chunks() + chunk);
-  return {whole.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count), kept.hashes->hash(number),
-          kept.hashes->status(number)};
+  return whole.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count);
 }
 
 // Reads the header of a message for `values` of `slot`. Throws TransportError unless it refers to generation `base` or,

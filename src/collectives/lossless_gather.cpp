@@ -4,7 +4,7 @@
 
 #include "all_gather.hpp"
 #include "counted.hpp"
-#include "lossless_messages.hpp"
+#include "lossless_preparation.hpp"
 #include "message.hpp"
 #include "slot_views.hpp"
 #include "zcomm/call_check.hpp"
@@ -13,29 +13,82 @@
 namespace zcomm {
 namespace {
 
-// Gathers within a node: sends the kept values of holders straight into the slots of their peers, or, if these have
+// Gathers from the owners of slots to their holders in other nodes, then within the nodes. Without a shard, gathers
+// kept values again, within the node. Holders send kept values straight into the slots of their peers or, if these have
 // several views, by way of buffers.
-class NodeGather : public Stages {
+class LosslessStages final : public Stages {
  public:
-  // Takes this rank's shard if the kept values are the same. If it lies in its slot, that is not written to.
-  NodeGather(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views,
-             const std::byte* shard)
+  // If the shard lies in its slot, and the kept values are the same, that is not written to. `prepared`: the messages,
+  // if the transport needs that; else each is encoded when it is sent, and its receivers have room for the longest one.
+  LosslessStages(const Resources& r, const LosslessShard& shard, std::span<const TensorView> views,
+                 std::unique_ptr<PreparedMessages> prepared, bool is_again)
       : r_(r),
-        plan_(plan),
-        kept_(kept),
-        slots_(views, plan.slots().lengths.size()),
-        is_scattered_(views.size() > plan.slots().lengths.size()),
-        has_own_(views[static_cast<std::size_t>(plan.rank())].data == shard && !is_scattered_),
-        received_(r, is_scattered_ ? r.world.topology.size() : 0, element_size(DType::bfloat16) * longest(plan),
-                  static_cast<int>(std::min<std::int64_t>(plan.num_chunks(), kDepth))) {
+        shard_(shard),
+        plan_(shard.plan),
+        kept_(shard.kept),
+        prepared_(std::move(prepared)),
+        is_again_(is_again),
+        base_(prepared_ == nullptr ? kept_.generation.load() : prepared_->base),
+        slots_(views, plan_.slots().lengths.size()),
+        is_scattered_(views.size() > plan_.slots().lengths.size()),
+        has_own_(prepared_ == nullptr && !is_again && !is_scattered_ &&
+                 views[static_cast<std::size_t>(plan_.rank())].data == shard.shard.data),
+        outgoing_(r, prepared_ == nullptr && !is_again && !holders().empty() ? 1 : 0, longest(), kDepth),
+        incoming_(r, is_again ? 0 : static_cast<int>(owners().size()), longest(), kDepth),
+        passed_on_(r, is_scattered_ ? r.world.topology.size() : 0, longest_chunk_bytes(),
+                   static_cast<int>(std::min<std::int64_t>(plan_.num_chunks(), kDepth + 1))) {
     kept_.hashes->make_wait(r.stream);
+    if (is_again) return;
+    kept_.generation = 0;
+    kept_.hashes->begin_gather(base_);
   }
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
+  int num_hops() const override { return is_again_ ? 1 : 2; }
+
+ private:
+  static constexpr int kDepth = 2;  // chunks between two hops
+
+  const std::vector<Move>& holders() const { return plan_.inter_node_hop().sends; }
+  const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
+  TensorView kept(int slot, std::int64_t chunk) const { return kept_values(plan_, kept_, slot, chunk); }
+  std::size_t longest_chunk_bytes() const {
+    return element_size(plan_.slots().dtype) * static_cast<std::size_t>(plan_.longest_chunk());
+  }
+  // Returns the longest message between nodes.
+  std::size_t longest() const {
+    if (prepared_ == nullptr) return most_bytes(plan_.longest_chunk());
+    const std::vector<std::size_t>& bodies = prepared_->received;
+    return kLosslessHeaderBytes + (bodies.empty() ? 0 : align_wire(*std::ranges::max_element(bodies)));
+  }
+
+  // Sends this rank's values to other nodes, and plain values to the ranks of its node.
+  void first_hop(std::int64_t chunk) override {
+    if (is_again_) {
+      check(chunk);
+    } else {
+      sends_.clear();
+      recvs_.clear();
+      if (prepared_ == nullptr) {
+        list_encoded(chunk);
+      } else {
+        list_prepared(chunk);
+      }
+      exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
+    }
+    own_[chunk] = pass_on(chunk, /*own=*/true);
+    if (is_again_) others_[chunk] = pass_on(chunk, /*own=*/false);
+  }
+  // Decodes messages of other nodes, and sends the values to the ranks of its node.
+  void second_hop(std::int64_t chunk) override {
+    finish_transfer(r_, exchanged_[chunk]);
+    if (!owners().empty()) decode(chunk);
+    others_[chunk] = pass_on(chunk, /*own=*/false);
+  }
   void finish(std::int64_t chunk) override {
     copies_.clear();
     for (const int slot : plan_.held()) {
-      if (slot != plan_.rank() || !has_own_) copy(kept(slot, chunk).values.data, slot, chunk);
+      if (slot != plan_.rank() || !has_own_) copy(kept(slot, chunk).data, slot, chunk);
     }
     run_codec(r_, copies_);
     wait_for_transfer(r_, *own_[chunk], 1);
@@ -47,10 +100,14 @@ class NodeGather : public Stages {
   void end() override {
     kept_.hashes->mark_use(r_.stream);
     look_for_errors();
+    if (is_again_) return;
+    if (prepared_ != nullptr && prepared_->stream.handle != r_.stream.handle) {
+      kept_.hashes->make_wait(prepared_->stream);
+    }
+    kept_.sent_bytes = sent_bytes_;
+    kept_.generation = base_ + 1;
   }
 
- protected:
-  KeptChunk kept(int slot, std::int64_t chunk) const { return kept_chunk(plan_, kept_, slot, chunk); }
   // Looks for errors that this call's jobs find: at once on a CPU, when the call is over on a GPU.
   void look_for_errors() {
     r_.transport.watch([hashes = kept_.hashes] { return hashes->finding(); });
@@ -59,29 +116,74 @@ class NodeGather : public Stages {
   void look_at_once() {
     if (kept_.hashes->are_at_once()) look_for_errors();
   }
-  // Sends each rank's own slot; those of other nodes.
-  void start_own(std::int64_t chunk) { own_[chunk] = exchange(chunk, /*own=*/true); }
-  void start_others(std::int64_t chunk) { others_[chunk] = exchange(chunk, /*own=*/false); }
 
-  const Resources& r_;
-  const LosslessPlan& plan_;
-  Kept& kept_;
-  std::vector<Send> sends_;
-  std::vector<Recv> recvs_;
+  void check(std::int64_t chunk) {
+    checks_.clear();
+    for (const int slot : plan_.held()) {
+      const TensorView values = kept(slot, chunk);
+      checks_.push_back({values, values, kept_.hashes->hash(slot, chunk), kept_.hashes->status(slot, chunk)});
+    }
+    run_codec(r_, checks_);
+    look_at_once();
+  }
+  void list_encoded(std::int64_t chunk) {
+    EncodeLossless job = shard_.encoding(chunk, base_);
+    std::uint64_t num_bytes = 0;
+    if (!holders().empty()) {
+      job.message = outgoing_.data(0, chunk);
+      job.num_bytes = &num_bytes;
+    }
+    run_codec(r_, {&job, 1});
+    sent_bytes_ += num_bytes;
+    for (const Move& move : holders()) sends_.push_back({move.peer, job.message, num_bytes, /*has_limit=*/true});
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      const std::size_t most = most_bytes(kept(owners()[i].slot, chunk).num_elements);
+      recvs_.push_back({owners()[i].peer, incoming_.data(static_cast<int>(i), chunk), most, /*is_limit=*/true});
+    }
+  }
+  void list_prepared(std::int64_t chunk) {
+    if (holders().empty()) return;
+    const auto number = static_cast<std::size_t>(chunk);
+    const std::size_t num_bytes = prepared_->sent[number];
+    sent_bytes_ += kLosslessHeaderBytes + num_bytes;
+    const std::byte* const body = prepared_->bodies->data() + prepared_->offsets[number];
+    for (const Move& move : holders()) sends_.push_back({move.peer, body, num_bytes});
+    copies_.clear();
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      std::byte* const message = incoming_.data(static_cast<int>(i), chunk);
+      copies_.push_back(copy_of(prepared_->header(i, number), message, kLosslessHeaderBytes));
+      recvs_.push_back({owners()[i].peer, message + kLosslessHeaderBytes, prepared_->body_bytes(i, number)});
+    }
+    run_codec(r_, copies_);
+  }
+  void decode(std::int64_t chunk) {
+    jobs_.clear();
+    for (std::size_t i = 0; i < owners().size(); ++i) {
+      const int slot = owners()[i].slot;
+      const TensorView values = kept(slot, chunk);
+      const std::byte* const message = incoming_.data(static_cast<int>(i), chunk);
+      const std::size_t body_bytes = prepared_ == nullptr ? checked_header(message, slot, base_, values).body_bytes
+                                                          : prepared_->body_bytes(i, static_cast<std::size_t>(chunk));
+      jobs_.push_back({message, kLosslessHeaderBytes + body_bytes, values, base_, kept_.hashes->hash(slot, chunk),
+                       kept_.hashes->status(slot, chunk)});
+    }
+    run_codec(r_, jobs_);
+    look_at_once();
+  }
 
- private:
-  std::unique_ptr<Transfer> exchange(std::int64_t chunk, bool own) {
+  // Sends kept values within the node: each rank's own slot, or those of other nodes.
+  std::unique_ptr<Transfer> pass_on(std::int64_t chunk, bool own) {
     sends_.clear();
     recvs_.clear();
     for (const Move& move : plan_.intra_node_hop().sends) {
       if ((move.slot == plan_.rank()) != own) continue;
-      const TensorView values = kept(move.slot, chunk).values;
+      const TensorView values = kept(move.slot, chunk);
       sends_.push_back({move.peer, values.data, values.num_bytes()});
     }
     for (const Move& move : plan_.intra_node_hop().recvs) {
       if ((move.slot == move.peer) != own) continue;
       const TensorView values = slots_(move.slot, plan_.chunk(chunk));
-      recvs_.push_back(is_scattered_ ? received_.recv(move.peer, move.slot, chunk, chunk_bytes(chunk))
+      recvs_.push_back(is_scattered_ ? passed_on_.recv(move.peer, move.slot, chunk, chunk_bytes(chunk))
                                      : Recv{move.peer, values.data, values.num_bytes()});
     }
     return start_transfer(r_, sends_, recvs_, 1);
@@ -89,7 +191,7 @@ class NodeGather : public Stages {
   // Copies what was received into its views.
   void scatter(std::int64_t chunk) {
     copies_.clear();
-    for (const Move& move : plan_.intra_node_hop().recvs) copy(received_.data(move.slot, chunk), move.slot, chunk);
+    for (const Move& move : plan_.intra_node_hop().recvs) copy(passed_on_.received(move.slot, chunk), move.slot, chunk);
     run_codec(r_, copies_);
   }
   void copy(const std::byte* values, int slot, std::int64_t chunk) {
@@ -102,97 +204,30 @@ class NodeGather : public Stages {
   std::size_t chunk_bytes(std::int64_t chunk) const {
     return element_size(plan_.slots().dtype) * static_cast<std::size_t>(plan_.chunk(chunk).count);
   }
-  static std::size_t longest(const LosslessPlan& plan) { return static_cast<std::size_t>(plan.longest_chunk()); }
 
-  static constexpr int kDepth = 3;  // chunks in progress
-
+  const Resources& r_;
+  const LosslessShard shard_;
+  const LosslessPlan& plan_;
+  Kept& kept_;
+  const std::unique_ptr<PreparedMessages> prepared_;
+  const bool is_again_;
+  const std::uint64_t base_;  // the generation that differences refer to
   const SlotViews<TensorView> slots_;
   const bool is_scattered_;
   const bool has_own_;
-  ReceivedMessages received_;
-  Ring<std::unique_ptr<Transfer>> own_{kDepth};
-  Ring<std::unique_ptr<Transfer>> others_{2};
-  std::vector<Decode> copies_;
-};
-
-// Gathers from the owners of slots to their holders in other nodes, then within the nodes.
-class GatherStages final : public NodeGather {
- public:
-  GatherStages(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views,
-               std::unique_ptr<LosslessMessages> messages)
-      : NodeGather(r, plan, kept, views, messages->kept_from),
-        messages_(std::move(messages)),
-        received_(r, static_cast<int>(owners().size()), messages_->longest(), kDepth) {
-    kept_.generation = 0;
-    kept_.hashes->begin_gather(messages_->base);
-  }
-
-  int num_hops() const override { return 2; }
-
- private:
-  static constexpr int kDepth = 2;  // chunks whose messages have arrived
-
-  const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
-
-  // Sends this rank's values to other nodes, and plain values to the ranks of its node.
-  void first_hop(std::int64_t chunk) override {
-    sends_.clear();
-    recvs_.clear();
-    messages_->list(r_, chunk, received_, sends_, recvs_);
-    exchanged_[chunk] = start_transfer(r_, sends_, recvs_);
-    start_own(chunk);
-  }
-  // Decodes messages of other nodes, and sends the values to the ranks of its node.
-  void second_hop(std::int64_t chunk) override {
-    finish_transfer(r_, exchanged_[chunk]);
-    if (!owners().empty()) decode(chunk);
-    start_others(chunk);
-  }
-  void end() override {
-    NodeGather::end();
-    if (messages_->stream.handle != r_.stream.handle) kept_.hashes->make_wait(messages_->stream);
-    kept_.sent_bytes = messages_->sent_bytes;
-    kept_.generation = messages_->base + 1;
-  }
-  void decode(std::int64_t chunk) {
-    jobs_.clear();
-    for (std::size_t i = 0; i < owners().size(); ++i) {
-      const std::byte* const message = received_.data(static_cast<int>(i), chunk);
-      const KeptChunk to = kept(owners()[i].slot, chunk);
-      jobs_.push_back(
-          {message, messages_->received_bytes(i, chunk, message), to.values, messages_->base, to.hash, to.status});
-    }
-    run_codec(r_, jobs_);
-    look_at_once();
-  }
-
-  const std::unique_ptr<LosslessMessages> messages_;
-  const MessageBuffers received_;
+  const MessageBuffers outgoing_;
+  const MessageBuffers incoming_;  // one message for each owner
+  MessageBuffers passed_on_;       // values of the node's ranks
+  std::size_t sent_bytes_ = 0;     // to each holder so far, with headers
   Ring<std::unique_ptr<Transfer>> exchanged_{kDepth};
+  Ring<std::unique_ptr<Transfer>> own_{kDepth + 1};
+  Ring<std::unique_ptr<Transfer>> others_{kDepth};
+  // Buffers reused by all chunks.
+  std::vector<Send> sends_;
+  std::vector<Recv> recvs_;
+  std::vector<CheckHash> checks_;
   std::vector<DecodeLossless> jobs_;
-};
-
-// Gathers kept values again, within the node.
-class NodeGatherAgain final : public NodeGather {
- public:
-  NodeGatherAgain(const Resources& r, const LosslessPlan& plan, Kept& kept, std::span<const TensorView> views)
-      : NodeGather(r, plan, kept, views, nullptr) {}
-
- private:
-  // Checks values and passes them on.
-  void first_hop(std::int64_t chunk) override {
-    jobs_.clear();
-    for (const int slot : plan_.held()) {
-      const KeptChunk of = kept(slot, chunk);
-      jobs_.push_back({of.values, of.values, of.hash, of.status});
-    }
-    run_codec(r_, jobs_);
-    look_at_once();
-    start_own(chunk);
-    start_others(chunk);
-  }
-
-  std::vector<CheckHash> jobs_;
+  std::vector<Decode> copies_;
 };
 
 class LosslessGather final : public Operation {
@@ -235,14 +270,18 @@ class LosslessGather final : public Operation {
   std::vector<int> peers(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
   }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    const std::span<const TensorView> views = arguments.outputs;
-    if (is_again(arguments)) return {{}, std::make_unique<NodeGatherAgain>(r, *plan_, *kept_, views)};
-    auto messages = r.preparations.messages(r, difference(arguments.inputs.front()));
-    return {{}, std::make_unique<GatherStages>(r, *plan_, *kept_, views, std::move(messages))};
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    const bool again = is_again(arguments);
+    const LosslessShard shard = kept_shard(r, again ? ConstTensorView{} : arguments.inputs.front());
+    auto prepared = again ? nullptr : r.preparations.take(r, shard);
+    return std::make_unique<LosslessStages>(r, shard, arguments.outputs, std::move(prepared), again);
   }
 
-  LosslessShard difference(ConstTensorView shard) const { return {*plan_, shard, *kept_}; }
+  // Makes Kept::hashes, at the first gather.
+  LosslessShard kept_shard(const Resources& r, ConstTensorView shard) const {
+    if (kept_->hashes == nullptr) kept_->hashes = std::make_shared<KeptHashes>(*r.codec.lossless(), plan_);
+    return {*plan_, shard, *kept_};
+  }
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
     const std::int64_t length = plan_->slots().lengths[static_cast<std::size_t>(world().rank)];
@@ -307,12 +346,13 @@ class PreparationOperation final : public Operation {
     for (std::size_t i = 0; i < gathers_.size(); ++i) gathers_[i]->check_shard(r, arguments.inputs[i]);
   }
   std::string words(const Arguments&) const override { return words_; }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     std::vector<LosslessShard> shards;
-    shards.reserve(gathers_.size());
-    for (std::size_t i = 0; i < gathers_.size(); ++i) shards.push_back(gathers_[i]->difference(arguments.inputs[i]));
+    for (std::size_t i = 0; i < gathers_.size(); ++i) {
+      shards.push_back(gathers_[i]->kept_shard(r, arguments.inputs[i]));
+    }
     r.preparations.prepare(r, shards);
-    return {};
+    return nullptr;
   }
 
  private:

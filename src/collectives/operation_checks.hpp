@@ -1,4 +1,4 @@
-// Argument checks of operations. All throw ArgumentError.
+// Argument checks of plans and operations. All throw ArgumentError.
 #pragma once
 
 #include <charconv>
@@ -11,6 +11,18 @@
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
+
+inline void check_rank(const Topology& topology, int rank, const char* name) {
+  check_argument(rank >= 0 && rank < topology.size(), [&] {
+    return std::string(name) + ": expected 0 to " + std::to_string(topology.size() - 1) + ", got " +
+           std::to_string(rank);
+  });
+}
+
+inline void check(const World& world) {
+  check_rank(world.topology, world.rank, "rank");
+  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+}
 
 // Returns the fewest digits that identify a float.
 inline std::string exact_digits(float value) {

@@ -43,17 +43,17 @@ int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunk
   return static_cast<int>(std::max<std::int64_t>(std::min({wanted, kChunksInFlight, num_chunks}) - 1, 1));
 }
 
-void run_pipeline(const Resources& r, const Pipeline& pipeline) {
-  if (pipeline.first == nullptr) return;
-  Stages& first = *pipeline.first;
-  Stages* const second = pipeline.second.get();
+void run_pipeline(const Resources& r, Stages& first) {
+  Stages* const second = first.second.get();
   const std::int64_t delay = second == nullptr ? 0 : steps_per_chunk(first) + 1;
   const std::int64_t count = delay + num_steps(second == nullptr ? first : *second);
   for (std::int64_t step = 0; step < count; ++step) {
     r.transport.begin_group();
     start(first, step);
     if (second != nullptr) start(*second, step - delay);
-    end_group(r);
+    if (!r.transport.starts_at_once()) {
+      timed(r, r.stats.transfer_time, "zcomm::start_transfer", [&] { r.transport.end_group(r.stream); });
+    }
     finish(first, step);
     if (second != nullptr) finish(*second, step - delay);
   }

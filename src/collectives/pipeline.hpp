@@ -27,13 +27,9 @@ class Stages {
   virtual void meanwhile(std::int64_t) {}             // work that can wait until the last transfers start
   virtual void finish(std::int64_t chunk) = 0;        // waits for the last transfers
   virtual void end() {}                               // after the last chunk
-};
 
-// Stages of a call: none if there are no chunks, of one collective, or of two with the same chunks.
-struct Pipeline {
   std::shared_ptr<const void> held = {};  // owner of data that the stages refer to
-  std::unique_ptr<Stages> first = {};
-  std::unique_ptr<Stages> second = {};
+  std::unique_ptr<Stages> second = {};    // those of a second collective with the same chunks
 };
 
 // Runs each stage of chunk k together with the previous stage of chunk k+1: while a stage waits for bytes of chunk k,
@@ -45,7 +41,7 @@ struct Pipeline {
 // The second collective starts a chunk when the first has finished it, while later chunks of the first are in progress.
 // Their transfers share groups: n chunks take n + 2 groups, or n + 4 if both have two hops, one more if that of the
 // first is delayed by two steps.
-void run_pipeline(const Resources& r, const Pipeline& pipeline);
+void run_pipeline(const Resources& r, Stages& first);
 
 // Returns the window of one hop whose chunks have `wire_bytes`, of all ranks. Between nodes, on transports that start
 // transfers at once, several chunks are in flight: a far link is busy while bytes and their announcements travel.

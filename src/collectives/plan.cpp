@@ -1,16 +1,73 @@
 #include "zcomm/plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "hash.hpp"
-#include "slots.hpp"
+#include "operation_checks.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 namespace {
+
+// Returns `slots`.
+template <class Format>
+SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
+  check(world);
+  const Topology& topology = world.topology;
+  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
+    return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
+           std::to_string(slots.lengths.size());
+  });
+  for (const std::int64_t length : slots.lengths) {
+    check_argument(length >= 0,
+                   [&] { return "slots: expected 0 or more elements in each, got " + std::to_string(length); });
+  }
+  std::int64_t total = 0;
+  for (const Segment<Format>& segment : segments) {
+    check_argument(segment.num_elements >= 0, [&] {
+      return "segments: expected 0 or more elements in each, got " + std::to_string(segment.num_elements);
+    });
+    total += segment.num_elements;
+  }
+  check_argument(total == slots.longest(), [&] {
+    return "segments: expected the " + std::to_string(slots.longest()) + " elements of the longest slot, got " +
+           std::to_string(total);
+  });
+  return slots;
+}
+
+std::vector<int> in_rank_order(const Topology& topology) {
+  std::vector<int> slots(static_cast<std::size_t>(topology.size()));
+  std::iota(slots.begin(), slots.end(), 0);
+  return slots;
+}
+
+// Returns those of `slots` that `rank` holds, in the given order.
+std::vector<int> held_of(const Topology& topology, int rank, std::vector<int> slots) {
+  std::erase_if(slots, [&](int slot) { return topology.holder(topology.node(rank), slot) != rank; });
+  return slots;
+}
+
+// Returns the most slots that any rank holds.
+std::size_t most_held(const Topology& topology) {
+  std::size_t most = 0;
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    // Looks at the first rank of each node: slots are dealt to a node's ranks in turn, the first one first.
+    most = std::max(most, held_of(topology, topology.ranks(node).front(), in_rank_order(topology)).size());
+  }
+  return most;
+}
+
+// Returns the place of each rank's slot among `slots`, -1 if it is not there.
+std::vector<int> places_in(const std::vector<int>& slots, const Topology& topology) {
+  std::vector<int> places(static_cast<std::size_t>(topology.size()), -1);
+  for (std::size_t i = 0; i < slots.size(); ++i) places[static_cast<std::size_t>(slots[i])] = static_cast<int>(i);
+  return places;
+}
 
 // Returns "int8:256", or "3 segments of int8:256 and exact #1234": two of the formats, and a hash of all. Ranks compare
 // it: a change breaks the protocol.
@@ -64,6 +121,13 @@ std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
   return slots;
 }
 
+// Returns the elements of all but the last slots of a tensor.
+std::int64_t shard_of_whole_blocks(std::int64_t num_elements, int size, HopFormats formats) {
+  const std::int64_t granule = granule_of(formats);
+  const std::int64_t even = (num_elements + size - 1) / size;
+  return (even + granule - 1) / granule * granule;
+}
+
 std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
   return {{slots.lengths.empty() ? 0 : slots.longest(), {}}};
 }
@@ -86,18 +150,24 @@ std::string SlotShape::to_string() const {
   return text;
 }
 
-// --- GatherPlan
-
-GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop, std::int64_t granule)
+template <class Format>
+SlotPlan<Format>::SlotPlan(World world, SlotShape slots, std::span<const Segment<Format>> segments,
+                           std::int64_t granule)
     : world_(std::move(world)),
       slots_(checked(std::move(slots), world_, segments)),
       segments_(segments.begin(), segments.end()),
+      description_(slots_.to_string() + " " + describe(segments)),
+      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule) {}
+
+// --- GatherPlan
+
+GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop, std::int64_t granule)
+    : SlotPlan(std::move(world), std::move(slots), segments, granule),
       is_in_one_hop_(in_one_hop && topology().is_hierarchical()),
-      description_(slots_.to_string() + " " + describe(segments) + (is_in_one_hop_ ? " in one hop" : "")),
-      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule),
       longest_(slots_.longest()),
       hops_(topology().gather_hops(rank(), in_one_hop)),
       secondary_hop_(topology().secondary_hop(rank())) {
+  if (is_in_one_hop_) description_ += " in one hop";
   const std::vector<int> order = num_hops() == 2 ? in_order_of_hops(topology(), rank()) : in_rank_order(topology());
   const std::vector<int> held = held_of(topology(), rank(), order);
   order_ = places_in(order, topology());
@@ -129,11 +199,7 @@ LinkBytes GatherPlan::bytes_of(const Hop& hop) const {
 // --- LosslessPlan
 
 LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments segments)
-    : world_(std::move(world)),
-      segments_(segments.empty() ? whole_slot(slots) : std::vector(segments.begin(), segments.end())),
-      slots_(checked<BlockFormat>(slots, world_, segments_)),
-      description_(slots_.to_string() + " by differences"),
-      chunks_(world_.chunk_bytes, topology().size(), whole_slot(slots_), slots_.dtype, kLosslessTile),
+    : SlotPlan(std::move(world), slots, whole_slot(slots), kLosslessTile),
       inter_node_hop_(topology().holder_hop(rank())),
       intra_node_hop_(topology().secondary_hop(rank())),
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
@@ -143,6 +209,11 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments s
     return std::string(
         "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
   });
+  description_ = slots_.to_string() + " by differences";
+  if (!segments.empty()) {
+    checked(slots_, world_, segments);
+    segments_.assign(segments.begin(), segments.end());
+  }
   for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
   cut_at_segments();
 }
@@ -182,13 +253,9 @@ std::size_t LosslessPlan::largest_kept_bytes() const { return most_held(topology
 // --- ReducePlan
 
 ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, std::optional<BlockFormat> feedback)
-    : world_(std::move(world)),
-      slots_(checked(std::move(slots), world_, segments)),
-      segments_(segments.begin(), segments.end()),
+    // Aligns chunks so that no block of a residual straddles two pieces.
+    : SlotPlan(std::move(world), std::move(slots), segments, feedback ? granule_of(*feedback) : 1),
       feedback_(feedback),
-      description_(slots_.to_string() + " " + describe(segments)),
-      // Aligns chunks so that no block of a residual straddles two pieces.
-      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, feedback ? granule_of(*feedback) : 1),
       hops_(topology().reduce_hops(rank())) {
   if (feedback) lay_out_residual(*feedback);
 }
@@ -242,15 +309,11 @@ LinkBytes ReducePlan::bytes() const {
 
 // --- AllReducePlan
 
-std::vector<TensorView> all_reduce_slots(TensorView tensor, int size, HopFormats formats) {
-  const std::int64_t granule = granule_of(formats);
-  const std::int64_t even = (tensor.num_elements + size - 1) / size;
-  return split(tensor, size, (even + granule - 1) / granule * granule);
-}
-
 AllReducePlan::AllReducePlan(const World& world, std::int64_t num_elements, DType dtype, HopFormats formats,
                              std::optional<BlockFormat> feedback)
-    : AllReducePlan(world, shape_of(all_reduce_slots({nullptr, num_elements, dtype}, world.topology.size(), formats)),
+    : AllReducePlan(world,
+                    shape_of(split(TensorView{nullptr, num_elements, dtype}, world.topology.size(),
+                                   shard_of_whole_blocks(num_elements, world.topology.size(), formats))),
                     formats, feedback) {}
 
 AllReducePlan::AllReducePlan(const World& world, const SlotShape& slots, HopFormats formats,

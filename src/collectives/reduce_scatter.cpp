@@ -30,14 +30,11 @@ class ReduceScatterOperation final : public Operation {
   std::string words(const Arguments& arguments) const override {
     return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
   }
-  Pipeline stages(const Resources& r, const Arguments& arguments) override {
-    if (plan_.num_chunks() == 0) return {};
-    const TensorView& output = arguments.outputs.front();
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    if (plan_.num_chunks() == 0) return nullptr;
     // Writes large outputs past the caches: the optimizer reads gradients much later.
-    const bool read_late = output.num_bytes() >= std::size_t{1} << 20;
-    return {
-        {},
-        reduce_scatter_stages(r, {plan_, arguments.inputs, output, arguments.factor, arguments.feedback, read_late})};
+    const bool read_late = arguments.outputs.front().num_bytes() >= std::size_t{1} << 20;
+    return reduce_scatter_stages(r, plan_, arguments, read_late);
   }
 
  private:
@@ -46,24 +43,26 @@ class ReduceScatterOperation final : public Operation {
 
 }  // namespace
 
-void Residuals::encode(int owner, std::int64_t chunk, std::size_t index, TermList& terms, DecodeSumEncode job,
-                       std::vector<DecodeSumEncode>& jobs) {
-  job.wires = terms.sum();
+void ReduceStages::encode_sum(std::size_t first, int owner, std::int64_t chunk, std::size_t index, DecodeSumEncode job,
+                              std::vector<DecodeSumEncode>& jobs) {
+  job.wires = terms_from(first);
   if (!plan_.has_residual(owner, job.format)) return jobs.push_back(job);
-  std::byte* const residual = feedback_->residual + plan_.residual_offset(owner, chunk, index);
-  if (!feedback_->empty) {
+  const Feedback& feedback = *arguments_.feedback;
+  std::byte* const residual = feedback.residual + plan_.residual_offset(owner, chunk, index);
+  if (!feedback.empty) {
     // Counts NaN as 0, so that a block that overflowed recovers.
-    terms.add({residual, feedback_->format, DType::float32, feedback_->decay, true});
+    terms_.push_back({residual, feedback.format, DType::float32, feedback.decay, true});
   }
-  job.wires = terms.sum();
+  job.wires = terms_from(first);
   jobs.push_back(job);
-  terms.add({job.wire, job.format, DType::float32, -1.0f});
-  updates_.push_back({terms.sum(), job.num_elements, feedback_->format, residual, {}});
+  terms_.push_back({job.wire, job.format, DType::float32, -1.0f});
+  updates_.push_back({terms_from(first), job.num_elements, feedback.format, residual, {}});
 }
 
-std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const Reduction& reduction) {
-  if (reduction.plan.topology().is_hierarchical()) return hierarchical_reduce_scatter(resources, reduction);
-  return flat_reduce_scatter(resources, reduction);
+std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const ReducePlan& plan,
+                                              const Arguments& arguments, bool read_late) {
+  const auto make = plan.topology().is_hierarchical() ? hierarchical_reduce_scatter : flat_reduce_scatter;
+  return make(resources, plan, arguments, read_late);
 }
 
 OperationPtr make_reduce_scatter(ReducePlan plan) { return std::make_shared<ReduceScatterOperation>(std::move(plan)); }

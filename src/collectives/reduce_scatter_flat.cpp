@@ -1,23 +1,18 @@
-#include "counted.hpp"
-#include "random_seed.hpp"
+#include <algorithm>
+
 #include "reduce_scatter.hpp"
 
 namespace zcomm {
 namespace {
 
-class FlatReduceScatter final : public Stages {
+class FlatReduceScatter final : public ReduceStages {
  public:
-  FlatReduceScatter(const Resources& r, const Reduction& call)
-      : r_(r),
-        call_(call),
-        plan_(call.plan),
-        dtype_(plan_.slots().dtype),
+  FlatReduceScatter(const Resources& r, const ReducePlan& plan, const Arguments& arguments, bool read_late)
+      : ReduceStages(r, plan, arguments, read_late),
         window_(window_of(r, message_bytes() * plan_.slots().lengths.size(), plan_.num_chunks())),
         outgoing_(r, plan_.topology().size(), message_bytes(), window_ + 1),
-        incoming_(r, plan_.topology().size(), message_bytes(), window_ + 1),
-        residuals_(plan_, call.feedback) {}
+        incoming_(r, plan_.topology().size(), message_bytes(), window_ + 1) {}
 
-  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int window() const override { return window_; }
 
  private:
@@ -29,8 +24,9 @@ class FlatReduceScatter final : public Stages {
   // Sends each message while the next one is encoded, on transports that start transfers at once: peers then know the
   // destination of bytes before they arrive. On others all messages are encoded in one call.
   void first_hop(std::int64_t chunk) override {
-    terms_.clear();
-    residuals_.begin_chunk();
+    // Of each sum with a residual: the values, the residual, and the wire.
+    begin_sums(plan_.feedback() ? 3 * plan_.hop(0).sends.size() * plan_.pieces(chunk).size() : 0);
+    updates_.clear();
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
       recvs_.push_back(incoming_.recv(peer, peer, chunk, plan_.num_bytes(slot, chunk, link(peer), dtype_)));
     }
@@ -41,9 +37,9 @@ class FlatReduceScatter final : public Stages {
     }
     std::size_t num_left = plan_.hop(0).sends.size();
     for (const Move& move : plan_.hop(0).sends) {
-      MessageWriter message(outgoing_.data(move.peer, chunk), dtype_);
+      std::byte* const message = outgoing_.data(move.peer, chunk);
       list_encodes(move.slot, chunk, message);
-      sends_.push_back(message.send(move.peer));
+      sends_.push_back({move.peer, message, plan_.num_bytes(move.slot, chunk, link(move.peer), dtype_)});
       if (--num_left == 0 || one_by_one) start_listed(chunk);
     }
   }
@@ -59,21 +55,20 @@ class FlatReduceScatter final : public Stages {
     recvs_.clear();
   }
 
-  void meanwhile(std::int64_t) override { run_codec(r_, residuals_.updates()); }
+  void meanwhile(std::int64_t) override { run_codec(r_, updates_); }
 
   // Lists the jobs that fill the message to the owner of a slot.
-  void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
+  void list_encodes(int owner, std::int64_t chunk, std::byte* message) {
     const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      const ConstTensorView values = call_.values(owner, pieces[i]);
+      const ConstTensorView values = inputs_(owner, pieces[i]);
       const BlockFormat format = pieces[i].format.on(link(owner));
       const Rounding rounding = rounding_of(r_, owner, pieces[i], format);
-      std::byte* const wire = message.next(format, values.num_elements);
+      std::byte* const wire = take_wire(message, format, dtype_, values.num_elements);
       if (plan_.has_residual(owner, format)) {
-        terms_.begin_sum();
-        terms_.add(exact_wire(values));
-        residuals_.encode(owner, chunk, i, terms_, {{}, values.num_elements, format, wire, rounding},
-                          encodes_with_residual_);
+        terms_.push_back(exact_wire(values));
+        encode_sum(terms_.size() - 1, owner, chunk, i, {{}, values.num_elements, format, wire, rounding},
+                   encodes_with_residual_);
       } else {
         encodes_.push_back({values, format, wire, rounding});
       }
@@ -82,48 +77,39 @@ class FlatReduceScatter final : public Stages {
 
   void finish(std::int64_t chunk) override {
     for (std::unique_ptr<Transfer>& transfer : transfers_[chunk]) wait_for_transfer(r_, *transfer);
-    terms_.clear();
-    sums_.clear();
-    messages_.clear();
     const int size = plan_.topology().size();
-    for (int peer = 0; peer < size; ++peer) messages_.emplace_back(incoming_.data(peer, chunk), dtype_);
+    begin_sums(static_cast<std::size_t>(size) * plan_.pieces(chunk).size());
+    for (int peer = 0; peer < size; ++peer) {
+      messages_.push_back(peer == plan_.rank() ? nullptr : incoming_.received(peer, chunk));
+    }
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
-      const ConstTensorView own = call_.values(plan_.rank(), piece);
-      terms_.begin_sum();
+      const std::size_t first = terms_.size();
+      const ConstTensorView own = inputs_(plan_.rank(), piece);
       for (int peer = 0; peer < size; ++peer) {
-        terms_.add(peer == plan_.rank()
-                       ? exact_wire(own)
-                       : messages_[static_cast<std::size_t>(peer)].next(piece.format.on(link(peer)), own.num_elements));
+        if (peer == plan_.rank()) {
+          terms_.push_back(exact_wire(own));
+        } else {
+          add_term(peer, piece.format.on(link(peer)), dtype_, own.num_elements);
+        }
       }
-      sums_.push_back({terms_.sum(), call_.factor, call_.output.slice(piece.begin, piece.count), call_.read_late});
+      list_output(piece, first);
     }
     run_codec(r_, sums_);
     transfers_[chunk].clear();
   }
 
-  const Resources& r_;
-  const Reduction call_;
-  const ReducePlan& plan_;
-  const DType dtype_;
   const int window_;
   const MessageBuffers outgoing_;  // one message per rank
-  ReceivedMessages incoming_;
-  Residuals residuals_;
+  MessageBuffers incoming_;
   Ring<std::vector<std::unique_ptr<Transfer>>> transfers_{window_ + 1};
-  // Buffers reused by all chunks.
-  std::vector<Send> sends_;
-  std::vector<Recv> recvs_;
-  std::vector<Encode> encodes_;
   std::vector<DecodeSumEncode> encodes_with_residual_;
-  std::vector<DecodeSum> sums_;
-  std::vector<MessageReader> messages_;
-  TermList terms_;
 };
 
 }  // namespace
 
-std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Reduction& reduction) {
-  return std::make_unique<FlatReduceScatter>(resources, reduction);
+std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const ReducePlan& plan,
+                                            const Arguments& arguments, bool read_late) {
+  return std::make_unique<FlatReduceScatter>(resources, plan, arguments, read_late);
 }
 
 }  // namespace zcomm

@@ -1,5 +1,3 @@
-#include "counted.hpp"
-#include "random_seed.hpp"
 #include "reduce_scatter.hpp"
 
 namespace zcomm {
@@ -7,14 +5,11 @@ namespace {
 
 // Sends one wire per node to each local rank, in node order. This order is the transpose that brings every slot to its
 // owner in the second hop.
-class HierarchicalReduceScatter final : public Stages {
+class HierarchicalReduceScatter final : public ReduceStages {
  public:
-  HierarchicalReduceScatter(const Resources& r, const Reduction& call)
-      : r_(r),
-        call_(call),
-        plan_(call.plan),
-        topology_(call.plan.topology()),
-        dtype_(plan_.slots().dtype),
+  HierarchicalReduceScatter(const Resources& r, const ReducePlan& plan, const Arguments& arguments, bool read_late)
+      : ReduceStages(r, plan, arguments, read_late),
+        topology_(plan.topology()),
         own_node_(topology_.node(plan_.rank())),
         own_local_(topology_.local_rank(plan_.rank())),
         num_nodes_(topology_.num_nodes()),
@@ -23,10 +18,8 @@ class HierarchicalReduceScatter final : public Stages {
         first_in_(r, node_size_, first_bytes(), kFirstDepth),
         second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
         second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
-        partial_(r, 1, plan_.largest_sum_bytes(), kSecondDepth),
-        residuals_(plan_, call.feedback) {}
+        partial_(r, 1, plan_.largest_sum_bytes(), kSecondDepth) {}
 
-  std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return 2; }
   // Sums while a group is in flight. With few chunks that is not worth another group, and transports that start at once
   // have the next chunk of the first hop in flight anyway.
@@ -54,9 +47,10 @@ class HierarchicalReduceScatter final : public Stages {
     const auto nodes = static_cast<std::size_t>(num_nodes_);
     for (std::size_t first = 0; first < hop.sends.size(); first += nodes) {
       const int peer = hop.sends[first].peer;
-      MessageWriter message(first_out_.data(topology_.local_rank(peer), chunk), dtype_);
-      for (const Move& move : std::span(hop.sends).subspan(first, nodes)) list_encodes(move.slot, chunk, message);
-      sends_.push_back(message.send(peer));
+      std::byte* const message = first_out_.data(topology_.local_rank(peer), chunk);
+      std::byte* end = message;
+      for (const Move& move : std::span(hop.sends).subspan(first, nodes)) list_encodes(move.slot, chunk, end);
+      sends_.push_back({peer, message, static_cast<std::size_t>(end - message)});
     }
     std::size_t own_bytes = 0;
     for (int node = 0; node < num_nodes_; ++node) {
@@ -70,12 +64,12 @@ class HierarchicalReduceScatter final : public Stages {
     first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
-  void list_encodes(int owner, std::int64_t chunk, MessageWriter& message) {
+  void list_encodes(int owner, std::int64_t chunk, std::byte*& message) {
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
-      const ConstTensorView values = call_.values(owner, piece);
+      const ConstTensorView values = inputs_(owner, piece);
       const BlockFormat format = piece.format.on(Link::intra_node);
-      encodes_.push_back(
-          {values, format, message.next(format, values.num_elements), rounding_of(r_, owner, piece, format)});
+      std::byte* const wire = take_wire(message, format, dtype_, values.num_elements);
+      encodes_.push_back({values, format, wire, rounding_of(r_, owner, piece, format)});
     }
   }
 
@@ -89,90 +83,86 @@ class HierarchicalReduceScatter final : public Stages {
   // Sums this rank's slot over its node, and updates the residuals of the other slots.
   void meanwhile(std::int64_t) override {
     run_codec(r_, sums_);
-    run_codec(r_, residuals_.updates());
+    run_codec(r_, updates_);
   }
 
   // Lists the sums over the own node: the own slot's stays here, the others are encoded again for other nodes.
   void list_sums(std::int64_t chunk) {
-    terms_.clear();
-    sums_.clear();
+    const auto terms_of_sum = static_cast<std::size_t>(node_size_) + 2;  // with the residual and the wire
+    begin_sums(static_cast<std::size_t>(num_nodes_) * plan_.pieces(chunk).size() * terms_of_sum);
     forwards_.clear();
     sends_.clear();
     recvs_.clear();
-    residuals_.begin_chunk();
-    messages_.clear();
-    for (int local = 0; local < node_size_; ++local) messages_.emplace_back(first_in_.data(local, chunk), dtype_);
+    updates_.clear();
+    for (int local = 0; local < node_size_; ++local) messages_.push_back(first_in_.data(local, chunk));
     for (int node = 0; node < num_nodes_; ++node) {
       if (node == own_node_) {
         list_own_sums(chunk);
         continue;
       }
       const int owner = topology_.rank_of(node, own_local_);
-      MessageWriter message(second_out_.data(node, chunk), DType::float32);
+      std::byte* const message = second_out_.data(node, chunk);
       list_forwards(owner, chunk, message);
-      sends_.push_back(message.send(owner));
+      sends_.push_back({owner, message, plan_.num_bytes(owner, chunk, Link::inter_node, DType::float32)});
       recvs_.push_back({owner, second_in_.data(node, chunk),
                         plan_.num_bytes(plan_.rank(), chunk, Link::inter_node, DType::float32)});
     }
   }
 
   void list_own_sums(std::int64_t chunk) {
-    MessageWriter partial(partial_.data(0, chunk), DType::float32);
+    std::byte* partial = partial_.data(0, chunk);
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
+      const std::size_t first = terms_.size();
       const std::int64_t count = list_terms(plan_.rank(), piece);
-      sums_.push_back({terms_.sum(), 1.0f, {partial.next({}, count), count, DType::float32}});
+      std::byte* const sum = take_wire(partial, {}, DType::float32, count);
+      sums_.push_back({terms_from(first), 1.0f, {sum, count, DType::float32}});
     }
   }
 
-  void list_forwards(int owner, std::int64_t chunk, MessageWriter& message) {
+  void list_forwards(int owner, std::int64_t chunk, std::byte* message) {
     const std::span<const Piece<HopFormats>> pieces = plan_.pieces(chunk);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const BlockFormat format = pieces[i].format.on(Link::inter_node);
+      const std::size_t first = terms_.size();
       const std::int64_t count = list_terms(owner, pieces[i]);
-      std::byte* const wire = message.next(format, count);
-      residuals_.encode(owner, chunk, i, terms_, {{}, count, format, wire, rounding_of(r_, owner, pieces[i], format)},
-                        forwards_);
+      std::byte* const wire = take_wire(message, format, DType::float32, count);
+      encode_sum(first, owner, chunk, i, {{}, count, format, wire, rounding_of(r_, owner, pieces[i], format)},
+                 forwards_);
     }
   }
 
   // Lists the contributions of this node's ranks to `owner`, in local-rank order. Returns the number of elements.
   std::int64_t list_terms(int owner, const Piece<HopFormats>& piece) {
-    const ConstTensorView values = call_.values(owner, piece);
-    terms_.begin_sum();
+    const ConstTensorView values = inputs_(owner, piece);
     for (int local = 0; local < node_size_; ++local) {
-      terms_.add(local == own_local_ ? exact_wire(values)
-                                     : messages_[static_cast<std::size_t>(local)].next(
-                                           piece.format.on(Link::intra_node), values.num_elements));
+      if (local == own_local_) {
+        terms_.push_back(exact_wire(values));
+      } else {
+        add_term(local, piece.format.on(Link::intra_node), dtype_, values.num_elements);
+      }
     }
     return values.num_elements;
   }
 
   void finish(std::int64_t chunk) override {  // sums over the nodes
     finish_transfer(r_, second_hop_[chunk], 1);
-    terms_.clear();
-    sums_.clear();
-    messages_.clear();
+    begin_sums(static_cast<std::size_t>(num_nodes_) * plan_.pieces(chunk).size());
     for (int node = 0; node < num_nodes_; ++node) {
-      const std::byte* message = node == own_node_ ? partial_.data(0, chunk) : second_in_.data(node, chunk);
-      messages_.emplace_back(message, DType::float32);
+      messages_.push_back(node == own_node_ ? partial_.data(0, chunk) : second_in_.data(node, chunk));
     }
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
-      const TensorView values = call_.output.slice(piece.begin, piece.count);
-      terms_.begin_sum();
+      const std::size_t first = terms_.size();
+      const std::int64_t count = arguments_.outputs.front().slice(piece.begin, piece.count).num_elements;
       for (int node = 0; node < num_nodes_; ++node) {
         const BlockFormat format = node == own_node_ ? BlockFormat{} : piece.format.on(Link::inter_node);
-        terms_.add(messages_[static_cast<std::size_t>(node)].next(format, values.num_elements));
+        add_term(node, format, DType::float32, count);
       }
-      sums_.push_back({terms_.sum(), call_.factor, values, call_.read_late});
+      list_output(piece, first);
     }
     run_codec(r_, sums_);
   }
 
-  const Resources& r_;
-  const Reduction call_;
-  const ReducePlan& plan_;
   const Topology& topology_;
-  const DType dtype_;
   const int own_node_;
   const int own_local_;
   const int num_nodes_;
@@ -182,23 +172,16 @@ class HierarchicalReduceScatter final : public Stages {
   const MessageBuffers second_out_;  // one per node
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of the own slot over the own node
-  Residuals residuals_;
   Ring<std::unique_ptr<Transfer>> first_hop_{kFirstDepth};
   Ring<std::unique_ptr<Transfer>> second_hop_{kSecondDepth};
-  // Buffers reused by all chunks.
-  std::vector<Send> sends_;
-  std::vector<Recv> recvs_;
-  std::vector<Encode> encodes_;
-  std::vector<DecodeSum> sums_;
   std::vector<DecodeSumEncode> forwards_;
-  std::vector<MessageReader> messages_;
-  TermList terms_;
 };
 
 }  // namespace
 
-std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const Reduction& reduction) {
-  return std::make_unique<HierarchicalReduceScatter>(resources, reduction);
+std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const ReducePlan& plan,
+                                                    const Arguments& arguments, bool read_late) {
+  return std::make_unique<HierarchicalReduceScatter>(resources, plan, arguments, read_late);
 }
 
 }  // namespace zcomm

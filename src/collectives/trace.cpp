@@ -200,8 +200,8 @@ Trace trace_of(const AllReducePlan& plan, bool grouped) {
 
 Trace trace_of(const ExchangePlan& plan, bool grouped) {
   NoMemory memory(kTensors);
-  const std::vector<TensorView> sent = slots_of({plan.shape().sent, plan.shape().dtype}, memory);
-  const std::vector<TensorView> received = slots_of({plan.shape().received, plan.shape().dtype}, memory);
+  const std::vector<TensorView> sent = slots_of({plan.sent(), plan.dtype()}, memory);
+  const std::vector<TensorView> received = slots_of({plan.received(), plan.dtype()}, memory);
   const std::vector<ConstTensorView> inputs(sent.begin(), sent.end());
   return run(plan.world(), *make_exchange(plan), {inputs, received}, grouped);
 }

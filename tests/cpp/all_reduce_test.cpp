@@ -31,7 +31,8 @@ struct Outcome {
 
 CallStats reduce_then_gather(Communicator& communicator, TensorView tensor, HopFormats formats,
                              const Feedback* feedback) {
-  const auto slots = all_reduce_slots(tensor, communicator.size(), formats);
+  const AllReducePlan plan(communicator.world(), tensor.num_elements, tensor.dtype, formats);
+  const auto slots = split(tensor, communicator.size(), plan.reduce().slots().lengths.front());
   const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
   const TensorView own = slots[static_cast<std::size_t>(communicator.rank())];
   const Segment<HopFormats> whole{slots[0].num_elements, formats};

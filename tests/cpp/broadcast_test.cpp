@@ -1,5 +1,3 @@
-#include "zcomm/broadcast.hpp"
-
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -65,7 +63,8 @@ TEST_CASE("broadcast: the bits of encoding the whole tensor, for every shape, ro
               std::mutex mutex;
               run_ranks(size, [&](int rank) {
                 Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
-                const LinkBytes planned = BroadcastPlan(communicator.world(), root, n, dtype, format).bytes();
+                const LinkBytes planned =
+                    make_broadcast(communicator.world(), root, n, dtype, format)->bytes({}).value();
                 const TensorView tensor = view_of(tensors[static_cast<std::size_t>(rank)], dtype);
                 const CallStats stats = test::broadcast(communicator, tensor, root, format, 20s);
                 CHECK(stats.intra_node_bytes == planned.intra_node);
@@ -112,12 +111,12 @@ TEST_CASE("broadcast: stochastic rounding does not depend on the chunk size") {
 TEST_CASE("broadcast: what cannot be planned or run is refused before a byte moves") {
   auto communicators = make_communicators({0, 0});
   const World& world = communicators[0]->world();
-  CHECK_THROWS_WITH_AS(BroadcastPlan(world, 2, 1, DType::float32, {}), "root: expected 0 to 1, got 2", ArgumentError);
-  CHECK_THROWS_WITH_AS(BroadcastPlan(world, 0, -1, DType::float32, {}), "num_elements: expected 0 or more, got -1",
+  CHECK_THROWS_WITH_AS(make_broadcast(world, 2, 1, DType::float32, {}), "root: expected 0 to 1, got 2", ArgumentError);
+  CHECK_THROWS_WITH_AS(make_broadcast(world, 0, -1, DType::float32, {}), "num_elements: expected 0 or more, got -1",
                        ArgumentError);
   Bytes values = random_bytes(4, DType::float32);
   const TensorView tensor = view_of(values, DType::float32);
-  const auto operation = make_broadcast({world, 0, 5, DType::float32, {}});
+  const auto operation = make_broadcast(world, 0, 5, DType::float32, {});
   CHECK_THROWS_WITH_AS(communicators[0]->run(*operation, {{}, {&tensor, 1}}, 1s),
                        "outputs: expected float32[1 x 5], got float32[1 x 4]", ArgumentError);
 }

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "zcomm/broadcast.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/exchange.hpp"
 
@@ -80,14 +79,14 @@ inline CallStats all_reduce(Communicator& communicator, TensorView tensor, HopFo
 inline CallStats all_to_all(Communicator& communicator, std::span<const ConstTensorView> inputs,
                             std::span<const TensorView> outputs, HopFormats formats, std::chrono::milliseconds timeout,
                             StreamView stream = {}) {
-  ExchangeShape shape{shape_of(inputs).lengths, shape_of(outputs).lengths, inputs.front().dtype};
-  const auto operation = make_exchange(ExchangePlan::all_to_all(communicator.world(), std::move(shape), formats));
+  const auto operation = make_exchange(ExchangePlan::all_to_all(
+      communicator.world(), shape_of(inputs).lengths, shape_of(outputs).lengths, inputs.front().dtype, formats));
   return communicator.run(*operation, {inputs, outputs}, timeout, stream);
 }
 
 inline CallStats broadcast(Communicator& communicator, TensorView tensor, int root, BlockFormat format,
                            std::chrono::milliseconds timeout, StreamView stream = {}) {
-  const auto operation = make_broadcast({communicator.world(), root, tensor.num_elements, tensor.dtype, format});
+  const auto operation = make_broadcast(communicator.world(), root, tensor.num_elements, tensor.dtype, format);
   return communicator.run(*operation, {{}, {&tensor, 1}}, timeout, stream);
 }
 

@@ -73,9 +73,9 @@ class FailingCall final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
   void check(const Resources&, const Arguments&) const override {}
   std::string words(const Arguments&) const override { return description_; }
-  Pipeline stages(const Resources& r, const Arguments&) override {
-    if (r.world.rank == 0) return {{}, std::make_unique<Sending>(r, meeting_)};
-    return {{}, std::make_unique<Failing>(r, meeting_)};
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments&) override {
+    if (r.world.rank == 0) return std::make_unique<Sending>(r, meeting_);
+    return std::make_unique<Failing>(r, meeting_);
   }
 
  private:

@@ -88,7 +88,7 @@ struct Run {
   std::vector<LinkBytes> planned;
 };
 
-using Plan = std::function<ExchangePlan(const World&, ExchangeShape)>;
+using Plan = std::function<ExchangePlan(const World&, const Lengths& sent, const Lengths& received)>;
 
 Run run_exchange(const std::vector<int>& ids, const Splits& splits, DType dtype, std::size_t chunk_bytes,
                  const Plan& plan) {
@@ -102,7 +102,7 @@ Run run_exchange(const std::vector<int>& ids, const Splits& splits, DType dtype,
   auto communicators = make_communicators(ids, chunk_bytes);
   run_ranks(static_cast<int>(ids.size()), [&](int rank) {
     const auto r = static_cast<std::size_t>(rank);
-    ExchangePlan own = plan(communicators[r]->world(), {splits[r], received_by(splits, r), dtype});
+    ExchangePlan own = plan(communicators[r]->world(), splits[r], received_by(splits, r));
     run.planned[r] = own.bytes();
     const auto inputs = run.inputs[r].const_views();
     const auto outputs = run.outputs[r].views();
@@ -150,9 +150,10 @@ TEST_CASE("all_to_all: the bits of encoding each part whole, for every shape, sp
         for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
           for (const std::size_t chunk_bytes : {std::size_t{700}, kDefaultChunkBytes}) {
             if (test::kSanitizers && dtype == DType::float16) continue;
-            Run run = run_exchange(ids, splits, dtype, chunk_bytes, [&](const World& world, ExchangeShape lengths) {
-              return ExchangePlan::all_to_all(world, std::move(lengths), formats);
-            });
+            Run run = run_exchange(ids, splits, dtype, chunk_bytes,
+                                   [&](const World& world, const Lengths& sent, const Lengths& received) {
+                                     return ExchangePlan::all_to_all(world, sent, received, dtype, formats);
+                                   });
             check_received(run, ids, formats);
           }
         }
@@ -165,9 +166,10 @@ TEST_CASE("all_to_all: fewer bytes than min_bytes between two ranks stay exact")
   const std::vector<int> ids{0, 0, 1, 1};
   const HopFormats formats = HopFormats::parse("int8:128/int4:128");
   for (const Splits& splits : splits_of(4)) {
-    Run run = run_exchange(ids, splits, DType::float32, 1024, [&](const World& world, ExchangeShape lengths) {
-      return ExchangePlan::all_to_all(world, std::move(lengths), formats, 512);
-    });
+    Run run = run_exchange(ids, splits, DType::float32, 1024,
+                           [&](const World& world, const Lengths& sent, const Lengths& received) {
+                             return ExchangePlan::all_to_all(world, sent, received, DType::float32, formats, 512);
+                           });
     check_received(run, ids, formats, 512);
   }
 }
@@ -176,9 +178,11 @@ TEST_CASE("all_to_all: stochastic rounding does not depend on the chunk size, bu
   const std::vector<int> ids{0, 1, 2};
   const Splits splits(3, Lengths(3, 1000));
   const auto run = [&](std::size_t chunk_bytes) {
-    return run_exchange(ids, splits, DType::float32, chunk_bytes, [&](const World& world, ExchangeShape lengths) {
-      return ExchangePlan::all_to_all(world, std::move(lengths), HopFormats::parse("int4:128:stochastic"));
-    });
+    return run_exchange(ids, splits, DType::float32, chunk_bytes,
+                        [&](const World& world, const Lengths& sent, const Lengths& received) {
+                          return ExchangePlan::all_to_all(world, sent, received, DType::float32,
+                                                          HopFormats::parse("int4:128:stochastic"));
+                        });
   };
   Run small = run(1024);
   Run large = run(kDefaultChunkBytes);
@@ -193,20 +197,21 @@ TEST_CASE("gather and scatter: the root exchanges equal parts with all ranks") {
       const int root = static_cast<int>(ids.size()) - 1;
       Splits to_root(ids.size(), Lengths(ids.size(), 0));
       for (Lengths& lengths : to_root) lengths.back() = n;
-      Run gathered = run_exchange(ids, to_root, DType::bfloat16, 300, [&](const World& world, const ExchangeShape& s) {
-        ExchangePlan plan = ExchangePlan::gather(world, root, n, DType::bfloat16, formats);
-        CHECK(plan.shape() == s);
-        return plan;
-      });
+      Run gathered = run_exchange(ids, to_root, DType::bfloat16, 300,
+                                  [&](const World& world, const Lengths& sent, const Lengths& received) {
+                                    ExchangePlan plan = ExchangePlan::gather(world, root, n, DType::bfloat16, formats);
+                                    CHECK((plan.sent() == sent && plan.received() == received));
+                                    return plan;
+                                  });
       check_received(gathered, ids, formats);
       Splits from_root(ids.size(), Lengths(ids.size(), 0));
       from_root.back().assign(ids.size(), n);
-      Run scattered =
-          run_exchange(ids, from_root, DType::float32, 300, [&](const World& world, const ExchangeShape& s) {
-            ExchangePlan plan = ExchangePlan::scatter(world, root, n, DType::float32, formats);
-            CHECK(plan.shape() == s);
-            return plan;
-          });
+      Run scattered = run_exchange(ids, from_root, DType::float32, 300,
+                                   [&](const World& world, const Lengths& sent, const Lengths& received) {
+                                     ExchangePlan plan = ExchangePlan::scatter(world, root, n, DType::float32, formats);
+                                     CHECK((plan.sent() == sent && plan.received() == received));
+                                     return plan;
+                                   });
       check_received(scattered, ids, formats);
     }
   }
@@ -221,8 +226,8 @@ TEST_CASE("gather and scatter: ranks that name different roots learn so") {
       const int root = rank == 2 ? 1 : 0;
       const auto plan_of = gathers ? &ExchangePlan::gather : &ExchangePlan::scatter;
       const ExchangePlan plan = plan_of(communicator.world(), root, 65, DType::float32, HopFormats::parse("int8:64"));
-      Tensor input(plan.shape().sent, DType::float32);
-      Tensor output(plan.shape().received, DType::float32);
+      Tensor input(plan.sent(), DType::float32);
+      Tensor output(plan.received(), DType::float32);
       try {
         communicator.run(*make_exchange(plan), {input.const_views(), output.views()}, 20s);
       } catch (const TransportError& error) {
@@ -269,18 +274,18 @@ TEST_CASE("exchanges: what cannot be planned or run is refused before a byte mov
     }
     return "";
   };
-  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {{1}, {1, 1}, DType::float32}, formats); }) ==
+  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {1}, {1, 1}, DType::float32, formats); }) ==
         "sent: expected one length for each of 2 ranks, got 1");
-  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {{1, 1}, {1, -1}, DType::float32}, formats); }) ==
+  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {1, 1}, {1, -1}, DType::float32, formats); }) ==
         "received: expected 0 or more elements for each rank, got -1");
-  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {{1, 1}, {2, 1}, DType::float32}, formats); }) ==
+  CHECK(message_of([&] { ExchangePlan::all_to_all(world, {1, 1}, {2, 1}, DType::float32, formats); }) ==
         "received: expected the 1 elements that rank 0 sends to itself, got 2");
   CHECK(message_of([&] { ExchangePlan::gather(world, 2, 1, DType::float32, formats); }) ==
         "root: expected 0 to 1, got 2");
   CHECK(message_of([&] { ExchangePlan::message(world, 0, 0, 1, DType::float32, formats); }) ==
         "to: expected a message between rank 0 and another one, got one from 0 to 0");
 
-  const auto operation = make_exchange(ExchangePlan::all_to_all(world, {{4, 4}, {4, 4}, DType::float32}, formats));
+  const auto operation = make_exchange(ExchangePlan::all_to_all(world, {4, 4}, {4, 4}, DType::float32, formats));
   Tensor input({4, 4}, DType::float32);
   Tensor output({4, 4}, DType::float32);
   const auto run = [&](std::vector<ConstTensorView> inputs, std::vector<TensorView> outputs) {
@@ -302,7 +307,7 @@ TEST_CASE("all_to_all: ranks that call different things learn so") {
     auto& communicator = *communicators[static_cast<std::size_t>(rank)];
     Tensor input({4, 4}, DType::float32);
     Tensor output({4, 4}, DType::float32);
-    const auto plan = ExchangePlan::all_to_all(communicator.world(), {{4, 4}, {4, 4}, DType::float32},
+    const auto plan = ExchangePlan::all_to_all(communicator.world(), {4, 4}, {4, 4}, DType::float32,
                                                HopFormats::parse(rank == 0 ? "int8:128" : "int4:128"));
     try {
       communicator.run(*make_exchange(plan), {input.const_views(), output.views()}, 20s);
@@ -326,7 +331,7 @@ TEST_CASE("all_to_all: lengths that sender and receiver see differently are an e
     Tensor input(sent, DType::float32);
     Tensor output(received, DType::float32);
     const auto plan =
-        ExchangePlan::all_to_all(communicator.world(), {sent, received, DType::float32}, HopFormats::parse("int8:128"));
+        ExchangePlan::all_to_all(communicator.world(), sent, received, DType::float32, HopFormats::parse("int8:128"));
     try {
       communicator.run(*make_exchange(plan), {input.const_views(), output.views()}, 20s);
     } catch (const TransportError&) {

@@ -104,8 +104,7 @@ void expect_plan(const char* what, const CallStats& stats, const Plan& plan) {
   expect(what, stats, plan.bytes());
   std::size_t hop = 0;
   for (const LinkBytes planned : plan.bytes_by_hop()) {
-    const HopStats& of_hop = stats.hops[hop++];
-    if (of_hop.intra_node_bytes == planned.intra_node && of_hop.inter_node_bytes == planned.inter_node) continue;
+    if (stats.bytes_by_hop[hop++] == planned) continue;
     throw Error(std::string(what) + ": other bytes than planned in hop " + std::to_string(hop));
   }
 }

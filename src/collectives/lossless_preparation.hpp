@@ -1,0 +1,87 @@
+// Preparations of lossless gathers.
+//
+// NCCL needs the length of a message on both hosts. So differences are encoded ahead of their gathers, and the headers
+// of many are exchanged together. This blocks the host once for all. Other transports take a limit, and need no
+// preparation.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kept_hashes.hpp"
+#include "zcomm/wire_layout.hpp"
+
+namespace zcomm {
+
+// Shard of a lossless gather, and the kept values that its difference refers to. Kept::hashes exists.
+struct LosslessShard {
+  const LosslessPlan& plan;
+  ConstTensorView shard;
+  Kept& kept;
+
+  // Makes the job that encodes a chunk and keeps it, without a message.
+  EncodeLossless encoding(std::int64_t chunk, std::uint64_t base) const {
+    return {.values = shard.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count),
+            .base = kept_values(plan, kept, plan.rank(), chunk),
+            .generation = base,
+            .hash = kept.hashes->hash(plan.rank(), chunk)};
+  }
+};
+
+// Returns the longest message. Whole values take no more than their longest difference.
+inline std::size_t most_bytes(std::int64_t num_elements) {
+  return kLosslessHeaderBytes + max_lossless_bytes(num_elements);
+}
+
+// Makes a copy job for Codec::decode, which makes many copies in one launch.
+Decode copy_of(const std::byte* from, std::byte* to, std::size_t num_bytes);
+
+// Messages of a prepared gather: bodies, and headers that have been exchanged. Without other nodes there are none.
+struct PreparedMessages {
+  std::uint64_t base;        // the generation that differences refer to; 0: whole values are sent
+  StreamView stream;         // that the memory belongs to
+  std::size_t first_header;  // in each row
+  std::size_t row_bytes = 0;
+  std::shared_ptr<const Scratch> headers = {};  // of a batch: a row of this rank, then one per owner of a held slot
+  std::vector<std::size_t> sent = {};           // bytes of the body of each chunk
+  std::vector<std::size_t> offsets = {};        // of the bodies in their memory, and their end
+  std::unique_ptr<Scratch> bodies = {};
+  std::vector<std::size_t> received = {};  // bytes of the bodies of each owner, one owner after the other
+
+  // Makes memory for bodies of these sizes.
+  void reserve(const Resources& r, const std::vector<std::size_t>& sizes);
+  // Returns the header of a message of owner `number`; the second function, the bytes of its body.
+  const std::byte* header(std::size_t number, std::size_t chunk) const {
+    return headers->data() + (1 + number) * row_bytes + (first_header + chunk) * kLosslessHeaderBytes;
+  }
+  std::size_t body_bytes(std::size_t number, std::size_t chunk) const { return received[number * sent.size() + chunk]; }
+};
+
+// Gathers of one communicator that are prepared.
+class Preparations {
+ public:
+  // Tells whether the communicator's transport needs them.
+  explicit Preparations(bool are_needed) : are_needed_(are_needed) {}
+
+  bool are_needed() const { return are_needed_; }
+  bool is_prepared(const Kept& kept) const { return prepared_.contains(kept.hashes); }
+
+  // Encodes at least one shard, exchanges headers, and waits for them. A shard that is prepared already is prepared
+  // again as whole values, because the holders' base is not the one it was encoded for. Throws TransportError if a peer
+  // prepares something else.
+  void prepare(const Resources& r, std::span<const LosslessShard> shards);
+
+  // Returns and removes the messages of a gather, which it prepares if that is not done. Null: are not needed.
+  std::unique_ptr<PreparedMessages> take(const Resources& r, const LosslessShard& shard);
+
+ private:
+  const bool are_needed_;
+  std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<PreparedMessages>, std::owner_less<>> prepared_;
+  // Memory from which the host reads sizes, reused by all batches.
+  std::unique_ptr<JobMemory> readback_;
+  std::size_t readback_bytes_ = 0;
+};
+
+}  // namespace zcomm

@@ -26,36 +26,29 @@ class BroadcastOperation final : public Operation {
   std::vector<int> peers(const Arguments&) const override { return world_.topology.others(world_.rank); }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override;
 
-  // --- For the stages
+ private:
+  class Broadcast;
 
-  int root() const { return root_; }
   bool is_root() const { return world_.rank == root_; }
-  BlockFormat format() const { return format_; }
   bool is_exact() const { return format_.kind == ElementKind::exact; }
-  // Returns the rank that the wires come from; none sends to the root.
-  int source() const { return source_; }
-  // Returns the ranks that this one sends to: the head of the next node first.
-  const std::vector<int>& targets() const { return targets_; }
-  std::int64_t chunk_elements() const { return chunk_elements_; }
   std::size_t num_bytes(std::int64_t chunk) const {
     const std::int64_t count = std::min(num_elements_ - chunk * chunk_elements_, chunk_elements_);
     if (is_exact()) return static_cast<std::size_t>(count) * element_size(dtype_);
     return wire_bytes(format_, dtype_, count);
   }
 
- private:
   const World world_;
   const int root_;
   const std::int64_t num_elements_;
   const DType dtype_;
   const BlockFormat format_;
   std::string description_;
-  int source_;
-  std::vector<int> targets_;
+  int source_;                // the rank that the wires come from; none sends to the root
+  std::vector<int> targets_;  // the ranks that this one sends to: the head of the next node first
   std::int64_t chunk_elements_;
 };
 
-class Broadcast final : public Stages {
+class BroadcastOperation::Broadcast final : public Stages {
  public:
   Broadcast(const Resources& r, const BroadcastOperation& plan, TensorView values)
       : r_(r), plan_(plan), values_(values), wires_(r, 1, plan.is_exact() ? 0 : plan.num_bytes(0), kDepth) {}
@@ -67,7 +60,7 @@ class Broadcast final : public Stages {
   static constexpr int kDepth = 3;  // chunks in progress
 
   TensorView part(std::int64_t chunk) const {
-    return values_.slice(chunk * plan_.chunk_elements(), plan_.chunk_elements());
+    return values_.slice(chunk * plan_.chunk_elements_, plan_.chunk_elements_);
   }
   // Returns the wire of a chunk; exact values are sent from and to the caller's memory.
   std::byte* wire(std::int64_t chunk) const { return plan_.is_exact() ? part(chunk).data : wires_.data(0, chunk); }
@@ -77,7 +70,7 @@ class Broadcast final : public Stages {
       encode(chunk);
       send(chunk);
     } else {
-      const Recv recv{plan_.source(), wire(chunk), plan_.num_bytes(chunk)};
+      const Recv recv{plan_.source_, wire(chunk), plan_.num_bytes(chunk)};
       received_[chunk] = start_transfer(r_, {}, {&recv, 1});
     }
   }
@@ -85,15 +78,15 @@ class Broadcast final : public Stages {
   void encode(std::int64_t chunk) {
     if (plan_.is_exact()) return;
     const TensorView values = part(chunk);
-    const std::int64_t begin = chunk * plan_.chunk_elements();
-    const Piece<BlockFormat> piece{begin, values.num_elements, plan_.format(), 0, begin};
-    const Encode job{values, plan_.format(), wire(chunk), rounding_of(r_, plan_.root(), piece, plan_.format())};
+    const std::int64_t begin = chunk * plan_.chunk_elements_;
+    const Piece<BlockFormat> piece{begin, values.num_elements, plan_.format_, 0, begin};
+    const Encode job{values, plan_.format_, wire(chunk), rounding_of(r_, plan_.root_, piece, plan_.format_)};
     run_codec(r_, {&job, 1});
   }
 
   void send(std::int64_t chunk) {
     sends_.clear();
-    for (const int target : plan_.targets()) sends_.push_back({target, wire(chunk), plan_.num_bytes(chunk)});
+    for (const int target : plan_.targets_) sends_.push_back({target, wire(chunk), plan_.num_bytes(chunk)});
     if (!sends_.empty()) sent_[chunk] = start_transfer(r_, sends_, {});
   }
 
@@ -106,7 +99,7 @@ class Broadcast final : public Stages {
   // Decodes while the wires are on their way to the targets.
   void finish(std::int64_t chunk) override {
     if (!plan_.is_exact()) {
-      const Decode job{{wire(chunk), plan_.format(), values_.dtype}, part(chunk)};
+      const Decode job{{wire(chunk), plan_.format_, values_.dtype}, part(chunk)};
       run_codec(r_, {&job, 1});
     }
     if (sent_[chunk] != nullptr) finish_transfer(r_, sent_[chunk]);

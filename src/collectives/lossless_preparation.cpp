@@ -8,6 +8,10 @@
 namespace zcomm {
 namespace {
 
+std::string in_slot(int slot, const std::string& what) {
+  return "differences of slot " + std::to_string(slot) + ": " + what;
+}
+
 // One batch.
 class Preparation {
  public:
@@ -141,6 +145,43 @@ class Preparation {
 };
 
 }  // namespace
+
+std::string KeptHashes::describe(std::uint32_t errors, int slot, std::uint64_t base) const {
+  const std::string old = "generation " + std::to_string(base);
+  const std::string made = "generation " + std::to_string(base + 1);
+  const std::string owner = "rank " + std::to_string(slot);
+  if (errors == kKeptError) {
+    return in_slot(slot, made + " was written to on rank " + std::to_string(plan_->rank()) +
+                             " since it was gathered: something has written into what it keeps, or its weights have "
+                             "changed in a way that PyTorch does not count");
+  }
+  if ((errors & kBaseError) != 0) return in_slot(slot, old + " of this rank and of " + owner + " are not the same");
+  const char* why = "something has written into what one of the two keeps";
+  if ((errors & kBodyError) != 0) why = "difference: expected what an encoder wrote, got other bytes";
+  if ((errors & (kHeaderError | kGenerationError)) != 0) why = "another message arrived";
+  return in_slot(slot, "what this rank has made of " + old + " is not " + made + " of " + owner + ": " + why);
+}
+
+LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values) {
+  LosslessHeader header;
+  try {
+    header = read_header(wire);
+  } catch (const Error& error) {
+    throw TransportError(in_slot(slot, error.what()));
+  }
+  if (header.generation != base || header.is_difference != (base > 0)) {
+    throw TransportError(in_slot(slot, "this rank holds generation " + std::to_string(base) + ", rank " +
+                                           std::to_string(slot) + " sent what goes with generation " +
+                                           std::to_string(header.generation)));
+  }
+  const std::size_t most = base > 0 ? max_lossless_bytes(values.num_elements) : values.num_bytes();
+  if (header.body_bytes > most || (base == 0 && header.body_bytes != most)) {
+    throw TransportError(in_slot(slot, "rank " + std::to_string(slot) + " announced " +
+                                           std::to_string(header.body_bytes) + " bytes, expected " +
+                                           (base > 0 ? "at most " : "") + std::to_string(most)));
+  }
+  return header;
+}
 
 Decode copy_of(const std::byte* from, std::byte* to, std::size_t num_bytes) {
   constexpr DType kTwoBytes = DType::bfloat16;

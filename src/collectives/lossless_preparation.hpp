@@ -1,19 +1,88 @@
-// Preparations of lossless gathers.
+// What lossless gathers keep, and their preparations.
 //
 // NCCL needs the length of a message on both hosts. So differences are encoded ahead of their gathers, and the headers
 // of many are exchanged together. This blocks the host once for all. Other transports take a limit, and need no
 // preparation.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "kept_hashes.hpp"
+#include "zcomm/collectives.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/lossless.hpp"
+#include "zcomm/operation.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
+
+// Hashes, and status words in which jobs set bits of LosslessError.
+class KeptHashes {
+ public:
+  KeptHashes(const LosslessCodec& codec, std::shared_ptr<const LosslessPlan> plan)
+      : plan_(std::move(plan)),
+        memory_(codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t))) {}
+
+  // Returns those of a chunk of a slot that this rank holds.
+  std::uint64_t* hash(int slot, std::int64_t chunk) const {
+    return reinterpret_cast<std::uint64_t*>(memory_->data()) + plan_->place(slot) * plan_->num_chunks() + chunk;
+  }
+  std::uint32_t* status(int slot, std::int64_t chunk) const {
+    return reinterpret_cast<std::uint32_t*>(memory_->shared()) + plan_->place(slot) * plan_->num_chunks() + chunk;
+  }
+
+  // Orders calls on different streams: each begins with make_wait() and ends with mark_use().
+  void make_wait(StreamView stream) const { memory_->make_wait(stream); }
+  void mark_use(StreamView stream) { memory_->mark_use(stream); }
+  // Tells whether jobs are done when their call returns, as on a CPU.
+  bool are_at_once() const { return memory_->is_at_once(); }
+
+  // Begins a gather from generation `base`: errors that are found from now on are its own, or of the values that it
+  // leaves. Throws TransportError if an error was found before.
+  void begin_gather(std::uint64_t base) {
+    if (const auto wrong = finding(); wrong && !wrong->empty()) throw TransportError(*wrong);
+    base_ = base;
+  }
+
+  // Returns and forgets an error that was found: see Finding. Before the last use is over, peers may not have the NaN
+  // values yet, and nothing is known. Thread-safe.
+  std::optional<std::string> finding() const {
+    if (!memory_->is_over()) return std::nullopt;
+    for (const int slot : plan_->held()) {
+      for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
+        const std::uint32_t errors = std::atomic_ref(*status(slot, chunk)).exchange(0);
+        if (errors != 0) return describe(errors, slot, base_);
+      }
+    }
+    return "";
+  }
+
+ private:
+  std::size_t count() const { return plan_->held().size() * static_cast<std::size_t>(plan_->num_chunks()); }
+  // Describes errors in what was made of generation `base`. The owner of a slot has the slot's number.
+  std::string describe(std::uint32_t errors, int slot, std::uint64_t base) const;
+
+  const std::shared_ptr<const LosslessPlan> plan_;
+  std::atomic<std::uint64_t> base_ = 0;
+  const std::unique_ptr<JobMemory> memory_;
+};
+
+// Returns a chunk of a slot that this rank holds.
+inline TensorView kept_values(const LosslessPlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
+  const TensorView whole{kept.memory.data() + plan.kept_offset(slot),
+                         plan.slots().lengths[static_cast<std::size_t>(slot)], plan.slots().dtype};
+  return whole.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count);
+}
+
+// Reads the header of a message for `values` of `slot`. Throws TransportError unless it refers to generation `base` or,
+// if that is 0, has whole values. Does not check hashes.
+LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values);
 
 // Shard of a lossless gather, and the kept values that its difference refers to. Kept::hashes exists.
 struct LosslessShard {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "calls.hpp"
-#include "collectives/kept_hashes.hpp"
+#include "collectives/lossless_preparation.hpp"
 #include "half_weights.hpp"
 #include "ranks.hpp"
 #include "unchecked_transport.hpp"

@@ -52,7 +52,7 @@ struct Loop {
 };
 constexpr std::size_t kMessageBytes = 1024;
 
-const zcomm::nccl::Symbols& nccl() { return zcomm::nccl::library().symbols; }
+const zcomm::nccl::Library& nccl() { return zcomm::nccl::library(); }
 
 void check(Result result) {
   if (result == Result::success || result == Result::in_progress) return;
@@ -73,9 +73,9 @@ std::pair<double, double> group(const Loop& loop, int num_messages) {
   check(nccl().GroupStart());
   for (int i = 0; i < num_messages; ++i) {
     std::byte* const message = loop.bytes + static_cast<std::size_t>(i) * kMessageBytes;
-    const auto type = zcomm::nccl::DataType::int8;
-    check(i < num_messages / 2 ? nccl().Send(message, kMessageBytes, type, 0, loop.communicator, loop.stream)
-                               : nccl().Recv(message, kMessageBytes, type, 0, loop.communicator, loop.stream));
+    check(i < num_messages / 2
+              ? nccl().Send(message, kMessageBytes, zcomm::nccl::kInt8, 0, loop.communicator, loop.stream)
+              : nccl().Recv(message, kMessageBytes, zcomm::nccl::kInt8, 0, loop.communicator, loop.stream));
   }
   check(nccl().GroupEnd());
   const double returned = since(start);
@@ -150,7 +150,7 @@ const char* probe_nccl_open(const char* wheel, int is_blocking, int most_message
   return said([&] {
     zcomm::nccl::library(wheel);
     auto loop = std::make_unique<Loop>();
-    zcomm::nccl::UniqueId id;
+    zcomm::NcclUniqueId id;
     zcomm::nccl::Config config;
     config.blocking = is_blocking;
     check(nccl().GetUniqueId(&id));

@@ -50,9 +50,8 @@ bool take(std::string_view& text, std::string_view ending) {
 
 const ElementTraits& traits(ElementKind kind) {
   const auto index = static_cast<std::size_t>(kind);
-  check_argument(index < kNumKinds, [&] {
-    return "format: expected " + all_kinds("") + ", got the element kind " + std::to_string(index);
-  });
+  check_argument(index < kNumKinds,
+                 [&] { return concat("format: expected ", all_kinds(""), ", got the element kind ", index); });
   return kTraits[index];
 }
 
@@ -78,16 +77,12 @@ BlockFormat BlockFormat::parse(std::string_view text) {
       if (text == name) return format;
       break;
     }
-    check_argument(rest != name, [&] {
-      return "format: expected a block size, such as " + std::string(name) + ":256, got '" + std::string(text) + "'";
-    });
+    check_argument(rest != name, "format: expected a block size, such as ", name, ":256, got '", text, "'");
     const int block_size = parse_block_size(rest.substr(name.size() + 1));
     if (!is_block_size(block_size)) break;
     format.block_size = block_size;
-    check_argument(!format.stochastic || kTraits[i].stochastic, [&] {
-      return "format: expected " + std::string(name) + " without :stochastic, got '" + std::string(text) +
-             "': it is always rounded to nearest";
-    });
+    check_argument(!format.stochastic || kTraits[i].stochastic, "format: expected ", name,
+                   " without :stochastic, got '", text, "': it is always rounded to nearest");
     return format;
   }
   throw ArgumentError("format: expected " + all_kinds(":B") + ", got '" + std::string(text) +

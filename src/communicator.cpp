@@ -18,10 +18,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
       transport_(std::move(transport)),
       preparations_(std::make_shared<Preparations>(!transport_->takes_limits())),
       world_{std::move(topology), transport_->rank(), chunk_bytes} {
-  check_argument(size() == transport_->size(), [&] {
-    return "topology: expected " + std::to_string(transport_->size()) + " ranks, got " + std::to_string(size());
-  });
-  check_argument(chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+  check_argument(size() == transport_->size(), "topology: expected ", transport_->size(), " ranks, got ", size());
+  check_argument(chunk_bytes > 0, "chunk_bytes: expected at least 1, got 0");
 }
 
 CallStats Communicator::run(Operation& operation, const Arguments& arguments, std::chrono::milliseconds timeout,
@@ -56,10 +54,8 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
 }
 
 void Communicator::round_trip(ConstTensorView values, BlockFormat format, TensorView decoded, StreamView stream) const {
-  check_argument(decoded.num_elements == values.num_elements, [&] {
-    return "decoded: expected the " + std::to_string(values.num_elements) + " elements of `values`, got " +
-           std::to_string(decoded.num_elements);
-  });
+  check_argument(decoded.num_elements == values.num_elements, "decoded: expected the ", values.num_elements,
+                 " elements of `values`, got ", decoded.num_elements);
   const Scratch wire(*workspace_, WireLayout(format, values.dtype, values.num_elements).num_bytes, stream);
   const Encode encode{values, format, wire.data(), {}};
   codec_->encode({&encode, 1}, stream);

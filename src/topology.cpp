@@ -17,7 +17,7 @@ bool are_equal(const std::vector<std::vector<int>>& nodes) {
 }  // namespace
 
 Topology::Topology(std::span<const int> node_ids) {
-  check_argument(!node_ids.empty(), [] { return std::string("node_ids: expected the node of every rank, got none"); });
+  check_argument(!node_ids.empty(), "node_ids: expected the node of every rank, got none");
   Tables tables;
   std::map<int, int> number_of;  // given id -> consecutive number
   for (int rank = 0; rank < static_cast<int>(node_ids.size()); ++rank) {

@@ -5,11 +5,8 @@
 namespace zcomm {
 
 WireLayout::WireLayout(BlockFormat format, DType dtype, std::int64_t num_elements) : block_size_(format.block_size) {
-  check_argument(num_elements >= 0,
-                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
-  check_argument(num_elements <= kMaxElements, [&] {
-    return "num_elements: expected at most " + std::to_string(kMaxElements) + ", got " + std::to_string(num_elements);
-  });
+  check_argument(num_elements >= 0, "num_elements: expected 0 or more, got ", num_elements);
+  check_argument(num_elements <= kMaxElements, "num_elements: expected at most ", kMaxElements, ", got ", num_elements);
   if (format.has_scales()) {
     num_blocks = num_elements / format.block_size + (num_elements % format.block_size != 0);
     codes_offset = align_wire(scales_bytes());

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace zcomm {
 
@@ -29,10 +30,29 @@ class [[gnu::visibility("default")]] TimeoutError : public TransportError {
   using TransportError::TransportError;
 };
 
-// Throws ArgumentError(message()) unless `condition`. Builds the message only on failure.
-template <class Message>
-inline void check_argument(bool condition, Message&& message) {
-  if (!condition) throw ArgumentError(message());
+// Joins texts, integers, results of to_string() methods, and results of functions.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  const auto append = [&text](const auto& part) {
+    if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(part)>>) {
+      text += std::to_string(part);
+    } else if constexpr (requires { part.to_string(); }) {
+      text += part.to_string();
+    } else if constexpr (requires { part(); }) {
+      text += part();
+    } else {
+      text += part;
+    }
+  };
+  (append(parts), ...);
+  return text;
+}
+
+// Throws ArgumentError unless `condition`, with the parts as its message. Joins them only on failure.
+template <class... Parts>
+void check_argument(bool condition, const Parts&... parts) {
+  if (!condition) throw ArgumentError(concat(parts...));
 }
 
 }  // namespace zcomm

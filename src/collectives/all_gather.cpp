@@ -184,8 +184,8 @@ class AllGatherOperation final : public Operation {
   void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const override {
     const std::vector<TensorView> slots =
         joined_slots(arguments.outputs, plan_->segments(), plan_->slots().lengths.size());
-    check_argument(!slots.empty() && shape_of(slots) == plan_->slots(),
-                   [&] { return "outputs: expected slots of " + plan_->slots().to_string() + ", got others"; });
+    check_argument(!slots.empty() && shape_of(slots) == plan_->slots(), "outputs: expected slots of ", plan_->slots(),
+                   ", got others");
     check_wires(*this, arguments.wires);
     std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
     const GatheredWires wires(*plan_, kept, plan_->num_chunks(), arguments.wires.data());
@@ -206,8 +206,7 @@ class AllGatherOperation final : public Operation {
     check_apart(r, given.inputs, given.outputs, "shard");
     check_plan(r, *plan_, shape_of(slots));
     if (kept_ != nullptr) check_kept(*kept_, plan_->secondary_bytes());
-    check_argument(kept_ != nullptr || !is_again(arguments),
-                   [] { return std::string("inputs: expected a shard, as nothing is kept, got none"); });
+    check_argument(kept_ != nullptr || !is_again(arguments), "inputs: expected a shard, as nothing is kept, got none");
   }
   std::string words(const Arguments& arguments) const override {
     if (is_again(arguments)) return "gather_secondary " + plan_->description() + kUnchanged;

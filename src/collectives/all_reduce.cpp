@@ -20,10 +20,8 @@ class AllReduceOperation final : public Operation {
 
   void check(const Resources& r, const Arguments& arguments) const override {
     const TensorView& tensor = only(arguments.outputs, "outputs");
-    check_argument(plan_.num_elements() == tensor.num_elements, [&] {
-      return "plan: expected one of the tensor's " + std::to_string(tensor.num_elements) + " elements, got " +
-             std::to_string(plan_.num_elements());
-    });
+    check_argument(plan_.num_elements() == tensor.num_elements, "plan: expected one of the tensor's ",
+                   tensor.num_elements, " elements, got ", plan_.num_elements());
     check_plan(r, plan_.reduce(), {plan_.reduce().slots().lengths, tensor.dtype});
     check_feedback(arguments.feedback, plan_.reduce().feedback());
   }

@@ -121,8 +121,7 @@ BroadcastOperation::BroadcastOperation(World world, int root, std::int64_t num_e
   zcomm::check(world_);
   check_rank(topology, root, "root");
   const int num_nodes = topology.num_nodes();
-  check_argument(num_elements >= 0,
-                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(num_elements); });
+  check_argument(num_elements >= 0, "num_elements: expected 0 or more, got ", num_elements);
   description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +
                  format.to_string();
   const auto head = [&](int node) { return node == topology.node(root) ? root : topology.ranks(node).front(); };

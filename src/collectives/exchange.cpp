@@ -41,19 +41,13 @@ ExchangePlan::ExchangePlan(World world, Lengths sent, Lengths received, DType dt
   const auto own = static_cast<std::size_t>(world_.rank);
   check(world_);
   for (const auto& [lengths, name] : {std::pair(&sent_, "sent"), std::pair(&received_, "received")}) {
-    check_argument(lengths->size() == size, [&, name = name, given = lengths->size()] {
-      return std::string(name) + ": expected one length for each of " + std::to_string(size) + " ranks, got " +
-             std::to_string(given);
-    });
+    check_argument(lengths->size() == size, name, ": expected one length for each of ", size, " ranks, got ",
+                   lengths->size());
     const std::int64_t least = *std::min_element(lengths->begin(), lengths->end());
-    check_argument(least >= 0, [&, name = name] {
-      return std::string(name) + ": expected 0 or more elements for each rank, got " + std::to_string(least);
-    });
+    check_argument(least >= 0, name, ": expected 0 or more elements for each rank, got ", least);
   }
-  check_argument(sent_[own] == received_[own], [&] {
-    return "received: expected the " + std::to_string(sent_[own]) + " elements that rank " + std::to_string(own) +
-           " sends to itself, got " + std::to_string(received_[own]);
-  });
+  check_argument(sent_[own] == received_[own], "received: expected the ", sent_[own], " elements that rank ", own,
+                 " sends to itself, got ", received_[own]);
   const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(world_.topology.size(), 0));
   const std::int64_t granule = granule_of(formats);
   const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(dtype_));
@@ -115,10 +109,8 @@ ExchangePlan ExchangePlan::message(World world, int from, int to, std::int64_t n
   check_rank(world.topology, from, "from");
   check_rank(world.topology, to, "to");
   const bool is_sender = world.rank == from;
-  check_argument(from != to && (is_sender || world.rank == to), [&] {
-    return "to: expected a message between rank " + std::to_string(world.rank) + " and another one, got one from " +
-           std::to_string(from) + " to " + std::to_string(to);
-  });
+  check_argument(from != to && (is_sender || world.rank == to), "to: expected a message between rank ", world.rank,
+                 " and another one, got one from ", from, " to ", to);
   Lengths sent = only_for(to, is_sender ? num_elements : 0, world);
   Lengths received = only_for(from, is_sender ? 0 : num_elements, world);
   const std::string name = "message from " + std::to_string(from) + " to " + std::to_string(to);
@@ -256,10 +248,8 @@ class Exchange final : public Stages {
 
 template <class Views>
 void check_views(const Views& views, const std::vector<std::int64_t>& lengths, DType dtype, const char* name) {
-  check_argument(views.size() == lengths.size(), [&] {
-    return std::string(name) + ": expected one for each of " + std::to_string(lengths.size()) + " ranks, got " +
-           std::to_string(views.size());
-  });
+  check_argument(views.size() == lengths.size(), name, ": expected one for each of ", lengths.size(), " ranks, got ",
+                 views.size());
   for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
     const bool fits = views[rank].num_elements == lengths[rank] && views[rank].dtype == dtype;
     check_argument(fits, [&] {
@@ -286,7 +276,7 @@ void check_all_apart(const Arguments& arguments, std::size_t own) {
   const std::byte* end_of_outputs = nullptr;
   for (const auto& [begin, end, is_output] : ranges) {
     check_argument(begin >= (is_output ? end_of_inputs : end_of_outputs),
-                   [] { return std::string("outputs: expected memory apart from the inputs, got some of theirs"); });
+                   "outputs: expected memory apart from the inputs, got some of theirs");
     const std::byte*& latest = is_output ? end_of_outputs : end_of_inputs;
     latest = std::max(latest, end);
   }

@@ -254,13 +254,10 @@ class LosslessGather final : public Operation {
     check_plan(r, *plan_, shape_of(slots));
     check_memory(r);
     if (!is_again(arguments)) return;
-    check_argument(kept_->generation > 0, [] {
-      return std::string(
-          "kept: expected shards that an all_gather by differences has filled, got those of generation 0");
-    });
-    check_argument(!r.preparations.is_prepared(*kept_), [] {
-      return std::string("kept: expected shards that were gathered, got those of a gather that is only prepared");
-    });
+    check_argument(kept_->generation > 0,
+                   "kept: expected shards that an all_gather by differences has filled, got those of generation 0");
+    check_argument(!r.preparations.is_prepared(*kept_),
+                   "kept: expected shards that were gathered, got those of a gather that is only prepared");
   }
   std::string words(const Arguments& arguments) const override {
     if (is_again(arguments)) return "gather_secondary " + description() + kUnchanged;
@@ -285,26 +282,22 @@ class LosslessGather final : public Operation {
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
     const std::int64_t length = plan_->slots().lengths[static_cast<std::size_t>(world().rank)];
-    check_argument(shard.num_elements == length && shard.dtype == plan_->slots().dtype, [&] {
-      return "inputs: expected " + std::to_string(length) + " elements of " +
-             std::string(to_string(plan_->slots().dtype)) + ", as was planned, got " +
-             std::to_string(shard.num_elements) + " of " + std::string(to_string(shard.dtype));
-    });
+    check_argument(shard.num_elements == length && shard.dtype == plan_->slots().dtype, "inputs: expected ", length,
+                   " elements of ", to_string(plan_->slots().dtype), ", as was planned, got ", shard.num_elements,
+                   " of ", to_string(shard.dtype));
     check_plan(r, *plan_, plan_->slots());
     check_memory(r);
   }
 
  private:
   void check_memory(const Resources& r) const {
-    check_argument(r.codec.lossless() != nullptr,
-                   [] { return std::string("codec: expected one of lossless differences, got one without"); });
-    check_argument(kept_ != nullptr, [] { return std::string("kept: expected memory, got none"); });
+    check_argument(r.codec.lossless() != nullptr, "codec: expected one of lossless differences, got one without");
+    check_argument(kept_ != nullptr, "kept: expected memory, got none");
     check_kept(*kept_, plan_->kept_bytes());
-    check_argument(!r.preparations.are_needed() || !is_capturing(r.stream), [] {
-      return std::string(
-          "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
-          "graph's do not");
-    });
+    check_argument(
+        !r.preparations.are_needed() || !is_capturing(r.stream),
+        "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
+        "graph's do not");
   }
 
   const std::shared_ptr<const LosslessPlan> plan_;
@@ -314,13 +307,12 @@ class LosslessGather final : public Operation {
 class PreparationOperation final : public Operation {
  public:
   explicit PreparationOperation(std::vector<OperationPtr> gathers) {
-    check_argument(!gathers.empty(), [] { return std::string("gathers: expected at least one, got none"); });
+    check_argument(!gathers.empty(), "gathers: expected at least one, got none");
     for (OperationPtr& gather : gathers) {
       auto lossless = std::dynamic_pointer_cast<LosslessGather>(std::move(gather));
-      check_argument(lossless != nullptr,
-                     [] { return std::string("gathers: expected lossless ones, got one that encodes"); });
+      check_argument(lossless != nullptr, "gathers: expected lossless ones, got one that encodes");
       check_argument(std::find(gathers_.begin(), gathers_.end(), lossless) == gathers_.end(),
-                     [] { return std::string("gathers: expected each once, got one twice"); });
+                     "gathers: expected each once, got one twice");
       gathers_.push_back(std::move(lossless));
     }
     description_ = std::to_string(gathers_.size()) + " gathers, the first of " + gathers_.front()->description();
@@ -335,14 +327,10 @@ class PreparationOperation final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
-    check_argument(r.preparations.are_needed(), [] {
-      return std::string(
-          "codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
-    });
-    check_argument(arguments.inputs.size() == gathers_.size(), [&] {
-      return "inputs: expected the shards of " + std::to_string(gathers_.size()) + " gathers, got " +
-             std::to_string(arguments.inputs.size());
-    });
+    check_argument(r.preparations.are_needed(),
+                   "codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
+    check_argument(arguments.inputs.size() == gathers_.size(), "inputs: expected the shards of ", gathers_.size(),
+                   " gathers, got ", arguments.inputs.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) gathers_[i]->check_shard(r, arguments.inputs[i]);
   }
   std::string words(const Arguments&) const override { return words_; }

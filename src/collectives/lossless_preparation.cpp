@@ -8,8 +8,9 @@
 namespace zcomm {
 namespace {
 
-std::string in_slot(int slot, const std::string& what) {
-  return "differences of slot " + std::to_string(slot) + ": " + what;
+template <class... Parts>
+std::string in_slot(int slot, const Parts&... what) {
+  return concat("differences of slot ", slot, ": ", what...);
 }
 
 // One batch.
@@ -147,19 +148,18 @@ class Preparation {
 }  // namespace
 
 std::string KeptHashes::describe(std::uint32_t errors, int slot, std::uint64_t base) const {
-  const std::string old = "generation " + std::to_string(base);
-  const std::string made = "generation " + std::to_string(base + 1);
-  const std::string owner = "rank " + std::to_string(slot);
+  const std::string old = concat("generation ", base);
+  const std::string made = concat("generation ", base + 1);
   if (errors == kKeptError) {
-    return in_slot(slot, made + " was written to on rank " + std::to_string(plan_->rank()) +
-                             " since it was gathered: something has written into what it keeps, or its weights have "
-                             "changed in a way that PyTorch does not count");
+    return in_slot(slot, made, " was written to on rank ", plan_->rank(),
+                   " since it was gathered: something has written into what it keeps, or its weights have "
+                   "changed in a way that PyTorch does not count");
   }
-  if ((errors & kBaseError) != 0) return in_slot(slot, old + " of this rank and of " + owner + " are not the same");
+  if ((errors & kBaseError) != 0) return in_slot(slot, old, " of this rank and of rank ", slot, " are not the same");
   const char* why = "something has written into what one of the two keeps";
   if ((errors & kBodyError) != 0) why = "difference: expected what an encoder wrote, got other bytes";
   if ((errors & (kHeaderError | kGenerationError)) != 0) why = "another message arrived";
-  return in_slot(slot, "what this rank has made of " + old + " is not " + made + " of " + owner + ": " + why);
+  return in_slot(slot, "what this rank has made of ", old, " is not ", made, " of rank ", slot, ": ", why);
 }
 
 LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values) {
@@ -170,15 +170,13 @@ LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t bas
     throw TransportError(in_slot(slot, error.what()));
   }
   if (header.generation != base || header.is_difference != (base > 0)) {
-    throw TransportError(in_slot(slot, "this rank holds generation " + std::to_string(base) + ", rank " +
-                                           std::to_string(slot) + " sent what goes with generation " +
-                                           std::to_string(header.generation)));
+    throw TransportError(in_slot(slot, "this rank holds generation ", base, ", rank ", slot,
+                                 " sent what goes with generation ", header.generation));
   }
   const std::size_t most = base > 0 ? max_lossless_bytes(values.num_elements) : values.num_bytes();
   if (header.body_bytes > most || (base == 0 && header.body_bytes != most)) {
-    throw TransportError(in_slot(slot, "rank " + std::to_string(slot) + " announced " +
-                                           std::to_string(header.body_bytes) + " bytes, expected " +
-                                           (base > 0 ? "at most " : "") + std::to_string(most)));
+    throw TransportError(in_slot(slot, "rank ", slot, " announced ", header.body_bytes, " bytes, expected ",
+                                 base > 0 ? "at most " : "", most));
   }
   return header;
 }

@@ -13,15 +13,12 @@
 namespace zcomm {
 
 inline void check_rank(const Topology& topology, int rank, const char* name) {
-  check_argument(rank >= 0 && rank < topology.size(), [&] {
-    return std::string(name) + ": expected 0 to " + std::to_string(topology.size() - 1) + ", got " +
-           std::to_string(rank);
-  });
+  check_argument(rank >= 0 && rank < topology.size(), name, ": expected 0 to ", topology.size() - 1, ", got ", rank);
 }
 
 inline void check(const World& world) {
   check_rank(world.topology, world.rank, "rank");
-  check_argument(world.chunk_bytes > 0, [] { return std::string("chunk_bytes: expected at least 1, got 0"); });
+  check_argument(world.chunk_bytes > 0, "chunk_bytes: expected at least 1, got 0");
 }
 
 // Returns the fewest digits that identify a float.
@@ -32,8 +29,7 @@ inline std::string exact_digits(float value) {
 
 template <class Views>
 const typename Views::value_type& only(const Views& views, const char* name) {
-  check_argument(views.size() == 1,
-                 [&] { return std::string(name) + ": expected one, got " + std::to_string(views.size()); });
+  check_argument(views.size() == 1, name, ": expected one, got ", views.size());
   return views.front();
 }
 
@@ -41,20 +37,15 @@ const typename Views::value_type& only(const Views& views, const char* name) {
 template <class Views>
 void check_slots(const Resources& r, const Views& slots, std::int64_t own_elements, DType dtype, const char* own_name) {
   const int size = r.world.topology.size();
-  check_argument(slots.size() == static_cast<std::size_t>(size), [&] {
-    return "slots: expected one for each of " + std::to_string(size) + " ranks, got " + std::to_string(slots.size());
-  });
+  check_argument(slots.size() == static_cast<std::size_t>(size), "slots: expected one for each of ", size,
+                 " ranks, got ", slots.size());
   for (const auto& slot : slots) {
-    check_argument(slot.dtype == dtype, [&] {
-      return "slots: expected dtype " + std::string(to_string(dtype)) + " as in `" + own_name + "`, got " +
-             std::string(to_string(slot.dtype));
-    });
+    check_argument(slot.dtype == dtype, "slots: expected dtype ", to_string(dtype), " as in `", own_name, "`, got ",
+                   to_string(slot.dtype));
   }
   const std::int64_t slot_elements = slots[static_cast<std::size_t>(r.world.rank)].num_elements;
-  check_argument(slot_elements == own_elements, [&] {
-    return std::string(own_name) + ": expected the " + std::to_string(slot_elements) + " elements of slot " +
-           std::to_string(r.world.rank) + ", got " + std::to_string(own_elements);
-  });
+  check_argument(slot_elements == own_elements, own_name, ": expected the ", slot_elements, " elements of slot ",
+                 r.world.rank, ", got ", own_elements);
 }
 
 // Checks that a shard or a sum overlaps no slot but the rank's own. Checks nothing where segments have views of their
@@ -63,47 +54,35 @@ template <class Views, class Slots>
 void check_apart(const Resources& r, const Views& views, const Slots& slots, const char* name) {
   if (views.size() != 1 || slots.size() != static_cast<std::size_t>(r.world.topology.size())) return;
   const int slot = overlapped_slot(views.front(), slots, r.world.rank);
-  check_argument(slot < 0, [&] {
-    return std::string(name) + ": expected memory that overlaps no slot but its own, got some of slot " +
-           std::to_string(slot);
-  });
+  check_argument(slot < 0, name, ": expected memory that overlaps no slot but its own, got some of slot ", slot);
 }
 
 // Checks that a plan is for this rank, topology and chunk size.
 inline void check_world(const Resources& r, const World& planned) {
   const World& world = r.world;
-  check_argument(planned.rank == world.rank && planned.topology == world.topology, [&] {
-    return "plan: expected one of rank " + std::to_string(world.rank) + " in " + world.topology.to_string() +
-           ", got rank " + std::to_string(planned.rank) + " in " + planned.topology.to_string();
-  });
-  check_argument(planned.chunk_bytes == world.chunk_bytes, [&] {
-    return "plan: expected one with a chunk_bytes of " + std::to_string(world.chunk_bytes) + ", got " +
-           std::to_string(planned.chunk_bytes);
-  });
+  check_argument(planned.rank == world.rank && planned.topology == world.topology, "plan: expected one of rank ",
+                 world.rank, " in ", world.topology, ", got rank ", planned.rank, " in ", planned.topology);
+  check_argument(planned.chunk_bytes == world.chunk_bytes, "plan: expected one with a chunk_bytes of ",
+                 world.chunk_bytes, ", got ", planned.chunk_bytes);
 }
 
 // Checks that a plan is for this world, and for slots of this shape.
 template <class Plan>
 void check_plan(const Resources& r, const Plan& plan, const SlotShape& slots) {
   check_world(r, plan.world());
-  check_argument(plan.slots() == slots, [&] {
-    return "plan: expected one of slots " + slots.to_string() + ", got " + plan.slots().to_string();
-  });
+  check_argument(plan.slots() == slots, "plan: expected one of slots ", slots, ", got ", plan.slots());
 }
 
 inline void check_kept(const Kept& kept, std::size_t num_bytes) {
-  check_argument(kept.memory.size() == num_bytes, [&] {
-    return "kept: expected " + std::to_string(num_bytes) + " bytes, got " + std::to_string(kept.memory.size());
-  });
+  check_argument(kept.memory.size() == num_bytes, "kept: expected ", num_bytes, " bytes, got ", kept.memory.size());
   check_aligned("kept", kept.memory.data(), kWireAlignment);
 }
 
 inline void check_wires(const Operation& operation, std::span<const std::byte> wires) {
-  check_argument(operation.wires_bytes() > 0 || operation.num_chunks() == 0,
-                 [&] { return "wires: expected a gather in a format, got " + operation.description(); });
-  check_argument(wires.size() == operation.wires_bytes(), [&] {
-    return "wires: expected " + std::to_string(operation.wires_bytes()) + " bytes, got " + std::to_string(wires.size());
-  });
+  const std::size_t num_bytes = operation.wires_bytes();
+  check_argument(num_bytes > 0 || operation.num_chunks() == 0, "wires: expected a gather in a format, got ",
+                 operation.description());
+  check_argument(wires.size() == num_bytes, "wires: expected ", num_bytes, " bytes, got ", wires.size());
   check_aligned("wires", wires.data(), kWireAlignment);
 }
 
@@ -116,12 +95,11 @@ inline void check_feedback(const Feedback* feedback, const std::optional<BlockFo
   });
   if (feedback == nullptr) return;
   const BlockFormat& format = feedback->format;
-  check_argument(format.kind != ElementKind::exact && !format.stochastic, [&] {
-    return "feedback.format: expected a lossy format that rounds to nearest, got " + format.to_string();
-  });
+  check_argument(format.kind != ElementKind::exact && !format.stochastic,
+                 "feedback.format: expected a lossy format that rounds to nearest, got ", format);
   check_aligned("feedback.residual", feedback->residual, kWireAlignment);
-  check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f,
-                 [&] { return "feedback.decay: expected 0 to 1, got " + exact_digits(feedback->decay); });
+  check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f, "feedback.decay: expected 0 to 1, got ",
+                 [&] { return exact_digits(feedback->decay); });
 }
 
 // Returns " times FACTOR" and the format of the feedback, which ranks compare.

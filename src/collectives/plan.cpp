@@ -18,25 +18,19 @@ template <class Format>
 SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<Format>> segments) {
   check(world);
   const Topology& topology = world.topology;
-  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), [&] {
-    return "slots: expected one for each of " + std::to_string(topology.size()) + " ranks, got " +
-           std::to_string(slots.lengths.size());
-  });
+  check_argument(slots.lengths.size() == static_cast<std::size_t>(topology.size()), "slots: expected one for each of ",
+                 topology.size(), " ranks, got ", slots.lengths.size());
   for (const std::int64_t length : slots.lengths) {
-    check_argument(length >= 0,
-                   [&] { return "slots: expected 0 or more elements in each, got " + std::to_string(length); });
+    check_argument(length >= 0, "slots: expected 0 or more elements in each, got ", length);
   }
   std::int64_t total = 0;
   for (const Segment<Format>& segment : segments) {
-    check_argument(segment.num_elements >= 0, [&] {
-      return "segments: expected 0 or more elements in each, got " + std::to_string(segment.num_elements);
-    });
+    check_argument(segment.num_elements >= 0, "segments: expected 0 or more elements in each, got ",
+                   segment.num_elements);
     total += segment.num_elements;
   }
-  check_argument(total == slots.longest(), [&] {
-    return "segments: expected the " + std::to_string(slots.longest()) + " elements of the longest slot, got " +
-           std::to_string(total);
-  });
+  check_argument(total == slots.longest(), "segments: expected the ", slots.longest(),
+                 " elements of the longest slot, got ", total);
   return slots;
 }
 
@@ -205,10 +199,8 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments s
       slot_bytes_(wire_bytes({}, slots_.dtype, slots_.longest())),
       held_(held_of(topology(), rank(), in_rank_order(topology()))),
       places_(places_in(held_, topology())) {
-  check_argument(slots_.dtype != DType::float32, [] {
-    return std::string(
-        "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
-  });
+  check_argument(slots_.dtype != DType::float32,
+                 "slots: expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32");
   description_ = slots_.to_string() + " by differences";
   if (!segments.empty()) {
     checked(slots_, world_, segments);

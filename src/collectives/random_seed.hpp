@@ -30,10 +30,9 @@ Rounding rounding_of(const Resources& r, int owner, const Piece<Format>& piece, 
 // Checks that no CUDA graph captures a stochastic format. The seed of a captured call is the same in all replays, so
 // the same values would be rounded up in each.
 inline void check_drawn_anew(const BlockFormat& format, StreamView stream) {
-  check_argument(!format.stochastic || !is_capturing(stream), [&] {
-    return "stream: expected one that runs, got one that records a CUDA graph: " + format.to_string() +
-           " would round with the same random bits in all replays";
-  });
+  check_argument(!format.stochastic || !is_capturing(stream),
+                 "stream: expected one that runs, got one that records a CUDA graph: ", format,
+                 " would round with the same random bits in all replays");
 }
 
 }  // namespace zcomm

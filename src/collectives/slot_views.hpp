@@ -55,11 +55,9 @@ std::vector<View> joined_slots(std::span<const View> views, std::span<const Segm
   for (std::size_t i = 0; i < views.size(); ++i) {
     const std::size_t segment = i % segments.size();
     const View& view = views[i];
-    check_argument(view.num_elements == segments[segment].num_elements && view.dtype == views.front().dtype, [&] {
-      return "slots: expected " + std::to_string(segments[segment].num_elements) + " elements of " +
-             std::string(to_string(views.front().dtype)) + " in segment " + std::to_string(segment) + ", got " +
-             std::to_string(view.num_elements) + " of " + std::string(to_string(view.dtype));
-    });
+    check_argument(view.num_elements == segments[segment].num_elements && view.dtype == views.front().dtype,
+                   "slots: expected ", segments[segment].num_elements, " elements of ", to_string(views.front().dtype),
+                   " in segment ", segment, ", got ", view.num_elements, " of ", to_string(view.dtype));
     if (segment == 0) {
       slots.push_back(view);
     } else {

@@ -131,8 +131,7 @@ void run_tasks(std::int64_t num_tasks, void (*task)(const void* arg, std::int64_
 }
 
 void set_num_threads(int num_threads) {
-  check_argument(num_threads >= 1,
-                 [&] { return "num_threads: expected 1 or more, got " + std::to_string(num_threads); });
+  check_argument(num_threads >= 1, "num_threads: expected 1 or more, got ", num_threads);
   pool().set_num_threads(num_threads);
 }
 

@@ -204,7 +204,7 @@ void LocalTransport::abort(const std::string& reason) noexcept {
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> make_local_transports(int size) {
-  check_argument(size > 0, [&] { return "size: expected at least 1, got " + std::to_string(size); });
+  check_argument(size > 0, "size: expected at least 1, got ", size);
   const auto hub = std::make_shared<Hub>(size);
   std::vector<std::unique_ptr<Transport>> transports;
   transports.reserve(static_cast<std::size_t>(size));

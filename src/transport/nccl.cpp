@@ -21,9 +21,8 @@ constexpr auto kLookInterval = 100ms;
 }  // namespace
 
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
-  check_argument(options.rank >= 0 && options.rank < options.size, [&] {
-    return "rank: expected 0 to " + std::to_string(options.size - 1) + ", got " + std::to_string(options.rank);
-  });
+  check_argument(options.rank >= 0 && options.rank < options.size, "rank: expected 0 to ", options.size - 1, ", got ",
+                 options.rank);
   or_fail([this] {
     check_cuda(cudaGetDevice(&device_), "tell the current device");
     communicator_ = std::make_shared<NcclCommunicator>();
@@ -266,7 +265,7 @@ std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std:
                                                StreamView stream) {
   const auto moves = [](const auto& message) { return message.num_bytes > 0; };
   const bool has_limits = std::any_of(recvs.begin(), recvs.end(), [](const Recv& recv) { return recv.is_limit; });
-  check_argument(!has_limits, [] { return std::string("recvs: expected known sizes, as NCCL needs, got a limit"); });
+  check_argument(!has_limits, "recvs: expected known sizes, as NCCL needs, got a limit");
   throw_if_failed();
   const bool is_empty =
       std::none_of(sends.begin(), sends.end(), moves) && std::none_of(recvs.begin(), recvs.end(), moves);

@@ -63,7 +63,7 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
 
 NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
                            const std::function<void()>& look) {
-  check_argument(communicator != nullptr, [] { return std::string("communicator: expected an ncclComm_t, got null"); });
+  check_argument(communicator != nullptr, "communicator: expected an ncclComm_t, got null");
   const Clock::time_point deadline = deadline_after(timeout);
   const nccl::Library& nccl = nccl::library();
   auto* const given = static_cast<nccl::Comm>(communicator);

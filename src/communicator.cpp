@@ -4,8 +4,8 @@
 
 #include "collectives/lossless_preparation.hpp"
 #include "collectives/operation_checks.hpp"
-#include "collectives/pipeline.hpp"
 #include "collectives/random_seed.hpp"
+#include "collectives/stages.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 

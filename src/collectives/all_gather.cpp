@@ -5,10 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "counted.hpp"
-#include "message.hpp"
 #include "random_seed.hpp"
 #include "slot_views.hpp"
+#include "stages.hpp"
 #include "zcomm/plan.hpp"
 
 namespace zcomm {

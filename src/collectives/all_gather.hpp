@@ -5,7 +5,7 @@
 #include <span>
 
 #include "operation_checks.hpp"
-#include "pipeline.hpp"
+#include "stages.hpp"
 
 namespace zcomm {
 

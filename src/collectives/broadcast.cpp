@@ -2,11 +2,9 @@
 #include <iterator>
 #include <utility>
 
-#include "counted.hpp"
-#include "message.hpp"
 #include "operation_checks.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
+#include "stages.hpp"
 
 namespace zcomm {
 namespace {

@@ -4,11 +4,9 @@
 #include <tuple>
 #include <utility>
 
-#include "counted.hpp"
-#include "message.hpp"
 #include "operation_checks.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
+#include "stages.hpp"
 
 namespace zcomm {
 namespace {

@@ -3,10 +3,9 @@
 #include <utility>
 
 #include "all_gather.hpp"
-#include "counted.hpp"
 #include "lossless_preparation.hpp"
-#include "message.hpp"
 #include "slot_views.hpp"
+#include "stages.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 

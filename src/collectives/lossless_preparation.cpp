@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "counted.hpp"
 #include "host/size_class.hpp"
+#include "stages.hpp"
 
 namespace zcomm {
 namespace {

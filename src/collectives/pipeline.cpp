@@ -1,8 +1,6 @@
-#include "pipeline.hpp"
-
 #include <algorithm>
 
-#include "counted.hpp"
+#include "stages.hpp"
 
 namespace zcomm {
 namespace {

@@ -1,9 +1,17 @@
+// Operations of reductions.
 #include "reduce_scatter.hpp"
 
-#include "operation_checks.hpp"
+#include "all_gather.hpp"
 
 namespace zcomm {
 namespace {
+
+// Makes the variant of a reduce_scatter that the plan is for.
+std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const ReducePlan& plan,
+                                              const Arguments& arguments, bool read_late) {
+  const auto make = plan.topology().is_hierarchical() ? hierarchical_reduce_scatter : flat_reduce_scatter;
+  return make(resources, plan, arguments, read_late);
+}
 
 class ReduceScatterOperation final : public Operation {
  public:
@@ -41,6 +49,52 @@ class ReduceScatterOperation final : public Operation {
   const ReducePlan plan_;
 };
 
+class AllReduceOperation final : public Operation {
+ public:
+  explicit AllReduceOperation(AllReducePlan plan) : plan_(std::move(plan)) {}
+
+  const World& world() const override { return plan_.reduce().world(); }
+  const std::string& description() const override { return plan_.description(); }
+  std::int64_t num_chunks() const override { return plan_.gather().num_chunks(); }
+  // Returns the whole tensor as one segment: its shards have whole blocks.
+  std::vector<Segment<HopFormats>> segments() const override {
+    return {{plan_.num_elements(), plan_.reduce().segments().front().format}};
+  }
+  std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
+  std::size_t residual_bytes() const override { return plan_.residual_bytes(); }
+
+  void check(const Resources& r, const Arguments& arguments) const override {
+    const TensorView& tensor = only(arguments.outputs, "outputs");
+    check_argument(plan_.num_elements() == tensor.num_elements, "plan: expected one of the tensor's ",
+                   tensor.num_elements, " elements, got ", plan_.num_elements());
+    check_plan(r, plan_.reduce(), {plan_.reduce().slots().lengths, tensor.dtype});
+    check_feedback(arguments.feedback, plan_.reduce().feedback());
+  }
+  std::string words(const Arguments& arguments) const override {
+    return "all_reduce " + plan_.description() + words_of_sum(arguments);
+  }
+  std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    const GatherPlan& gather = plan_.gather();
+    if (gather.num_chunks() == 0) return nullptr;
+    const auto held = std::make_shared<std::pair<std::vector<TensorView>, std::vector<ConstTensorView>>>();
+    auto& [slots, inputs] = *held;
+    slots = split(arguments.outputs.front(), gather.topology().size(), gather.slots().lengths.front());
+    inputs.assign(slots.begin(), slots.end());
+    const auto rank = static_cast<std::size_t>(gather.rank());
+    Arguments reduced = arguments;
+    reduced.inputs = inputs;
+    reduced.outputs = {&slots[rank], 1};
+    // Works in place: a chunk is gathered after the sums have read all of it.
+    auto stages = reduce_scatter_stages(r, plan_.reduce(), reduced, /*read_late=*/false);
+    stages->second = all_gather_stages(r, gather, {&inputs[rank], 1}, slots, nullptr, {}, 2);
+    stages->held = held;
+    return stages;
+  }
+
+ private:
+  const AllReducePlan plan_;
+};
+
 }  // namespace
 
 void ReduceStages::encode_sum(std::size_t first, int owner, std::int64_t chunk, std::size_t index, DecodeSumEncode job,
@@ -59,12 +113,7 @@ void ReduceStages::encode_sum(std::size_t first, int owner, std::int64_t chunk, 
   updates_.push_back({terms_from(first), job.num_elements, feedback.format, residual, {}});
 }
 
-std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const ReducePlan& plan,
-                                              const Arguments& arguments, bool read_late) {
-  const auto make = plan.topology().is_hierarchical() ? hierarchical_reduce_scatter : flat_reduce_scatter;
-  return make(resources, plan, arguments, read_late);
-}
-
 OperationPtr make_reduce_scatter(ReducePlan plan) { return std::make_shared<ReduceScatterOperation>(std::move(plan)); }
+OperationPtr make_all_reduce(AllReducePlan plan) { return std::make_shared<AllReduceOperation>(std::move(plan)); }
 
 }  // namespace zcomm

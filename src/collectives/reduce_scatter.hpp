@@ -6,11 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "counted.hpp"
-#include "message.hpp"
-#include "pipeline.hpp"
 #include "random_seed.hpp"
 #include "slot_views.hpp"
+#include "stages.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
@@ -80,9 +78,5 @@ std::unique_ptr<Stages> flat_reduce_scatter(const Resources& resources, const Re
 // sends each sum to the node of its owner.
 std::unique_ptr<Stages> hierarchical_reduce_scatter(const Resources& resources, const ReducePlan& plan,
                                                     const Arguments& arguments, bool read_late);
-
-// Makes the variant that the plan is for.
-std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const ReducePlan& plan,
-                                              const Arguments& arguments, bool read_late = false);
 
 }  // namespace zcomm

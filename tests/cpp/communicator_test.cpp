@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "collectives/pipeline.hpp"
+#include "collectives/stages.hpp"
 #include "ranks.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/operation.hpp"

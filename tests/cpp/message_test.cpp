@@ -1,6 +1,6 @@
-#include "collectives/message.hpp"
-
 #include <doctest/doctest.h>
+
+#include "collectives/stages.hpp"
 
 namespace zcomm {
 namespace {

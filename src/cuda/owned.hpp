@@ -1,13 +1,28 @@
-// Owners of CUDA memory and events.
+// CUDA's return codes as exceptions, and owners of its memory and events.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <string>
 
-#include "cuda/check.hpp"
 #include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm {
+
+// Returns advice that CUDA's own message lacks; empty if there is none.
+std::string remedy(cudaError_t result);
+
+// Throws Error unless `result` is success. `what` names the attempted action.
+inline void check_cuda(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // so that the caller's next check does not report it again
+  throw Error(std::string("CUDA could not ") + what + ": " + cudaGetErrorString(result) + " (" +
+              cudaGetErrorName(result) + ")" + remedy(result));
+}
+
+inline cudaStream_t as_cuda(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 // Device memory or, if `is_pinned`, host memory that the device can read and write at the same address. Freeing device
 // memory waits for the device.

@@ -1,11 +1,11 @@
-#include "transport/nccl_communicator.hpp"
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "transport/nccl_transport.hpp"
 
 namespace zcomm {
 namespace {

@@ -7,7 +7,7 @@
 #include <future>
 #include <thread>
 
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "cuda_helpers.hpp"
 #include "rank_process.hpp"
 
@@ -32,9 +32,9 @@ void append(cudaStream_t stream, std::vector<int>& values, int value) {
   REQUIRE(cuda_host::enqueue(stream, [&values, value] { values.push_back(value); }) == cudaSuccess);
 }
 
-struct Event {
-  Event() { REQUIRE(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming) == cudaSuccess); }
-  ~Event() { cudaEventDestroy(handle); }
+struct RawEvent {
+  RawEvent() { REQUIRE(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming) == cudaSuccess); }
+  ~RawEvent() { cudaEventDestroy(handle); }
   operator cudaEvent_t() const { return handle; }
   cudaEvent_t handle = nullptr;
 };
@@ -65,7 +65,7 @@ TEST_CASE("cuda_host: streams run side by side, an event orders them") {
   Gate gate;
   Stream first;
   Stream second;
-  Event event;
+  RawEvent event;
   std::vector<int> order;
   std::atomic<bool> side_by_side = false;
   gate.block(first);
@@ -103,7 +103,7 @@ TEST_CASE("cuda_host: kernels, copies and the device of a stream") {
     CHECK(values.get(stream) == std::vector<int>(count, 7));
     const CudaDeviceGuard other(0);
     CHECK(cudaLaunchKernelEx(&config, add_kernel, values.data(), count, 2) == cudaErrorInvalidResourceHandle);
-    Event event;
+    RawEvent event;
     CHECK(cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
   }
   CHECK(cudaSetDevice(8) == cudaErrorInvalidDevice);
@@ -163,8 +163,8 @@ TEST_CASE("cuda_host: what a stream's thread holds when the process ends is no l
 TEST_CASE("cuda_host: a captured graph runs when it is launched, forks and joins included") {
   Stream origin;
   Stream fork;
-  Event forked;
-  Event joined;
+  RawEvent forked;
+  RawEvent joined;
   std::vector<int> order;
   cudaGraphExec_t graph = capture(origin, [&] {
     append(origin, order, 1);
@@ -192,8 +192,8 @@ TEST_CASE("cuda_host: what a capture forbids breaks it") {
   Stream origin;
   Stream fork;
   Stream outside;
-  Event event;
-  Event recorded_outside;
+  RawEvent event;
+  RawEvent recorded_outside;
   REQUIRE(cudaEventRecord(recorded_outside, outside) == cudaSuccess);
   REQUIRE(cudaStreamSynchronize(outside) == cudaSuccess);
   cudaGraph_t graph = nullptr;

@@ -9,7 +9,7 @@
 
 #include "codec/checks.hpp"
 #include "codec/cuda/tables.cuh"
-#include "cuda/check.hpp"
+#include "cuda/owned.hpp"
 #include "zcomm/cuda.hpp"
 
 namespace zcomm::gpu {

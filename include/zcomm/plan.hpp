@@ -12,7 +12,6 @@
 
 #include "zcomm/chunks.hpp"
 #include "zcomm/dtype.hpp"
-#include "zcomm/tensor_view.hpp"
 #include "zcomm/topology.hpp"
 
 namespace zcomm {
@@ -157,7 +156,8 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
   // Returns a chunk of every slot; shorter slots end within it. Chunks are whole tiles, so that cutting does not change
   // their bytes.
   const Piece<BlockFormat>& chunk(std::int64_t number) const { return chunks_[number].front(); }
-  std::int64_t longest_chunk() const { return longest_chunk_; }  // in elements
+  // Returns the elements of the longest chunk, which is the first.
+  std::int64_t longest_chunk() const { return num_chunks() == 0 ? 0 : chunk(0).count; }
   // Returns the parts of a chunk, each in one segment.
   std::span<const Piece<BlockFormat>> pieces(std::int64_t chunk) const {
     return pieces_[static_cast<std::size_t>(chunk)];
@@ -173,7 +173,6 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
  private:
   void cut_at_segments();
 
-  std::int64_t longest_chunk_ = 0;
   std::vector<std::vector<Piece<BlockFormat>>> pieces_;  // by chunk
   Hop inter_node_hop_;
   Hop intra_node_hop_;

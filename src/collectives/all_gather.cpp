@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "random_seed.hpp"
 #include "slot_views.hpp"
-#include "stages.hpp"
 #include "zcomm/plan.hpp"
 
 namespace zcomm {

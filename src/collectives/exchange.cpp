@@ -46,10 +46,7 @@ ExchangePlan::ExchangePlan(World world, Lengths sent, Lengths received, DType dt
   }
   check_argument(sent_[own] == received_[own], "received: expected the ", sent_[own], " elements that rank ", own,
                  " sends to itself, got ", received_[own]);
-  const std::size_t chunk_bytes = std::min(world_.chunk_bytes, max_chunk_bytes(world_.topology.size(), 0));
-  const std::int64_t granule = granule_of(formats);
-  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(dtype_));
-  chunk_elements_ = std::max<std::int64_t>(wanted / granule, 1) * granule;
+  chunk_elements_ = zcomm::chunk_elements(world_, dtype_, granule_of(formats));
   sends_ = messages(sent_, 1);
   recvs_ = messages(received_, -1);
   for (const auto* const lengths : {&sent_, &received_}) {

@@ -1,7 +1,5 @@
 #include "lossless_preparation.hpp"
 
-#include <utility>
-
 #include "host/size_class.hpp"
 #include "stages.hpp"
 

@@ -18,7 +18,6 @@
 #include "zcomm/error.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/operation.hpp"
-#include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
 

@@ -206,7 +206,6 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments s
     checked(slots_, world_, segments);
     segments_.assign(segments.begin(), segments.end());
   }
-  for (std::int64_t i = 0; i < num_chunks(); ++i) longest_chunk_ = std::max(longest_chunk_, chunk(i).count);
   cut_at_segments();
 }
 

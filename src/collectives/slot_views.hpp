@@ -4,12 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "zcomm/chunks.hpp"
 #include "zcomm/error.hpp"
-#include "zcomm/tensor_view.hpp"
 
 namespace zcomm {
 

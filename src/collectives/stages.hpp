@@ -2,6 +2,7 @@
 // messages.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "zcomm/chunks.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -149,6 +151,13 @@ inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& trans
 }
 
 // --- Messages, which hold the wires of a chunk's pieces back to back
+
+// Returns the elements of a chunk where all ranks cut values of any length alike: whole blocks of `granule`.
+inline std::int64_t chunk_elements(const World& world, DType dtype, std::int64_t granule) {
+  const std::size_t chunk_bytes = std::min(world.chunk_bytes, max_chunk_bytes(world.topology.size(), 0));
+  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(dtype));
+  return std::max<std::int64_t>(wanted / granule, 1) * granule;
+}
 
 // Returns the place of the next wire in `message`, of num_elements values of type `dtype`, and moves `message` to its
 // end. Senders and receivers take the wires of a message in the same order.

@@ -9,12 +9,10 @@
 #include <exception>
 #include <mutex>
 #include <new>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm {

@@ -12,8 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "zcomm/transport.hpp"
-
 namespace zcomm {
 
 // Channels between the ranks of a node. Used by one thread at a time, but for fail(). Peers are local ranks.

@@ -13,7 +13,6 @@
 #include <string>
 #include <thread>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "cuda/owned.hpp"

@@ -1,31 +1,27 @@
 #include "zcomm/dtype.hpp"
 
-#include <string>
+#include <algorithm>
+#include <iterator>
 
 #include "zcomm/error.hpp"
 
 namespace zcomm {
+namespace {
+
+constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16", "byte_pairs"};  // in the order of DType
+
+}  // namespace
 
 std::string_view to_string(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return "float32";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::float16:
-      return "float16";
-    case DType::byte_pairs:
-      return "byte_pairs";
-  }
-  throw ArgumentError("dtype: expected float32, bfloat16 or float16, got the number " +
-                      std::to_string(static_cast<int>(dtype)));
+  const auto index = static_cast<std::size_t>(dtype);
+  check_argument(index < std::size(kNames), "dtype: expected float32, bfloat16 or float16, got the number ", index);
+  return kNames[index];
 }
 
 DType parse_dtype(std::string_view name) {
-  for (DType dtype : {DType::float32, DType::bfloat16, DType::float16, DType::byte_pairs}) {
-    if (name == to_string(dtype)) return dtype;
-  }
-  throw ArgumentError("dtype: expected float32, bfloat16 or float16, got '" + std::string(name) + "'");
+  const auto* const found = std::ranges::find(kNames, name);
+  check_argument(found != std::end(kNames), "dtype: expected float32, bfloat16 or float16, got '", name, "'");
+  return static_cast<DType>(found - kNames);
 }
 
 }  // namespace zcomm

@@ -1,6 +1,6 @@
 #include "compressed_calls.hpp"
 
-#include "collectives/slot_views.hpp"
+#include "collectives/operation_checks.hpp"
 #include "profiling.hpp"
 #include "reduce_op.hpp"
 #include "tensors.hpp"

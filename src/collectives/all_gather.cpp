@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "random_seed.hpp"
-#include "slot_views.hpp"
 #include "zcomm/plan.hpp"
 
 namespace zcomm {

@@ -4,7 +4,6 @@
 
 #include "all_gather.hpp"
 #include "lossless_preparation.hpp"
-#include "slot_views.hpp"
 #include "stages.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"

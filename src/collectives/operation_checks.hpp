@@ -2,11 +2,14 @@
 #pragma once
 
 #include <charconv>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "codec/checks.hpp"
-#include "slot_views.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/operation.hpp"
 
@@ -46,6 +49,43 @@ void check_slots(const Resources& r, const Views& slots, std::int64_t own_elemen
   const std::int64_t slot_elements = slots[static_cast<std::size_t>(r.world.rank)].num_elements;
   check_argument(slot_elements == own_elements, own_name, ": expected the ", slot_elements, " elements of slot ",
                  r.world.rank, ", got ", own_elements);
+}
+
+// Returns the first slot that `view` overlaps, or -1. Ignores slot `own` if it is the same memory.
+template <class View, class Slots>
+int overlapped_slot(const View& view, const Slots& slots, int own) {
+  const auto begin_of = [](const auto& each) { return reinterpret_cast<std::uintptr_t>(each.data); };
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const std::uintptr_t begin = begin_of(slots[i]);
+    const bool is_same =
+        static_cast<int>(i) == own && begin == begin_of(view) && slots[i].num_bytes() == view.num_bytes();
+    if (!is_same && begin < begin_of(view) + view.num_bytes() && begin_of(view) < begin + slots[i].num_bytes()) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Returns views that have the slots' lengths and, of each slot, the address of its first view. Throws ArgumentError if
+// the views are one for each segment and one has another length.
+template <class View, class Format>
+std::vector<View> joined_slots(std::span<const View> views, std::span<const Segment<Format>> segments,
+                               std::size_t num_slots) {
+  if (segments.size() < 2 || views.size() != num_slots * segments.size()) return {views.begin(), views.end()};
+  std::vector<View> slots;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const std::size_t segment = i % segments.size();
+    const View& view = views[i];
+    check_argument(view.num_elements == segments[segment].num_elements && view.dtype == views.front().dtype,
+                   "slots: expected ", segments[segment].num_elements, " elements of ", to_string(views.front().dtype),
+                   " in segment ", segment, ", got ", view.num_elements, " of ", to_string(view.dtype));
+    if (segment == 0) {
+      slots.push_back(view);
+    } else {
+      slots.back().num_elements += view.num_elements;
+    }
+  }
+  return slots;
 }
 
 // Checks that a shard or a sum overlaps no slot but the rank's own. Checks nothing where segments have views of their

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "random_seed.hpp"
-#include "slot_views.hpp"
 #include "stages.hpp"
 #include "zcomm/operation.hpp"
 

@@ -14,6 +14,7 @@
 #include "zcomm/chunks.hpp"
 #include "zcomm/collectives.hpp"
 #include "zcomm/lossless.hpp"
+#include "zcomm/tensor_view.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -66,6 +67,24 @@ class Ring {
 
  private:
   std::vector<T> items_;
+};
+
+// Values of all slots of a call, each in one view, or in one view for each segment.
+template <class View>
+class SlotViews {
+ public:
+  SlotViews(std::span<const View> views, std::size_t num_slots) : views_(views), per_slot_(views.size() / num_slots) {}
+
+  template <class Format>
+  View operator()(int slot, const Piece<Format>& piece) const {
+    const std::size_t first = static_cast<std::size_t>(slot) * per_slot_;
+    if (per_slot_ == 1) return views_[first].slice(piece.begin, piece.count);
+    return views_[first + piece.segment].slice(piece.in_segment, piece.count);
+  }
+
+ private:
+  std::span<const View> views_;
+  std::size_t per_slot_;
 };
 
 // --- Calls of the codec and the transport, with counters, timers and ranges for profilers

@@ -41,6 +41,8 @@ struct Hub {
   std::string failure;  // empty without a failure
 };
 
+bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit ? sent <= room : sent == room; }
+
 class LocalTransport final : public Transport {
  public:
   LocalTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
@@ -49,157 +51,139 @@ class LocalTransport final : public Transport {
   int size() const override { return hub_->size; }
 
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
-             StreamView) override;
+             StreamView) override {
+    deadline_ = deadline_after(timeout);
+    peers_.assign(peers.begin(), peers.end());
+    std::sort(peers_.begin(), peers_.end());
+    const CallText own = call_text(call);
+    std::vector<CallText> theirs(peers_.size());
+    std::vector<Send> sends;
+    std::vector<Recv> recvs;
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      sends.push_back({peers_[i], reinterpret_cast<const std::byte*>(own.data()), own.size()});
+      recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs[i].data()), own.size()});
+    }
+    start(sends, recvs, {})->wait({});
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      if (const std::string found = difference(own, peers_[i], theirs[i]); !found.empty()) throw TransportError(found);
+    }
+  }
 
-  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override;
-  void abort(const std::string& reason) noexcept override;
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
+    for (const Send& send : sends) check_peer(send.peer, send.num_bytes);
+    for (const Recv& recv : recvs) check_peer(recv.peer, recv.num_bytes);
+    std::vector<std::shared_ptr<Message>> all;
+    std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
+    std::string error;
+    const auto match = [&](auto& waiting, bool is_send, const auto& side, auto&& fits, auto&& fill) {
+      if (side.num_bytes == 0 || !error.empty()) return;
+      std::shared_ptr<Message> message;
+      if (waiting.empty() || is_send == (waiting.front()->source != nullptr)) {
+        message = std::make_shared<Message>();
+        message->num_bytes = side.num_bytes;
+        message->num_elements = side.num_elements;
+        waiting.push_back(message);
+      } else {
+        message = waiting.front();
+        if (message->dropped) {
+          error = "rank " + std::to_string(side.peer) + " gave up";
+          return;
+        }
+        if (!fits(*message) || message->num_elements != side.num_elements) {
+          error = concat("rank ", rank_, " moves ", side.num_bytes, " bytes where rank ", side.peer, " moves ",
+                         message->num_bytes);
+          if (side.num_elements > 0) {
+            error += concat(", of ", side.num_elements, " and ", message->num_elements, " elements");
+          }
+          return;
+        }
+        waiting.pop_front();
+        message->matched = true;
+        complete.push_back(message);
+      }
+      fill(*message);
+      all.push_back(std::move(message));
+    };
+    {
+      const std::lock_guard lock(hub_->mutex);
+      if (!hub_->failure.empty()) throw TransportError(hub_->failure);
+      for (const Send& send : sends) {
+        const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
+        match(hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
+          m.source = send.data;
+          m.num_bytes = send.num_bytes;
+        });
+      }
+      for (const Recv& recv : recvs) {
+        const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
+        match(hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
+          m.target = recv.data;
+          m.is_limit = recv.is_limit;
+        });
+      }
+    }
+    for (const auto& message : complete) std::memcpy(message->target, message->source, message->num_bytes);
+    if (!complete.empty()) {
+      const std::lock_guard lock(hub_->mutex);
+      for (const auto& message : complete) message->done = true;
+      hub_->changed.notify_all();
+    }
+    auto transfer = std::make_unique<LocalTransfer>(*this, std::move(all));
+    if (!error.empty()) throw TransportError(error);
+    return transfer;
+  }
 
-  void wait(const std::vector<std::shared_ptr<Message>>& messages);
-  void drop(const std::vector<std::shared_ptr<Message>>& messages) noexcept;
+  void abort(const std::string& reason) noexcept override {
+    const std::lock_guard lock(hub_->mutex);
+    if (hub_->failure.empty()) hub_->failure = "rank " + std::to_string(rank_) + " aborted " + reason;
+    hub_->changed.notify_all();
+  }
 
  private:
+  class LocalTransfer final : public Transfer {
+   public:
+    LocalTransfer(LocalTransport& transport, std::vector<std::shared_ptr<Message>> messages)
+        : transport_(transport), messages_(std::move(messages)) {}
+    ~LocalTransfer() override {
+      std::unique_lock lock(transport_.hub_->mutex);
+      for (const auto& message : messages_) {
+        if (message->matched) {
+          transport_.hub_->changed.wait(lock, [&] { return message->done; });
+        } else {
+          message->dropped = true;
+        }
+      }
+    }
+    void wait(StreamView) override {
+      std::unique_lock lock(transport_.hub_->mutex);
+      for (const auto& message : messages_) {
+        const auto ready = [&] { return message->done || (!message->matched && !transport_.hub_->failure.empty()); };
+        if (transport_.deadline_ == std::chrono::steady_clock::time_point::max()) {
+          transport_.hub_->changed.wait(lock, ready);
+        } else if (!transport_.hub_->changed.wait_until(lock, transport_.deadline_, ready)) {
+          throw TimeoutError("rank " + std::to_string(transport_.rank_) + " timed out waiting for its peers");
+        }
+        if (!message->done) throw TransportError(transport_.hub_->failure);
+      }
+    }
+
+   private:
+    LocalTransport& transport_;
+    std::vector<std::shared_ptr<Message>> messages_;
+  };
+
   // Throws if begin() named peers without this one. Others connect ranks by these names, so an operation that lacks one
   // must not pass its tests over threads.
-  void check_peer(int peer, std::size_t num_bytes) const;
+  void check_peer(int peer, std::size_t num_bytes) const {
+    if (num_bytes == 0 || peers_.empty() || std::binary_search(peers_.begin(), peers_.end(), peer)) return;
+    throw TransportError("peer: expected one that the call has named, got rank " + std::to_string(peer));
+  }
 
   std::shared_ptr<Hub> hub_;
   int rank_;
   std::vector<int> peers_;  // of begin(), ascending
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
 };
-
-class LocalTransfer final : public Transfer {
- public:
-  LocalTransfer(LocalTransport& transport, std::vector<std::shared_ptr<Message>> messages)
-      : transport_(transport), messages_(std::move(messages)) {}
-  ~LocalTransfer() override { transport_.drop(messages_); }
-  void wait(StreamView) override { transport_.wait(messages_); }
-
- private:
-  LocalTransport& transport_;
-  std::vector<std::shared_ptr<Message>> messages_;
-};
-
-void LocalTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
-                           StreamView) {
-  deadline_ = deadline_after(timeout);
-  peers_.assign(peers.begin(), peers.end());
-  std::sort(peers_.begin(), peers_.end());
-  const CallText own = call_text(call);
-  std::vector<CallText> theirs(peers_.size());
-  std::vector<Send> sends;
-  std::vector<Recv> recvs;
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    sends.push_back({peers_[i], reinterpret_cast<const std::byte*>(own.data()), own.size()});
-    recvs.push_back({peers_[i], reinterpret_cast<std::byte*>(theirs[i].data()), own.size()});
-  }
-  start(sends, recvs, {})->wait({});
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (const std::string found = difference(own, peers_[i], theirs[i]); !found.empty()) throw TransportError(found);
-  }
-}
-
-void LocalTransport::check_peer(int peer, std::size_t num_bytes) const {
-  if (num_bytes == 0 || peers_.empty() || std::binary_search(peers_.begin(), peers_.end(), peer)) return;
-  throw TransportError("peer: expected one that the call has named, got rank " + std::to_string(peer));
-}
-
-bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit ? sent <= room : sent == room; }
-
-std::unique_ptr<Transfer> LocalTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
-  for (const Send& send : sends) check_peer(send.peer, send.num_bytes);
-  for (const Recv& recv : recvs) check_peer(recv.peer, recv.num_bytes);
-  std::vector<std::shared_ptr<Message>> all;
-  std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
-  std::string error;
-  const auto match = [&](auto& waiting, bool is_send, const auto& side, auto&& fits, auto&& fill) {
-    if (side.num_bytes == 0 || !error.empty()) return;
-    std::shared_ptr<Message> message;
-    if (waiting.empty() || is_send == (waiting.front()->source != nullptr)) {
-      message = std::make_shared<Message>();
-      message->num_bytes = side.num_bytes;
-      message->num_elements = side.num_elements;
-      waiting.push_back(message);
-    } else {
-      message = waiting.front();
-      if (message->dropped) {
-        error = "rank " + std::to_string(side.peer) + " gave up";
-        return;
-      }
-      if (!fits(*message) || message->num_elements != side.num_elements) {
-        error = "rank " + std::to_string(rank_) + " moves " + std::to_string(side.num_bytes) + " bytes where rank " +
-                std::to_string(side.peer) + " moves " + std::to_string(message->num_bytes);
-        if (side.num_elements > 0) {
-          error += ", of " + std::to_string(side.num_elements) + " and " + std::to_string(message->num_elements) +
-                   " elements";
-        }
-        return;
-      }
-      waiting.pop_front();
-      message->matched = true;
-      complete.push_back(message);
-    }
-    fill(*message);
-    all.push_back(std::move(message));
-  };
-  {
-    const std::lock_guard lock(hub_->mutex);
-    if (!hub_->failure.empty()) throw TransportError(hub_->failure);
-    for (const Send& send : sends) {
-      const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
-      match(hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
-        m.source = send.data;
-        m.num_bytes = send.num_bytes;
-      });
-    }
-    for (const Recv& recv : recvs) {
-      const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
-      match(hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
-        m.target = recv.data;
-        m.is_limit = recv.is_limit;
-      });
-    }
-  }
-  for (const auto& message : complete) std::memcpy(message->target, message->source, message->num_bytes);
-  if (!complete.empty()) {
-    const std::lock_guard lock(hub_->mutex);
-    for (const auto& message : complete) message->done = true;
-    hub_->changed.notify_all();
-  }
-  auto transfer = std::make_unique<LocalTransfer>(*this, std::move(all));
-  if (!error.empty()) throw TransportError(error);
-  return transfer;
-}
-
-void LocalTransport::wait(const std::vector<std::shared_ptr<Message>>& messages) {
-  std::unique_lock lock(hub_->mutex);
-  for (const auto& message : messages) {
-    const auto ready = [&] { return message->done || (!message->matched && !hub_->failure.empty()); };
-    if (deadline_ == std::chrono::steady_clock::time_point::max()) {
-      hub_->changed.wait(lock, ready);
-    } else if (!hub_->changed.wait_until(lock, deadline_, ready)) {
-      throw TimeoutError("rank " + std::to_string(rank_) + " timed out waiting for its peers");
-    }
-    if (!message->done) throw TransportError(hub_->failure);
-  }
-}
-
-void LocalTransport::drop(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
-  std::unique_lock lock(hub_->mutex);
-  for (const auto& message : messages) {
-    if (message->matched) {
-      hub_->changed.wait(lock, [&] { return message->done; });
-    } else {
-      message->dropped = true;
-    }
-  }
-}
-
-void LocalTransport::abort(const std::string& reason) noexcept {
-  const std::lock_guard lock(hub_->mutex);
-  if (hub_->failure.empty()) hub_->failure = "rank " + std::to_string(rank_) + " aborted " + reason;
-  hub_->changed.notify_all();
-}
 
 }  // namespace
 

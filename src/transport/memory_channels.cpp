@@ -181,8 +181,8 @@ bool MemoryChannels::take_piece(int peer) {
   Incoming& message = messages.front();
   if (piece->tag != message.tag || message.batch == nullptr) return false;
   if (piece->left > message.room || (!message.is_limit && piece->left != message.room)) {
-    throw TransportError("a message of " + std::to_string(piece->left) + " bytes came where this rank expects " +
-                         (message.is_limit ? "at most " : "") + std::to_string(message.room));
+    throw TransportError(concat("a message of ", piece->left, " bytes came where this rank expects ",
+                                message.is_limit ? "at most " : "", message.room));
   }
   ++num_taken_[static_cast<std::size_t>(peer)];
   take(peer, *piece, message);

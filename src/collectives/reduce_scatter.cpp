@@ -6,13 +6,6 @@
 namespace zcomm {
 namespace {
 
-// Makes the variant of a reduce_scatter that the plan is for.
-std::unique_ptr<Stages> reduce_scatter_stages(const Resources& resources, const ReducePlan& plan,
-                                              const Arguments& arguments, bool read_late) {
-  const auto make = plan.topology().is_hierarchical() ? hierarchical_reduce_scatter : flat_reduce_scatter;
-  return make(resources, plan, arguments, read_late);
-}
-
 class ReduceScatterOperation final : public Operation {
  public:
   explicit ReduceScatterOperation(ReducePlan plan) : plan_(std::move(plan)) {}
@@ -96,22 +89,6 @@ class AllReduceOperation final : public Operation {
 };
 
 }  // namespace
-
-void ReduceStages::encode_sum(std::size_t first, int owner, std::int64_t chunk, std::size_t index, DecodeSumEncode job,
-                              std::vector<DecodeSumEncode>& jobs) {
-  job.wires = terms_from(first);
-  if (!plan_.has_residual(owner, job.format)) return jobs.push_back(job);
-  const Feedback& feedback = *arguments_.feedback;
-  std::byte* const residual = feedback.residual + plan_.residual_offset(owner, chunk, index);
-  if (!feedback.empty) {
-    // Counts NaN as 0, so that a block that overflowed recovers.
-    terms_.push_back({residual, feedback.format, DType::float32, feedback.decay, true});
-  }
-  job.wires = terms_from(first);
-  jobs.push_back(job);
-  terms_.push_back({job.wire, job.format, DType::float32, -1.0f});
-  updates_.push_back({terms_from(first), job.num_elements, feedback.format, residual, {}});
-}
 
 OperationPtr make_reduce_scatter(ReducePlan plan) { return std::make_shared<ReduceScatterOperation>(std::move(plan)); }
 OperationPtr make_all_reduce(AllReducePlan plan) { return std::make_shared<AllReduceOperation>(std::move(plan)); }

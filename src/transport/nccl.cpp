@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <numeric>
 
 #include "transport/nccl_transport.hpp"
 #include "zcomm/cuda.hpp"
@@ -51,28 +50,23 @@ void NcclTransport::fail_and_throw(const std::string& prefix, const Error& error
   throw_failure("");
 }
 
-std::vector<int> NcclTransport::peers() const {
-  if (!options_.peers.empty()) return options_.peers;
-  std::vector<int> all(static_cast<std::size_t>(size()));
-  std::iota(all.begin(), all.end(), 0);
-  all.erase(all.begin() + rank());
-  return all;
-}
-
 void NcclTransport::connect() {
   const Clock::time_point deadline = deadline_after(options_.connect_timeout);
   try {
     is_connected_.resize(static_cast<std::size_t>(size()));
-    for (const int peer : peers()) is_connected_[static_cast<std::size_t>(peer)] = true;
+    std::vector<int> peers = options_.peers;
+    for (int peer = 0; options_.peers.empty() && peer < size(); ++peer) {
+      if (peer != rank()) peers.push_back(peer);
+    }
+    for (const int peer : peers) is_connected_[static_cast<std::size_t>(peer)] = true;
     const std::lock_guard lock(communicator_->mutex());
-    communicator_->connect(options_, peers(), [&](const char* what) {
+    communicator_->connect(options_, peers, [&](const char* what) {
       check_wait(what, deadline);
       look("connect over NCCL", /*asks_peers=*/true);
     });
   } catch (const TimeoutError&) {
-    throw TimeoutError("rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
-                       " could not connect over NCCL within " + std::to_string(options_.connect_timeout.count()) +
-                       " ms: not all ranks came");
+    throw TimeoutError(concat("rank ", rank(), " of ", size(), " could not connect over NCCL within ",
+                              options_.connect_timeout.count(), " ms: not all ranks came"));
   }
 }
 
@@ -156,7 +150,11 @@ void NcclTransport::wait_for_abort() noexcept {
 
 void NcclTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                           StreamView stream) {
-  forget_known_findings();
+  std::vector<Finding> known;  // destroyed without the lock
+  {
+    const std::lock_guard lock(groups_mutex_);
+    known.swap(known_findings_);
+  }
   check();
   open_group_ = nullptr;
   auto fresh = std::make_shared<const NcclCall>(NcclCall{call, timeout, deadline_after(timeout)});
@@ -322,18 +320,11 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
 }
 
 void NcclTransport::watch(Finding finding) {
-  forget_known_findings();
   {
     const std::lock_guard lock(groups_mutex_);
     findings_.push_back(std::move(finding));
   }
   wake_watchdog();
-}
-
-void NcclTransport::forget_known_findings() {
-  std::vector<Finding> known;  // destroyed after the lock is released
-  const std::lock_guard lock(groups_mutex_);
-  known.swap(known_findings_);
 }
 
 void NcclTransport::wake_watchdog() {

@@ -167,7 +167,6 @@ class NcclTransport final : public Transport {
   void connect();
   // Exchanges the call's words with `peers`, and has them compared when they have arrived.
   void compare(const std::string& call, std::span<const int> peers, StreamView stream);
-  std::vector<int> peers() const;
   // Throws if the wait for NCCL to `what` is to end: it lasts too long, or the transport has failed.
   void check_wait(const char* what, std::chrono::steady_clock::time_point deadline) const;
   // Throws if the caller interrupts this thread's wait to `what`, or a peer has failed. Looks from time to time.
@@ -194,13 +193,12 @@ class NcclTransport final : public Transport {
   std::shared_ptr<const NcclCall> call() const;
 
   void watch_all();
-  // Throw the failure that they find.
-  void look_at_transfers();
-  void look_at_findings();
+  // Throw the failure that they find. The first two tell whether something remains to be looked at.
+  bool look_at_transfers();
+  bool look_at_findings();
   void look_at_communicator();
   void look_at_peers();
   std::string ask_peers(std::chrono::milliseconds interval);
-  void forget_known_findings();
   bool finish_transfers() noexcept;
   void close() noexcept;
 

@@ -106,12 +106,13 @@ void NcclTransport::watch_all() {
       continue;
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
-    is_busy_ = was_captured_ || is_launching_;  // look_at_*() set it again while work is in progress
+    is_busy_ = was_captured_ || is_launching_;  // others may set it again meanwhile
     lock.unlock();
     bool ask = true;
+    bool has_more = false;
     try {
-      look_at_transfers();
-      look_at_findings();
+      has_more |= look_at_transfers();
+      has_more |= look_at_findings();
       look_at_communicator();
       ask = false;
       look_at_peers();
@@ -119,10 +120,11 @@ void NcclTransport::watch_all() {
       return fail("", error, ask, /*is_late=*/true);
     }
     lock.lock();
+    is_busy_ |= has_more;
   }
 }
 
-void NcclTransport::look_at_transfers() {
+bool NcclTransport::look_at_transfers() {
   const std::lock_guard lock(groups_mutex_);
   try {
     collect_done();
@@ -131,16 +133,13 @@ void NcclTransport::look_at_transfers() {
   }
   for (const NcclGroup* group : watched_groups_) {
     if (Clock::now() < group->call->deadline) continue;
-    throw TimeoutError(group->call->in() + "not done within the timeout, " +
-                       std::to_string(group->call->timeout.count()) +
-                       " ms: a peer is stuck or gone, or called something else");
+    throw TimeoutError(concat(group->call->in(), "not done within the timeout, ", group->call->timeout.count(),
+                              " ms: a peer is stuck or gone, or called something else"));
   }
-  if (watched_groups_.empty()) return;
-  const std::lock_guard state_lock(state_mutex_);
-  is_busy_ = true;
+  return !watched_groups_.empty();
 }
 
-void NcclTransport::look_at_findings() {
+bool NcclTransport::look_at_findings() {
   const std::lock_guard lock(groups_mutex_);
   for (auto next = findings_.begin(); next != findings_.end();) {
     const std::optional<std::string> wrong = (*next)();
@@ -152,9 +151,7 @@ void NcclTransport::look_at_findings() {
     next = findings_.erase(next);
     if (!wrong->empty()) throw TransportError(*wrong);
   }
-  if (findings_.empty()) return;
-  const std::lock_guard state_lock(state_mutex_);
-  is_busy_ = true;
+  return !findings_.empty();
 }
 
 void NcclTransport::look_at_communicator() {

@@ -159,8 +159,8 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
   // Returns the elements of the longest chunk, which is the first.
   std::int64_t longest_chunk() const { return num_chunks() == 0 ? 0 : chunk(0).count; }
   // Returns the parts of a chunk, each in one segment.
-  std::span<const Piece<BlockFormat>> pieces(std::int64_t chunk) const {
-    return pieces_[static_cast<std::size_t>(chunk)];
+  std::span<const Piece<BlockFormat>> parts(std::int64_t chunk) const {
+    return parts_[static_cast<std::size_t>(chunk)];
   }
   const Hop& inter_node_hop() const { return inter_node_hop_; }
   const Hop& intra_node_hop() const { return intra_node_hop_; }
@@ -173,7 +173,7 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
  private:
   void cut_at_segments();
 
-  std::vector<std::vector<Piece<BlockFormat>>> pieces_;  // by chunk
+  std::vector<std::vector<Piece<BlockFormat>>> parts_;  // by chunk
   Hop inter_node_hop_;
   Hop intra_node_hop_;
   std::size_t slot_bytes_;   // of the longest slot, aligned

@@ -193,7 +193,7 @@ class LosslessStages final : public Stages {
     run_codec(r_, copies_);
   }
   void copy(const std::byte* values, int slot, std::int64_t chunk) {
-    for (const Piece<BlockFormat>& piece : plan_.pieces(chunk)) {
+    for (const Piece<BlockFormat>& piece : plan_.parts(chunk)) {
       const TensorView to = slots_(slot, piece);
       copies_.push_back({{values, {}, to.dtype}, to});
       values += to.num_bytes();
@@ -334,6 +334,7 @@ class PreparationOperation final : public Operation {
   std::string words(const Arguments&) const override { return words_; }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     std::vector<LosslessShard> shards;
+    shards.reserve(gathers_.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) {
       shards.push_back(gathers_[i]->kept_shard(r, arguments.inputs[i]));
     }

@@ -87,6 +87,8 @@ class Preparation {
     run_codec(r_, copies);
     std::vector<Send> sends;
     std::vector<Recv> recvs;
+    sends.reserve(hop_.sends.size());
+    recvs.reserve(hop_.recvs.size());
     for (const Move& move : hop_.sends) sends.push_back({move.peer, headers_->data(), row_bytes()});
     std::byte* row = headers_->data();
     for (const Move& move : hop_.recvs) recvs.push_back({move.peer, row += row_bytes(), row_bytes()});

@@ -211,13 +211,13 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments s
 
 void LosslessPlan::cut_at_segments() {
   for (std::int64_t i = 0; i < num_chunks(); ++i) {
-    std::vector<Piece<BlockFormat>>& pieces = pieces_.emplace_back();
+    std::vector<Piece<BlockFormat>>& parts = parts_.emplace_back();
     const std::int64_t chunk_end = chunk(i).begin + chunk(i).count;
     std::int64_t first = 0;
     for (std::size_t segment = 0; segment < segments_.size(); ++segment) {
       const std::int64_t begin = std::max(first, chunk(i).begin);
       const std::int64_t count = std::min(first + segments_[segment].num_elements, chunk_end) - begin;
-      if (count > 0) pieces.push_back({begin, count, {}, segment, begin - first});
+      if (count > 0) parts.push_back({begin, count, {}, segment, begin - first});
       first += segments_[segment].num_elements;
     }
   }

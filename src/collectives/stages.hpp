@@ -202,7 +202,7 @@ class MessageBuffers {
   // Returns the receive of a message from `rank`, which the transport may leave elsewhere. Where received() has it may
   // change in any wait of this rank.
   Recv recv(int rank, int index, std::int64_t chunk, std::size_t num_bytes) {
-    places_.resize(static_cast<std::size_t>(num_peers_ * depth_));
+    places_.resize(static_cast<std::size_t>(num_peers_) * static_cast<std::size_t>(depth_));
     const std::byte*& received = places_[place(index, chunk)];
     received = data(index, chunk);
     return {rank, data(index, chunk), num_bytes, false, &received};

@@ -229,8 +229,8 @@ AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings
   const auto planned = [=, this](bool one_hop) {
     const Segment<BlockFormat> all{shard_elements, settings.policy.all_gather};
     SlotShape shape{std::vector<std::int64_t>(static_cast<std::size_t>(size_), shard_elements), *call.dtype};
-    return calls_.counted(make_all_gather(std::make_shared<const GatherPlan>(
-        calls_.world(whole.device().type()), std::move(shape), GatherSegments(&all, 1), one_hop)));
+    return make_all_gather(std::make_shared<const GatherPlan>(calls_.world(whole.device().type()), std::move(shape),
+                                                              GatherSegments(&all, 1), one_hop));
   };
   const auto compressed = [=, this](std::vector<at::Tensor> inputs, OperationPtr gather) {
     return calls_.launch(

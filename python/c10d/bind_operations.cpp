@@ -41,29 +41,6 @@ PlannedPtr keeping(const PlannedOperation& planned, at::Tensor data) {
   return bound;
 }
 
-// Returns the group, which keeps the owner of its plan valid.
-BackendPtr group_of(const PlannedOperation& planned) {
-  BackendPtr group = planned.group.lock();
-  TORCH_CHECK(group, "zcomm: the process group of this plan was destroyed");
-  return group;
-}
-
-WorkPtr run(const PlannedOperation& planned, std::optional<TensorOrParts> output, std::optional<TensorOrParts> input,
-            const std::optional<::c10d::ReduceOp>& op, const std::optional<Residual>& residual, const SitePtr& site,
-            bool async, const std::optional<at::Tensor>& wires) {
-  const BackendPtr group = group_of(planned);
-  TORCH_CHECK_VALUE(output.has_value() != wires.has_value(), "zcomm: wires: expected either them or an output");
-  std::optional<Whole> given;
-  if (input) given = whole_of(std::move(*input));
-  return planned.owner->run(planned, output ? whole_of(std::move(*output)) : Whole(), given, op, residual, site, async,
-                            wires);
-}
-
-void decode(const PlannedOperation& planned, TensorOrParts output, const at::Tensor& wires) {
-  const BackendPtr group = group_of(planned);
-  planned.owner->decode(planned, whole_of(std::move(output)), wires);
-}
-
 }  // namespace
 
 void bind_operations(py::module_& module) {

@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "bind.hpp"
-#include "process_group.hpp"
+#include "operations.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -140,48 +140,17 @@ void bind_counters(py::module_& module) {
 void bind_plans(GroupClass& group_class) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   group_class
-      .def(
-          "plan_gather",
-          [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const PolicyOverride* formats,
-             const Parts& parts, bool again, const PlannedPtr& like) {
-            return group.operations().plan_gather(whole_of(std::move(output)), whole_of(std::move(input)), formats,
-                                                  parts, again, like);
-          },
-          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("again") = false, py::arg("like") = py::none(), NoGil())
-      .def(
-          "plan_lossless",
-          [](ProcessGroup& group, TensorOrParts output, TensorOrParts input, const Parts& parts,
-             const PlannedPtr& like) {
-            return group.operations().plan_lossless(whole_of(std::move(output)), whole_of(std::move(input)), parts,
-                                                    like);
-          },
-          py::arg("output"), py::arg("input"), py::kw_only(), py::arg("parts") = Parts{}, py::arg("like") = py::none(),
-          NoGil())
-      .def(
-          "plan_reduce",
-          [](ProcessGroup& group, const at::Tensor& output, TensorOrParts input, const ::c10d::ReduceOp& op,
-             const PolicyOverride* formats, const Parts& parts, const std::optional<BlockFormat>& feedback,
-             const PlannedPtr& like) {
-            return group.operations().plan_reduce(output, whole_of(std::move(input)), op, formats, parts, feedback,
-                                                  like);
-          },
-          py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("parts") = Parts{}, py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
-      .def(
-          "plan_all_reduce",
-          [](ProcessGroup& group, const at::Tensor& tensor, const ::c10d::ReduceOp& op, const PolicyOverride* formats,
-             const std::optional<BlockFormat>& feedback, const PlannedPtr& like) {
-            return group.operations().plan_all_reduce(tensor, op, formats, feedback, like);
-          },
-          py::arg("tensor"), py::arg("op"), py::kw_only(), py::arg("formats") = py::none(),
-          py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
-      .def(
-          "prepare",
-          [](ProcessGroup& group, const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers, bool async) {
-            return group.operations().prepare(gathers, async);
-          },
-          py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil());
+      .def("plan_gather", &plan_gather, py::arg("output"), py::arg("input"), py::kw_only(),
+           py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("again") = false,
+           py::arg("like") = py::none(), NoGil())
+      .def("plan_lossless", &plan_lossless, py::arg("output"), py::arg("input"), py::kw_only(),
+           py::arg("parts") = Parts{}, py::arg("like") = py::none(), NoGil())
+      .def("plan_reduce", &plan_reduce, py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(),
+           py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("feedback") = py::none(),
+           py::arg("like") = py::none(), NoGil())
+      .def("plan_all_reduce", &plan_all_reduce, py::arg("tensor"), py::arg("op"), py::kw_only(),
+           py::arg("formats") = py::none(), py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
+      .def("prepare", &prepare, py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil());
 }
 
 }  // namespace
@@ -219,10 +188,6 @@ void bind_process_group(py::module_& module) {
       // torch calls this on ranks outside of a new group. They have nothing to do, because children connect by
       // themselves.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})
-      // Number of plans made for compressed calls; a call with a plan of its caller makes none.
-      .def_property_readonly(
-          "plans_made",
-          [](ProcessGroup& group) { return group.compressed().stats().withLock([](Stats& s) { return s.plans; }); })
       .def(
           "set_step", [](ProcessGroup& group, std::uint64_t step) { group.compressed().set_step(step); },
           py::arg("step"))

@@ -144,8 +144,8 @@ JobPtr CompressedCalls::gather(::c10d::OpType type, std::vector<at::Tensor> inpu
     call.on_host = input.is_cpu();
     const bool one_hop = auto_policy_.is_one_hop(settings.policy, call);
     const Segment<BlockFormat> whole{input.numel(), settings.policy.all_gather};
-    operation = counted(make_all_gather(std::make_shared<const GatherPlan>(
-        world(input.device().type()), shape_of(job->written), GatherSegments(&whole, 1), one_hop)));
+    operation = make_all_gather(std::make_shared<const GatherPlan>(world(input.device().type()), shape_of(job->written),
+                                                                   GatherSegments(&whole, 1), one_hop));
   }
   for (const at::Tensor& input : inputs) job->read.push_back(view_of(input));
   job->operation = std::move(operation);
@@ -170,8 +170,7 @@ JobPtr CompressedCalls::reduction(::c10d::OpType type, std::vector<at::Tensor> i
       add_slots(job->read, inputs, size_);
     }
     const Segment<HopFormats> whole{output.numel(), settings.policy.reduce_scatter};
-    operation =
-        counted(make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)}));
+    operation = make_reduce_scatter({world(output.device().type()), shape_of(job->read), ReduceSegments(&whole, 1)});
   }
   job->written.push_back(view_of(output));
   job->operation = std::move(operation);
@@ -190,8 +189,8 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   const bool scale = is_premul(op) && !operation;  // as above
   if (scale) scale_in_place(job->inputs, factor_of(op, size_));
   if (!operation) {
-    operation = counted(
-        make_all_reduce({world(tensor.device().type()), view.num_elements, view.dtype, settings.policy.all_reduce}));
+    operation =
+        make_all_reduce({world(tensor.device().type()), view.num_elements, view.dtype, settings.policy.all_reduce});
   }
   job->operation = std::move(operation);
   job->factor = scale ? 1.0f : static_cast<float>(factor_of(op, size_));
@@ -199,53 +198,28 @@ JobPtr CompressedCalls::all_reduction(::c10d::OpType type, const at::Tensor& ten
   return job;
 }
 
-JobPtr CompressedCalls::exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs,
-                                 std::vector<at::Tensor> outputs) {
+WorkPtr CompressedCalls::exchange(Collective collective, ::c10d::OpType type, const char* title, ExchangePlan plan,
+                                  std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                                  const CallSettings& settings) {
+  auto job = std::make_unique<Job>(collective, type, title, settings);
   add_parts(job->read, inputs, plan.sent(), plan.dtype());
   add_parts(job->written, outputs, plan.received(), plan.dtype());
-  job->operation = counted(make_exchange(std::move(plan)));
+  job->operation = make_exchange(std::move(plan));
   job->outputs = outputs.empty() ? inputs : std::move(outputs);
   job->inputs = std::move(inputs);
-  return job;
+  return launch(std::move(job));
 }
 
-JobPtr CompressedCalls::all_to_all(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::int64_t> sent,
-                                   std::vector<at::Tensor> outputs, std::vector<std::int64_t> received,
-                                   const CallSettings& settings) {
-  const at::Tensor& first = inputs.front();
-  const auto min_bytes = static_cast<std::size_t>(settings.policy.min_bytes) / static_cast<std::size_t>(size_);
-  ExchangePlan plan = ExchangePlan::all_to_all(world(first.device().type()), std::move(sent), std::move(received),
-                                               dtype_of(first).value(), settings.policy.all_to_all, min_bytes);
-  return exchange(std::make_unique<Job>(Collective::all_to_all, type, "zcomm:all_to_all", settings), std::move(plan),
-                  std::move(inputs), std::move(outputs));
-}
-
-JobPtr CompressedCalls::gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root,
-                                  const CallSettings& settings) {
-  ExchangePlan plan = ExchangePlan::gather(world(input.device().type()), root, input.numel(), dtype_of(input).value(),
-                                           settings.policy.gather);
-  return exchange(std::make_unique<Job>(Collective::gather, ::c10d::OpType::GATHER, "zcomm:gather", settings),
-                  std::move(plan), {input}, std::move(gathered));
-}
-
-JobPtr CompressedCalls::scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
-                                     const CallSettings& settings) {
-  ExchangePlan plan = ExchangePlan::scatter(world(output.device().type()), root, output.numel(),
-                                            dtype_of(output).value(), settings.policy.scatter);
-  return exchange(std::make_unique<Job>(Collective::scatter, ::c10d::OpType::SCATTER, "zcomm:scatter", settings),
-                  std::move(plan), std::move(scattered), {output});
-}
-
-JobPtr CompressedCalls::broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings) {
+WorkPtr CompressedCalls::broadcast(const at::Tensor& tensor, int root, const CallSettings& settings) {
   auto job = std::make_unique<Job>(Collective::broadcast, ::c10d::OpType::BROADCAST, "zcomm:broadcast", settings);
   const TensorView view = view_of(tensor);
   if (root == rank_) job->read.push_back(view);
   job->written.push_back(view);
-  job->operation = counted(
-      make_broadcast(world(tensor.device().type()), root, view.num_elements, view.dtype, settings.policy.broadcast));
+  job->operation =
+      make_broadcast(world(tensor.device().type()), root, view.num_elements, view.dtype, settings.policy.broadcast);
   job->outputs = {tensor};
   job->inputs = {tensor};
-  return job;
+  return launch(std::move(job));
 }
 
 WorkPtr CompressedCalls::launch(JobPtr job) {

@@ -59,11 +59,6 @@ class CompressedCalls {
   const Topology& topology();
   // For the operations of calls on tensors of `device`.
   World world(at::DeviceType device);
-  // Counts a plan.
-  OperationPtr counted(OperationPtr operation) {
-    stats_.withLock([](Stats& stats) { ++stats.plans; });
-    return operation;
-  }
 
   // Calls of collectives of zcomm/operation.hpp. Without an operation all is sent as the policy has it. `outputs` is
   // gathered, and `inputs` is scattered, as one tensor or as one for each rank. Without an input a gather is made once
@@ -74,15 +69,11 @@ class CompressedCalls {
                    const ::c10d::ReduceOp& op, const CallSettings& settings, OperationPtr operation = {});
   JobPtr all_reduction(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
                        const CallSettings& settings, OperationPtr operation = {});
-  // Calls of exchanges (zcomm/exchange.hpp). Of an all-to-all, tensors hold the parts of all ranks side by side, or one
-  // each. `gathered` and `scattered` hold one tensor for each rank on the root, and are empty elsewhere.
-  JobPtr all_to_all(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<std::int64_t> sent,
-                    std::vector<at::Tensor> outputs, std::vector<std::int64_t> received, const CallSettings& settings);
-  JobPtr gather_to(const at::Tensor& input, std::vector<at::Tensor> gathered, int root, const CallSettings& settings);
-  JobPtr scatter_from(const at::Tensor& output, std::vector<at::Tensor> scattered, int root,
-                      const CallSettings& settings);
-  // Call of a broadcast.
-  JobPtr broadcast_from(const at::Tensor& tensor, int root, const CallSettings& settings);
+  // Starts an exchange (zcomm/exchange.hpp). The tensors hold the parts of all ranks side by side, or one each; there
+  // are none where this rank sends or receives nothing. Takes a `title` for profilers.
+  WorkPtr exchange(Collective collective, ::c10d::OpType type, const char* title, ExchangePlan plan,
+                   std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, const CallSettings& settings);
+  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSettings& settings);
   // Starts it on the device of its tensors. Keeps its work, too, while calls are coalesced.
   WorkPtr launch(JobPtr job);
 
@@ -98,7 +89,6 @@ class CompressedCalls {
   // Throws if the group was shut down or has failed on a GPU.
   void check_open();
   std::uint64_t seed_of(std::uint64_t call_in_step) const;
-  JobPtr exchange(JobPtr job, ExchangePlan plan, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
 
   const ::c10d::Backend& group_;
   const int rank_;

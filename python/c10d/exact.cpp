@@ -21,7 +21,6 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
           *this, options_, [this] { return make_host_transport(); },
           [this] { return connect_nccl(*this, hooks_, *options_, compressed_.topology(), errors_); }, inner_, recorder_,
           hooks_, errors_),
-      operations_(*this, options_, compressed_),
       messages_(*this, options_, inner_, compressed_, hooks_.message_store, *errors_) {
   init();
 }

@@ -52,6 +52,15 @@ Lengths split_lengths(const at::Tensor& tensor, const Lengths& splits, int size,
   return lengths;
 }
 
+// Returns the plan of an all-to-all of tensors as on this rank.
+ExchangePlan all_to_all_of(CompressedCalls& calls, const Policy& policy, const at::Tensor& tensor, Lengths sent,
+                           Lengths received) {
+  World world = calls.world(tensor.device().type());
+  const auto min_bytes = static_cast<std::size_t>(policy.min_bytes / world.topology.size());
+  return ExchangePlan::all_to_all(std::move(world), std::move(sent), std::move(received), dtype_of(tensor).value(),
+                                  policy.all_to_all, min_bytes);
+}
+
 Lengths lengths_of(const std::vector<at::Tensor>& tensors) {
   Lengths lengths;
   for (const at::Tensor& tensor : tensors) lengths.push_back(tensor.numel());
@@ -77,8 +86,9 @@ WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::
       return inner.alltoall_base(output, input, output_splits, input_splits, opts);
     });
   }
-  return compressed_.launch(
-      compressed_.all_to_all(::c10d::OpType::ALLTOALL_BASE, {input}, sent, {output}, received, settings));
+  return compressed_.exchange(Collective::all_to_all, ::c10d::OpType::ALLTOALL_BASE, "zcomm:all_to_all",
+                              all_to_all_of(compressed_, settings.policy, input, sent, received), {input}, {output},
+                              settings);
 }
 
 WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
@@ -97,14 +107,17 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
     return inner_.forward("all_to_all", inputs, outputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
   }
-  return compressed_.launch(compressed_.all_to_all(::c10d::OpType::ALLTOALL, inputs, lengths_of(inputs), outputs,
-                                                   lengths_of(outputs), settings));
+  return compressed_.exchange(
+      Collective::all_to_all, ::c10d::OpType::ALLTOALL, "zcomm:all_to_all",
+      all_to_all_of(compressed_, settings.policy, inputs[0], lengths_of(inputs), lengths_of(outputs)), inputs, outputs,
+      settings);
 }
 
 WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                              const ::c10d::GatherOptions& opts) {
   TORCH_CHECK_VALUE(inputs.size() == 1, "zcomm: tensor: expected one, got ", inputs.size());
-  const bool is_root = opts.rootRank == getRank();
+  const int root = static_cast<int>(opts.rootRank);
+  const bool is_root = root == getRank();
   const std::vector<at::Tensor> gathered = is_root && outputs.size() == 1 ? outputs[0] : std::vector<at::Tensor>();
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::gather, Form::list, inputs[0], gathered);
@@ -117,7 +130,10 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
     return inner_.forward("gather", inputs, inputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
   }
-  return compressed_.launch(compressed_.gather_to(inputs[0], gathered, opts.rootRank, settings));
+  ExchangePlan plan = ExchangePlan::gather(compressed_.world(inputs[0].device().type()), root, inputs[0].numel(),
+                                           dtype_of(inputs[0]).value(), settings.policy.gather);
+  return compressed_.exchange(Collective::gather, ::c10d::OpType::GATHER, "zcomm:gather", std::move(plan), inputs,
+                              gathered, settings);
 }
 
 WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -125,7 +141,8 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
   TORCH_CHECK_VALUE(outputs.size() == 1, "zcomm: tensor: expected one, got ", outputs.size());
   if (getSize() > 1) check_in_order(outputs, "tensor");
   if (getSize() > 1 && !inputs.empty()) check_in_order(inputs[0], "scatter_list");
-  const bool is_root = opts.rootRank == getRank();
+  const int root = static_cast<int>(opts.rootRank);
+  const bool is_root = root == getRank();
   const std::vector<at::Tensor> scattered = is_root && inputs.size() == 1 ? inputs[0] : std::vector<at::Tensor>();
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::scatter, Form::list, outputs[0], scattered);
@@ -138,7 +155,10 @@ WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std:
     return inner_.forward("scatter", outputs, outputs, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
   }
-  return compressed_.launch(compressed_.scatter_from(outputs[0], scattered, opts.rootRank, settings));
+  ExchangePlan plan = ExchangePlan::scatter(compressed_.world(outputs[0].device().type()), root, outputs[0].numel(),
+                                            dtype_of(outputs[0]).value(), settings.policy.scatter);
+  return compressed_.exchange(Collective::scatter, ::c10d::OpType::SCATTER, "zcomm:scatter", std::move(plan), scattered,
+                              outputs, settings);
 }
 
 WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
@@ -151,8 +171,7 @@ WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::
     return inner_.forward("broadcast", tensors, tensors, settings.timeout,
                           [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
   }
-  const int root = static_cast<int>(opts.rootRank);
-  return compressed_.launch(compressed_.broadcast_from(tensors[0], root, settings));
+  return compressed_.broadcast(tensors[0], static_cast<int>(opts.rootRank), settings);
 }
 
 }  // namespace zcomm::c10d_binding

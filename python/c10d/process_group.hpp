@@ -3,7 +3,6 @@
 
 #include "compressed_calls.hpp"
 #include "inner_groups.hpp"
-#include "operations.hpp"
 #include "send_recv.hpp"
 
 namespace zcomm::c10d_binding {
@@ -23,8 +22,6 @@ class ProcessGroup final : public ::c10d::Backend {
   }
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
-  // Returns the interface for callers that hold plans.
-  Operations& operations() { return operations_; }
   const SendRecv& messages() const { return messages_; }
   bool is_aborted() const { return errors_->is_aborted(); }
   // Sends the compressed bytes of later calls of CPU tensors over `each_way` Gloo connections from a rank to another.
@@ -132,7 +129,6 @@ class ProcessGroup final : public ::c10d::Backend {
   int connections_ = 1;
   C10dTransport* host_transport_ = nullptr;  // once there has been a call; lives in compressed_
   CompressedCalls compressed_;               // its threads use all fields above
-  Operations operations_;
   SendRecv messages_;
 };
 

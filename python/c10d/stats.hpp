@@ -36,8 +36,7 @@ struct Stats {
   std::array<CallStats, kCollectives.size()> cost_of;
   Calls rehearsals;  // of policy="auto", on scratch; counted nowhere else
   CallStats rehearsals_cost;
-  std::uint64_t plans = 0;  // made for compressed calls
-  Calls others;             // calls that the policy does not decide about
+  Calls others;  // calls that the policy does not decide about
   // Whether ranks of the node share memory: "" before the first call that asks, "shared", or why they do not.
   std::string node_memory;
 };

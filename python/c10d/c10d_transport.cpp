@@ -97,8 +97,9 @@ int C10dTransport::tag_of(const Recv& recv) {
                   recv.num_elements, recv.peer, rank());
 }
 
-void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recvs, std::vector<Pending>& pending,
-                         MemoryChannels::Batch& shared) {
+std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
+  auto transfer = std::make_unique<C10dTransfer>(*this);
+  std::vector<Pending>& pending = transfer->pending;
   pending.reserve(sends.size() + recvs.size());
   std::vector<at::Tensor> tensor(1);
   int peer = 0;
@@ -118,7 +119,8 @@ void C10dTransport::post(std::span<const Send> sends, std::span<const Recv> recv
   } catch (const std::exception& error) {
     throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
   }
-  if (memory_) share(sends, recvs, shared);
+  if (memory_) share(sends, recvs, transfer->shared);
+  return transfer;
 }
 
 // Queues the messages inside the node. What goes to several ranks side by side in the list is copied once.
@@ -146,12 +148,6 @@ void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> rec
   }
   flush();
   channels.progress();
-}
-
-std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) {
-  auto transfer = std::make_unique<C10dTransfer>(*this);
-  post(sends, recvs, transfer->pending, transfer->shared);
-  return transfer;
 }
 
 void C10dTransport::drop(const MemoryChannels::Batch& shared) noexcept {

@@ -36,8 +36,6 @@ class C10dTransport final : public Transport {
   void drop(const MemoryChannels::Batch& shared) noexcept;
 
  private:
-  void post(std::span<const Send> sends, std::span<const Recv> recvs, std::vector<Pending>& pending,
-            MemoryChannels::Batch& shared);
   void share(std::span<const Send> sends, std::span<const Recv> recvs, MemoryChannels::Batch& batch);
   void wait_in_memory(const MemoryChannels::Batch& batch);
   bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }

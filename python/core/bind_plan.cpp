@@ -56,21 +56,24 @@ void bind_trace(py::module_& module) {
       .def_readonly("num_ring_steps", &TraceStep::num_ring_steps);
 }
 
-// Binds GatherPlan; `lengths` are the elements of each rank's slot.
-void bind_gather(py::module_& module) {
-  py::class_<GatherPlan>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
+template <class Plan>
+Trace trace(const Plan& self, bool grouped) {
+  return trace_of(self, grouped);
+}
+
+// Binds a plan of slots; `lengths` are the elements of each rank's.
+template <class Plan, class Format>
+py::class_<Plan> bind_slots(py::module_& module, const char* name, const char* doc) {
+  return py::class_<Plan>(module, name, doc)
       .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
                        const NamedSegments& segments, std::size_t chunk_bytes) {
-             return GatherPlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
-                               parse_segments<BlockFormat>(segments));
+             return Plan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
+                         parse_segments<Format>(segments));
            }),
            py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("bytes_by_hop", &GatherPlan::bytes_by_hop)
-      .def_property_readonly("bytes", &GatherPlan::bytes)
-      .def(
-          "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
-          py::arg("grouped"), py::arg("again") = false);
+      .def_property_readonly("bytes_by_hop", &Plan::bytes_by_hop)
+      .def_property_readonly("bytes", &Plan::bytes);
 }
 
 void bind_lossless_gather(py::module_& module) {
@@ -89,20 +92,6 @@ void bind_lossless_gather(py::module_& module) {
       .def_property_readonly("largest_kept_bytes", &LosslessPlan::largest_kept_bytes);
 }
 
-void bind_reduce(py::module_& module) {
-  py::class_<ReducePlan>(module, "ReducePlan", "What one rank does in a reduce_scatter. See plan.hpp.")
-      .def(py::init([](const Topology& topology, int rank, std::vector<std::int64_t> lengths, const std::string& dtype,
-                       const NamedSegments& segments, std::size_t chunk_bytes) {
-             return ReducePlan({topology, rank, chunk_bytes}, {std::move(lengths), parse_dtype(dtype)},
-                               parse_segments<HopFormats>(segments));
-           }),
-           py::arg("topology"), py::arg("rank"), py::arg("lengths"), py::arg("dtype"), py::arg("segments"),
-           py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def_property_readonly("bytes_by_hop", &ReducePlan::bytes_by_hop)
-      .def_property_readonly("bytes", &ReducePlan::bytes)
-      .def("trace", [](const ReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
-}
-
 void bind_all_reduce(py::module_& module) {
   py::class_<AllReducePlan>(module, "AllReducePlan", "What one rank does in an all_reduce. See plan.hpp.")
       .def(py::init([](const Topology& topology, int rank, std::int64_t num_elements, const std::string& dtype,
@@ -113,8 +102,7 @@ void bind_all_reduce(py::module_& module) {
            py::arg("topology"), py::arg("rank"), py::arg("num_elements"), py::arg("dtype"), py::arg("formats"),
            py::arg("chunk_bytes") = kDefaultChunkBytes)
       .def_property_readonly("bytes_by_hop", &AllReducePlan::bytes_by_hop)
-      .def(
-          "trace", [](const AllReducePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
+      .def("trace", &trace<AllReducePlan>, py::arg("grouped"));
 }
 
 // Binds the plan of an all-to-all; `sent` and `received` are the elements for and from each rank.
@@ -128,7 +116,7 @@ void bind_exchange(py::module_& module) {
            }),
            py::arg("topology"), py::arg("rank"), py::arg("sent"), py::arg("received"), py::arg("dtype"),
            py::arg("formats"), py::arg("chunk_bytes") = kDefaultChunkBytes)
-      .def("trace", [](const ExchangePlan& self, bool grouped) { return trace_of(self, grouped); }, py::arg("grouped"));
+      .def("trace", &trace<ExchangePlan>, py::arg("grouped"));
 }
 
 }  // namespace
@@ -137,9 +125,13 @@ void bind_plan(py::module_& module) {
   bind_topology(module);
   bind_costs(module);
   bind_trace(module);
-  bind_gather(module);
+  bind_slots<GatherPlan, BlockFormat>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
+      .def(
+          "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
+          py::arg("grouped"), py::arg("again") = false);
   bind_lossless_gather(module);
-  bind_reduce(module);
+  bind_slots<ReducePlan, HopFormats>(module, "ReducePlan", "What one rank does in a reduce_scatter. See plan.hpp.")
+      .def("trace", &trace<ReducePlan>, py::arg("grouped"));
   bind_all_reduce(module);
   bind_exchange(module);
 }

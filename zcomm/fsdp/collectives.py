@@ -184,10 +184,6 @@ class Collectives:
         reduced = [_fsdp2.reduced_elements(param) for param in self.params if _fsdp2.requires_grad(param)]
         return size > 1 and num_elements == size * sum(reduced) and 0 not in reduced
 
-    def is_whole(self, shard: torch.Tensor) -> bool:
-        """Tell whether ``shard`` has the parameters' own values, in their dtype."""
-        return all(dtype == shard.dtype for _, dtype in map(_fsdp2.gathered_part, self.params))
-
     def as_pairs(self, output: torch.Tensor, shard: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, ...]:
         """View bytes that nodes may keep in pairs, as uint16."""
         if self.secondary is None or shard.itemsize != 1:
@@ -324,7 +320,9 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         backend = backend or backend_of(group)  # raises
         output, shard = owner.as_values(output_tensor, input_tensor)
         owner.warn_of_floats(output, shard, backend)
-        is_fused = isinstance(output, Deferred) and owner.is_whole(shard)
+        # A shard with the parameters' own values, in their dtype.
+        is_whole = all(dtype == shard.dtype for _, dtype in map(_fsdp2.gathered_part, owner.params))
+        is_fused = isinstance(output, Deferred) and is_whole
         is_late = is_fused and decodes_later(output.device)
         parts: Sequence[torch.Tensor] = ()
         if is_fused and not is_late:

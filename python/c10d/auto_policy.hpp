@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "contest.hpp"
 #include "inner_groups.hpp"
 #include "options.hpp"
 #include "step_choice.hpp"

@@ -6,7 +6,6 @@
 
 #include "bind.hpp"
 #include "tensors.hpp"
-#include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/shard_mark.hpp"

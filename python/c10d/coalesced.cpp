@@ -1,7 +1,6 @@
 // Calls that hold several collectives. Each tensor is compressed or not by itself; exact ones go out in one exact
 // coalesced call. All are checked before the first moves a byte.
 #include "process_group.hpp"
-#include "reduce_op.hpp"
 #include "tensors.hpp"
 
 namespace zcomm::c10d_binding {

@@ -1,10 +1,7 @@
 #include "compressed_calls.hpp"
 
 #include "collectives/operation_checks.hpp"
-#include "profiling.hpp"
-#include "reduce_op.hpp"
 #include "tensors.hpp"
-#include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 

@@ -2,12 +2,9 @@
 #pragma once
 
 #include "auto_policy.hpp"
-#include "device_runner.hpp"
 #include "flight_recorder.hpp"
-#include "host_runner.hpp"
-#include "job.hpp"
 #include "options.hpp"
-#include "stats.hpp"
+#include "runners.hpp"
 #include "telemetry.hpp"
 #include "zcomm/exchange.hpp"
 

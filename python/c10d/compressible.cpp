@@ -1,6 +1,5 @@
 // Calls that may be compressed.
 #include "process_group.hpp"
-#include "reduce_op.hpp"
 #include "tensors.hpp"
 
 namespace zcomm::c10d_binding {

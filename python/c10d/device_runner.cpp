@@ -1,5 +1,3 @@
-#include "device_runner.hpp"
-
 #include <ATen/core/ivalue_inl.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -8,6 +6,7 @@
 #include <thread>
 
 #include "python_hooks.hpp"
+#include "runners.hpp"
 #include "tensors.hpp"
 #include "zcomm/cuda.hpp"
 

@@ -1,5 +1,3 @@
-#include "host_runner.hpp"
-
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue_inl.h>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "python_hooks.hpp"
+#include "runners.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {

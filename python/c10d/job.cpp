@@ -1,7 +1,6 @@
 #include "job.hpp"
 
 #include "flight_recorder.hpp"
-#include "profiling.hpp"
 #include "telemetry.hpp"
 
 namespace zcomm::c10d_binding {

@@ -1,9 +1,13 @@
-// Job: one call of a compressed collective, an operation with the tensors of the call.
+// Job: one call of a compressed collective, an operation with the tensors of the call. Also what is counted of calls,
+// and told to profilers.
 #pragma once
 
 #include <c10/core/Event.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/Synchronized.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -16,12 +20,57 @@
 #include <vector>
 
 #include "group_errors.hpp"
-#include "stats.hpp"
+#include "policy.hpp"
 #include "zcomm/communicator.hpp"
 
 namespace zcomm::c10d_binding {
 
+struct RecordedCall;
 class Telemetry;
+
+// Counters of a group's calls.
+struct Stats {
+  // Number of calls and their bytes, of the gathered, scattered or reduced tensor.
+  struct Calls {
+    std::uint64_t calls = 0;
+    std::uint64_t bytes = 0;
+    void add(std::int64_t num_bytes) {
+      ++calls;
+      bytes += static_cast<std::uint64_t>(num_bytes);
+    }
+  };
+
+  Calls& calls(Collective collective, Verdict verdict) {
+    return by_verdict[static_cast<std::size_t>(collective)][static_cast<std::size_t>(verdict)];
+  }
+  // Returns the sums of compressed calls.
+  CallStats& cost(Collective collective) { return cost_of[static_cast<std::size_t>(collective)]; }
+
+  std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
+  std::array<CallStats, kCollectives.size()> cost_of;
+  Calls rehearsals;  // of policy="auto", on scratch; counted nowhere else
+  CallStats rehearsals_cost;
+  Calls others;  // calls that the policy does not decide about
+  // Whether ranks of the node share memory: "" before the first call that asks, "shared", or why they do not.
+  std::string node_memory;
+};
+using SharedStats = c10::Synchronized<Stats>;
+
+// Place in a program that calls collectives, with counters of its own.
+struct Site {
+  // Returns the telemetry's name of the `index`-th of `count` segments that are not exact.
+  std::string name_of_part(std::size_t index, std::size_t count) const {
+    return parts.size() == count ? name + "." + parts[index] : name;
+  }
+
+  const std::string name;
+  const std::vector<std::string> parts;
+  std::atomic<std::uint64_t> calls{0};
+  std::atomic<std::uint64_t> intra_node_bytes{0};  // sent by this rank, like the next one
+  std::atomic<std::uint64_t> inter_node_bytes{0};
+};
+
+using SitePtr = std::shared_ptr<Site>;  // null: unknown place
 
 inline constexpr std::chrono::hours kNoLimit{24 * 365};  // of a wait for jobs
 
@@ -89,5 +138,18 @@ struct Job {
 };
 
 using JobPtr = std::unique_ptr<Job>;
+
+// --- Events for torch's profilers: one per call, with ranges inside of it. While no profiler is on, a call only checks
+// the thread's callbacks.
+
+// Records the launch of a call as torch's own backends do, until the result is dropped: Kineto, HTA and Chakra read the
+// event `record_param_comms`. `ranks` are the group's in the world; empty if it is the world.
+std::shared_ptr<void> record_launch(const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks,
+                                    const Job& job, const RecordedCall& call);
+
+// Returns what begins a range for the profilers of this thread: "zcomm::encode", "zcomm::decode", "zcomm::decode_sum",
+// "zcomm::decode_sum_encode", "zcomm::start_transfer" or "zcomm::wait_for_transfer". Null if none is on. On a GPU
+// ranges are launch times.
+BeginRange profilers_ranges();
 
 }  // namespace zcomm::c10d_binding

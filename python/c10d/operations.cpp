@@ -4,9 +4,7 @@
 
 #include <algorithm>
 
-#include "reduce_op.hpp"
 #include "tensors.hpp"
-#include "torch_workspace.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 

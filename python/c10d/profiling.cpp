@@ -1,5 +1,3 @@
-#include "profiling.hpp"
-
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -12,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "flight_recorder.hpp"
 #include "job.hpp"
 
 namespace zcomm::c10d_binding {

@@ -10,7 +10,6 @@
 
 #include "collectives/random_seed.hpp"
 #include "tensors.hpp"
-#include "torch_workspace.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"

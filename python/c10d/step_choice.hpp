@@ -10,9 +10,28 @@
 #include <optional>
 #include <vector>
 
-#include "contest.hpp"
-
 namespace zcomm {
+
+// Rule of policy="auto" for the fastest way to carry out calls of one kind. It counts in integers, so that ranks with
+// equal numbers decide alike.
+inline constexpr int kLeastGainPercent = 3;  // of the faster time; below it calls stay exact, or in two hops
+
+// Times of one call each way, in nanoseconds, of the slowest rank.
+struct Round {
+  std::int64_t exact = 0;
+  std::int64_t compressed = 0;  // in two hops, if the topology has them
+  std::int64_t one_hop = 0;     // also compressed; 0: not another way
+
+  bool gains() const;       // the faster compressed way beats the exact one
+  bool is_one_hop() const;  // one hop beats two
+};
+
+// Returns the median of each way.
+Round medians_of(const std::vector<Round>& rounds);
+// Returns how far the medians may be off: twice the median deviation, over the root of the number of rounds.
+Round spreads_of(const std::vector<Round>& rounds);
+// Tells whether a rehearsal may end: after 50 rounds, after 3 that took 0.3 s, or after 2 s.
+bool suffice(const std::vector<Round>& rounds);
 
 // Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
 // in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,

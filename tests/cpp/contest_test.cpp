@@ -1,4 +1,4 @@
-#include "c10d/contest.hpp"
+#include "c10d/step_choice.hpp"
 
 #include <doctest/doctest.h>
 

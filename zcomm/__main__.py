@@ -48,7 +48,7 @@ def _variables() -> list[tuple[str, str, str]]:
     from zcomm.distributed import environment
 
     environment.log_level()  # raises on a wrong one, as the next line
-    environment.turns_node_memory_off()
+    environment.check_node_memory()
     try:
         from zcomm.distributed.options import OPTION_NAMES, Options, variable_of
     except ImportError:

@@ -5,11 +5,6 @@
 #include "tensors.hpp"
 
 namespace zcomm::c10d_binding {
-namespace {
-
-constexpr std::chrono::seconds kShutdownLimit{5};
-
-}  // namespace
 
 ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks)
     : Backend(exact_cpu->getRank(), exact_cpu->getSize()),
@@ -138,7 +133,8 @@ void ProcessGroup::abort_compressed() {
 
 void ProcessGroup::shutdown() {
   // Aborts calls that no peer answers, so that they do not hold up the end of the process.
-  if (!is_aborted() && !compressed_.drain(kShutdownLimit)) abort_compressed();
+  constexpr std::chrono::seconds kPatience{5};
+  if (!is_aborted() && !compressed_.drain(kPatience)) abort_compressed();
   compressed_.stop();
   last_split_.reset();
   std::call_once(shutdown_once_, [this] {

@@ -273,10 +273,7 @@ void bind_communicator(py::module_& module) {
       .def(
           "set_seed",
           [](BoundCommunicator& self, std::uint64_t seed) {
-            self.run([&](Communicator& communicator) {
-              communicator.set_seed(seed);
-              return 0;
-            });
+            self.run([&](Communicator& communicator) { communicator.set_seed(seed); });
           },
           py::arg("seed"), no_gil)
       .def("abort", &BoundCommunicator::abort, py::arg("reason"), no_gil)

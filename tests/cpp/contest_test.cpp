@@ -1,6 +1,6 @@
-#include "c10d/step_choice.hpp"
-
 #include <doctest/doctest.h>
+
+#include "c10d/step_choice.hpp"
 
 namespace zcomm {
 namespace {

@@ -35,7 +35,7 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
     _ddp.watch_hooks()
     groups.count_steps()
-    environment.turns_node_memory_off()
+    environment.check_node_memory()
     _c10d.start_flight_recorder()
     options = _resolve(pg_options)
     options._timeout = distributed.timeout

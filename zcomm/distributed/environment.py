@@ -37,12 +37,11 @@ def log_level() -> str:
     return level
 
 
-def turns_node_memory_off() -> bool:
-    """Tell whether ``ZCOMM_NODE_MEMORY``, which the binding reads, is ``off``. Raises ValueError for other values."""
+def check_node_memory() -> None:
+    """Raise ValueError for values of ``ZCOMM_NODE_MEMORY``, which the binding reads, other than ``off``."""
     value = os.environ.get("ZCOMM_NODE_MEMORY", "")
     if value not in ("", "off"):
         raise ValueError(f"ZCOMM_NODE_MEMORY: expected 'off' or nothing, got {value!r}")
-    return value == "off"
 
 
 def gloo_interfaces() -> list[str]:

@@ -85,7 +85,7 @@ def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatc
     """Who writes "0" wants it off, and would not get it."""
     monkeypatch.setenv("ZCOMM_NODE_MEMORY", "0")
     with pytest.raises(ValueError, match="ZCOMM_NODE_MEMORY: expected 'off' or nothing, got '0'"):
-        environment.turns_node_memory_off()
+        environment.check_node_memory()
 
 
 def test_ranks_that_could_share_but_do_not_warn_once_in_a_node() -> None:

@@ -54,11 +54,6 @@ class Site:
 
 def start_flight_recorder() -> None: ...  # raises ValueError where the environment has no number of calls
 def flight_recorder_dump() -> bytes: ...
-
-class _testing:  # a submodule
-    @staticmethod
-    def measure_on_device(original: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor: ...
-
 def hash_of(shard: torch.Tensor) -> int:
     """Of contiguous float values in host memory: the same on all machines. Raises ValueError for others."""
 

@@ -132,9 +132,6 @@ void bind_counters(py::module_& module) {
   module.attr("COLLECTIVES") = py::tuple(names);
   module.def("start_flight_recorder", [] { FlightRecorder::of_process(); });
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
-
-  // Exposes the GPU path of samples to tests, which run it on CPU tensors.
-  module.def_submodule("_testing").def("measure_on_device", &measure_on_device);
 }
 
 void bind_plans(GroupClass& group_class) {

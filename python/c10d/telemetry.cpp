@@ -73,44 +73,9 @@ ConstTensorView piece_of(const std::vector<ConstTensorView>& slots, std::uint64_
 
 bool is_lossy(const Segment<HopFormats>& segment) { return segment.num_elements > 0 && !segment.format.is_exact(); }
 
-// Measures as measure_on_device(), in one pass over host memory: ten times as fast.
-at::Tensor measure_on_host(const at::Tensor& original, const at::Tensor& decoded) {
-  std::array<double, 7> measures{};
-  const float* x = original.const_data_ptr<float>();
-  const float* y = decoded.const_data_ptr<float>();
-  const std::int64_t block = original.size(1);
-  for (const float* const end = x + original.numel(); x != end; x += block, y += block) {
-    double size = 0.0;
-    double error = 0.0;
-    double signal = 0.0;
-    double noise = 0.0;
-    int nonzero = 0;
-    int zeroed = 0;
-    bool finite = true;
-    for (std::int64_t i = 0; i < block; ++i) {
-      const double value = x[i];
-      const double off = static_cast<double>(y[i]) - value;
-      size = std::max(size, std::abs(value));
-      error = std::max(error, std::abs(off));
-      signal += value * value;
-      noise += off * off;
-      nonzero += value != 0.0;
-      zeroed += value != 0.0 && y[i] == 0.0f;
-      finite = finite && std::isfinite(x[i]) && std::isfinite(y[i]);
-    }
-    if (!finite) continue;
-    const double block_error = size > 0.0 ? error / size : 0.0;
-    const std::array<double, 6> sums{
-        1.0, static_cast<double>(nonzero), static_cast<double>(zeroed), signal, noise, block_error};
-    for (std::size_t i = 0; i < sums.size(); ++i) measures[i] += sums[i];
-    measures[6] = std::max(measures[6], block_error);
-  }
-  return at::tensor(measures, at::kDouble);
-}
-
-}  // namespace
-
-at::Tensor measure_on_device(const at::Tensor& original, const at::Tensor& decoded) {
+// Measures two tensors [blocks, block] of float32 in float64 by operations of torch, queued on the current stream of
+// their device. Returns double [7]: see Loss.
+at::Tensor measure(const at::Tensor& original, const at::Tensor& decoded) {
   const at::Tensor x = original.to(at::kDouble);
   const at::Tensor error = decoded.to(at::kDouble).sub_(x).abs_();
   const at::Tensor size = x.abs().amax(1);
@@ -125,6 +90,8 @@ at::Tensor measure_on_device(const at::Tensor& original, const at::Tensor& decod
   const at::Tensor kept = by_block.masked_fill(finite.logical_not(), 0);
   return at::cat({kept.sum(1), kept[5].amax().unsqueeze(0)});
 }
+
+}  // namespace
 
 void Telemetry::add(const Job& job, Communicator& communicator, StreamView stream) {
   if (every_ == 0 || job.rehearsal) return;
@@ -187,7 +154,6 @@ void Telemetry::sample(const LossKey& key, ConstTensorView values, BlockFormat f
                             {static_cast<std::byte*>(result.data_ptr()), values.num_elements, dtype}, stream);
     return result;
   };
-  const auto measure = device.is_cpu() ? measure_on_host : measure_on_device;
   const at::Tensor measured = measure(through({}, DType::float32), through(format, decoded_dtype).to(at::kFloat));
   Loss& loss = losses_[key];
   ++loss.samples;

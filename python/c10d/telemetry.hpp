@@ -31,16 +31,13 @@ struct Loss {
   std::uint64_t samples = 0;
   double elements = 0;
   double blocks = 0;
-  std::array<double, 7> measures{};  // as measure_on_device() has them
+  // Sums over the blocks in which all values and decoded ones are finite, of 1, nonzero elements, nonzero elements that
+  // are decoded as 0, x^2, squared errors and block errors, and the largest block error. A block's error is
+  // max |decoded - x| / max |x|, or 0 if x is 0.
+  std::array<double, 7> measures{};
 };
 // Collective, site, hop ("intra_node" or "inter_node"; "all" of an all-gather, which has one format), and format.
 using LossKey = std::tuple<Collective, std::string, std::string, std::string>;
-
-// Measures two tensors [blocks, block] of float32 in float64 by operations of torch, queued on the current stream of
-// their device. Returns double [7]: sums over the blocks whose `original` and `decoded` are finite, of 1, nonzero
-// elements, nonzero elements that are 0 in `decoded`, x^2, squared errors and block errors, and the largest block
-// error. A block's error is max |decoded - x| / max |x|, or 0 if x is 0.
-at::Tensor measure_on_device(const at::Tensor& original, const at::Tensor& decoded);
 
 class Telemetry {
  public:

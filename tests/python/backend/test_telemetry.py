@@ -142,21 +142,6 @@ def test_hops_are_measured_on_the_slots_that_take_them(
     run(body, len(nodes), nodes=nodes, options=options(sample_errors_every=1, reduce_scatter="int8:64/int4:128"))
 
 
-def test_gpus_are_measured_alike() -> None:
-    """The operations that sample GPU tensors, on CPU tensors: gaussian blocks, one of zeros, one with an infinity, one
-    with a NaN and one that decodes to an infinity."""
-    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))
-    x[3] = 0
-    y = torch.from_numpy(
-        reference.decode(reference.encode(x.view(-1).numpy(), "int4:128"), "int4:128", x.numel(), "float32")
-    ).view(8, 128)
-    finite = torch.cat([x[:4], x[7:]])
-    x[4, 5], x[5, 6], y[6, 7] = math.inf, math.nan, math.inf
-    names = ["finite_blocks", "nonzero", "zeroed", "signal", "noise", "block_errors", "largest_block_error"]
-    measured = dict(zip(names, _c10d._testing.measure_on_device(x, y).tolist(), strict=True))
-    assert_measured(measured, {name: expected(finite.view(-1), "int4:128", torch.float32)[name] for name in measured})
-
-
 def test_every_third_call_of_a_site_is_sampled_one_piece_after_the_other() -> None:
     def body() -> None:
         shard = values(2 * PIECE + 500)

@@ -9,7 +9,6 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <tuple>
 
 #include "compressed_calls.hpp"

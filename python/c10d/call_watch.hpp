@@ -15,7 +15,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "host/aside.hpp"
 #include "pointers.hpp"

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
+#include <vector>
 
 #include "job.hpp"
 #include "tensors.hpp"

@@ -2,7 +2,6 @@
 // for all its receivers; each receiver copies it out, or reads it where it is.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -6,7 +6,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #define ZCOMM_DEVICE __device__ __forceinline__

@@ -19,6 +19,7 @@ from support.worlds import options, run
 ROOT = Path(__file__).parents[3]
 NUM = 1 << 14  # elements of a shard: one task of the codec, which so stays on this thread
 MAY_BE_INLINED = {"HostRunner::run_one", "Job::run", "encode_range"}  # by the compiler, in their callers
+DECIDE_NOTHING = {"timed"}  # run what their callers give them, if they are not inlined there
 MOST_FRAMES, MOST_FILES = 11, 9
 
 
@@ -74,4 +75,5 @@ def test_the_table_of_layers_is_the_stack_of_a_call(tmp_path: Path) -> None:
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", helper, "-ldl"], check=True)
     opted = options(sample_errors_every=0)
     for functions in run(lambda: stack_of_reduce_scatter(helper), nodes=[0, 1], options=opted):
+        functions = [name for name in functions if name not in DECIDE_NOTHING]
         assert functions == [name for _, name in table if name in functions or name not in MAY_BE_INLINED]

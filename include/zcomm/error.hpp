@@ -30,12 +30,12 @@ class [[gnu::visibility("default")]] TimeoutError : public TransportError {
   using TransportError::TransportError;
 };
 
-// Joins texts, integers, results of to_string() methods, and results of functions.
+// Joins texts, numbers, results of to_string() methods, and results of functions.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::string text;
   const auto append = [&text](const auto& part) {
-    if constexpr (std::is_integral_v<std::remove_cvref_t<decltype(part)>>) {
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>) {
       text += std::to_string(part);
     } else if constexpr (requires { part.to_string(); }) {
       text += part.to_string();

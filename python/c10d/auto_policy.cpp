@@ -41,13 +41,6 @@ AutoPolicy::Decision class_of(const Policy& policy, const Call& call) {
   return {call.collective, *call.dtype, log2_bytes, policy.formats_of(call.collective), call.on_host, call.again};
 }
 
-bool is_same_class(const AutoPolicy::Decision& a, const AutoPolicy::Decision& b) {
-  const auto kind = [](const AutoPolicy::Decision& of) {
-    return std::tie(of.collective, of.dtype, of.log2_bytes, of.formats, of.on_host, of.again);
-  };
-  return kind(a) == kind(b);
-}
-
 }  // namespace
 
 bool AutoPolicy::is_one_hop(const Policy& policy, const Call& call) const {
@@ -107,8 +100,10 @@ bool AutoPolicy::any_gains() const {
 
 bool AutoPolicy::find(Decision& decision) const {
   const std::lock_guard lock(mutex_);
-  const auto same = [&](const Decision& other) { return is_same_class(other, decision); };
-  const auto found = std::find_if(decisions_.begin(), decisions_.end(), same);
+  const auto key_of = [](const Decision& of) {
+    return std::tie(of.collective, of.dtype, of.log2_bytes, of.formats, of.on_host, of.again);
+  };
+  const auto found = std::ranges::find(decisions_, key_of(decision), key_of);
   if (found == decisions_.end()) return false;
   decision = *found;
   return true;

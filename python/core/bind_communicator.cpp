@@ -77,9 +77,7 @@ class BoundCommunicator {
 
 NcclUniqueId id_of(const std::string& bytes) {
   NcclUniqueId id;
-  check_argument(bytes.size() == id.size(), [&] {
-    return "unique_id: expected " + std::to_string(id.size()) + " bytes, got " + std::to_string(bytes.size());
-  });
+  check_argument(bytes.size() == id.size(), "unique_id: expected ", id.size(), " bytes, got ", bytes.size());
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;
 }
@@ -150,7 +148,7 @@ Feedback feedback_of(const FeedbackTuple& tuple) {
 using BoundClass = py::class_<BoundCommunicator, std::shared_ptr<BoundCommunicator>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-void bind_call_stats(py::module_& module) {
+void bind_operation(py::module_& module) {
   py::class_<CallStats>(module, "CallStats", "Bytes that one call sent from this rank.")
       .def_readonly("intra_node_bytes", &CallStats::intra_node_bytes, "To ranks of the same node.")
       .def_readonly("inter_node_bytes", &CallStats::inter_node_bytes, "To other nodes.")
@@ -159,9 +157,6 @@ void bind_call_stats(py::module_& module) {
         return "CallStats(intra_node_bytes=" + std::to_string(self.intra_node_bytes) +
                ", inter_node_bytes=" + std::to_string(self.inter_node_bytes) + ")";
       });
-}
-
-void bind_operation(py::module_& module) {
   py::class_<Kept, std::shared_ptr<Kept>>(module, "Kept", "What one rank keeps of gathers, in memory of the caller's.")
       .def(py::init([](std::uintptr_t address, std::size_t num_bytes) {
              auto kept = std::make_shared<Kept>();
@@ -263,7 +258,6 @@ CallStats run(BoundCommunicator& self, Operation& operation, const std::vector<A
 
 void bind_communicator(py::module_& module) {
   const NoGil no_gil;
-  bind_call_stats(module);
   bind_operation(module);
   BoundClass communicator_class(module, "Communicator");
   communicator_class.def_property_readonly("rank", [](const BoundCommunicator& self) { return self.world.rank; })

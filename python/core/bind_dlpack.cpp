@@ -80,10 +80,8 @@ DlpackArray read_capsule(const py::handle& capsule) {
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     const auto* versioned =
         static_cast<dlpack::VersionedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
-    check_argument(versioned->major == dlpack::kMajor, [&] {
-      return "DLPack version: expected 1.x, got " + std::to_string(versioned->major) + "." +
-             std::to_string(versioned->minor);
-    });
+    check_argument(versioned->major == dlpack::kMajor, "DLPack version: expected 1.x, got ", versioned->major, ".",
+                   versioned->minor);
     return read(versioned->tensor, versioned->flags);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {

@@ -41,9 +41,6 @@ void bind_costs(py::module_& module) {
   py::class_<LinkBytes>(module, "LinkBytes", "Bytes that one rank sends.")
       .def_readonly("intra_node", &LinkBytes::intra_node, "To ranks of the same node.")
       .def_readonly("inter_node", &LinkBytes::inter_node, "To other nodes.");
-}
-
-void bind_trace(py::module_& module) {
   py::class_<TraceStep> step(module, "TraceStep", "A call of a rank's codec or transport. See trace.hpp.");
   py::enum_<TraceStep::Kind>(step, "Kind")
       .value("CODEC", TraceStep::Kind::codec)
@@ -124,7 +121,6 @@ void bind_exchange(py::module_& module) {
 void bind_plan(py::module_& module) {
   bind_topology(module);
   bind_costs(module);
-  bind_trace(module);
   bind_slots<GatherPlan, BlockFormat>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
       .def(
           "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },

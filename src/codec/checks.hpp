@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "zcomm/codec.hpp"
 #include "zcomm/error.hpp"
@@ -14,17 +13,13 @@ namespace zcomm {
 
 inline void check_aligned(const char* argument, const void* data, std::size_t alignment) {
   const auto offset = reinterpret_cast<std::uintptr_t>(data) % alignment;
-  check_argument(offset == 0, [&] {
-    return std::string(argument) + ": expected an address that is a multiple of " + std::to_string(alignment) +
-           ", got " + std::to_string(offset) + " bytes past one";
-  });
+  check_argument(offset == 0, argument, ": expected an address that is a multiple of ", alignment, ", got ", offset,
+                 " bytes past one");
 }
 
 inline void check_aligned(const char* argument, const void* data, std::size_t alignment, std::int64_t num_elements) {
-  check_argument(num_elements == 0 || data != nullptr, [&] {
-    return std::string(argument) + ": expected memory of " + std::to_string(num_elements) +
-           " elements, got a null pointer";
-  });
+  check_argument(num_elements == 0 || data != nullptr, argument, ": expected memory of ", num_elements,
+                 " elements, got a null pointer");
   check_aligned(argument, data, alignment);
 }
 
@@ -37,14 +32,12 @@ inline void check_format(BlockFormat format) {
 }
 
 inline void check_float(DType dtype) {
-  check_argument(is_float(dtype),
-                 [&] { return "dtype: expected float32, bfloat16 or float16, got " + std::string(to_string(dtype)); });
+  check_argument(is_float(dtype), "dtype: expected float32, bfloat16 or float16, got ", to_string(dtype));
 }
 
 inline void check_values(ConstTensorView values) {
   to_string(values.dtype);
-  check_argument(values.num_elements >= 0,
-                 [&] { return "values: expected 0 or more elements, got " + std::to_string(values.num_elements); });
+  check_argument(values.num_elements >= 0, "values: expected 0 or more elements, got ", values.num_elements);
   check_aligned("values", values.data, element_size(values.dtype), values.num_elements);
 }
 
@@ -53,19 +46,16 @@ inline void check_wire(const Wire& wire, std::int64_t num_elements) {
   if (wire.format.kind != ElementKind::exact) check_float(wire.dtype);
   const bool exact = wire.format.kind == ElementKind::exact;
   check_aligned("wire", wire.data, exact ? element_size(wire.dtype) : kWireAlignment, num_elements);
-  check_argument(std::isfinite(wire.factor),
-                 [&] { return "wire: expected a finite factor, got " + std::to_string(wire.factor); });
+  check_argument(std::isfinite(wire.factor), "wire: expected a finite factor, got ", wire.factor);
 }
 
 inline void check_rounding(const Rounding& rounding) {
-  check_argument(rounding.first_element >= 0 && rounding.first_element % kMinBlockSize == 0, [&] {
-    return "first_element: expected a multiple of " + std::to_string(kMinBlockSize) + ", 0 or more, got " +
-           std::to_string(rounding.first_element);
-  });
+  check_argument(rounding.first_element >= 0 && rounding.first_element % kMinBlockSize == 0,
+                 "first_element: expected a multiple of ", kMinBlockSize, ", 0 or more, got ", rounding.first_element);
 }
 
 inline void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
-  check_argument(!wires.empty(), [] { return "wires: expected at least one, got none"; });
+  check_argument(!wires.empty(), "wires: expected at least one, got none");
   for (const Wire& wire : wires) {
     check_float(wire.dtype);
     check_wire(wire, num_elements);
@@ -84,12 +74,9 @@ inline void check(const Decode& job) {
   check_values(job.values);
   check_wire(job.wire, job.values.num_elements);
   if (job.values.dtype != job.wire.dtype) check_float(job.values.dtype), check_float(job.wire.dtype);
-  check_argument(job.wire.factor == 1.0f, [&] {
-    return "wire: expected a factor of 1 to decode, got " + std::to_string(job.wire.factor) +
-           ": decode_sum takes others";
-  });
-  check_argument(!job.wire.nan_is_zero,
-                 [] { return std::string("wire: expected no nan_is_zero to decode, got it: decode_sum takes it"); });
+  check_argument(job.wire.factor == 1.0f, "wire: expected a factor of 1 to decode, got ", job.wire.factor,
+                 ": decode_sum takes others");
+  check_argument(!job.wire.nan_is_zero, "wire: expected no nan_is_zero to decode, got it: decode_sum takes it");
 }
 
 inline void check(const DecodeSum& job) {
@@ -99,8 +86,7 @@ inline void check(const DecodeSum& job) {
 }
 
 inline void check(const DecodeSumEncode& job) {
-  check_argument(job.num_elements >= 0,
-                 [&] { return "num_elements: expected 0 or more, got " + std::to_string(job.num_elements); });
+  check_argument(job.num_elements >= 0, "num_elements: expected 0 or more, got ", job.num_elements);
   check_wires(job.wires, job.num_elements);
   check_format(job.format);
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);

@@ -347,7 +347,8 @@ def test_a_later_decode_touches_no_parameter_before(monkeypatch: pytest.MonkeyPa
             raise AssertionError("parameters have memory before the copy-out")
 
         monkeypatch.setattr(collectives, "decodes_later", lambda device: True)
-        monkeypatch.setattr(collectives.Collectives, "is_whole", lambda owner, shard: False)
+        part = collectives._fsdp2.gathered_part
+        monkeypatch.setattr(collectives._fsdp2, "gathered_part", lambda param: (part(param)[0], None))
         monkeypatch.setattr(collectives._fsdp2, "unsharded_data", refuse)
         _, gathers, *_ = trained("bfloat16", True, weights="int8:64", gradients="int8:64")
         assert gathers == 0

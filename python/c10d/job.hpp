@@ -148,8 +148,8 @@ std::shared_ptr<void> record_launch(const ::c10d::Backend& group, const std::vec
                                     const Job& job, const RecordedCall& call);
 
 // Returns what begins a range for the profilers of this thread: "zcomm::encode", "zcomm::decode", "zcomm::decode_sum",
-// "zcomm::decode_sum_encode", "zcomm::start_transfer" or "zcomm::wait_for_transfer". Null if none is on. On a GPU
-// ranges are launch times.
+// "zcomm::decode_sum_encode", "zcomm::check", "zcomm::start_transfer" or "zcomm::wait_for_transfer". Null if none is
+// on. On a GPU ranges are launch times.
 BeginRange profilers_ranges();
 
 }  // namespace zcomm::c10d_binding

@@ -7,8 +7,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo apt-get)
 CMAKE := $(VENV)/bin/cmake
-# One worker more than cores, as tests wait now and then: for a limited link, or for a time-out.
-PYTEST := -m pytest -q -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
+# Two workers more than cores, as tests wait now and then: for a limited link, or for a time-out.
+PYTEST := -m pytest -q -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 2 : 8)))
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 

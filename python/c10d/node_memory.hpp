@@ -47,7 +47,7 @@ class NodeMemory {
   const int rank_;
   std::vector<int> processes_;   // pidfd by local rank, or -1
   const std::size_t num_bytes_;  // of an outbox, with its token
-  int file_ = -1;                // of the own outbox, until all peers have opened it
+  int file_ = -1;                // descriptor of this rank's outbox, until all peers have opened it; else -1
   std::vector<std::byte*> outboxes_;
   std::unique_ptr<MemoryChannels> channels_;
 };

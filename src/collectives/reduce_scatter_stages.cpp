@@ -24,7 +24,7 @@ class ReduceStages : public Stages {
  protected:
   static Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
 
-  // Begins a list of sums, which have at most so many terms together: spans of them stay valid.
+  // Begins a list of sums. It reserves `most_terms`, those of all sums together, so that spans of them stay valid.
   void begin_sums(std::size_t most_terms) {
     terms_.clear();
     terms_.reserve(most_terms);
@@ -263,7 +263,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
     run_codec(r_, updates_);
   }
 
-  // Lists the sums over the own node: the own slot's stays here, the others are encoded again for other nodes.
+  // Lists the sums over this rank's node. That of its own slot stays here; the others are encoded for other nodes.
   void list_sums(std::int64_t chunk) {
     const auto terms_of_sum = static_cast<std::size_t>(node_size_) + 2;  // with the residual and the wire
     begin_sums(static_cast<std::size_t>(num_nodes_) * plan_.pieces(chunk).size() * terms_of_sum);
@@ -348,7 +348,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
   const MessageBuffers first_in_;
   const MessageBuffers second_out_;  // one per node
   const MessageBuffers second_in_;
-  const MessageBuffers partial_;  // float32 sums of the own slot over the own node
+  const MessageBuffers partial_;  // float32 sums of this rank's slot over its node
   Ring<std::unique_ptr<Transfer>> first_hop_{kFirstDepth};
   Ring<std::unique_ptr<Transfer>> second_hop_{kSecondDepth};
   std::vector<DecodeSumEncode> forwards_;

@@ -53,7 +53,7 @@ class Stages {
 void run_pipeline(const Resources& r, Stages& first);
 
 // Returns the window of one hop whose chunks have `wire_bytes`, of all ranks. Between nodes, on transports that start
-// transfers at once, several chunks are in flight: a far link is busy while bytes and their announcements travel.
+// transfers at once, several chunks are in flight, which keeps a far link busy.
 int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunks);
 
 // Value per chunk in progress; chunks that are `depth` apart share a place. Of one hop, window() + 1 chunks are in

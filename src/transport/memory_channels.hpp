@@ -87,7 +87,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   std::vector<std::uint64_t> num_posted_;       // pieces, by peer, like the next ones
   std::vector<std::uint64_t> num_taken_;
   std::vector<Incoming> kept_;  // messages that have stayed where they were
-  std::vector<Block> blocks_;   // used parts of the own arena, by offset
+  std::vector<Block> blocks_;   // used parts of this rank's arena, by offset
 };
 
 }  // namespace zcomm

@@ -57,17 +57,17 @@ bool AutoPolicy::gains(const Policy& policy, const Call& call) {
     const std::lock_guard lock(mutex_);
     decisions_.push_back(decision);
   }
-  return decision.by == "table" ? decision.compressed : gains_in_steps(decision, call);
+  return decision.by == Decision::kTable ? decision.compressed : gains_in_steps(decision, call);
 }
 
 // Decides without steps, if none are known.
 void AutoPolicy::decide(Decision& decision, const Policy& policy, const Call& call) {
   if (const std::optional<Round> found = look_up(decision, call)) {
-    decision.by = "table";
+    decision.by = Decision::kTable;
     decision.times = *found;
     decision.compressed = found->gains();
   } else if (steps_.compresses()) {
-    decision.by = "steps";
+    decision.by = Decision::kSteps;
     decision.compressed = true;
   } else {
     rehearse(decision, policy, call);
@@ -95,7 +95,7 @@ bool AutoPolicy::gains_in_steps(const Decision& by_itself, const Call& call) {
 bool AutoPolicy::any_gains() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(decisions_.begin(), decisions_.end(),
-                     [](const Decision& decision) { return decision.by == "calls" && decision.compressed; });
+                     [](const Decision& decision) { return decision.by == Decision::kCalls && decision.compressed; });
 }
 
 bool AutoPolicy::find(Decision& decision) const {
@@ -118,8 +118,8 @@ std::vector<AutoPolicy::Decision> AutoPolicy::decisions() const {
     all = decisions_;
   }
   for (Decision& decision : all) {
-    if (!by_steps || decision.by == "table") continue;
-    decision.by = "steps";
+    if (!by_steps || decision.by == Decision::kTable) continue;
+    decision.by = Decision::kSteps;
     decision.compressed = *by_steps && (decision.compressed || !any);
   }
   return all;
@@ -162,7 +162,7 @@ void AutoPolicy::rehearse(Decision& decision, const Policy& policy, const Call& 
   do {
     rounds.push_back(time_all());
   } while (!suffice(rounds));
-  decision.by = "calls";
+  decision.by = Decision::kCalls;
   decision.times = medians_of(rounds);
   decision.rounds = static_cast<int>(rounds.size());
   decision.compressed = decision.times.gains();

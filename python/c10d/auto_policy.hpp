@@ -24,6 +24,7 @@ class AutoPolicy {
  public:
   // Decision about a class of calls in one group.
   struct Decision {
+    static constexpr std::string_view kTable = "table", kCalls = "calls", kSteps = "steps";
     Collective collective;
     DType dtype;
     int log2_bytes;      // of the gathered, scattered or reduced tensor, rounded down
@@ -31,7 +32,7 @@ class AutoPolicy {
     bool on_host;
     bool again;  // all_gather: of two calls, the second one from secondary shards
 
-    std::string_view by = {};  // "table", "calls" or "steps"
+    std::string_view by = {};  // kTable, kCalls or kSteps
     Round times = {};          // none if the class was new when steps were known
     int rounds = 0;            // of a rehearsal, counted ones
     bool compressed = false;   // from now on

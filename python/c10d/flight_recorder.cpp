@@ -83,12 +83,6 @@ std::string text_of(const std::vector<std::uint64_t>& ranks) {
   return text + "]";
 }
 
-std::vector<std::uint64_t> ranks_of_world(int size) {
-  std::vector<std::uint64_t> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(static_cast<std::uint64_t>(rank));
-  return ranks;
-}
-
 // Work that ends its record when the caller has waited for it.
 class WatchedWork final : public ::c10d::Work {
  public:
@@ -268,7 +262,10 @@ std::string FlightRecorder::title_of(const Entry& entry) {
 }
 
 GroupRecorder::GroupRecorder(const ::c10d::Backend& group, std::vector<std::uint64_t> ranks)
-    : group_(group), ranks_(ranks.empty() ? ranks_of_world(group.getSize()) : std::move(ranks)) {}
+    : group_(group), ranks_(std::move(ranks)) {
+  const bool is_world = ranks_.empty();
+  for (int rank = 0; is_world && rank < group.getSize(); ++rank) ranks_.push_back(static_cast<std::uint64_t>(rank));
+}
 
 std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
   std::call_once(named_, [this] {

@@ -252,11 +252,13 @@ def test_a_rank_that_is_killed_while_it_releases_its_memory_fails_nobody() -> No
 
 
 class Slow(Killing):
-    """A store in which the calls of ranks take a while to read."""
+    """A store in which the calls of ranks cannot be read before a time."""
+
+    until = 0.0
 
     def get(self, key: str) -> bytes:
         if key.startswith("calls/"):
-            time.sleep(1.7)
+            time.sleep(max(0, Slow.until - time.monotonic()))
         return super().get(key)
 
     def clone(self) -> Slow:
@@ -269,6 +271,7 @@ def test_ranks_that_call_different_things_are_told_both_by_a_slow_store() -> Non
     def body() -> None:
         meet(lambda store: Slow(store, "", False))
         group = list(dist.distributed_c10d._world.pg_map)[-1]
+        Slow.until = time.monotonic() + 3.3  # the watches ask before, and look for the answer after 3 s
         with pytest.raises(RuntimeError) as raised:
             gather_in_place(torch.empty(2 * NUM * (1 + dist.get_rank())), group=group)
         assert "called different things" in str(raised.value)

@@ -57,11 +57,12 @@ def cpu_world(size: int, node_size: int) -> LocalWorld:
     return LocalWorld(nodes_of(size, node_size), chunk_bytes=CHUNK_BYTES)
 
 
-def operations(size: int) -> dict[str, tuple[Any, float]]:
+def operations(size: int) -> dict[str, tuple[Any, float, float]]:
+    """Return the operation, the factor of each rank's tensor, which rounds to its dtype as in NCCL, and the sum's."""
     return {
-        "sum": (dist.ReduceOp.SUM, 1.0),
-        "avg": (dist.ReduceOp.AVG, 1.0 / size),
-        "premul_sum": (dist._make_nccl_premul_sum(0.25), 0.25),
+        "sum": (dist.ReduceOp.SUM, 1.0, 1.0),
+        "avg": (dist.ReduceOp.AVG, 1.0, 1.0 / size),
+        "premul_sum": (dist._make_nccl_premul_sum(0.25), 0.25, 1.0),
     }
 
 
@@ -120,16 +121,17 @@ def test_reduce_scatter(size: int, node_size: int) -> None:
     def body() -> None:
         me = dist.get_rank()
         for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
-            inputs = [values(size * num, dtype, seed, rank) for rank in range(size)]
-            terms = [tensor[me * num :][:num].double() for tensor in inputs]
-            bound = reduce_bound(terms, me, nodes, FORMATS)
-            for name, (op, factor) in operations(size).items():
+            given = [values(size * num, dtype, seed, rank) for rank in range(size)]
+            for name, (op, before, factor) in operations(size).items():
+                inputs = [tensor * before for tensor in given]
+                terms = [tensor[me * num :][:num].double() for tensor in inputs]
+                bound = reduce_bound(terms, me, nodes, FORMATS)
                 want = cpu_world(size, node_size).run(
                     lambda rank, inputs=inputs, factor=factor, num=num: rank.reduce_scatter(
                         inputs[rank.rank], torch.zeros(num, dtype=inputs[0].dtype), FORMATS, factor=factor
                     )
                 )[me]
-                whole, out = on_device(inputs[me]), torch.full((num,), -1.0, dtype=dtype, device=DEVICE)
+                whole, out = on_device(given[me]), torch.full((num,), -1.0, dtype=dtype, device=DEVICE)
                 dist.reduce_scatter_tensor(out, whole, op=op)
                 synchronize()
                 assert_same_bits(out.cpu(), want, (name, num, dtype))
@@ -146,14 +148,15 @@ def test_all_reduce(size: int, node_size: int) -> None:
     def body() -> None:
         me = dist.get_rank()
         for seed, (num, dtype) in enumerate((num, dtype) for num in SIZES for dtype in DTYPES):
-            inputs = [values(num, dtype, seed, rank) for rank in range(size)]
-            name, (op, factor) = list(operations(size).items())[seed % 3]
+            given = [values(num, dtype, seed, rank) for rank in range(size)]
+            name, (op, before, factor) = list(operations(size).items())[seed % 3]
+            inputs = [tensor * before for tensor in given]
             want = cpu_world(size, node_size).run(
                 lambda rank, inputs=inputs, factor=factor: rank.all_reduce(
                     inputs[rank.rank].clone(), FORMATS, factor=factor
                 )
             )[me]
-            tensor = on_device(inputs[me])
+            tensor = on_device(given[me])
             dist.all_reduce(tensor, op=op)
             synchronize()
             assert_same_bits(tensor.cpu(), want, (name, num, dtype))

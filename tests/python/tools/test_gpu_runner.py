@@ -66,10 +66,9 @@ def test_where_a_gpu_is_demanded_they_are_refused() -> None:
 
 def test_the_tests_themselves_work_on_cpu_tensors() -> None:
     """One of each kind; all of them: ZCOMM_GPU_TESTS_DEVICE=cpu pytest tests/gpu."""
-    chosen = "test_all_gather or test_sums_in_place or test_what_is_not_compressed"
-    done = pytest_of_gpu("-k", f"({chosen}) and not 2x4 and not 4x2", ZCOMM_GPU_TESTS_DEVICE="cpu")
+    done = pytest_of_gpu("-k", "2x2 or test_sums_in_place or test_what_is_not_compressed", ZCOMM_GPU_TESTS_DEVICE="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout, done.stdout
+    assert "6 passed" in done.stdout, done.stdout
 
 
 @needs_no_gpu

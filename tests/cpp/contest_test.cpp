@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include "c10d/step_choice.hpp"
+#include "c10d/policy/step_choice.hpp"
 
 namespace zcomm {
 namespace {

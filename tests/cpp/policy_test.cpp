@@ -1,4 +1,4 @@
-#include "c10d/policy.hpp"
+#include "c10d/policy/policy.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// Steps that change, before, in and after a trial: c10d/step_choice.hpp.
+// Steps that change, before, in and after a trial: c10d/policy/step_choice.hpp.
 #include "step_trainer.hpp"
 
 namespace zcomm {

@@ -1,4 +1,4 @@
-#include "c10d/step_choice.hpp"
+#include "c10d/policy/step_choice.hpp"
 
 #include <algorithm>
 #include <chrono>

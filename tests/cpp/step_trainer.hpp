@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "c10d/step_choice.hpp"
+#include "c10d/policy/step_choice.hpp"
 
 namespace zcomm::test {
 

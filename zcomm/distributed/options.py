@@ -1,7 +1,7 @@
 """The options of a group.
 
-They follow from the table in python/c10d/options.hpp: an option is a row there, and an argument and a paragraph of the
-docstring below.
+They follow from the table in python/c10d/calls/options.hpp: an option is a row there, and an argument and a paragraph
+of the docstring below.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+// Options: the policy and settings of its execution.
+#pragma once
+
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "c10d/policy/policy.hpp"
+#include "zcomm/communicator.hpp"
+
+namespace zcomm::c10d_binding {
+
+// Options of one group.
+struct ZcommOptions : ::c10d::Backend::Options {
+  ZcommOptions() : ::c10d::Backend::Options("zcomm") {}
+
+  Policy policy;
+  std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
+  std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU default_gpu_chunk_bytes()
+  std::int64_t sample_errors_every = 0;  // calls of a site from one sample to the next; 0: none
+  std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
+};
+
+// Table of options: calls visit(name, pointer to the member) for each. Members of Policy can be overridden. Arguments,
+// properties, repr, environment variables, overrides and the handshake follow from it.
+template <class Visit>
+void for_each_field(Visit&& visit) {
+  visit("policy", &Policy::choice);
+  visit("all_gather", &Policy::all_gather);
+  visit("reduce_scatter", &Policy::reduce_scatter);
+  visit("all_reduce", &Policy::all_reduce);
+  visit("all_to_all", &Policy::all_to_all);
+  visit("gather", &Policy::gather);
+  visit("scatter", &Policy::scatter);
+  visit("broadcast", &Policy::broadcast);
+  visit("send_recv", &Policy::send_recv);
+  visit("min_bytes", &Policy::min_bytes);
+  visit("forms", &Policy::forms);
+  visit("strict", &Policy::strict);
+  visit("node_size", &ZcommOptions::node_size);
+  visit("chunk_bytes", &ZcommOptions::chunk_bytes);
+  visit("sample_errors_every", &ZcommOptions::sample_errors_every);
+  visit("decisions", &ZcommOptions::decisions);
+}
+
+// Changes to the policy for the calls of one thread, and of the autograd threads that it starts.
+struct PolicyOverride {
+  using Change = std::function<void(Policy&, const ::c10d::Backend* group)>;
+  std::vector<Change> changes;
+
+  // Returns `policy` of `group`, if any, with all changes.
+  Policy apply(Policy policy, const ::c10d::Backend* group) const {
+    for (const Change& change : changes) change(policy, group);
+    return policy;
+  }
+};
+
+// Returns `policy` of `group`, if any, with the changes of the override in force on this thread.
+Policy effective_policy(const Policy& policy, const ::c10d::Backend* group = nullptr);
+
+}  // namespace zcomm::c10d_binding

@@ -1,0 +1,147 @@
+// Calls that are never compressed, and the lifetime of a group.
+#include "c10d/base/tensors.hpp"
+#include "c10d/calls/nccl_rendezvous.hpp"
+#include "c10d/transport/c10d_transport.hpp"
+#include "process_group.hpp"
+
+namespace zcomm::c10d_binding {
+
+ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions> options, PythonHooks hooks)
+    : Backend(exact_cpu->getRank(), exact_cpu->getSize()),
+      options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      recorder_(*this, options_->global_ranks_in_group),
+      inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
+      compressed_(
+          *this, options_, [this] { return make_host_transport(); },
+          [this] { return connect_nccl(*this, hooks_, *options_, compressed_.topology(), errors_); }, inner_, recorder_,
+          hooks_, errors_),
+      messages_(*this, options_, inner_, compressed_, hooks_.message_store, *errors_) {
+  init();
+}
+
+std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
+  auto [group, num_connections, store] = call_python(hooks_.make_transport_group, 1);
+  std::string why_not;
+  const Topology& topology = compressed_.topology();
+  auto memory =
+      NodeMemory::meet(store, topology, getRank(), options_->timeout, [this] { return is_aborted(); }, why_not);
+  const std::string before = compressed_.stats().withLock(
+      [&](Stats& stats) { return std::exchange(stats.node_memory, memory ? "shared" : why_not); });
+  if (!memory && !NodeMemory::is_expected(why_not) && before.empty() && topology.local_rank(getRank()) == 0)
+    hooks_.no_node_memory(why_not);
+  auto transport =
+      std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
+  host_transport_ = transport.get();
+  return transport;
+}
+
+void ProcessGroup::set_connections(int each_way) {
+  compressed_.drain_host();
+  TORCH_CHECK(host_transport_ != nullptr, "zcomm: set_connections was called before a compressed call of CPU tensors");
+  try {
+    auto [group, num_connections, store] = call_python(hooks_.make_transport_group, each_way);
+    host_transport_->reconnect(std::move(group), num_connections);
+  } catch (const std::exception& error) {
+    // Other ranks may have other connections by now, so that no later call can succeed.
+    host_transport_->abort(std::string("its connections: ") + error.what());
+    std::rethrow_exception(errors_->record(error));
+  }
+  connections_ = each_way;
+}
+
+void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
+  compressed_.topology();
+  compressed_.count_other(tensors);
+}
+
+WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
+  begin_exact({});
+  const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));
+  return inner_.forward(recorded, tensors[0].device(),
+                        [&](::c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
+}
+
+WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) {
+  if (getSize() > 1) check_no_gaps(tensors[0]);
+  begin_exact(tensors);
+  return inner_.forward("reduce", tensors, tensors, timeout_of(opts),
+                        [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
+}
+
+WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                          std::vector<at::Tensor>& inputs, const ::c10d::AllgatherOptions& opts) {
+  begin_exact(inputs);
+  RecordedCall recorded = recorded_call("all_gather_into_tensor_coalesced", inputs, {}, timeout_of(opts));
+  recorded.out_elements = recorded.in_elements * getSize();
+  return inner_.forward(recorded, inputs[0].device(),
+                        [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
+}
+
+WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
+  begin_exact({});
+  compressed_.drain_host();  // a barrier follows all earlier calls
+  const bool on_gpu = opts.device ? opts.device->is_cuda() : !opts.device_ids.empty();
+  if (on_gpu) compressed_.join();
+  const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
+  const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
+  return inner_.forward(recorded, type, [&](::c10d::Backend& inner) { return inner.barrier(opts); });
+}
+
+void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  compressed_.count_other({});
+  compressed_.drain_host();
+  inner_.cpu().monitoredBarrier(opts, wait_all_ranks);
+}
+
+void ProcessGroup::startCoalescing() {
+  messages_.start_coalescing();
+  inner_.start_coalescing();
+}
+
+BackendPtr ProcessGroup::split(const StorePtr& store, const std::vector<int>& ranks,
+                               const c10::intrusive_ptr<::c10d::Backend::Options>& opts) {
+  // Returns the same child for each device type: torch asks once per type, with the same store.
+  if (!last_split_ || store != last_split_store_) {
+    last_split_ = hooks_.split(store, ranks, opts);
+    last_split_store_ = store;
+  }
+  return last_split_;
+}
+
+void ProcessGroup::setGroupUid(const std::string& uid) {
+  Backend::setGroupUid(uid);
+  errors_->set_group_uid(uid);
+  inner_.set_group_uid(uid);
+}
+
+void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  inner_.for_each([&](::c10d::Backend& inner) { inner.setTimeout(timeout); });
+}
+
+void ProcessGroup::abort() {
+  abort_compressed();
+  inner_.for_each([](::c10d::Backend& inner) { inner.abort(); });
+  shutdown();
+}
+
+void ProcessGroup::abort_compressed() {
+  errors_->set_aborted();
+  compressed_.abort();
+}
+
+void ProcessGroup::shutdown() {
+  // Aborts calls that no peer answers, so that they do not hold up the end of the process.
+  constexpr std::chrono::seconds kPatience{5};
+  if (!is_aborted() && !compressed_.drain(kPatience)) abort_compressed();
+  compressed_.stop();
+  last_split_.reset();
+  std::call_once(shutdown_once_, [this] {
+    if (hooks_.at_shutdown) hooks_.at_shutdown();
+    const WithoutGil no_gil;
+    inner_.for_each([](::c10d::Backend& inner) { inner.shutdown(); });
+  });
+}
+
+}  // namespace zcomm::c10d_binding

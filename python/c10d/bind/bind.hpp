@@ -8,7 +8,6 @@ namespace zcomm::c10d_binding {
 
 namespace py = pybind11;
 
-void bind_options(py::module_& module);
 void bind_operations(py::module_& module);
 void bind_shard_mark(py::module_& module);
 void bind_process_group(py::module_& module);

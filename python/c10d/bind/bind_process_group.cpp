@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "bind.hpp"
+#include "c10d/calls/nccl_rendezvous.hpp"
 #include "c10d/group/operations.hpp"
 
 namespace zcomm::c10d_binding {
@@ -203,6 +204,7 @@ PYBIND11_MODULE(_c10d, module) {
   bind_operations(module);
   bind_shard_mark(module);
   bind_process_group(module);
+  module.def("has_high_priority", &has_high_priority);
 }
 
 }  // namespace zcomm::c10d_binding

@@ -9,11 +9,12 @@
 #include <utility>
 
 #include "c10d/base/pointers.hpp"
-#include "c10d/bind/bind.hpp"
-#include "nccl_rendezvous.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::c10d_binding {
+
+namespace py = pybind11;
+
 namespace {
 
 // Name of the override in force in torch's thread-local storage, which holds it as a Python object. torch carries that
@@ -235,7 +236,6 @@ void bind_options(py::module_& module) {
   }
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
-  module.def("has_high_priority", &has_high_priority);
 }
 
 }  // namespace zcomm::c10d_binding

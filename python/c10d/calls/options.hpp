@@ -1,6 +1,7 @@
 // Options: the policy and settings of its execution.
 #pragma once
 
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
 #include <functional>
@@ -61,5 +62,7 @@ struct PolicyOverride {
 
 // Returns `policy` of `group`, if any, with the changes of the override in force on this thread.
 Policy effective_policy(const Policy& policy, const ::c10d::Backend* group = nullptr);
+
+void bind_options(pybind11::module_& module);
 
 }  // namespace zcomm::c10d_binding

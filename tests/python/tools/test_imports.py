@@ -109,6 +109,16 @@ def test_chains_of_rooms_are_short() -> None:
     assert max(map(longest_from, rooms)) == 4
 
 
+def test_files_of_the_binding_include_lower_floors() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    floors = {folder: int(floor) for floor, folder in re.findall(r"^\| (\d) \| `(\w+)` \|", design, re.MULTILINE)}
+    sources = [file for file in (ROOT / "python" / "c10d").rglob("*") if file.suffix in (".cpp", ".hpp")]
+    assert {file.parent.name for file in sources} == set(floors) and len(sources) > 40
+    for file in sources:
+        for included in re.findall(r'#include "c10d/(\w+)/', file.read_text()):
+            assert floors[included] < floors[file.parent.name], (file, included)
+
+
 def test_one_module_reads_the_private_names_of_fsdp2() -> None:
     reader = PACKAGE / "distributed" / "_fsdp2.py"
     private = {node.attr for node in ast.walk(ast.parse(reader.read_text())) if isinstance(node, ast.Attribute)}

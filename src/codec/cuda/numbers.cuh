@@ -68,26 +68,34 @@ struct Float32 {
   }
 };
 
-// Common part of the two 16-bit types.
-template <std::uint32_t kInfinity, std::uint32_t kNan>
+// Common part of the two 16-bit types, of which `Type` is one.
+template <class Type, std::uint32_t kInfinity, std::uint32_t kNan>
 struct Halves {
   static constexpr int kWords = 8;
   static constexpr int kBytes = 2;
   static constexpr std::uint32_t kAbs = 0x7fff7fffu;
 
+  static ZCOMM_DEVICE void narrow(const float (&values)[kGroup], std::uint32_t (&words)[kWords]) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = Type::narrow_pair(values[2 * i], values[2 * i + 1]);
+  }
   static ZCOMM_DEVICE std::uint32_t canonical(std::uint32_t word) {
     if ((word & 0x7fffu) > kInfinity) word = (word & 0xffff0000u) | kNan;
     if (((word >> 16) & 0x7fffu) > kInfinity) word = (word & 0xffffu) | (kNan << 16);
     return word;
   }
 #ifndef __CUDA_ARCH__
-  static ZCOMM_DEVICE std::uint32_t larger_halves(std::uint32_t a, std::uint32_t b) {
+  static ZCOMM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    a &= kAbs, b &= kAbs;
     return larger_of(a & 0xffffu, b & 0xffffu) | larger_of(a & 0xffff0000u, b & 0xffff0000u);
+  }
+  static ZCOMM_DEVICE std::uint32_t narrow_pair(float low, float high) {
+    return Type::narrow_one(low) | (Type::narrow_one(high) << 16);
   }
 #endif
 };
 
-struct Bfloat16 : Halves<0x7f80u, 0x7fc0u> {
+struct Bfloat16 : Halves<Bfloat16, 0x7f80u, 0x7fc0u> {
   static constexpr float kLargestFinite = 0x1.fep127f;
 
   static ZCOMM_DEVICE void widen(const std::uint32_t (&words)[kWords], float (&values)[kGroup]) {
@@ -97,32 +105,17 @@ struct Bfloat16 : Halves<0x7f80u, 0x7fc0u> {
       values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
   }
-  static ZCOMM_DEVICE void narrow(const float (&values)[kGroup], std::uint32_t (&words)[kWords]) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = narrow_pair(values[2 * i], values[2 * i + 1]);
-  }
-  static ZCOMM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
-#ifdef __CUDA_ARCH__
-    ZCOMM_LARGER_MAGNITUDE("bf16x2");
-#else
-    return larger_halves(a & kAbs, b & kAbs);
-#endif
-  }
   static ZCOMM_DEVICE std::uint32_t float32_bits(std::uint32_t pair) {
     return larger_of((pair & 0x7fffu) << 16, pair & 0x7fff0000u);
   }
-
- private:
 #ifdef __CUDA_ARCH__
+  static ZCOMM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) { ZCOMM_LARGER_MAGNITUDE("bf16x2"); }
   static ZCOMM_DEVICE std::uint32_t narrow_pair(float low, float high) {
     std::uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
 #else
-  static ZCOMM_DEVICE std::uint32_t narrow_pair(float low, float high) {
-    return narrow_one(low) | (narrow_one(high) << 16);
-  }
   static ZCOMM_DEVICE std::uint32_t narrow_one(float value) {
     const std::uint32_t bits = __float_as_uint(value);
     return value != value ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // the hardware's NaN
@@ -130,32 +123,20 @@ struct Bfloat16 : Halves<0x7f80u, 0x7fc0u> {
 #endif
 };
 
-struct Float16 : Halves<0x7c00u, 0x7e00u> {
+struct Float16 : Halves<Float16, 0x7c00u, 0x7e00u> {
   static constexpr float kLargestFinite = 65504.0f;
 
   static ZCOMM_DEVICE void widen(const std::uint32_t (&words)[kWords], float (&values)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) widen_pair(words[i], values[2 * i], values[2 * i + 1]);
   }
-  static ZCOMM_DEVICE void narrow(const float (&values)[kGroup], std::uint32_t (&words)[kWords]) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = narrow_pair(values[2 * i], values[2 * i + 1]);
-  }
-  static ZCOMM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
-#ifdef __CUDA_ARCH__
-    ZCOMM_LARGER_MAGNITUDE("f16x2");
-#else
-    return larger_halves(a & kAbs, b & kAbs);
-#endif
-  }
   static ZCOMM_DEVICE std::uint32_t float32_bits(std::uint32_t pair) {
     float low, high;
     widen_pair(pair & kAbs, low, high);
     return larger_of(__float_as_uint(low), __float_as_uint(high));
   }
-
- private:
 #ifdef __CUDA_ARCH__
+  static ZCOMM_DEVICE std::uint32_t larger(std::uint32_t a, std::uint32_t b) { ZCOMM_LARGER_MAGNITUDE("f16x2"); }
   static ZCOMM_DEVICE void widen_pair(std::uint32_t pair, float& low, float& high) {
     asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
         : "=f"(low), "=f"(high)
@@ -169,9 +150,6 @@ struct Float16 : Halves<0x7c00u, 0x7e00u> {
 #else
   static ZCOMM_DEVICE void widen_pair(std::uint32_t pair, float& low, float& high) {
     low = widen_one(pair & 0xffffu), high = widen_one(pair >> 16);
-  }
-  static ZCOMM_DEVICE std::uint32_t narrow_pair(float low, float high) {
-    return narrow_one(low) | (narrow_one(high) << 16);
   }
   static ZCOMM_DEVICE float widen_one(std::uint32_t bits) {
     const std::uint32_t moved = (bits & 0x7fffu) << 13;

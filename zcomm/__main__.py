@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Sequence
 
-from zcomm import _nccl
+import zcomm._nccl as _nccl
 from zcomm._version import __version__
 
 
@@ -84,7 +84,7 @@ def _torch_version() -> str:
 
 def _codecs() -> str:
     try:
-        from zcomm import _core
+        import zcomm._core as _core
     except ImportError as error:
         return f"the module zcomm._core is not usable: {error}"
     isas = list(_core.cpu_isas())
@@ -96,7 +96,7 @@ def _codecs() -> str:
 
 def _gpu_facts() -> list[tuple[str, str]]:
     try:
-        from zcomm import _core
+        import zcomm._core as _core
     except ImportError:
         return []
     toolkit, count = _core.cuda_toolkit(), _core.cuda_device_count()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from zcomm import _core
+import zcomm._core as _core
 
 HOST = -1
 CURRENT_DEVICE = -2  # for an array on a GPU that does not say on which

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from zcomm import _core
+import zcomm._core as _core
 from zcomm._arrays import HOST, VALUE_DTYPES, Call, View, slots_of
 from zcomm._core import CallStats
 

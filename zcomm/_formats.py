@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from zcomm import _core
+import zcomm._core as _core
 
 #: As formats() lists them; of reductions also INTRA_NODE/INTER_NODE.
 Format: TypeAlias = Literal["exact", "bf16", "int8:256", "int6:256", "int4:128", "int8:128/int4:128"] | str

@@ -22,7 +22,7 @@ def wheel_path() -> str:
 def load() -> tuple[str, str]:
     """Return the path and version of this process's NCCL, which the first call opens. Raises RuntimeError that lists
     what was tried, or says that this build has no CUDA."""
-    from zcomm import _core
+    import zcomm._core as _core
 
     path, version = _core.load_nccl(wheel_path())
     return path, f"{version // 10000}.{version // 100 % 100}.{version % 100}"

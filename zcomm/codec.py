@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from zcomm import _core
+import zcomm._core as _core
 from zcomm._arrays import HOST, VALUE_DTYPES, Call, View, new_bytes
 from zcomm.feedback import ErrorFeedback
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from zcomm import _core, _nccl
+import zcomm._core as _core
+import zcomm._nccl as _nccl
 from zcomm._arrays import Call
 from zcomm._core import CallStats
 from zcomm._exchanges import Exchanges

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from zcomm import _core
+import zcomm._core as _core
 
 _USED_BY_GRAPHS: dict[int, Any] = {}
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zcomm import _core
+import zcomm._core as _core
 from zcomm._exchanges import Exchanges
 from zcomm._units import parse_nodes
 from zcomm.feedback import ErrorFeedback

@@ -12,7 +12,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
 
-from zcomm import _core, _nccl, _node
+import zcomm._core as _core
+import zcomm._nccl as _nccl
+import zcomm._node as _node
 from zcomm._version import __version__
 from zcomm.distributed import _ddp, decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d

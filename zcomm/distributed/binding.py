@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zcomm import _core
+import zcomm._core as _core
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _NAME = "zcomm._c10d"  # the same for every torch, and so for the names of its types
@@ -50,7 +50,7 @@ def _load() -> Any:
 
 
 if TYPE_CHECKING:
-    from zcomm import _c10d
+    import zcomm._c10d as _c10d
 else:
     _c10d = _load()
 

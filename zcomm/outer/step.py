@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from zcomm import _core
+import zcomm._core as _core
 from zcomm._units import parse_rate
 from zcomm.distributed._fsdp2 import reshard_holders
 from zcomm.distributed.binding import _c10d

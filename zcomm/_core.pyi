@@ -125,13 +125,7 @@ class ReducePlan:
 class AllReducePlan:
     bytes_by_hop: list[LinkBytes]
     def __init__(
-        self,
-        topology: Topology,
-        rank: int,
-        num_elements: int,
-        dtype: str,
-        formats: str,
-        chunk_bytes: int = ...,
+        self, topology: Topology, rank: int, num_elements: int, dtype: str, formats: str, chunk_bytes: int = ...
     ) -> None: ...
     def trace(self, grouped: bool) -> list[TraceStep]: ...
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,7 @@ from zcomm.distributed.groups import backend_of, find_backend
 from zcomm.distributed.overrides import kept_exact, override
 from zcomm.distributed.residuals import residual_of
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, gradients_of, in_memory
-from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule, finished
-
-if TYPE_CHECKING:
-    from zcomm.fsdp.secondary_shard import SecondaryShard
+from zcomm.fsdp.gathers import GatherCall, Keeper, ModuleStats, Rule, finished
 
 _log = logging.getLogger("zcomm")
 
@@ -41,7 +38,7 @@ class Collectives:
         self.rename(path, module)
         self._residual_key = self.name
         self.rule: Rule | None = None
-        self.secondary: SecondaryShard | None = None  # gathers in place of gather()
+        self.secondary: Keeper | None = None  # gathers in place of gather()
         self.gathered = _c10d.Site(self.name, [])
         self.reduced = _c10d.Site(self.name, [])
         self._told: set[str] = set()  # what warnings were about
@@ -95,7 +92,7 @@ class Collectives:
         finally:
             self.take_over(*is_ours)
 
-    def set_rule(self, rule: Rule, secondary: SecondaryShard | None) -> None:
+    def set_rule(self, rule: Rule, secondary: Keeper | None) -> None:
         """Counts anew: what is sent differently is not added up. Leaves a rule of a later number."""
         if self.rule is not None and self.rule.number > rule.number:
             return

@@ -22,7 +22,7 @@ from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.collectives import Collectives, collectives_of
 from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule
-from zcomm.fsdp.secondary_shard import KeptValues, SecondaryShard, WeightsVersion
+from zcomm.fsdp.secondary_shard import KeptValues, Room, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
@@ -132,11 +132,9 @@ class Compression:
         self._model = model
         self._rule = rule  # of every group, but for what is exempt
         self._keep_in_node, self._exempt = keep_in_node, exempt
-        self._checks = check
+        self._checks, self._room = check, Room(max_bytes)
         self._rules: dict[Collectives, Rule] = {}  # each keeps this object
         self._warned_of_copy = False
-        self._max_bytes = max_bytes
-        self._used_bytes = 0  # of the limit: the largest of all ranks, so that all decide alike
         self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
         _WATCHING[rule.number] = self
         _watch()
@@ -207,17 +205,13 @@ class Compression:
 
     def _secondary_of(self, group: Collectives) -> SecondaryShard | None:
         if self._rule.is_lossless:
-            return KeptValues(self, group)
+            return KeptValues(group, self._room, self._checks, self._prepare)
         is_kept = self._keep_in_node and self._rule.weights != "exact"
-        return SecondaryShard(self, group) if is_kept else None
+        return SecondaryShard(group, self._room, self._checks) if is_kept else None
 
     def _in_force(self) -> list[Collectives]:
         """Those whose rules no later call has replaced."""
         return [group for group, rule in self._rules.items() if group.rule is rule]
-
-    def _shards(self) -> dict[Collectives, SecondaryShard]:
-        """The secondary shards of these."""
-        return {group: group.secondary for group in self._in_force() if group.secondary is not None}
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
@@ -229,36 +223,22 @@ class Compression:
                 f"of its optimizer, got a {type(self._model).__name__} without any"
             )
         changed = {id(param) for param in params if param.requires_grad or param.grad is not None}
-        for group, shard in self._shards().items():
-            shard.check_mark()
-            if any(_fsdp2.parameter_id(param) in changed for param in group.params):
-                shard.outdate()
+        for group in self._in_force():
+            if group.secondary is not None:
+                group.secondary.check_mark()
+                if any(_fsdp2.parameter_id(param) in changed for param in group.params):
+                    group.secondary.outdate()
 
     def _prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
         """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so
         that the host waits for the GPU once after a step, and not once for each module."""
         gathers = [first.to_prepare(call.shard, version)]
-        for shard in self._shards().values():
+        for shard in (group.secondary for group in self._in_force()):
             if shard is first or not isinstance(shard, KeptValues):
                 continue
             if (other := shard.outdated_in(call.group.group_name)) is not None:
                 gathers.append(shard.to_prepare(*other))
         backend_of(call.group).prepare(gathers, async_op=call.async_op).wait()
-
-    def _reserve(self, name: str, num_bytes: int) -> bool:
-        """Whether that many bytes are left of ``max_bytes``, which are taken then."""
-        if self._max_bytes is not None and self._used_bytes + num_bytes > self._max_bytes:
-            _log.warning(
-                "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
-                name, num_bytes, self._max_bytes, self._used_bytes,
-            )  # fmt: skip
-            return False
-        self._used_bytes += num_bytes
-        return True
-
-    def _release(self, num_bytes: int) -> None:
-        """Gives back what was reserved."""
-        self._used_bytes -= num_bytes
 
 
 # Weak, as what torch keeps must not keep the models.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -107,6 +107,18 @@ class ModuleStats:
     memory_bytes: int = 0  #: of this rank's secondary shard
     generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
     bits_per_weight: float = 0.0  #: of the last lossless difference to another node, or bits per byte; 0 without one
+
+
+class Keeper(Protocol):
+    """What gathers for a parameter group and keeps something: a secondary shard."""
+
+    def gather(self, call: GatherCall) -> Any: ...
+    def takes_parts(self) -> bool: ...
+    def keeps_wires(self) -> bool: ...
+    def add_to(self, counted: ModuleStats) -> ModuleStats: ...
+    def check_mark(self) -> None: ...
+    def outdate(self, forget_mark: bool = False) -> None: ...
+    def forget(self) -> None: ...
 
 
 def finished(work: Any, async_op: bool) -> Any:

@@ -11,8 +11,10 @@ include/zcomm/operation.hpp.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -25,21 +27,44 @@ from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.fused import Deferred
 from zcomm.fsdp.gathers import GatherCall, ModuleStats, finished
 
-if TYPE_CHECKING:
-    from zcomm.fsdp.compression import Compression
-
+_log = logging.getLogger("zcomm")
 
 #: Version of the weights in a secondary shard: of each param, and hashes of this rank's shard in host memory. Equal
 #: ones are of the same weights.
 WeightsVersion: TypeAlias = tuple[list[tuple[int, ...]], list[int]]
+
+#: Encodes the differences of a shard that gathers weights of a version, and of others.
+Prepare: TypeAlias = "Callable[[KeptValues, GatherCall, WeightsVersion], None]"
+
+
+class Room:
+    """What ``max_bytes`` leaves for a model's secondary shards."""
+
+    def __init__(self, max_bytes: int | None) -> None:
+        self._max_bytes = max_bytes
+        self._used_bytes = 0  # the largest of all ranks, so that all decide alike
+
+    def reserve(self, name: str, num_bytes: int) -> bool:
+        """Take that many bytes, and return True, if there are as many."""
+        if self._max_bytes is not None and self._used_bytes + num_bytes > self._max_bytes:
+            _log.warning(
+                "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
+                name, num_bytes, self._max_bytes, self._used_bytes,
+            )  # fmt: skip
+            return False
+        self._used_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
 
 
 class SecondaryShard:
     """Secondary shard of one parameter group, which gathers from it if possible. It keeps the wires of weights in a
     format: what is gathered from them has the same bits as the first gather."""
 
-    def __init__(self, owner: Compression, group: Collectives) -> None:
-        self._owner, self._group = owner, group
+    def __init__(self, group: Collectives, room: Room, checks: bool) -> None:
+        self._group, self._room, self._checks = group, room, checks
         self.intra_node = _c10d.Site(group.name, [])
         self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
@@ -130,7 +155,7 @@ class SecondaryShard:
             self._mark = None
 
     def forget(self) -> None:
-        self._owner._release(self._reserved or 0)
+        self._room.give_back(self._reserved or 0)
         self.outdate(forget_mark=True)
         self._reserved = self._held = self._plan = None
 
@@ -138,7 +163,7 @@ class SecondaryShard:
         if 0 < (self._reserved or 0) < num_bytes:
             self.forget()
         if self._reserved is None:
-            self._reserved = num_bytes if self._owner._reserve(self._group.name, num_bytes) else 0
+            self._reserved = num_bytes if self._room.reserve(self._group.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 
     def _is_captured(self, device: torch.device) -> bool:
@@ -156,7 +181,7 @@ class SecondaryShard:
 
     def _note(self, shard: torch.Tensor) -> None:
         """Record the hash of ``shard`` on a GPU, where kernels compare it later so that the host need not wait."""
-        if self._owner._checks and not shard.is_cpu:
+        if self._checks and not shard.is_cpu:
             self._mark = self._mark or _c10d.ShardMark(shard.device)
             self._mark.note(shard)
             if self._capture != 0:
@@ -184,7 +209,7 @@ class SecondaryShard:
                 return None
             params.append(version)
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
-        is_hashed = self._owner._checks and self._reserved != 0
+        is_hashed = self._checks and self._reserved != 0
         if not is_hashed or shard is None or not shard.is_cpu:
             return params, []
         parts = shard.buffer.parts if isinstance(shard, Deferred) else [shard]
@@ -194,8 +219,9 @@ class SecondaryShard:
 class KeptValues(SecondaryShard):
     """Of weights that are sent as lossless differences to what is kept."""
 
-    def __init__(self, owner: Compression, group: Collectives) -> None:
-        super().__init__(owner, group)
+    def __init__(self, group: Collectives, room: Room, checks: bool, prepare: Prepare) -> None:
+        super().__init__(group, room, checks)
+        self._prepare = prepare
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
         self._group_name = ""  # of the last difference
@@ -269,7 +295,7 @@ class KeptValues(SecondaryShard):
     def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         self._group_name = call.group.group_name
         if self.needs_sizes and self._prepared_version != version:
-            self._owner._prepare(self, call, version)
+            self._prepare(self, call, version)
         else:
             self._check(call.shard)  # against what was prepared
         self._prepared_version = None

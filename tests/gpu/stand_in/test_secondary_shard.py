@@ -11,7 +11,7 @@ from support.stand_in import dist, host, run, torch
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.gathers import GatherCall, ModuleStats
-from zcomm.fsdp.secondary_shard import SecondaryShard
+from zcomm.fsdp.secondary_shard import Room, SecondaryShard
 
 NODES = [0, 0, 1, 1]
 NUM = 5000
@@ -35,8 +35,7 @@ class Module:
             counted=self.counted,
             gather=lambda call: call.run(call.plan, site),
         )
-        owner = SimpleNamespace(_checks=True, _reserve=lambda *_: True)
-        self.shards = SecondaryShard(owner, group)  # type: ignore[arg-type]
+        self.shards = SecondaryShard(group, Room(None), checks=True)  # type: ignore[arg-type]
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
         if was_gathered:
             self.shards._held, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan

@@ -86,7 +86,7 @@ build/nccl/%/include/nccl.h: $(VENV)/.tools
 # The GPU side over a CUDA and an NCCL that live on the host: in C++, and the backend on GPU tensors. Side by side, as both
 # wait for time-outs half of their time.
 test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install
-	build/plain/zcomm_cuda_host_tests & cpp=$$!; ZCOMM_GPU_TESTS_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu $(ARGS); \
+	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu $(ARGS); \
 	  python=$$?; wait $$cpp && exit $$python
 
 test-slow: $(VENV)/.trainers $(NCCL_HEADERS)

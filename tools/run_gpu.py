@@ -146,7 +146,7 @@ def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Of all stages: nvcc, cmake and ninja are found, and nothing is skipped for want of a GPU."""
     folders = [VENV / "bin", Path(sys.executable).parent, Path("/usr/local/cuda/bin")]
     path = os.pathsep.join([*map(str, folders), environment.get("PATH", "")])
-    return {**environment, "PATH": path, "ZCOMM_REQUIRE_GPU": "1", "PYTHONUNBUFFERED": "1"}
+    return {**environment, "PATH": path, "TESTS_REQUIRE_GPU": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def make_venv() -> None:
@@ -303,7 +303,7 @@ def rehearse(names: Iterable[str], seconds: float, out: Path) -> int:
     """The stages of these names on the stand-in, with this Python."""
     out.mkdir(parents=True, exist_ok=True)
     every = [stage for stage in stages(sys.executable, out) if stage.name in names]
-    environment = {**os.environ, "ZCOMM_GPU_TESTS_DEVICE": "stand-in", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "TESTS_GPU_DEVICE": "stand-in", "PYTHONUNBUFFERED": "1"}
     begun = time.time()
     endings = run_stages(every, seconds, environment, out)
     facts = {"gpu": "a rehearsal on the stand-in", "torch": "for CPUs"}

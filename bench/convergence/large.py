@@ -28,7 +28,7 @@ from bench.convergence.cases import DEFAULT_GRADIENTS, DEFAULT_WEIGHTS
 from bench.convergence.report import T95
 from zcomm_bench.lab import gpus, network
 
-IS_REHEARSAL = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"  # on the CPU, tiny
+IS_REHEARSAL = os.environ.get("TESTS_GPU_DEVICE") == "stand-in"  # on the CPU, tiny
 NODES = "2x1"
 CONFIGURATIONS = {
     "exact": ("exact", "exact"),

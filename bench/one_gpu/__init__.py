@@ -1,6 +1,6 @@
 """What one GPU can tell in minutes: each module is a stage of `make gpu`, `python -m bench.one_gpu.NAME --out FOLDER`.
 
-With ZCOMM_GPU_TESTS_DEVICE=stand-in it is a rehearsal: the same program on the stand-in for a GPU, with tiny sizes.
+With TESTS_GPU_DEVICE=stand-in it is a rehearsal: the same program on the stand-in for a GPU, with tiny sizes.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).parents[1]
-IS_REHEARSAL = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"
+IS_REHEARSAL = os.environ.get("TESTS_GPU_DEVICE") == "stand-in"
 
 sys.path.append(str(BENCH))
 if IS_REHEARSAL:

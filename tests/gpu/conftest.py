@@ -1,8 +1,8 @@
 """Tests of the GPU side: ``pytest tests/gpu``, or ``make gpu`` for all that there is to run on a real GPU. Without one
-they are skipped, or, with ZCOMM_REQUIRE_GPU=1, refused.
+they are skipped, or, with TESTS_REQUIRE_GPU=1, refused.
 
-ZCOMM_GPU_TESTS_DEVICE=stand-in runs those marked ``stand_in``, and the folder of that name, over a CUDA and an NCCL
-that live on the host; ``make test-cuda-host`` builds these. ZCOMM_GPU_TESTS_DEVICE=cpu runs those that need no CUDA on
+TESTS_GPU_DEVICE=stand-in runs those marked ``stand_in``, and the folder of that name, over a CUDA and an NCCL
+that live on the host; ``make test-cuda-host`` builds these. TESTS_GPU_DEVICE=cpu runs those that need no CUDA on
 CPU tensors, a check of the tests themselves.
 """
 
@@ -16,7 +16,7 @@ import pytest
 # Before torch is asked for GPUs: it would start CUDA, and a process that has started CUDA cannot fork ranks.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 HERE = Path(__file__).parent
-STAND_IN = os.environ.get("ZCOMM_GPU_TESTS_DEVICE") == "stand-in"
+STAND_IN = os.environ.get("TESTS_GPU_DEVICE") == "stand-in"
 IN_PROCESS = ("test_communicator_failures", "test_communicator_threads", "test_lossless_kernels")
 SECONDS = 150  # of a test; a world ends before that and says where its ranks hung
 
@@ -27,7 +27,7 @@ if STAND_IN:
     try:
         cuda_on_host.replace_core()
     except RuntimeError as error:
-        pytest.exit(f"ZCOMM_GPU_TESTS_DEVICE=stand-in: {error}", returncode=2)
+        pytest.exit(f"TESTS_GPU_DEVICE=stand-in: {error}", returncode=2)
 else:
     collect_ignore = ["stand_in"]
 
@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     ours = [item for item in items if HERE in item.path.parents]
     missing = gpu_world.missing() if ours else ""
-    if missing and os.environ.get("ZCOMM_REQUIRE_GPU") == "1":
-        raise pytest.UsageError(f"ZCOMM_REQUIRE_GPU=1, and {missing}")
+    if missing and os.environ.get("TESTS_REQUIRE_GPU") == "1":
+        raise pytest.UsageError(f"TESTS_REQUIRE_GPU=1, and {missing}")
     if not missing and (broken := gpu_world.broken()):
         raise pytest.UsageError(broken)
     for item in ours:
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif item.get_closest_marker("slow") and "slow" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
         elif item.get_closest_marker("cuda_only") and not gpu_world.IS_GPU:
-            item.add_marker(pytest.mark.skip(reason="needs CUDA, and ZCOMM_GPU_TESTS_DEVICE is cpu"))
+            item.add_marker(pytest.mark.skip(reason="needs CUDA, and TESTS_GPU_DEVICE is cpu"))
 
 
 def runs_on_stand_in(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""The device that the tests in tests/gpu are on, by ZCOMM_GPU_TESTS_DEVICE: "cuda", a GPU; "stand-in", a CUDA and an
+"""The device that the tests in tests/gpu are on, by TESTS_GPU_DEVICE: "cuda", a GPU; "stand-in", a CUDA and an
 NCCL that live on the host (see tests/cuda_host); "cpu", CPU tensors, which is a check of the tests themselves.
 
 Of torch's operators the stand-in has those that make tensors. So a test that runs on both makes, copies and reads
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 KINDS = ("cuda", "stand-in", "cpu")
-KIND = os.environ.get("ZCOMM_GPU_TESTS_DEVICE", "cuda")
+KIND = os.environ.get("TESTS_GPU_DEVICE", "cuda")
 if KIND not in KINDS:
-    raise ValueError(f"ZCOMM_GPU_TESTS_DEVICE: expected one of {', '.join(KINDS)}, got {KIND!r}")
+    raise ValueError(f"TESTS_GPU_DEVICE: expected one of {', '.join(KINDS)}, got {KIND!r}")
 DEVICE = {"cuda": torch.device("cuda"), "stand-in": torch.device("cuda", 0), "cpu": torch.device("cpu")}[KIND]
 
 LONG = 4_000_000_000  # cycles of a kernel that does nothing: two seconds or so, far more than the host needs

@@ -59,14 +59,14 @@ def test_without_a_gpu_all_of_its_tests_are_skipped() -> None:
 @needs_no_gpu
 @pytest.mark.slow
 def test_where_a_gpu_is_demanded_they_are_refused() -> None:
-    done = pytest_of_gpu(ZCOMM_REQUIRE_GPU="1")
+    done = pytest_of_gpu(TESTS_REQUIRE_GPU="1")
     assert done.returncode != 0
-    assert "ZCOMM_REQUIRE_GPU=1, and no GPU tests" in done.stdout + done.stderr
+    assert "TESTS_REQUIRE_GPU=1, and no GPU tests" in done.stdout + done.stderr
 
 
 def test_the_tests_themselves_work_on_cpu_tensors() -> None:
-    """One of each kind; all of them: ZCOMM_GPU_TESTS_DEVICE=cpu pytest tests/gpu."""
-    done = pytest_of_gpu("-k", "2x2 or test_sums_in_place or test_what_is_not_compressed", ZCOMM_GPU_TESTS_DEVICE="cpu")
+    """One of each kind; all of them: TESTS_GPU_DEVICE=cpu pytest tests/gpu."""
+    done = pytest_of_gpu("-k", "2x2 or test_sums_in_place or test_what_is_not_compressed", TESTS_GPU_DEVICE="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout, done.stdout
 

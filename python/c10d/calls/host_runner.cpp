@@ -46,6 +46,8 @@ class HostRunner::HostWork final : public ::c10d::Work {
 
   // Runs the job itself inside of a callback, where no other thread may be able to.
   bool wait(std::chrono::milliseconds timeout) override;
+  // The future is done after the work itself, and callers may ask for its value next.
+  bool isCompleted() override { return future_->completed(); }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   std::uint64_t getSequencenumber() const override { return sequence_number_; }
@@ -72,7 +74,14 @@ bool HostRunner::HostWork::wait(std::chrono::milliseconds timeout) {
     if (!runner->is_own_thread() || runner->tasks_.empty()) break;
     runner->run_inside_callback(lock, runner->num_done_ + 1);
   }
-  return Work::wait(timeout);
+  try {
+    Work::wait(timeout);
+  } catch (const std::exception&) {
+    if (Work::isCompleted()) future_->wait();
+    throw;
+  }
+  future_->wait();
+  return true;
 }
 
 // Runs the first task on this thread, and tells its caller. The queue is free then: the caller may use it, and wait.

@@ -23,7 +23,9 @@ class CombinedWork final : public ::c10d::Work {
       : Work(-1, ::c10d::OpType::COALESCED), works_(std::move(works)), results_(std::move(results)) {}
 
   bool isCompleted() override {
-    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+    const auto future = existing_future();
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); }) &&
+           (!future || future->completed());
   }
   bool isSuccess() const override {
     return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
@@ -40,6 +42,7 @@ class CombinedWork final : public ::c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     bool all = true;
     for (const auto& work : works_) all = work->wait(timeout) && all;
+    if (const auto future = existing_future()) future->wait();  // done after the works, whose threads join it
     return all;
   }
   void abort() override {
@@ -55,6 +58,17 @@ class CombinedWork final : public ::c10d::Work {
     return all;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const std::lock_guard lock(mutex_);
+    if (!future_) future_ = joined_future();
+    return future_;
+  }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> existing_future() {
+    const std::lock_guard lock(mutex_);
+    return future_;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> joined_future() {
     const auto type = c10::FutureType::create(c10::AnyType::get());
     c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(type);
     for (const auto& work : works_) futures.push_back(work->getFuture());
@@ -70,9 +84,10 @@ class CombinedWork final : public ::c10d::Work {
         c10::ListType::ofTensors());
   }
 
- private:
   std::vector<WorkPtr> works_;
   std::vector<at::Tensor> results_;
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // once it was asked for
 };
 
 }  // namespace

@@ -124,6 +124,26 @@ def test_the_future_of_a_coalesced_call_has_its_tensors_in_order() -> None:
     run(lambda: body("zcomm"), options=zcomm.Options(forms="coalesced", all_reduce="int8:128"))
 
 
+@pytest.mark.parametrize("size", [NUM, NUM // 64], ids=["compressed", "in part"])
+def test_the_future_of_a_work_that_was_waited_for_is_done(size: int) -> None:
+    def body() -> None:
+        for turn in range(1500):
+            tensors = [torch.ones(size), torch.ones(NUM)]
+            work = (
+                dist.group.WORLD.allreduce_coalesced(tensors)
+                if turn % 2
+                else dist.all_reduce(tensors[1], async_op=True)
+            )
+            future = work.get_future()
+            if turn % 3:
+                work.wait()
+            while not work.is_completed():
+                pass
+            assert future.done(), turn
+
+    run(body, options=options(forms="coalesced", all_reduce="int8:128", min_bytes=NUM))
+
+
 def test_a_batch_that_raised_takes_no_later_call_along() -> None:
     """torch keeps the calls of a block that raised, for ever, of backends that coalesce: not of Gloo, nor of zcomm."""
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "zcomm/error.hpp"
@@ -65,7 +66,10 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
   call.form = form;
   call.dtype = dtype_of(shard);
   call.floating_point = at::isFloatingType(shard.scalar_type()) || at::isComplexType(shard.scalar_type());
-  if (call.dtype && (!is_float(*call.dtype) || may_be_complex(shard))) call.dtype.reset();
+  // Parts of different lengths are no complex tensors, on whatever rank.
+  const bool one_decides = collective != Collective::all_to_all || form != Form::list;
+  const bool complex = one_decides ? may_be_complex(shard) : std::ranges::all_of(whole, may_be_complex);
+  if (call.dtype && (!is_float(*call.dtype) || complex)) call.dtype.reset();
   call.contiguous = is_dense_on(shard, shard.device());
   call.on_host = shard.device().is_cpu();
   call.device = shard.device().index();

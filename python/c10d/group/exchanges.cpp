@@ -97,7 +97,9 @@ WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at:
   check_count(outputs, getSize(), "output_tensor_list");
   const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::all_to_all, Form::list, inputs[0], inputs);
-  call.contiguous = call.contiguous && describe(Collective::all_to_all, Form::list, inputs[0], outputs).contiguous;
+  const Call received = describe(Collective::all_to_all, Form::list, inputs[0], outputs);
+  call.contiguous = call.contiguous && received.contiguous;
+  if (!call.dtype) call.dtype = received.dtype;  // empty of complex tensors, too
   check_layout(settings.policy, call, getSize());
   const auto check = [&] {
     check_same_dtype(inputs, "input_tensor_list", inputs[0], "the first tensor");

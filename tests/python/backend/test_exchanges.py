@@ -156,6 +156,22 @@ def test_broadcast(dtype: torch.dtype) -> None:
     run(body, size=3, options=OPTIONS, nodes=NODES)
 
 
+def test_columns_that_one_rank_has_in_pairs_are_no_complex_tensors() -> None:
+    """A matrix in columns 3 + 2 becomes one in rows: tensors of two columns look like complex ones."""
+
+    def body() -> None:
+        rank, columns = dist.get_rank(), [3, 2]
+        whole = data(0, 5 * NUM).reshape(NUM, 5)
+        mine = list(whole.split(columns, 1)[rank].contiguous().chunk(2))
+        parts = [torch.empty(NUM // 2, width) for width in columns]
+        dist.all_to_all(parts, mine)
+        want = whole.chunk(2)[rank]
+        assert zcomm.stats().all_to_all.calls == 1
+        assert float((torch.cat(parts, 1) - want).abs().max()) < 2**-6 * float(want.abs().max())
+
+    run(body, 2, nodes=[0, 1], options=zcomm.Options(all_to_all="int8:128"))
+
+
 def test_all_to_all_of_lists_of_any_shapes() -> None:
     def shape(source: int, to: int) -> tuple[int, ...]:
         return [(100, 7 * (to + 1) * 40), (0, 3), (30000,)][(source + to) % 3]

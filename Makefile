@@ -73,9 +73,10 @@ NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/buil
 test-python: install $(NCCL_HEADERS)
 	NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "not slow and not job" $(ARGS)
 
-# The tests in Python that launch or compile whole training jobs: a third of the time of all.
-test-jobs: install
+# The tests in Python that launch or compile whole jobs: a third of the time of all.
+test-jobs: build/plain/cuda_host/.torch install
 	$(PY) $(PYTEST) -m "job and not slow" $(ARGS)
+	TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m job $(ARGS)
 
 build/nccl/%/include/nccl.h: $(VENV)/.tools
 	rm -rf build/nccl/$* && mkdir -p build/nccl/$*
@@ -86,7 +87,7 @@ build/nccl/%/include/nccl.h: $(VENV)/.tools
 # The GPU side over a CUDA and an NCCL that live on the host: in C++, and the backend on GPU tensors. Side by side, as both
 # wait for time-outs half of their time.
 test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install
-	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu $(ARGS); \
+	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m "not job" $(ARGS); \
 	  python=$$?; wait $$cpp && exit $$python
 
 test-slow: $(VENV)/.trainers $(NCCL_HEADERS)

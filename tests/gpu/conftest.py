@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "stand_in: runs over the CUDA on the host, too")
     config.addinivalue_line("markers", "xdist_group: tests that one process of pytest-xdist runs")
     config.addinivalue_line("markers", "slow: runs only where -m names it")
+    config.addinivalue_line("markers", "job: rehearses stages of make gpu; make test-jobs runs it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

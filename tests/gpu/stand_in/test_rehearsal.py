@@ -17,7 +17,7 @@ from bench.results_file import Measurement
 from zcomm_bench.planner import measured, report
 
 ROOT = Path(__file__).parents[3]
-
+pytestmark = pytest.mark.job
 
 # A kernel as the toolkit lists it; and a profiler that only runs what it is given.
 TOOLS = {

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from zcomm._checks import check_types
 from zcomm.distributed import _ddp
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, living_backends
@@ -67,6 +68,7 @@ class CompressState:
     _buckets: _Buckets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_types(vars(self), process_group=dist.ProcessGroup | None, error_feedback=ErrorFeedback | None)
         try:
             formats = _c10d.PolicyOverride(all_reduce=self.formats)
         except (TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import weakref
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import zcomm._core as _core
+from zcomm._checks import check_types
 
+_log = logging.getLogger("zcomm")
 _USED_BY_GRAPHS: dict[int, Any] = {}
 
 
@@ -55,6 +58,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, format: str = "int8:128", *, decay: float = 1.0) -> None:
+        check_types(locals(), format=str, decay=int | float)
         if format == "exact" or ":stochastic" in format:
             raise ValueError(f"format: expected a lossy one that rounds to nearest, got {format!r}")
         self.block_format = _core.BlockFormat(format)  # raises on an unknown one
@@ -64,6 +68,7 @@ class ErrorFeedback:
         self.decay = decay
         self._residuals: dict[str, _Residual] = {}
         self._loaded: dict[str, _Residual] = {}
+        self._has_told = False  # of a reduction that is not among those loaded
         self._owners: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def memory_bytes(self) -> int:
@@ -107,10 +112,10 @@ class ErrorFeedback:
         Raises ValueError if the format differs, or residuals are missing: torch.distributed.checkpoint loads only what
         an object has already. The next reduction raises ValueError if the state is another rank's, or
         if its layout differs: other nodes, another model, other formats. For a reduction in a CUDA graph this call
-        does.
+        does. A warning names a reduction that is not in the state, such as that of a renamed module.
         """
-        if state["format"] != self.format:
-            raise ValueError(f"state: expected residuals in {self.format!r}, got {state['format']!r}")
+        if (format := state.get("format")) != self.format:
+            raise ValueError(f"state: expected residuals in {self.format!r}, got {format!r}")
         found = len(state["residuals"])
         if (count := state.get("count", found)) != found:
             raise ValueError(
@@ -118,6 +123,7 @@ class ErrorFeedback:
                 "what is there already: save a file per rank by torch.save"
             )
         self.reset()
+        self._has_told = False
         self._loaded = {
             key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()
         }
@@ -164,6 +170,9 @@ class ErrorFeedback:
                 f"error feedback: the state that was loaded is of {other!r}, this reduction is of {key!r}: each rank "
                 "loads its own; reset() starts over"
             )
+        elif key not in self._residuals and self._loaded and not self._has_told:
+            self._has_told = True
+            _log.warning("error feedback: nothing was loaded for %r; not used yet: %s", key, ", ".join(self._loaded))
         residual = self._residuals.get(key)
         if residual is None or residual.layout != layout or residual.data.nbytes != num_bytes:
             residual = self._residuals[key] = _Residual(allocate(num_bytes), layout)

@@ -6,6 +6,7 @@ A *group* is an FSDPParamGroup, the parameters that one module gathers together;
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,16 +19,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["AllGather", "ReduceScatter"]
 
 Within: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 
 _Group: Any = FSDPParamGroup
-used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those that watch_fsdp2() has seen in use
+used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those of before watch_groups(), and those used since
 _numbers = itertools.count()
-_serials: Any = WeakIdKeyDictionary()  # of parameters
 
 # Classes of torch that only call the process group. The second came with torch 2.12.
 _PLAIN_GATHERS = tuple(
@@ -64,6 +63,11 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
         observe(group)
 
     _Group.lazy_init = lazy_init
+
+
+def watch_groups() -> None:
+    used_groups.update(one for one in gc.get_objects() if issubclass(type(one), _Group))
+    before_first_use(used_groups.add)
 
 
 def reshard_holders(parameters: Sequence[torch.Tensor]) -> None:
@@ -239,6 +243,7 @@ def version_of(param: Any) -> tuple[int, ...] | None:
     local = param._sharded_local_tensor
     if local.is_inference() or param.sharded_param.is_inference():
         return None  # PyTorch does not count their versions
-    # Empty shards have no address that tells one parameter from the next.
-    serial = _serials.setdefault(param.sharded_param, next(_numbers))
+    # Empty shards have no address that tells one parameter from the next. A weak reference to a parameter would keep
+    # Module.to() from exchanging it.
+    serial = vars(param.sharded_param).setdefault("_zcomm_serial", next(_numbers))
     return serial, param.sharded_param._version, local._version, local.data_ptr(), local.numel()

@@ -282,11 +282,11 @@ class Collectives:
         feedback = self.rule.error_feedback if self.rule else None
         if feedback is None:
             return None
-        # What one parameter has lost is not another's, which may have the same plan.
+        # What one parameter has lost is not another's, which may have the same plan, and is kept while it is frozen.
         reduced = [number for number, param in enumerate(self.params) if _fsdp2.requires_grad(param)]
         of = "" if len(reduced) == len(self.params) else f", parameters {reduced}"
-        layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}{of}"
-        key = f"{self._residual_key}/rank {dist.get_rank()}"
+        layout = f"{output.numel() * backend.size()} {output.dtype} in {plan.segments} of {plan.ranks}"
+        key = f"{self._residual_key}/rank {dist.get_rank()}{of}"
         return residual_of(feedback, key, layout, plan.residual_bytes, output.device)
 
     def warn(self, about: str, what: str, backend: Backend) -> None:

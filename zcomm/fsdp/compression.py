@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zcomm._checks import check_types
 from zcomm._formats import Format
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
@@ -71,7 +71,7 @@ def compress(
             the parameters. :meth:`Compression.stats` counts both.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: an argument has another type than those here.
         ValueError: a format is unknown; a pattern or type of ``exempt`` selects nothing; ``max_bytes`` is negative;
             ``"lossless"`` without ``keep_in_node``; modules of ``replicate()``, which gather no weights; at a gather,
             weights of float32 or float64 with ``"lossless"``; at the first forward pass, a process group without the
@@ -79,8 +79,8 @@ def compress(
         RuntimeError: ``fully_shard`` was applied to no module by the first step of the model's optimizer; weights of a
             module have changed on some ranks only; a CUDA graph captures a gather with ``"lossless"``.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    check_types(locals(), model=nn.Module, keep_in_node=bool, max_bytes=int | None, check=bool, fused=bool)
+    check_types(locals(), error_feedback=ErrorFeedback | None)
     if max_bytes is not None and max_bytes < 0:
         raise ValueError(f"max_bytes: expected 0 or more, or None, got {max_bytes}")
     if weights == "lossless" and not keep_in_node:
@@ -187,15 +187,19 @@ class Compression:
         if not new:
             return
         exempt = select(self._model, self._exempt)
-        self._hook.remove()
         for group in new:
             flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
             rule = self._rules[group] = replace(self._rule, exempt=flags, owner=self)
             group.set_rule(rule, self._secondary_of(group))
+        sharded = {_fsdp2.parameter_id(param) for group in self._rules for param in group.params}
+        if sharded.issuperset(map(id, self._model.parameters())):  # else modules are sharded later
+            self._hook.remove()
 
     def _before_forward(self, module: nn.Module) -> None:
         if module is self._model:
             self._install()
+            if self._rules:
+                self._hook.remove()
         elif not self._warned_of_copy and any(group.rule is None for group in collectives_of(module)):
             self._warned_of_copy = True
             _log.warning(
@@ -264,10 +268,13 @@ def _watch() -> None:
 
 
 class _ForwardHook:
-    """Keeps what it is made for. Its copy, in a copy of the model, does not: the original would live as long."""
+    """Keeps what it is made for. Its copy, in a copy of the model, does not: the original would live as long. A pickled
+    one does nothing."""
+
+    _compression: Callable[[], Compression | None] = staticmethod(lambda: None)
 
     def __init__(self, compression: Compression) -> None:
-        self._kept: Compression | None = compression
+        self._kept = compression
         self._compression = weakref.ref(compression)
 
     def __call__(self, module: nn.Module, _: Any) -> None:
@@ -275,6 +282,9 @@ class _ForwardHook:
             compression._before_forward(module)
 
     def __deepcopy__(self, memo: Any) -> _ForwardHook:
-        copied = copy.copy(self)
-        copied._kept = None
+        copied = object.__new__(_ForwardHook)
+        copied._compression = self._compression
         return copied
+
+    def __getstate__(self) -> None:
+        return None

@@ -51,7 +51,7 @@ def select(model: nn.Module, selectors: Sequence[Selector]) -> set[tuple[int, st
 
 
 def _is_function(selector: Any) -> bool:
-    return callable(selector) and not isinstance(selector, type)
+    return callable(selector) and not isinstance(selector, type | nn.Module)
 
 
 def _selects(selector: Selector, name: str, parameter: nn.Parameter, modules: dict[str, nn.Module]) -> bool:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import zcomm._core as _core
+from zcomm._checks import check_types
 from zcomm._units import parse_rate
 from zcomm.distributed._fsdp2 import reshard_holders
 from zcomm.distributed.binding import _c10d
@@ -27,16 +28,6 @@ _COMPARED = (  # between sites
     "arguments of the outer optimizer",
     "state of the outer optimizer",
     "values after the last outer step",
-)
-
-_TYPES: tuple[tuple[str, Any, str], ...] = (
-    ("every", int, "an int"),
-    ("fragments", int, "an int"),
-    ("delay", int, "an int"),
-    ("keep", int | float, "a float"),
-    ("format", str, "a str"),
-    ("error_feedback", bool | ErrorFeedback, "a bool or an ErrorFeedback"),
-    ("max_rate", str | None, "a str such as '40mbit', or None"),
 )
 
 
@@ -108,9 +99,10 @@ class OuterStep:
         max_rate: str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        check_types(locals(), optimizer=torch.optim.Optimizer, every=int, fragments=int, delay=int, keep=int | float)
+        check_types(locals(), format=str, error_feedback=bool | ErrorFeedback, max_rate=str | None)
         parameters = _parameters_of(optimizer)
         _check_parameters(parameters)
-        _check_types(locals())
         _check_numbers(every, fragments, delay, keep, len(parameters))
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
@@ -190,8 +182,8 @@ class OuterStep:
         parameters, and RuntimeError while fragments are under way."""
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
-        if state["settings"] != self._settings:
-            raise ValueError(f"state: expected one of {self._settings}, got {state['settings']}")
+        if (settings := state.get("settings")) != self._settings:
+            raise ValueError(f"state: expected one of {self._settings}, got {settings}")
         if (rank := state.get("rank")) != dist.get_rank():
             raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {rank}")
         if self._feedback is not None:
@@ -255,20 +247,25 @@ class OuterStep:
         """Make the fragment's outer step."""
         keep = self._keep if keep is None else keep
         mean = self._wait_for_mean(fragment)
-        own = fragment.read() if keep else None
+        own = fragment.read()
         gradients = [(parameter, parameter.grad) for parameter in _parameters_of(self._optimizer)]
         for parameter, _ in gradients:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
         reshard_holders(fragment.parameters)
         fragment.write(fragment.values)
-        for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
-            parameter.grad = like(part, parameter)
-        self._optimizer.step()
-        fragment.values = fragment.read()
-        if own is not None:
-            fragment.write(torch.lerp(fragment.values, own, keep))
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        try:
+            for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
+                parameter.grad = like(part, parameter)
+            self._optimizer.step()
+            fragment.values = fragment.read()
+            if keep:
+                fragment.write(torch.lerp(fragment.values, own, keep))
+        except BaseException:
+            fragment.write(own)
+            raise
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
         fragment.mean = None
         self._in_flight.remove(fragment)
 
@@ -330,12 +327,6 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
     if len(kinds) != 1 or next(iter(kinds))[0] != torch.float32:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
         raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
-
-
-def _check_types(given: dict[str, Any]) -> None:
-    for name, kind, text in _TYPES:
-        if not isinstance(given[name], kind) or (isinstance(given[name], bool) and name != "error_feedback"):
-            raise TypeError(f"{name}: expected {text}, got {given[name]!r}")
 
 
 def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_parameters: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.calls import logged
 from support.fsdp_model import batch, sharded
 from support.worlds import options, run
 from torch import nn
@@ -237,6 +238,36 @@ def test_what_a_parameter_has_lost_is_not_added_to_another() -> None:
     run(body, 4, nodes=[0, 0, 1, 1], options=options())
 
 
+def test_what_a_parameter_has_lost_waits_while_it_is_frozen() -> None:
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+        parts = list(fully_shard(model))
+        feedback = zcomm.codec.ErrorFeedback()
+        zcomm.fsdp.compress(model, weights="exact", gradients="int4:128", error_feedback=feedback, exempt=())
+        inputs = torch.randn(8, 64)
+        for step, factor in enumerate((100, 1, 0)):
+            for number, part in enumerate(parts):
+                part.weight.requires_grad_(number == step % 2)
+            model.zero_grad()
+            (factor * model(inputs)).sum().backward()
+        assert parts[0].weight.grad.to_local().any()  # of its first gradient: this one is zero
+        assert len(feedback.residual_bytes()) == 2
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_a_line_tells_of_a_reduction_that_the_loaded_state_lacks() -> None:
+    feedback, told = zcomm.codec.ErrorFeedback(), logged()
+    feedback.use("block/rank 0", "float32", 4, lambda size: np.zeros(size, np.uint8))
+    state = feedback.state_dict()
+    for key in ("block/rank 0", "model.block/rank 0"):
+        feedback.load_state_dict(state)
+        for used in (key, f"{key}, again"):
+            feedback.use(used, "float32", 4, lambda size: np.zeros(size, np.uint8))
+    assert told == ["error feedback: nothing was loaded for 'model.block/rank 0'; not used yet: block/rank 0"]
+
+
 def test_residuals_of_ddp_belong_to_parameters_in_their_order() -> None:
     """DDP's second backward pass may have a bucket of the same size, in another order."""
 
@@ -346,6 +377,16 @@ def test_wrong_arguments() -> None:
         ),
         ({"format": "int5:32"}, "got 'int5:32'"),
         ({"decay": 1.5}, "decay: expected 0 to 1, got 1.5"),
+        ({"format": 5}, "format: expected str, got 5"),
+        ({"decay": "a"}, r"decay: expected int \| float, got 'a'"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             zcomm.codec.ErrorFeedback(**arguments)
+    with pytest.raises(ValueError, match="state: expected residuals in 'int8:128', got None"):
+        zcomm.codec.ErrorFeedback().load_state_dict({})
+    for arguments, message in [
+        ({"error_feedback": True}, r"error_feedback: expected zcomm.feedback.ErrorFeedback \| None, got True"),
+        ({"process_group": "a"}, r"process_group: expected .*ProcessGroup \| None, got 'a'"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            zcomm.ddp.CompressState(**arguments)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -282,11 +284,42 @@ def test_wrong_arguments() -> None:
             ({"exempt": ["*.nrom.*"]}, "exempt: '\\*.nrom.\\*' selects no parameter"),
             ({"exempt": [nn.Conv2d]}, "exempt: <class .*Conv2d'> selects no parameter"),
             ({"exempt": [3]}, "exempt: expected a pattern, a type of module, or a function, got 3"),
+            ({"exempt": [model[0]]}, "exempt: expected a pattern, a type of module, or a function, got FSDPBlock"),
+            ({"error_feedback": True}, r"error_feedback: expected zcomm.feedback.ErrorFeedback \| None, got True"),
+            ({"keep_in_node": "no"}, "keep_in_node: expected bool, got 'no'"),
+            ({"max_bytes": "1GB"}, r"max_bytes: expected int \| None, got '1GB'"),
+            ({"max_bytes": True}, r"max_bytes: expected int \| None, got True"),
         ]:
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises((ValueError, TypeError), match=message):
                 compress(model, **arguments)
 
     run(body, 2, options=options())
+
+
+def test_settings_of_a_part_leave_those_of_parts_that_are_sharded_later() -> None:
+    """Nobody keeps what compress() returned."""
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH))
+        fully_shard(model[1])
+        compress(model, weights="int4:64", exempt=())
+        compress(model[1], weights="int8:256", exempt=())
+        gc.collect()
+        for part in (model[0], model):
+            fully_shard(part)
+        values = gathered(model)
+        for name, parameter in model.named_parameters():
+            assert_same_bits(values[name], expected_of(parameter, "int4:64" if name[0] == "0" else "int8:256"))
+
+    run(body, 4, nodes=NODES, options=options())
+
+
+def test_a_model_with_settings_can_be_saved_before_its_first_use() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    compress(model)
+    values = torch.ones(1, 4)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(values), model(values))
 
 
 def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:

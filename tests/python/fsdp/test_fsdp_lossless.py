@@ -360,6 +360,8 @@ def test_what_cannot_be_sent_is_refused() -> None:
                 match=rf"weights: 0 cannot .*expected BFloat16, Half or .* got {name}.*MixedPrecisionPolicy",
             ):
                 model(make_batch(0)[0].to(dtype))
+            with zcomm.exact():
+                model(make_batch(0)[0].to(dtype))
 
     run(body, 2, nodes=[0, 1], options=options())
 

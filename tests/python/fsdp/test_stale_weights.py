@@ -235,3 +235,31 @@ def test_a_step_of_some_parameters_of_a_module_is_noticed_without_hashes() -> No
         assert torch.equal(model(inputs), found)
 
     run(body, 4, nodes=[0, 0, 1, 1], options=options(min_bytes=1))
+
+
+@WEIGHTS
+def test_modules_may_exchange_their_parameters(weights: str) -> None:
+    """Module.to() and its like exchange DTensors, which torch refuses where a weak reference to one exists."""
+
+    def load(model: nn.Module) -> None:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.load_state_dict({name: value.detach().clone() for name, value in model.state_dict().items()})
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    def body() -> None:
+        inputs, _ = make_batch(dist.get_rank())
+        with torch.no_grad():
+            for exchange in (nn.Module.cpu, nn.Module.float, load):
+                model, secondary = sharded(weights)
+                before = model(inputs)
+                exchange(model)
+                assert torch.equal(model(inputs), before)
+                exchange(model)
+                data_copy(model, Path())
+                got = model(inputs)
+                secondary.invalidate()
+                assert torch.equal(model(inputs), got) and not torch.equal(got, before)
+
+    run(body, 2, nodes=[0, 1], options=options())

@@ -275,6 +275,46 @@ def test_evaluations_before_and_after_an_outer_step_of_fsdp2(reshard: bool | Non
     run(body, 2, options=zcomm.Options(all_gather="exact", reduce_scatter="exact"))
 
 
+def test_an_evaluation_of_a_model_that_was_used_before_zcomms_first_group() -> None:
+    def body() -> None:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("sites", "shards"))
+        model: Any = fully_shard(torch.nn.Linear(8, 8), mesh=mesh["shards"])
+        inputs = torch.ones(1, 8)
+        model(inputs).sum().backward()
+        model.zero_grad()
+        outer = sites.outer_step(model, every=2, group=dist.new_group(backend="zcomm"))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2 + dist.get_rank())
+            model(inputs)  # the root stays gathered
+            outer.synchronize()
+            got = model(inputs)
+            model.reshard()
+            assert torch.equal(got, model(inputs))
+
+    run(body, 2, backend="gloo")
+
+
+def test_an_outer_optimizer_that_raises_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None:
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        outer = zcomm.outer.OuterStep(optimizer, every=1, format="exact")
+        model(torch.ones(1, 8)).sum().backward()
+        with torch.no_grad():
+            model.weight.add_(1 + dist.get_rank())
+        before = [each.detach().clone() for each in (model.weight, model.weight.grad, model.bias.grad)]
+        with monkeypatch.context() as patched, pytest.raises(ValueError, match="once"):
+            patched.setattr(optimizer, "step", lambda: exec("raise ValueError('once')"))
+            outer.step()
+        for was, now in zip(before, (model.weight, model.weight.grad, model.bias.grad), strict=True):
+            assert torch.equal(was, now)
+        outer.synchronize()
+        sites.assert_replicas_agree(sites.flat(model))
+
+    run(body, 2)
+
+
 def test_the_gradients_and_state_of_the_inner_optimizer_are_left_alone() -> None:
     def body() -> None:
         model = make_model()

@@ -86,16 +86,16 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 
 OF_OTHER_TYPES: dict[str, tuple[dict[str, Any], str]] = {
-    "every": ({"every": 2.3}, r"every: expected an int, got 2.3"),
-    "a bool": ({"every": True}, r"every: expected an int, got True"),
-    "fragments": ({"fragments": 2.0}, r"fragments: expected an int, got 2.0"),
-    "delay": ({"delay": None}, r"delay: expected an int, got None"),
+    "every": ({"every": 2.3}, r"every: expected int, got 2.3"),
+    "a bool": ({"every": True}, r"every: expected int, got True"),
+    "fragments": ({"fragments": 2.0}, r"fragments: expected int, got 2.0"),
+    "delay": ({"delay": None}, r"delay: expected int, got None"),
     "a format": ({"error_feedback": "int8:128"}, r"error_feedback: expected .* got 'int8:128'"),
-    "a number": ({"error_feedback": 3}, r"error_feedback: expected a bool or an ErrorFeedback, got 3"),
-    "keep": ({"keep": "half"}, r"keep: expected a float, got 'half'"),
-    "no format": ({"format": None}, r"format: expected a str, got None"),
-    "max_rate": ({"max_rate": 5}, r"max_rate: expected a str such as '40mbit', or None, got 5"),
-    "None": ({"error_feedback": None}, r"error_feedback: expected a bool or an ErrorFeedback, got None"),
+    "a number": ({"error_feedback": 3}, r"error_feedback: expected bool \| zcomm.feedback.ErrorFeedback, got 3"),
+    "keep": ({"keep": "half"}, r"keep: expected int \| float, got 'half'"),
+    "no format": ({"format": None}, r"format: expected str, got None"),
+    "max_rate": ({"max_rate": 5}, r"max_rate: expected str \| None, got 5"),
+    "None": ({"error_feedback": None}, r"error_feedback: expected bool \| zcomm.feedback.ErrorFeedback, got None"),
 }
 
 
@@ -248,6 +248,8 @@ def test_another_state_is_refused() -> None:
             outer.load_state_dict(state)
         with pytest.raises(ValueError, match=r"state: expected one of .*'every': 5"):
             sites.outer_step(model, every=5).load_state_dict(state)
+        with pytest.raises(ValueError, match=r"state: expected one of .*'every': 4.*, got None"):
+            sites.outer_step(model, every=4).load_state_dict({})
         other = sites.outer_step(model[0], every=4, delay=2)
         with pytest.raises(ValueError, match=r"state: expected one of .*'elements': .18157.*got"):
             other.load_state_dict(state)

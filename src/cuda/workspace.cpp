@@ -26,10 +26,15 @@ class Piece {
   void mark_released(cudaStream_t on_stream) {
     stream = on_stream;
     capture = capture_of({on_stream});
-    if (capture == 0) released_.record({on_stream});
+    if (capture == 0) {
+      released_.record({on_stream});
+    } else if (num_graphs == 0) {
+      throw Error("scratch of eager work is released in a capture, where no event can tell the end of that work");
+    }
   }
-  // Tells whether neither queued work nor a graph can use the piece any more.
-  bool is_passed() const { return capture != 0 ? num_graphs == 0 : released_.is_over(); }
+  // Tells whether neither queued work nor a graph can use the piece any more. A graph may have it from eager work that
+  // is still queued, and be destroyed before.
+  bool is_passed() const { return num_graphs == 0 && released_.is_over(); }
 
   const std::size_t size;
   const int device;

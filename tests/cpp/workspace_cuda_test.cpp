@@ -126,6 +126,33 @@ TEST_CASE("cuda workspace: a capture gets what is there and keeps it; it never a
   cudaGraphDestroy(graph);
 }
 
+TEST_CASE(
+    "cuda workspace: a piece of queued work that a dropped graph had, too, goes to no other stream before its end") {
+  for (const bool released_before : {true, false}) {
+    CAPTURE(released_before);
+    const auto workspace = make_cuda_workspace();
+    Stream first;
+    Stream second;
+    std::atomic<bool> open = false;
+    std::byte* const piece = workspace->acquire(5000, first.view());
+    block(first, open);
+    if (released_before) workspace->release(piece, first.view());
+    REQUIRE(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    if (released_before) CHECK(workspace->acquire(5000, first.view()) == piece);
+    workspace->release(piece, first.view());
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamEndCapture(first, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+    const auto is_reused = [&] {
+      const Scratch other(*workspace, 5000, second.view());
+      return other.data() == piece;
+    };
+    for (int i = 0; i < 50; ++i, std::this_thread::sleep_for(1ms)) CHECK(!is_reused());  // CUDA lets go of graphs later
+    open = true;
+    synchronize(first.view());
+  }
+}
+
 TEST_CASE("cuda workspace: many threads") {
   const auto workspace = make_cuda_workspace();
   test::run_ranks(4, [&](int rank) {

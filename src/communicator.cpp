@@ -27,6 +27,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   CallStats stats;
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
+  check_addresses(arguments);
   const bool is_captured = preparations_->are_needed() && is_capturing(stream);  // on a GPU
   if (is_captured) {
     for (const Segment<HopFormats>& segment : operation.segments()) {

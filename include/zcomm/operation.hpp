@@ -112,7 +112,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 // `kept` receives the secondary shard (hpZ of ZeRO++). The ranks of a node keep the wires of the gather between them:
 // that of rank r's shard is kept by the rank with r's local rank, modulo the ranks of the node. In equal nodes each of
 // L ranks keeps an L-th of all wires. A call without an input rebuilds the outputs from these wires: it gives the same
-// bits, and sends nothing between nodes.
+// bits, and sends nothing between nodes. On a GPU its stream must wait for the call that has filled `kept`.
 //
 // A call with Arguments::wires leaves all wires there, and those of the secondary shard in it. Its outputs have lengths
 // and no addresses. decode() may then write values where and when nothing else uses that memory.

@@ -89,6 +89,10 @@ inline void check(const DecodeSumEncode& job) {
   check_argument(job.num_elements >= 0, "num_elements: expected 0 or more, got ", job.num_elements);
   check_wires(job.wires, job.num_elements);
   check_format(job.format);
+  for (const Wire& wire : job.wires) {
+    check_argument(wire.data != job.wire || wire.format == job.format || job.num_elements == 0,
+                   "wire: expected memory apart from a wire of another format, ", wire.format, ", got the same");
+  }
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
   check_rounding(job.rounding);
 }

@@ -16,6 +16,7 @@ class BroadcastOperation final : public Operation {
     const Topology& topology = world_.topology;
     zcomm::check(world_);
     check_rank(topology, root, "root");
+    check_format(format, dtype);
     const int num_nodes = topology.num_nodes();
     check_argument(num_elements >= 0, "num_elements: expected 0 or more, got ", num_elements);
     description_ = "broadcast from " + std::to_string(root) + " " + SlotShape{{num_elements}, dtype}.to_string() + " " +

@@ -38,6 +38,7 @@ ExchangePlan::ExchangePlan(World world, Lengths sent, Lengths received, DType dt
   const auto size = static_cast<std::size_t>(world_.topology.size());
   const auto own = static_cast<std::size_t>(world_.rank);
   check(world_);
+  check_format(formats, dtype);
   for (const auto& [lengths, name] : {std::pair(&sent_, "sent"), std::pair(&received_, "received")}) {
     check_argument(lengths->size() == size, name, ": expected one length for each of ", size, " ranks, got ",
                    lengths->size());

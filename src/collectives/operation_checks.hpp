@@ -59,7 +59,9 @@ int overlapped_slot(const View& view, const Slots& slots, int own) {
     const std::uintptr_t begin = begin_of(slots[i]);
     const bool is_same =
         static_cast<int>(i) == own && begin == begin_of(view) && slots[i].num_bytes() == view.num_bytes();
-    if (!is_same && begin < begin_of(view) + view.num_bytes() && begin_of(view) < begin + slots[i].num_bytes()) {
+    const bool is_empty = view.num_elements == 0 || slots[i].num_elements == 0;
+    if (!is_same && !is_empty && begin < begin_of(view) + view.num_bytes() &&
+        begin_of(view) < begin + slots[i].num_bytes()) {
       return static_cast<int>(i);
     }
   }
@@ -118,6 +120,27 @@ inline void check_kept(const Kept& kept, std::size_t num_bytes) {
   check_aligned("kept", kept.memory.data(), kWireAlignment);
 }
 
+// Checks a format for values of this dtype.
+inline void check_format(BlockFormat format, DType dtype) {
+  check_format(format);
+  if (format.kind != ElementKind::exact) check_float(dtype);
+}
+
+inline void check_format(HopFormats formats, DType dtype) {
+  check_format(formats.intra_node, dtype);
+  check_format(formats.inter_node, dtype);
+}
+
+// Checks the addresses of a call's values. Outputs whose wires are left have none.
+inline void check_addresses(const Arguments& arguments) {
+  for (const ConstTensorView& input : arguments.inputs) {
+    check_aligned("inputs", input.data, element_size(input.dtype), input.num_elements);
+  }
+  for (const TensorView& output : arguments.wires.empty() ? arguments.outputs : std::span<const TensorView>()) {
+    check_aligned("outputs", output.data, element_size(output.dtype), output.num_elements);
+  }
+}
+
 inline void check_wires(const Operation& operation, std::span<const std::byte> wires) {
   const std::size_t num_bytes = operation.wires_bytes();
   check_argument(num_bytes > 0 || operation.num_chunks() == 0, "wires: expected a gather in a format, got ",
@@ -127,7 +150,7 @@ inline void check_wires(const Operation& operation, std::span<const std::byte> w
 }
 
 // Checks `feedback` against `planned`, the residual's format in the plan.
-inline void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned) {
+inline void check_feedback(const Feedback* feedback, const std::optional<BlockFormat>& planned, std::size_t num_bytes) {
   const auto name = [](const std::optional<BlockFormat>& format) { return format ? format->to_string() : "none"; };
   const std::optional<BlockFormat> given = feedback == nullptr ? std::nullopt : std::optional(feedback->format);
   check_argument(given == planned, [&] {
@@ -137,7 +160,7 @@ inline void check_feedback(const Feedback* feedback, const std::optional<BlockFo
   const BlockFormat& format = feedback->format;
   check_argument(format.kind != ElementKind::exact && !format.stochastic,
                  "feedback.format: expected a lossy format that rounds to nearest, got ", format);
-  check_aligned("feedback.residual", feedback->residual, kWireAlignment);
+  check_aligned("feedback.residual", feedback->residual, kWireAlignment, static_cast<std::int64_t>(num_bytes));
   check_argument(feedback->decay >= 0.0f && feedback->decay <= 1.0f, "feedback.decay: expected 0 to 1, got ",
                  [&] { return exact_digits(feedback->decay); });
 }

@@ -27,6 +27,7 @@ SlotShape checked(SlotShape slots, const World& world, std::span<const Segment<F
   for (const Segment<Format>& segment : segments) {
     check_argument(segment.num_elements >= 0, "segments: expected 0 or more elements in each, got ",
                    segment.num_elements);
+    check_format(segment.format, slots.dtype);
     total += segment.num_elements;
   }
   check_argument(total == slots.longest(), "segments: expected the ", slots.longest(),
@@ -248,7 +249,10 @@ ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, st
     : SlotPlan(std::move(world), std::move(slots), segments, feedback ? granule_of(*feedback) : 1),
       feedback_(feedback),
       hops_(topology().reduce_hops(rank())) {
-  if (feedback) lay_out_residual(*feedback);
+  check_float(slots_.dtype);
+  if (!feedback) return;
+  check_format(*feedback);
+  lay_out_residual(*feedback);
 }
 
 void ReducePlan::lay_out_residual(BlockFormat feedback) {

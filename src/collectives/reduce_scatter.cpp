@@ -26,7 +26,7 @@ class ReduceScatterOperation final : public Operation {
     check_slots(r, slots, output.num_elements, is_widened ? slots.front().dtype : output.dtype, "output");
     check_apart(r, arguments.outputs, arguments.inputs, "output");
     check_plan(r, plan_, shape_of(slots));
-    check_feedback(arguments.feedback, plan_.feedback());
+    check_feedback(arguments.feedback, plan_.feedback(), residual_bytes());
   }
   std::string words(const Arguments& arguments) const override {
     return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
@@ -61,7 +61,7 @@ class AllReduceOperation final : public Operation {
     check_argument(plan_.num_elements() == tensor.num_elements, "plan: expected one of the tensor's ",
                    tensor.num_elements, " elements, got ", plan_.num_elements());
     check_plan(r, plan_.reduce(), {plan_.reduce().slots().lengths, tensor.dtype});
-    check_feedback(arguments.feedback, plan_.reduce().feedback());
+    check_feedback(arguments.feedback, plan_.reduce().feedback(), residual_bytes());
   }
   std::string words(const Arguments& arguments) const override {
     return "all_reduce " + plan_.description() + words_of_sum(arguments);

@@ -84,7 +84,7 @@ void NcclTransport::look(const char* what, bool asks_peers) {
 }
 
 NcclTransport::~NcclTransport() {
-  const bool all_done = finish_transfers();
+  const bool all_done = finish_transfers(Clock::now() + kCloseTimeout);
   {
     const std::lock_guard lock(state_mutex_);
     is_closing_ = true;
@@ -110,9 +110,9 @@ void NcclTransport::close() noexcept {
   wait_for_abort();
 }
 
-// Waits for all transfers. Returns false if the transport fails, earlier or here. The watchdog bounds the wait.
-bool NcclTransport::finish_transfers() noexcept {
-  const Clock::time_point latest = Clock::now() + kCloseTimeout;
+// Waits for all transfers. Returns false if the transport fails, earlier or here. The watchdog bounds the wait,
+// `latest` that for calls without a timeout.
+bool NcclTransport::finish_transfers(Clock::time_point latest) noexcept {
   try {
     const CudaDeviceGuard device(device_);
     while (!has_failed()) {

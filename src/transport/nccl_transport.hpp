@@ -155,7 +155,7 @@ class NcclTransport final : public Transport {
   bool takes_limits() const override { return false; }
   void check() override;
   void watch(Finding finding) override;
-  void finish() noexcept override { finish_transfers(); }
+  void finish() noexcept override { finish_transfers(std::chrono::steady_clock::time_point::max()); }
   void abort(const std::string& reason) noexcept override { fail("", TransportError(reason), /*ask=*/false); }
 
   void wait(NcclGroup& group, StreamView stream);
@@ -199,7 +199,7 @@ class NcclTransport final : public Transport {
   void look_at_communicator();
   void look_at_peers();
   std::string ask_peers(std::chrono::milliseconds interval);
-  bool finish_transfers() noexcept;
+  bool finish_transfers(std::chrono::steady_clock::time_point latest) noexcept;
   void close() noexcept;
 
   const NcclOptions options_;

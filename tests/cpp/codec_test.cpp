@@ -255,6 +255,11 @@ TEST_CASE("wrong arguments are refused before any job runs") {
                        "wire: expected no nan_is_zero to decode, got it: decode_sum takes it", ArgumentError);
   const DecodeSum no_wires{{}, 1.0f, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: expected at least one, got none", ArgumentError);
+  const Wire read{wire.data(), BlockFormat::parse("int8:32:hadamard"), DType::float32};
+  const DecodeSumEncode over_another{{&read, 1}, 64, format, wire.data()};
+  CHECK_THROWS_WITH_AS(codec->decode_sum_encode({&over_another, 1}, {}),
+                       "wire: expected memory apart from a wire of another format, int8:32:hadamard, got the same",
+                       ArgumentError);
   CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);
 }
 

@@ -260,11 +260,41 @@ TEST_CASE("promise 9: wrong arguments raise before any byte moves and leave the 
       test::reduce_scatter(*communicators[1], short_ones, sums, HopFormats{format, format}, 1.0f, 1s),
       doctest::Contains("output: expected memory that overlaps no slot but its own, got some of slot 1"),
       ArgumentError);
+  Values others(4);
+  const ConstTensorView crooked{view(others).data + 1, 2, DType::float32};
+  CHECK_THROWS_WITH_AS(test::all_gather(communicator, crooked, slots, format, 1s),
+                       "inputs: expected an address that is a multiple of 4, got 1 bytes past one", ArgumentError);
+  CHECK_THROWS_WITH_AS(test::broadcast(communicator, {view(others).data + 1, 2, DType::float32}, 0, format, 1s),
+                       "outputs: expected an address that is a multiple of 4, got 1 bytes past one", ArgumentError);
+  const BlockFormat odd{ElementKind::int8, 33};
+  CHECK_THROWS_WITH_AS(test::all_gather(communicator, view(two), slots, odd, 1s), doctest::Contains("got 'int8:33'"),
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(test::broadcast(communicator, view(two), 0, odd, 1s), doctest::Contains("got 'int8:33'"),
+                       ArgumentError);
+  TensorView pairs = view(four);
+  pairs.dtype = DType::byte_pairs;
+  const auto exact = BlockFormat::parse("exact");
+  const char* const no_float = "dtype: expected float32, bfloat16 or float16, got byte_pairs";
+  CHECK_THROWS_WITH_AS(test::all_reduce(communicator, pairs, HopFormats{exact, exact}, 1.0f, 1s), no_float,
+                       ArgumentError);
+  CHECK_THROWS_WITH_AS(test::broadcast(communicator, pairs, 0, format, 1s), no_float, ArgumentError);
   test::run_ranks(2, [&](int rank) {
     Values gathered{1, 2, 3, 4};
     const auto own = split(view(gathered), 2, 2);
     test::all_gather(*communicators[static_cast<std::size_t>(rank)], own[static_cast<std::size_t>(rank)], own,
                      BlockFormat::parse("exact"), 10s);
+  });
+}
+
+TEST_CASE("an empty slot whose address lies in another one overlaps nothing") {
+  auto communicators = test::make_communicators({0, 0});
+  test::run_ranks(2, [&](int rank) {
+    Values values(100, 1.0f);
+    const TensorView slots[] = {view(values), view(values).slice(50, 0)};
+    Values mine(100, 2.0f);
+    const ConstTensorView shard = rank == 0 ? ConstTensorView(view(mine)) : ConstTensorView(slots[1]);
+    test::all_gather(*communicators[static_cast<std::size_t>(rank)], shard, slots, BlockFormat::parse("exact"), 10s);
+    CHECK(values == mine);
   });
 }
 

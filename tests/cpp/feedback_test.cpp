@@ -214,6 +214,7 @@ TEST_CASE("error feedback: wrong arguments") {
       ArgumentError);
   CHECK_THROWS_WITH_AS(reduce({nullptr, BlockFormat::parse("int8:32"), 1.5f}),
                        doctest::Contains("feedback.decay: expected 0 to 1, got 1.5"), ArgumentError);
+  CHECK_THROWS_WITH_AS(reduce({nullptr, {ElementKind::int8, 33}}), doctest::Contains("got 'int8:33'"), ArgumentError);
   Unit residual[8];
   CHECK_THROWS_WITH_AS(reduce({residual->bytes + 8, BlockFormat::parse("int8:32")}),
                        "feedback.residual: expected an address that is a multiple of 16, got 8 bytes past one",

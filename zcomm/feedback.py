@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import weakref
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import zcomm._core as _core
-from zcomm._checks import check_types
 
 _log = logging.getLogger("zcomm")
 _USED_BY_GRAPHS: dict[int, Any] = {}
@@ -58,12 +56,11 @@ class ErrorFeedback:
     """
 
     def __init__(self, format: str = "int8:128", *, decay: float = 1.0) -> None:
-        check_types(locals(), format=str, decay=int | float)
-        if format == "exact" or ":stochastic" in format:
+        if not isinstance(format, str) or format == "exact" or ":stochastic" in format:
             raise ValueError(f"format: expected a lossy one that rounds to nearest, got {format!r}")
         self.block_format = _core.BlockFormat(format)  # raises on an unknown one
-        if not (math.isfinite(decay) and 0 <= decay <= 1):
-            raise ValueError(f"decay: expected 0 to 1, got {decay}")
+        if not (isinstance(decay, int | float) and 0 <= decay <= 1):
+            raise ValueError(f"decay: expected 0 to 1, got {decay!r}")
         self.format = format
         self.decay = decay
         self._residuals: dict[str, _Residual] = {}

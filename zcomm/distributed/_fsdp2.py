@@ -25,7 +25,7 @@ __all__ = ["AllGather", "ReduceScatter"]
 Within: TypeAlias = Callable[[Any], AbstractContextManager[Any]]
 
 _Group: Any = FSDPParamGroup
-used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those of before watch_groups(), and those used since
+used_groups: weakref.WeakSet[Any] = weakref.WeakSet()  # those that watch_fsdp2() has seen in use
 _numbers = itertools.count()
 
 # Classes of torch that only call the process group. The second came with torch 2.12.
@@ -65,9 +65,9 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
     _Group.lazy_init = lazy_init
 
 
-def watch_groups() -> None:
+def find_groups() -> None:
+    """Add the groups of before watch_fsdp2() to ``used_groups``. It looks at all objects of the process."""
     used_groups.update(one for one in gc.get_objects() if issubclass(type(one), _Group))
-    before_first_use(used_groups.add)
 
 
 def reshard_holders(parameters: Sequence[torch.Tensor]) -> None:

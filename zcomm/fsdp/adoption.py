@@ -20,7 +20,7 @@ _log = logging.getLogger("zcomm")
 def watch_fsdp2() -> None:
     """Replace the collectives of each later parameter group before its first use. They gather copies of the weights
     that an optimizer steps, so their values may be rounded."""
-    _fsdp2.watch_groups()
+    _fsdp2.before_first_use(_fsdp2.used_groups.add)
     _fsdp2.before_first_use(_adopt)
     _fsdp2.around(
         allocations=_given_back,

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 import zcomm._core as _core
 from zcomm._checks import check_types
 from zcomm._units import parse_rate
-from zcomm.distributed._fsdp2 import reshard_holders
+from zcomm.distributed._fsdp2 import find_groups, reshard_holders
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
@@ -108,6 +108,7 @@ class OuterStep:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
         _core.BlockFormat(format)  # raises on an unknown one
         self._rate = _rate_of(max_rate) if max_rate is not None else None
+        find_groups()
         self._optimizer, self._group = optimizer, group
         self._every, self._delay, self._keep = every, delay, keep
         self._inner_steps = 0

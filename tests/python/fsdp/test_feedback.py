@@ -377,10 +377,10 @@ def test_wrong_arguments() -> None:
         ),
         ({"format": "int5:32"}, "got 'int5:32'"),
         ({"decay": 1.5}, "decay: expected 0 to 1, got 1.5"),
-        ({"format": 5}, "format: expected str, got 5"),
-        ({"decay": "a"}, r"decay: expected int \| float, got 'a'"),
+        ({"format": 5}, "format: expected a lossy one that rounds to nearest, got 5"),
+        ({"decay": "a"}, "decay: expected 0 to 1, got 'a'"),
     ]:
-        with pytest.raises((ValueError, TypeError), match=message):
+        with pytest.raises(ValueError, match=message):
             zcomm.codec.ErrorFeedback(**arguments)
     with pytest.raises(ValueError, match="state: expected residuals in 'int8:128', got None"):
         zcomm.codec.ErrorFeedback().load_state_dict({})

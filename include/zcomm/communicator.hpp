@@ -43,8 +43,8 @@ class Communicator {
 
   // Makes the pending call and all later ones throw, on this rank and, with `reason`, on its peers. Thread-safe.
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
-  // Waits on the host for calls that are under way, at most for their timeouts. abort() ends it. So does the destructor,
-  // but for 10 s where there is no timeout.
+  // Waits on the host for calls that are under way, at most for their timeouts. abort() ends it. So does the
+  // destructor, but for 10 s where there is no timeout.
   void finish() noexcept { transport_->finish(); }
 
  private:

@@ -45,6 +45,8 @@ class ErrorFeedback:
     sends. Exact parts have no residual. (Karimireddy et al., https://arxiv.org/abs/1901.09847; with compressed
     residuals LoCo, https://arxiv.org/abs/2407.04480.)
 
+    Each set of parameters that is reduced together has a residual of its own, which waits while others train.
+
     A residual fits gradients of one scale. Call ``reset()`` after a change of a gradient scaler's factor or of the
     learning rate's order of magnitude. A block that was not finite starts over.
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import zcomm
+from support.expected import roundtrip
 
 NODES = [0, 0, 1, 1]
 WIDTH = 35  # no number of ranks divides it: FSDP pads
@@ -66,3 +67,15 @@ def whole(parameter: nn.Parameter) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
     with zcomm.exact():
         return parameter.full_tensor().detach().clone()
+
+
+def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
+    """Each rank's shard, padded as FSDP2 pads it, in blocks of its own."""
+    value = whole(parameter)
+    rows = -(-value.size(0) // dist.get_world_size())
+    shards = []
+    for rank in range(dist.get_world_size()):
+        shard = value[rank * rows : (rank + 1) * rows]
+        padded = torch.cat([shard, shard.new_zeros(rows - len(shard), *value.shape[1:])])
+        shards.append(roundtrip(padded.reshape(-1), format).view(rows, *value.shape[1:])[: len(shard)])
+    return torch.cat(shards)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import logging
-import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.calls import logged, newly_counted
-from support.expected import assert_same_bits, reduce_scatter, roundtrip
-from support.fsdp_model import NODES, WIDTH, Block, batch, gathered, sharded, whole
-from support.training import make_model
+from support.expected import assert_same_bits, reduce_scatter
+from support.fsdp_model import NODES, WIDTH, Block, batch, expected_of, gathered, sharded, whole
 from support.worlds import options, run
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -24,18 +20,6 @@ import zcomm
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
 from zcomm.fsdp import compress, one_dimensional
-
-
-def expected_of(parameter: nn.Parameter, format: str) -> torch.Tensor:
-    """Each rank's shard, padded as FSDP2 pads it, in blocks of its own."""
-    value = whole(parameter)
-    rows = -(-value.size(0) // dist.get_world_size())
-    shards = []
-    for rank in range(dist.get_world_size()):
-        shard = value[rank * rows : (rank + 1) * rows]
-        padded = torch.cat([shard, shard.new_zeros(rows - len(shard), *value.shape[1:])])
-        shards.append(roundtrip(padded.reshape(-1), format).view(rows, *value.shape[1:])[: len(shard)])
-    return torch.cat(shards)
 
 
 @pytest.mark.parametrize("keep_in_node", [False, True])
@@ -96,23 +80,6 @@ def test_each_gradient_arrives_in_the_format_that_was_chosen_for_it(nodes: list[
             assert_same_bits(local, expected[: local.numel()]), name
 
     run(body, len(nodes), nodes=nodes, options=options())
-
-
-def test_disable_gives_the_bits_of_before_and_a_later_call_has_the_last_word() -> None:
-    def body() -> None:
-        model = sharded()
-        before = gathered(model)
-        first = compress(model, weights="int4:32")
-        second = compress(model[0], weights="exact")
-        assert any(not torch.equal(value, before[name]) for name, value in gathered(model).items())
-        first.disable()
-        assert_same_bits(gathered(model)["0.up.weight"], whole(model[0].up.weight))
-        second.disable()
-        for name, value in gathered(model).items():
-            assert_same_bits(value, before[name])
-        assert str(first) == "no modules"
-
-    run(body, 2, options=options())
 
 
 def test_exact_and_override_have_the_last_word() -> None:
@@ -296,53 +263,6 @@ def test_wrong_arguments() -> None:
     run(body, 2, options=options())
 
 
-def test_settings_of_a_part_leave_those_of_parts_that_are_sharded_later() -> None:
-    """Nobody keeps what compress() returned."""
-
-    def body() -> None:
-        torch.manual_seed(0)
-        model = nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH))
-        fully_shard(model[1])
-        compress(model, weights="int4:64", exempt=())
-        compress(model[1], weights="int8:256", exempt=())
-        gc.collect()
-        for part in (model[0], model):
-            fully_shard(part)
-        values = gathered(model)
-        for name, parameter in model.named_parameters():
-            assert_same_bits(values[name], expected_of(parameter, "int4:64" if name[0] == "0" else "int8:256"))
-
-    run(body, 4, nodes=NODES, options=options())
-
-
-def test_a_model_with_settings_can_be_saved_before_its_first_use() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    compress(model)
-    values = torch.ones(1, 4)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(values), model(values))
-
-
-def test_a_copy_made_before_fully_shard_is_told_to_have_no_settings() -> None:
-    def body() -> None:
-        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
-        compress(model, weights="exact", gradients="exact")
-        other, plain = copy.deepcopy(model), copy.deepcopy(model)
-        lines = logged()
-        plain(torch.ones(1, 256))  # not sharded
-        for each in (model, other):
-            for layer in [*each, each]:
-                fully_shard(layer)
-            for _ in range(2):
-                each(torch.ones(1, 256))
-            assert len(lines) == (0 if each is model else 1), lines
-        assert "a copy of the FSDPSequential that zcomm.fsdp.compress was called with" in lines[0]
-        compress(other)
-        other(torch.ones(1, 256))
-        assert len(lines) == 1
-
-    run(body, 2, options=options())
-
-
 def test_exact_gathers_are_counted_until_other_settings_are_made() -> None:
     def body() -> None:
         layer = nn.Linear(300, 300)
@@ -405,19 +325,5 @@ def test_of_a_unit_of_two_dtypes_the_one_with_more_bytes_is_compressed() -> None
         zcomm.fsdp.compress(model, weights="int8:256", exempt=())
         model.unshard()
         assert 256 * 256 // 2 < zcomm.stats().all_gather.wire_bytes < 256 * 256 // 2 * 1.5 + 256 * 8 * 4
-
-    run(body, 2, nodes=[0, 1], options=options(min_bytes=1))
-
-
-def test_a_later_call_for_a_part_holds_though_the_part_is_met_first() -> None:
-    def body() -> None:
-        model = make_model()
-        whole = zcomm.fsdp.compress(model, weights="int8:256", exempt=())
-        part = zcomm.fsdp.compress(model[0], weights="exact", exempt=())
-        for block in [*model, model]:
-            fully_shard(block)
-        for compression in (part, whole):
-            compression._install()
-        assert "0" not in whole.stats() and len(part.stats()) == 1
 
     run(body, 2, nodes=[0, 1], options=options(min_bytes=1))

@@ -157,8 +157,8 @@ OperationPtr make_all_reduce(AllReducePlan plan);
 // Makes a broadcast of the root's one output to the outputs of all ranks, without an input: the same bits on every
 // rank. A lossy format rounds the root's own values, too. Throws ArgumentError.
 //
-// The root encodes its values once. The wires travel from node to node in a chain, so each node sends and receives
-// them once. In every node the first rank to have them, its head, passes them to the others.
+// The root encodes its values once. The wires travel along a chain of nodes. Each node sends and receives them once. In
+// every node the first rank to have them, its head, passes them to the others.
 OperationPtr make_broadcast(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format);
 
 }  // namespace zcomm

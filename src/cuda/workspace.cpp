@@ -23,14 +23,13 @@ class Piece {
 
   std::byte* data() const { return bytes_.data(); }
 
-  void mark_released(cudaStream_t on_stream) {
+  // Returns false where no event can tell the end of its work: that is eager, and the release is captured.
+  bool mark_released(cudaStream_t on_stream) {
     stream = on_stream;
     capture = capture_of({on_stream});
-    if (capture == 0) {
-      released_.record({on_stream});
-    } else if (num_graphs == 0) {
-      throw Error("scratch of eager work is released in a capture, where no event can tell the end of that work");
-    }
+    if (capture != 0) return num_graphs > 0;
+    released_.record({on_stream});
+    return true;
   }
   // Tells whether neither queued work nor a graph can use the piece any more. A graph may have it from eager work that
   // is still queued, and be destroyed before.
@@ -118,7 +117,7 @@ class CudaWorkspace final : public Workspace {
     Piece& piece = *owned_.find(data)->second;
     try {
       const CudaDeviceGuard guard(piece.device);
-      piece.mark_released(as_cuda(view));
+      if (!piece.mark_released(as_cuda(view))) return;
     } catch (const Error&) {
       return;  // the end of its work is unknown: the workspace frees it in its destructor
     }

@@ -189,7 +189,7 @@ void NcclCommunicator::run(const NcclMessages& messages, const Patience& patienc
 }
 
 void NcclCommunicator::check_health() const {
-  if (communicator_ == nullptr) return;
+  if (communicator_ == nullptr) return;  // after forget()
   Result state = Result::success;
   const Result result = nccl_.CommGetAsyncError(communicator_, &state);
   check(result, "tell how it is");

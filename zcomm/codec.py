@@ -115,7 +115,7 @@ def decode_sum_encode(
     terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
     target, view = _target(call, out, wire_bytes(format, "float32", num_elements), like)
-    addresses = _apart_from(view, view.num_bytes, terms, num_elements, format)
+    addresses = _apart_from(view, view.num_bytes, terms, num_elements)
     _core.decode_sum_encode(addresses, num_elements, format, view.address, *_place(call, isa), seed, first_element)
     return target
 
@@ -220,15 +220,14 @@ def _terms_of(call: Call, wires: Sequence[Term], values: tuple[int, int, str]) -
 
 
 def _apart_from(
-    out: View, num_bytes: int, terms: list[tuple[View, str, str, float]], num_elements: int, out_format: str = ""
+    out: View, num_bytes: int, terms: list[tuple[View, str, str, float]], num_elements: int
 ) -> list[tuple[int, str, str, float]]:
     """Return the terms with their addresses. Raises ValueError if one overlaps ``out``, a wire of ``num_bytes`` or its
-    values, unless it is all of it, in ``out_format`` if given: other blocks would be read after they are written."""
+    values, unless it is all of it."""
     for i, (view, format, dtype, _) in enumerate(terms):
         # Compares bytes of wires: an exact one has padding, which its values may lack.
-        is_all = view.address == out.address and wire_bytes(format, dtype, num_elements) == num_bytes
-        if not is_all or out_format not in ("", format):
-            _check_apart(out, view, f"wires[{i}]", f", or all of it{out_format and ' in ' + out_format}")
+        if view.address != out.address or wire_bytes(format, dtype, num_elements) != num_bytes:
+            _check_apart(out, view, f"wires[{i}]", ", or all of it")
     return [(view.address, format, dtype, factor) for view, format, dtype, factor in terms]
 
 

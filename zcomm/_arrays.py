@@ -71,7 +71,7 @@ class Call:
         view = self.any(array, name, writable=writable)
         if view.dtype not in VALUE_DTYPES:
             raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {view.dtype}")
-        if view.address % (alignment := VALUE_DTYPES[view.dtype]):
+        if view.num_elements and view.address % (alignment := VALUE_DTYPES[view.dtype]):
             raise ValueError(f"{name}: expected an address that is a multiple of {alignment}, got {view.address:#x}")
         return view
 

@@ -110,6 +110,14 @@ def test_the_offset_counts() -> None:
     assert look(Dlpack(x, byte_offset=12))[0] == x.ctypes.data + 12
 
 
+def test_crooked_addresses_are_refused_unless_nothing_is_there() -> None:
+    memory = np.zeros(64, np.uint8)
+    start = 1 + -memory.ctypes.data % 4
+    with pytest.raises(ValueError, match=r"x: expected an address that is a multiple of 4, got 0x[0-9a-f]+[159d]$"):
+        look(memory[start:][:16].view(np.float32))
+    assert look(memory[start:][:0].view(np.float32))[1] == 0
+
+
 def test_what_must_not_be_written_is_refused() -> None:
     x = np.ones(8, np.float32)
     frozen = x.copy()

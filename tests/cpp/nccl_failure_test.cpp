@@ -110,20 +110,6 @@ TEST_CASE("nccl: a rank that does not come is a timeout that names the call; str
   });
 }
 
-TEST_CASE("nccl: finish() has no limit of its own for a call without a timeout") {
-  const NoTraces no_traces;
-  std::latch both_done(2);
-  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
-    Waiting waiting(options);
-    if (rank == 1) std::this_thread::sleep_for(11s);  // a destructor waits for 10 s
-    waiting.transport->begin("the next one", std::vector<int>{1 - rank}, std::chrono::milliseconds::max());
-    waiting.transport->all_gather(waiting.bytes.bytes(), 32, waiting.stream.view())->wait(waiting.stream.view());
-    waiting.transport->finish();
-    CHECK(waiting.failure() == "none");
-    both_done.arrive_and_wait();
-  });
-}
-
 TEST_CASE("nccl: a process may end before streams go on with undefined bytes, however long peers are told") {
   const NoTraces no_traces;
   run_beside_silent_rank([](NcclOptions options) {

@@ -307,6 +307,24 @@ TEST_CASE("nccl: a graph goes on after its transport") {
   CHECK(std::string(nccl_host_take_misuse()) == "");
 }
 
+TEST_CASE("nccl: finish() has no limit of its own for a call without a timeout") {
+  const NoTraces no_traces;
+  run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    const auto gather = [&](std::chrono::milliseconds timeout) {
+      transport->begin("a gather", peers_of(*transport), timeout);
+      transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+      transport->finish();
+    };
+    gather(60s);
+    if (rank == 1) std::this_thread::sleep_for(11s);  // a destructor waits for 10 s
+    gather(std::chrono::milliseconds::max());
+    CHECK_NOTHROW(gather(60s));
+  });
+}
+
 TEST_CASE("nccl: no transport is made while a graph is captured") {
   const NoTraces no_traces;
   Stream stream;

@@ -79,7 +79,7 @@ def measure_rank(sizes: list[int]) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has new names for these calls
     dist.init_process_group("zcomm")
     groups = {
-        way: dist.new_group(pg_options=zcomm.Options(min_bytes=1, forms="in_place", **fields))
+        way: dist.new_group(pg_options=zcomm.Options(min_bytes=1, forms="single,in_place", **fields))
         for way, fields in WAYS.items()
     }
     for collective in CALLS:

@@ -30,8 +30,8 @@ from train_gpt import GPT, sent_by_node, shard
 WAYS: dict[str, dict[str, str] | None] = {
     "exact": None,
     "default": {},
-    "all_to_all int8": {"all_to_all": "int8:128"},
-    "all_to_all int4": {"all_to_all": "int4:128"},
+    "exchanges int8": {"exchanges": "int8:128"},
+    "exchanges int4": {"exchanges": "int4:128"},
 }
 TURNS, WARMUP_TURNS = 5, 1
 

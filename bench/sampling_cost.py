@@ -45,7 +45,11 @@ def measure_rank(rank: int, folder: str, sizes: list[int], repeats: int) -> None
     rows: list[dict[str, Any]] = []
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("zcomm", store=store, rank=rank, world_size=RANKS)
-    groups = [dist.new_group(pg_options=zcomm.Options(forms="in_place", sample_errors_every=every)) for every in (0, 1)]
+    fields = {"forms": "single,in_place"}
+    groups = []
+    for every in ("0", "1"):
+        os.environ["ZCOMM_SAMPLE_ERRORS_EVERY"] = every
+        groups.append(dist.new_group(pg_options=zcomm.Options(**fields)))
     for name, (call, dtype) in CALLS.items():
         for num_bytes in sizes:
             whole = torch.randn(num_bytes // dtype.itemsize).to(dtype)

@@ -9,7 +9,8 @@ The same ranks train copies of the model of examples/train_gpt.py, a step of eac
 machine meets them alike. They differ in how weights are sent; gradients have the default formats. int8 and differences
 have secondary shards, so that weights cross nodes once in a step. Exact formats have none: there weights cross nodes
 twice. With --uncompressed there is a copy whose gradients are exact, too: that of torch's own backend. With --unchecked
-there is one as int8 whose gathers do not hash the rank's shard: what that costs is the ratio of the two.
+there is one as int8 whose gathers do not look for changed weights: no hash of the rank's shard, and no agreement of the
+ranks. What these cost is the ratio of the two.
 
 A time is of the slowest rank, from a barrier to the end of its optimizer's step. A ratio is of two steps of one turn.
 The losses with differences must be those with exact weights, bit for bit: a difference is an error.
@@ -170,7 +171,7 @@ def main(
     width: Annotated[int, typer.Option(min=64, help="Of the model, a multiple of 64.")] = MODEL["width"],
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = MODEL["layers"],
     uncompressed: Annotated[bool, typer.Option(help="A copy whose gradients are exact, too.")] = False,
-    unchecked: Annotated[bool, typer.Option(help="A copy whose gathers do not hash the rank's shard.")] = False,
+    unchecked: Annotated[bool, typer.Option(help="A copy whose gathers do not look for changed weights.")] = False,
     device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
     quick: Annotated[bool, typer.Option(help="Three turns of a tiny model.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder that keeps the figures, such as bench/results.")] = None,

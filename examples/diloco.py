@@ -4,7 +4,7 @@ torchrun --nproc-per-node 2 examples/diloco.py                          two site
 torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/diloco.py                  at real ones
 torchrun --nproc-per-node 2 examples/diloco.py --checkpoint out/diloco   goes on from there, saves at the end
 
-Rank 0 prints a JSON object after every outer step, and one at the end.
+Rank 0 prints a JSON object after every outer step, with the loss of all sites' mean parameters, and one at the end.
 """
 
 import json
@@ -43,7 +43,7 @@ def main(
     if file is not None and file.exists():
         for name, state in torch.load(file, weights_only=True).items():
             parts[name].load_state_dict(state)
-    text, _ = load_corpus()
+    text, held_out = load_corpus()
     first = outer.stats().inner_steps
     for step in range(first, first + steps):
         loss = model(sample(text, batch, sequence, seed=step * dist.get_world_size() + dist.get_rank()))
@@ -51,12 +51,16 @@ def main(
         inner.step()
         inner.zero_grad()
         outer.step()
-        if dist.get_rank() == 0 and (step + 1) % every == 0:
-            print(json.dumps({"step": step + 1, "loss": round(loss.item(), 4), **vars(outer.stats())}), flush=True)
+        if (step + 1) % every == 0:
+            with outer.averaged(), torch.no_grad():  # of all sites; afterwards each goes on with its own
+                held_out_loss = model(sample(held_out, batch, sequence, seed=0))
+            if dist.get_rank() == 0:
+                losses = {"loss": round(loss.item(), 4), "held_out_loss": round(held_out_loss.item(), 4)}
+                print(json.dumps({"step": step + 1, **losses, **vars(outer.stats())}), flush=True)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-    outer.synchronize()  # the sites have one model
+    outer.synchronize()  # the end: the sites have one model
     stats = outer.stats()
     if dist.get_rank() == 0:
         print(json.dumps({"sent_mb": stats.sent_bytes / 1e6, "in_float32_mb": stats.exact_bytes / 1e6}))

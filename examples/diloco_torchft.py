@@ -3,7 +3,7 @@
 torchft_lighthouse --min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 5000        at one place
 TORCHFT_LIGHTHOUSE=http://HOST:29510 python examples/diloco_torchft.py --site 0         at each site, with its number
 
-Needs torchft 0.2: pip install torchft. A site prints a JSON object after every outer step.
+Needs torchft: pip install torchft. Version 0.2 was tried. A site prints a JSON object after every outer step.
 """
 
 import datetime
@@ -30,13 +30,15 @@ class ProcessGroupZcomm(ProcessGroupWrapper):
 
     def __init__(self, options: zcomm.Options, timeout: datetime.timedelta) -> None:
         super().__init__(timeout)
-        self._options = options
+        self._options, self._patience = options, timeout
+        self._made = 0
         self._backend: Any = None
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
         given: Any = _DistributedBackendOptions()
         given.store, given.group_rank, given.group_size = store, rank, world_size
-        given.timeout, given.group_id = self._timeout, f"torchft quorum {self._quorum_id}"
+        self._made += 1
+        given.timeout, given.group_id = self._patience, f"torchft group {self._made} of this site"
         given.global_ranks_in_group = list(range(world_size))
         self._backend = create_backend(given, self._options)
         group = dist.ProcessGroup(store, rank, world_size)

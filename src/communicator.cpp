@@ -16,7 +16,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Topology topolo
     : workspace_(std::move(workspace)),
       codec_(std::move(codec)),
       transport_(std::move(transport)),
-      preparations_(std::make_shared<Preparations>(!transport_->takes_limits())),
+      preparations_(std::make_shared<Preparations>()),
       world_{std::move(topology), transport_->rank(), chunk_bytes} {
   check_argument(size() == transport_->size(), "topology: expected ", transport_->size(), " ranks, got ", size());
   check_argument(chunk_bytes > 0, "chunk_bytes: expected at least 1, got 0");
@@ -28,7 +28,8 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
   check_addresses(arguments);
-  const bool is_captured = preparations_->are_needed() && is_capturing(stream);  // on a GPU
+  // No graph records the null stream, which traces of a GPU's calls have on a host without one.
+  const bool is_captured = stream.handle != nullptr && transport_->is_stream_ordered() && is_capturing(stream);
   if (is_captured) {
     for (const Segment<HopFormats>& segment : operation.segments()) {
       check_drawn_anew(segment.format.intra_node, stream);
@@ -36,7 +37,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
     }
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
-  const std::string call = operation.words(arguments) + (transport_->takes_limits() ? operation.turn() : "");
+  const std::string call = operation.words(arguments) + (transport_->is_stream_ordered() ? "" : operation.turn());
   resources.seed = seed_ = next_seed(seed_);
   std::unique_ptr<Stages> stages;
   bool has_sent = !is_captured;

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zcomm._version import __version__
 
 if TYPE_CHECKING:
-    from zcomm import codec, ddp, errors, fsdp, outer, testing
+    from zcomm import codec, ddp, errors, fsdp, megatron, outer, testing
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
     from zcomm.distributed.groups import dump_flight_recorder
@@ -32,6 +32,7 @@ __all__ = [
     "formats",
     "fsdp",
     "install_as_default",
+    "megatron",
     "outer",
     "override",
     "report",
@@ -83,10 +84,13 @@ def _autoload() -> None:
         return
 
     def create(distributed_options: Any, options: Any) -> Any:
+        from zcomm._deepspeed import watch_deepspeed
         from zcomm.distributed.backend import create_backend
-        from zcomm.fsdp.adoption import watch_fsdp2
+        from zcomm.fsdp.adoption import watch_fsdp1, watch_fsdp2
 
+        watch_fsdp1()
         watch_fsdp2()
+        watch_deepspeed()
         return create_backend(distributed_options, options)
 
     dist.Backend.register_backend("zcomm", create, extended_api=True, devices=["cpu", "cuda"])

@@ -47,14 +47,17 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 def _variables() -> list[tuple[str, str, str]]:
     from zcomm.distributed import environment
 
-    environment.log_level()  # raises on a wrong one, as the next line
+    environment.log_level()  # raises on a wrong one, as the next lines
     environment.check_node_memory()
+    environment.sample_errors_every()
     try:
+        from zcomm.distributed.groups import use
         from zcomm.distributed.options import OPTION_NAMES, Options, variable_of
     except ImportError:
         in_force: dict[str, str] = {}  # without the binding no option does anything
     else:
         options = Options()
+        use.has_options = False  # they are for nobody
         in_force = {variable_of(name): f"{name}={getattr(options, name)}" for name in OPTION_NAMES}
     others = {variable: f"({meaning})" for variable, meaning in environment.OTHERS.items()}
     return [(variable, os.environ.get(variable, "-"), meaning) for variable, meaning in (in_force | others).items()]

@@ -13,6 +13,7 @@ Parts: TypeAlias = "Sequence[tuple[int, bool]]"  # number of elements of a shard
 
 OVERRIDE_KEY: str
 
+def names_group(pattern: str, description: str) -> bool: ...  # of the option ``groups``
 def has_high_priority() -> bool: ...  # TORCH_NCCL_HIGH_PRIORITY, by default on
 
 COLLECTIVES: tuple[str, ...]
@@ -25,18 +26,15 @@ class Options(Backend.Options):  # type: ignore[misc]
     all_gather: str
     reduce_scatter: str
     all_reduce: str
-    all_to_all: str
-    gather: str
-    scatter: str
-    broadcast: str
-    send_recv: str
+    exchanges: str
     min_bytes: int
     forms: tuple[str, ...]
+    groups: dict[str, str]
     strict: bool
     node_size: int | None
     chunk_bytes: int | None
-    sample_errors_every: int
     decisions: str
+    sample_errors_every: int  # no option
     def __init__(self, **fields: Any) -> None: ...
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
@@ -84,7 +82,9 @@ class Verdict:
     operation: Verdict
     format_exact: Verdict
     layout: Verdict
+    group: Verdict
     form: Verdict
+    unmarked: Verdict
     out_of_place: Verdict
     in_place: Verdict
     min_bytes: Verdict
@@ -142,20 +142,23 @@ class ProcessGroup(Backend):  # type: ignore[misc]
     options: Options
     is_aborted: bool
     is_strict: bool
+    description: str  # torch's, of the group
     def split(self, store: Store, ranks: list[int], options: Any) -> Backend: ...
     def shutdown(self) -> None: ...
-    def drain_host(self) -> None: ...
-    connections: int
-    def set_connections(self, each_way: int) -> None: ...
+    connections: int  # set before the first compressed call of CPU tensors; else raises ValueError on another number
     def perform_nocolor_split(self, device: Any) -> None: ...
-    def plan_gather(
+    # A gather; with ``op`` a reduce-scatter, and without ``input`` an all-reduce.
+    def plan(
         self,
         output: TensorOrParts,
-        input: TensorOrParts,
+        input: TensorOrParts | None = None,
+        op: Op | None = None,
         *,
         formats: PolicyOverride | None = None,
         parts: Parts = [],
+        feedback: BlockFormat | None = None,
         again: bool = False,
+        compared: bool = False,
         like: Operation | None = None,
     ) -> Operation | Verdict: ...
     def plan_lossless(
@@ -164,26 +167,7 @@ class ProcessGroup(Backend):  # type: ignore[misc]
     def prepare(
         self, gathers: Sequence[tuple[Operation, torch.Tensor, Site | None]], *, async_op: bool = False
     ) -> Work: ...
-    def plan_reduce(
-        self,
-        output: torch.Tensor,
-        input: TensorOrParts,
-        op: Op,
-        *,
-        formats: PolicyOverride | None = None,
-        parts: Parts = [],
-        feedback: BlockFormat | None = None,
-        like: Operation | None = None,
-    ) -> Operation | Verdict: ...
-    def plan_all_reduce(
-        self,
-        tensor: torch.Tensor,
-        op: Op,
-        *,
-        formats: PolicyOverride | None = None,
-        feedback: BlockFormat | None = None,
-        like: Operation | None = None,
-    ) -> Operation | Verdict: ...
+    def gather_numbers(self, output: torch.Tensor, input: torch.Tensor, *, site: Site) -> Work: ...
     def set_step(self, step: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def decisions(self) -> list[dict[str, Any]]: ...

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Literal, TypeAlias
 
 import zcomm._core as _core
 
 #: As formats() lists them; of reductions also INTRA_NODE/INTER_NODE.
 Format: TypeAlias = Literal["exact", "bf16", "int8:256", "int6:256", "int4:128", "int8:128/int4:128"] | str
+
+#: Names of forms of calls, or one text with commas.
+Forms: TypeAlias = "str | Collection[str]"
+#: Forms of calls by pattern of groups, or one text with semicolons.
+Groups: TypeAlias = "str | Mapping[str, Forms]"
 
 
 def formats(dtype: str = "float32") -> dict[str, float]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -63,17 +64,41 @@ def _count(variable: str) -> int:
     return int(text)
 
 
-def node_identity() -> str:
-    """Return a name of this process's node: the same text on all ranks that share a fast link.
+def node_identity() -> tuple[str, str, str]:
+    """Return where this process is: a host, the job of a launcher, and a place that the launcher numbers in the job.
+    :func:`number_nodes` tells which ranks share a node.
 
-    The first of these that exists decides. The NVLink clique: GPUs of several hosts may share NVLink. torchrun's
-    ``GROUP_RANK``: one agent per node. The node's first rank, ``RANK - LOCAL_RANK``, from a launcher that counts a
-    node's ranks: nodes may have different sizes. The host's boot id: containers on one machine are one node.
+    An NVLink clique counts as a host: GPUs of several hosts may share NVLink. Else it is the host's boot id: containers
+    on one machine are one node. The place is torchrun's ``GROUP_RANK``, one agent per node. Or it is the node's first
+    rank, ``RANK - LOCAL_RANK``, of a launcher that counts a node's ranks: nodes may have different sizes. Raises
+    ValueError if these are no numbers.
     """
     if (domain := clique()) is not None:
-        return domain
+        return domain, "", ""
+    job = ":".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"))
     if "GROUP_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
-        return f"group {os.environ['GROUP_RANK']}"
+        return host_identity(), job, f"group {os.environ['GROUP_RANK']}"
     if all(variable in os.environ for variable in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        return f"ranks from {_count('RANK') - _count('LOCAL_RANK')}"
-    return host_identity()
+        return host_identity(), job, f"ranks from {_count('RANK') - _count('LOCAL_RANK')}"
+    return host_identity(), "", ""
+
+
+def number_nodes(
+    identities: Sequence[tuple[str, str, str]], world_ranks: Sequence[int], node_size: int | None
+) -> list[int]:
+    """Return the node of each rank, numbered by its first rank: ``node_size`` ranks in order per node, else by host.
+
+    A job that has several places on one host has as many nodes there. Jobs number places by themselves. So the first
+    places of all jobs on a host are one node, as are their second ones.
+    """
+    if node_size is not None:
+        return [world_rank // node_size for world_rank in world_ranks]
+    places: dict[tuple[str, str], list[str]] = {}
+    first_of: dict[tuple[str, int], int] = {}
+    nodes = []
+    for rank, (host, job, place) in enumerate(identities):
+        of_job = places.setdefault((host, job), [])
+        if place not in of_job:
+            of_job.append(place)
+        nodes.append(first_of.setdefault((host, of_job.index(place)), rank))
+    return nodes

@@ -92,9 +92,9 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     gradients = bucket.buffer()
     place = bucket.index(), id(bucket.parameters()[0])
     key = _residual_key(buckets, feedback, backend, bucket) if feedback is not None else None
-    plan = backend.plan_all_reduce(
+    plan = backend.plan(
         gradients,
-        dist.ReduceOp.AVG,
+        op=dist.ReduceOp.AVG,
         formats=buckets.formats,
         feedback=feedback.block_format if feedback is not None and key is not None else None,
         like=buckets.plans.get(place),

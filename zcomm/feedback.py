@@ -12,12 +12,6 @@ from typing import Any
 import zcomm._core as _core
 
 _log = logging.getLogger("zcomm")
-_USED_BY_GRAPHS: dict[int, Any] = {}
-
-
-def keep_for_replays(used: Any) -> None:
-    """Keep what replays of CUDA graphs use for good, where it is: nothing reports the end of a graph."""
-    _USED_BY_GRAPHS[id(used)] = used
 
 
 @dataclass
@@ -108,28 +102,37 @@ class ErrorFeedback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank.
 
-        Raises ValueError if the format differs, or residuals are missing: torch.distributed.checkpoint loads only what
-        an object has already. The next reduction raises ValueError if the state is another rank's, or
+        Raises TypeError if this is no dict. Raises ValueError if it is not of this class, if the format differs, or if
+        residuals are missing: torch.distributed.checkpoint loads only what an object has already. Then the residuals
+        stay as they were. The next reduction raises ValueError if the state is another rank's, or
         if its layout differs: other nodes, another model, other formats. For a reduction in a CUDA graph this call
         does. A warning names a reduction that is not in the state, such as that of a renamed module.
         """
+        if not isinstance(state, dict):
+            raise TypeError(f"state: expected dict, got {type(state).__name__}")
+        residuals = state.get("residuals")
+        if not isinstance(residuals, dict):
+            raise ValueError(
+                f"state: expected one of ErrorFeedback, got a dict of {', '.join(map(repr, state)) or '{}'}"
+            )
         if (format := state.get("format")) != self.format:
             raise ValueError(f"state: expected residuals in {self.format!r}, got {format!r}")
-        found = len(state["residuals"])
+        found = len(residuals)
         if (count := state.get("count", found)) != found:
             raise ValueError(
                 f"state: expected its {count} residuals, got {found}, as torch.distributed.checkpoint loads only "
                 "what is there already: save a file per rank by torch.save"
             )
+        loaded = {key: _read(key, one) for key, one in residuals.items()}
+        for key, residual in self._residuals.items():
+            if residual.in_graph and key in loaded:
+                loaded[key].check(key, residual.layout, residual.data.nbytes)
         self.reset()
         self._has_told = False
-        self._loaded = {
-            key: _Residual(_copy(one["data"]), one["layout"], one["calls"]) for key, one in state["residuals"].items()
-        }
+        self._loaded = loaded
         for key, residual in self._residuals.items():  # in graphs
-            if (loaded := self._loaded.pop(key, None)) is not None:
-                loaded.check(key, residual.layout, residual.data.nbytes)
-                residual.data[:], residual.calls, residual.is_loaded = loaded.data, loaded.calls, True
+            if (one := loaded.pop(key, None)) is not None:
+                residual.data[:], residual.calls, residual.is_loaded = one.data, one.calls, True
 
     def claim(self, owner: object, name: str) -> str:
         """Return a unique key for the residuals of ``owner``: its name, numbered if another owner has the same. An
@@ -182,7 +185,6 @@ class ErrorFeedback:
                     f"error feedback: expected a call of {key!r} before a CUDA graph captures it, got none"
                 )
             residual.in_graph = True
-            keep_for_replays(residual.data)
         residual.calls += 1
         residual.is_loaded = False
         return residual.data, empty
@@ -191,6 +193,15 @@ class ErrorFeedback:
         """Return the key of another rank's residual of the same reduction, if any was loaded."""
         of_any_rank = re.sub(r"/rank \d+", "/rank N", key)
         return next((other for other in self._loaded if re.sub(r"/rank \d+", "/rank N", other) == of_any_rank), None)
+
+
+def _read(key: str, one: Any) -> _Residual:
+    """Return a copy of a residual of a state. Raises ValueError if it is none."""
+    data, layout, calls = (one.get(name) if isinstance(one, dict) else None for name in ("data", "layout", "calls"))
+    is_bytes = str(getattr(data, "dtype", "")).endswith("uint8") and getattr(data, "ndim", 0) == 1
+    if not (is_bytes and isinstance(layout, str) and isinstance(calls, int) and calls >= 0):
+        raise ValueError(f"state: expected bytes, a layout and a number of calls for {key!r}, got something else")
+    return _Residual(_copy(data), layout, calls)
 
 
 def _copy(array: Any) -> Any:

@@ -57,8 +57,7 @@ def train_site(configuration: Configuration, setting: Setting, seed: int) -> dic
             optimizer.zero_grad()
         outer.step()
         losses.append(round(loss.item(), 5))
-    if setting.steps % setting.outer_every:
-        outer.synchronize()
+    outer.synchronize()
     values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return {
         "validation_loss": validate(model, held_out, setting) if dist.get_rank() == 0 else None,

@@ -19,7 +19,7 @@ from zcomm_bench.lab.usage import checked, in_folder, picture, refusals
 from zcomm_bench.planner import command as planner
 from zcomm_bench.prove import command as prover
 from zcomm_bench.run import measure_overhead, run_benchmark
-from zcomm_bench.spec import COLLECTIVES, NO_LAB, Spec, parse_link, parse_size, sweep
+from zcomm_bench.spec import COLLECTIVES, NO_LAB, NOT_EXCHANGES, Spec, parse_link, parse_size, sweep
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -92,8 +92,7 @@ Launches = Annotated[int, typer.Option("-N", "--launches", help="Fresh starts; m
 AllGather = Annotated[str | None, typer.Option(help='zcomm\'s format, "int8:256".')]
 ReduceScatter = Annotated[str | None, typer.Option(help="Formats intra-node / inter-node: int8:128/int4:128.")]
 AllReduce = Annotated[str | None, typer.Option(help="As --reduce-scatter, and by default the same.")]
-AllToAll = Annotated[str | None, typer.Option(help="Formats intra-node / inter-node; those of --reduce-scatter.")]
-Broadcast = Annotated[str | None, typer.Option(help="A format, by default that of --all-gather.")]
+Exchanges = Annotated[str | None, typer.Option(help="As --reduce-scatter; of a broadcast by default --all-gather's.")]
 CompressedFrom = Annotated[int | None, typer.Option(help="zcomm compresses from this size on.")]
 ChunkBytes = Annotated[int | None, typer.Option(help="zcomm's pieces, in bytes of a shard's values.")]
 Json = Annotated[Path | None, typer.Option("-J", "--json", callback=in_folder, help="Write the report to this file.")]
@@ -121,8 +120,7 @@ def run_bench(
     all_gather: AllGather = None,
     reduce_scatter: ReduceScatter = None,
     all_reduce: AllReduce = None,
-    all_to_all: AllToAll = None,
-    broadcast: Broadcast = None,
+    exchanges: Exchanges = None,
     min_bytes: CompressedFrom = None,
     chunk_bytes: ChunkBytes = None,
     json: Json = None,
@@ -134,8 +132,8 @@ def run_bench(
     need_torch()
     from zcomm_bench import contenders
 
-    given = (all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, min_bytes, chunk_bytes)
-    fields = dict(zip((*COLLECTIVES, "min_bytes", "chunk_bytes"), given, strict=True))
+    given = (all_gather, reduce_scatter, all_reduce, exchanges, min_bytes, chunk_bytes)
+    fields = dict(zip((*NOT_EXCHANGES, "exchanges", "min_bytes", "chunk_bytes"), given, strict=True))
     step = None if stepbytes is None else parse_size(stepbytes)
     try:
         spec = Spec(

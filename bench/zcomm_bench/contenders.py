@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import zcomm
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
-from zcomm_bench.spec import FORMATTED, Spec, parse_backend
+from zcomm_bench.spec import FORMATTED, Spec, option_of, parse_backend
 
 # The option whose format a collective has where its own says exact.
 LIKE = {"all_reduce": "reduce_scatter", "all_to_all": "reduce_scatter", "broadcast": "all_gather"}
@@ -200,7 +200,7 @@ def check_formats(spec: Spec) -> None:
     compressed = {name: parsed for name, parsed in compressed.items() if parsed[0] in FORMATTED}
     read = {"min_bytes", "chunk_bytes"} if any(kind == "zcomm" for kind, _ in compressed.values()) else set()
     if any(format is None for _, format in compressed.values()):
-        read |= {spec.collective, LIKE.get(spec.collective, spec.collective)}
+        read |= {option_of(spec.collective), LIKE.get(spec.collective, spec.collective)}
     for option in sorted(spec.options.keys() - read):
         raise ValueError(
             f"{option}: expected a call that reads it, got {spec.collective} of {', '.join(spec.backends)}"
@@ -212,19 +212,20 @@ def check_formats(spec: Spec) -> None:
 def _formats(spec: Spec, name: str, node_size: int | None) -> tuple[str, zcomm.Options]:
     """How that backend compresses the collective, and the options that say so."""
     kind, format = parse_backend(name, spec.device)
+    option = option_of(spec.collective)
     if format == "exact":
         raise ValueError(
             f"backends: expected {kind} in a format that compresses, got {name!r}: exact calls are not its own"
         )
-    fields: dict[str, Any] = {"forms": "in_place", **spec.options, "node_size": node_size}
+    fields: dict[str, Any] = {"forms": "single,in_place", **spec.options, "node_size": node_size}
     if format is not None:
-        fields[spec.collective] = format
+        fields[option] = format
     options = zcomm.Options(**fields)
-    if spec.collective not in fields and getattr(options, spec.collective) == "exact":
+    if option not in fields and getattr(options, option) == "exact":
         # Exact by default, which would compare gloo with itself.
-        fields[spec.collective] = getattr(options, LIKE[spec.collective])
+        fields[option] = getattr(options, LIKE[spec.collective])
         options = zcomm.Options(**fields)
-    chosen = cast(str, getattr(options, spec.collective))
+    chosen = cast(str, getattr(options, option))
     if kind != "naive":
         return chosen, options
     chosen = chosen.split("/")[-1]

@@ -21,12 +21,11 @@ import torch
 import torch.distributed as dist
 
 from zcomm import _core, codec
-from zcomm._node import node_identity
+from zcomm._node import node_identity, number_nodes
 from zcomm._units import rate_text, time_text
 from zcomm.distributed.decisions import KIND, SCHEMA, machine
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.options import Options
-from zcomm.distributed.rendezvous import number_nodes
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm.distributed.stats import stats_of
 from zcomm_bench import gpu_clock
@@ -63,7 +62,7 @@ def world(device: torch.device) -> World:
     """The groups of this rank, by the nodes that a zcomm group of these ranks has.
 
     Raises ValueError where nodes have unequal numbers of ranks."""
-    identities = [""] * dist.get_world_size()
+    identities = [("", "", "")] * dist.get_world_size()
     dist.all_gather_object(identities, node_identity())
     members: dict[int, list[int]] = {}
     node_of = [*number_nodes(identities, range(len(identities)), Options().node_size)]
@@ -212,7 +211,7 @@ def _rehearsals(members: Group, nodes: int, ranks_per_node: int, device: torch.d
     formats = Options()
     # As HSDP's replicas have it.
     reduced = formats.all_reduce if formats.all_reduce != "exact" else formats.reduce_scatter
-    options = Options(policy="auto", decisions="", min_bytes=1, all_reduce=reduced)
+    options = Options(policy="auto", decisions="", min_bytes=1, all_reduce=reduced, forms="single")
     group = dist.new_group(
         dist.get_process_group_ranks(members), backend="zcomm", pg_options=options, use_local_synchronization=True
     )
@@ -240,7 +239,7 @@ def _call(group: Group, collective: str, num_bytes: int, device: torch.device, a
     slots = torch.zeros(ranks, -(-num_bytes // (dtype.itemsize * ranks)), dtype=dtype, device=device)
     whole, shard = slots.view(-1), slots[dist.get_rank(group)]
     if collective == "all_gather":
-        backend_of(group).plan_gather(whole, shard, again=again)
+        backend_of(group).plan(whole, shard, again=again)
     elif collective == "reduce_scatter":
         reduce_scatter_single(torch.empty_like(shard), whole, group=group)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from zcomm._network import first_match, network_cards
 from zcomm._version import __version__
+from zcomm_bench import files
 from zcomm_bench.spec import Spec
 
 SCHEMA = "zcomm-bench/1"
@@ -24,10 +25,7 @@ def save(report: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Read a report. Raises ValueError if the file is something else."""
-    try:
-        report = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected a report of {SCHEMA}, got no JSON: {error}") from None
+    report = files.read(path, f"a report of {SCHEMA}")
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
         raise ValueError(f"{path}: expected a report of {SCHEMA}, got another file")
     if missing := {"config", "note", "results"} - report.keys():

@@ -13,7 +13,8 @@ from zcomm._units import parse_nodes
 from zcomm_bench.lab import network
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
-COLLECTIVES = ("all_gather", *REDUCTIONS, "all_to_all", "broadcast")
+NOT_EXCHANGES = ("all_gather", *REDUCTIONS)
+COLLECTIVES = (*NOT_EXCHANGES, "all_to_all", "broadcast")
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("gloo", "zcomm", "exact_all_to_all", "naive")
 CUDA_BACKENDS = ("nccl", "zcomm", "exact_all_to_all")
@@ -25,6 +26,11 @@ LARGEST_INPUT = 10.0  # of what is normally distributed
 OPS = ("sum", "avg")
 NO_LAB = "none"
 OVERHEAD_BATCHES = 60
+
+
+def option_of(collective: str) -> str:
+    """The option of zcomm that names the formats of a collective."""
+    return collective if collective in NOT_EXCHANGES else "exchanges"
 
 
 def parse_link(text: str) -> float | None:

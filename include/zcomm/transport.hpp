@@ -36,7 +36,7 @@ struct Recv {
   int peer = 0;
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
-  bool is_limit = false;  // accepts fewer bytes, if Transport::takes_limits()
+  bool is_limit = false;  // accepts fewer bytes, unless Transport::is_stream_ordered()
   // If not null, the bytes may stay in memory of the transport until the transfer is destroyed. Each wait() of the rank
   // may point this at another place where they are. It must point at `data` first, and some transports leave it there.
   const std::byte** place = nullptr;
@@ -86,12 +86,10 @@ class [[gnu::visibility("default")]] Transport {
   // every transfer at once.
   virtual void begin_group() {}
   virtual void end_group(StreamView) {}
-  // Returns true if the transport does not group: then many small transfers cost no more than a large one.
-  virtual bool starts_at_once() const { return true; }
-
-  // Returns false if the transport must know the size of every message: see Recv::is_limit. Such a transport, of GPUs,
-  // compares a call only when its words are new.
-  virtual bool takes_limits() const { return true; }
+  // Tells whether transfers are work on a GPU's stream. Then they start in groups, the host must know the size of every
+  // message (see Recv::is_limit), and ranks compare a call only when its words are new. Elsewhere many small transfers
+  // cost no more than a large one.
+  virtual bool is_stream_ordered() const { return false; }
 
   // Throws if an earlier transfer has failed meanwhile, or what was compared or watched was wrong. On a CPU wait()
   // throws instead.

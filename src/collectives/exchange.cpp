@@ -177,7 +177,7 @@ class Exchange final : public Stages {
                         .num_bytes = plan_.num_bytes(message, chunk),
                         .num_elements = message.num_elements});
     }
-    const bool one_by_one = r_.transport.starts_at_once();
+    const bool one_by_one = !r_.transport.is_stream_ordered();
     if (one_by_one) start_listed(chunk);
     for (std::size_t i = 0; i < plan_.sends().size(); ++i) {
       list_send(i, chunk);

@@ -293,7 +293,7 @@ class LosslessGather final : public Operation {
     check_argument(kept_ != nullptr, "kept: expected memory, got none");
     check_kept(*kept_, plan_->kept_bytes());
     check_argument(
-        !r.preparations.are_needed() || !is_capturing(r.stream),
+        !r.transport.is_stream_ordered() || !is_capturing(r.stream),
         "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
         "graph's do not");
   }
@@ -316,7 +316,7 @@ class PreparationOperation final : public Operation {
     description_ = std::to_string(gathers_.size()) + " gathers, the first of " + gathers_.front()->description();
     std::string all;
     for (const auto& gather : gathers_) all += gather->description() + "\n";
-    words_ = "prepare " + description_ + ", #" + std::to_string(call_fingerprint(all));
+    words_ = "prepare " + description_ + " #" + std::to_string(call_fingerprint(all));
   }
 
   const World& world() const override { return gathers_.front()->world(); }
@@ -325,7 +325,7 @@ class PreparationOperation final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
-    check_argument(r.preparations.are_needed(),
+    check_argument(r.transport.is_stream_ordered(),
                    "codec: expected that of a GPU, got one of host memory: there sizes are sent with each gather");
     check_argument(arguments.inputs.size() == gathers_.size(), "inputs: expected the shards of ", gathers_.size(),
                    " gathers, got ", arguments.inputs.size());

@@ -209,7 +209,7 @@ void Preparations::prepare(const Resources& r, std::span<const LosslessShard> sh
 }
 
 std::unique_ptr<PreparedMessages> Preparations::take(const Resources& r, const LosslessShard& shard) {
-  if (!are_needed_) return nullptr;
+  if (!r.transport.is_stream_ordered()) return nullptr;
   if (!is_prepared(shard.kept)) prepare(r, {&shard, 1});
   return std::move(prepared_.extract(shard.kept.hashes).mapped());
 }

@@ -130,10 +130,6 @@ struct PreparedMessages {
 // Gathers of one communicator that are prepared.
 class Preparations {
  public:
-  // Tells whether the communicator's transport needs them.
-  explicit Preparations(bool are_needed) : are_needed_(are_needed) {}
-
-  bool are_needed() const { return are_needed_; }
   bool is_prepared(const Kept& kept) const { return prepared_.contains(kept.hashes); }
 
   // Encodes at least one shard, exchanges headers, and waits for them. A shard that is prepared already is prepared
@@ -141,11 +137,11 @@ class Preparations {
   // prepares something else.
   void prepare(const Resources& r, std::span<const LosslessShard> shards);
 
-  // Returns and removes the messages of a gather, which it prepares if that is not done. Null: are not needed.
+  // Returns and removes the messages of a gather, which it prepares if that is not done. Null on a transport that is
+  // not stream-ordered, which needs none.
   std::unique_ptr<PreparedMessages> take(const Resources& r, const LosslessShard& shard);
 
  private:
-  const bool are_needed_;
   std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<PreparedMessages>, std::owner_less<>> prepared_;
   // Memory from which the host reads sizes, reused by all batches.
   std::unique_ptr<JobMemory> readback_;

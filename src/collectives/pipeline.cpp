@@ -36,7 +36,7 @@ constexpr std::int64_t kChunksInFlight = 64;
 }  // namespace
 
 int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunks) {
-  if (!r.transport.starts_at_once() || r.world.topology.num_nodes() == 1) return 1;
+  if (r.transport.is_stream_ordered() || r.world.topology.num_nodes() == 1) return 1;
   const auto wanted = static_cast<std::int64_t>(kBytesInFlight / std::max<std::size_t>(wire_bytes, 1));
   return static_cast<int>(std::max<std::int64_t>(std::min({wanted, kChunksInFlight, num_chunks}) - 1, 1));
 }
@@ -49,7 +49,7 @@ void run_pipeline(const Resources& r, Stages& first) {
     r.transport.begin_group();
     start(first, step);
     if (second != nullptr) start(*second, step - delay);
-    if (!r.transport.starts_at_once()) {
+    if (r.transport.is_stream_ordered()) {
       timed(r, r.stats.transfer_time, "zcomm::start_transfer", [&] { r.transport.end_group(r.stream); });
     }
     finish(first, step);

@@ -102,7 +102,7 @@ class FlatReduceScatter final : public ReduceStages {
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
       recvs_.push_back(incoming_.recv(peer, peer, chunk, plan_.num_bytes(slot, chunk, link(peer), dtype_)));
     }
-    const bool one_by_one = r_.transport.starts_at_once();
+    const bool one_by_one = !r_.transport.is_stream_ordered();
     if (one_by_one) {
       transfers_[chunk].push_back(start_transfer(r_, {}, recvs_));
       recvs_.clear();
@@ -201,7 +201,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
   // Sums while a group is in flight. With few chunks that is not worth another group, and transports that start at once
   // have the next chunk of the first hop in flight anyway.
   int second_hop_delay() const override {
-    return r_.transport.starts_at_once() || num_chunks() < kLeastChunksOfDelay ? 1 : kLongestDelay;
+    return !r_.transport.is_stream_ordered() || num_chunks() < kLeastChunksOfDelay ? 1 : kLongestDelay;
   }
 
  private:

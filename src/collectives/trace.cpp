@@ -96,7 +96,7 @@ class TracedTransport final : public Transport {
   void end_group(StreamView) override {
     if (grouped_) close();
   }
-  bool starts_at_once() const override { return !grouped_; }
+  bool is_stream_ordered() const override { return grouped_; }
 
  private:
   class TracedTransfer final : public Transfer {

@@ -5,6 +5,20 @@
 #include "hash.hpp"
 
 namespace zcomm {
+namespace {
+
+constexpr const char* kDifference = "ranks called different things: rank ";
+
+// Hashes make calls differ whose words do not, and tell a reader nothing.
+std::string without_hashes(std::string words) {
+  for (std::size_t at = 0; (at = words.find(" #", at)) != std::string::npos;) {
+    const std::size_t end = std::min(words.find_first_not_of("0123456789", at + 2), words.size());
+    words.erase(at, end - at);
+  }
+  return words;
+}
+
+}  // namespace
 
 std::string call_words(const std::string& call) {
   if (call.size() <= kMaxCallChars) return call;
@@ -14,9 +28,17 @@ std::string call_words(const std::string& call) {
 
 std::uint64_t call_fingerprint(const std::string& call) { return fnv1a(call); }
 
-std::string describe_difference(const std::string& own, int peer, const std::string& theirs) {
-  return "ranks called different things: this rank \"" + own + "\", rank " + std::to_string(peer) + " \"" + theirs +
-         "\"";
+std::string describe_difference(int rank, const std::string& own, int peer, const std::string& theirs) {
+  const std::string mine = without_hashes(own), other = without_hashes(theirs);
+  return kDifference + std::to_string(rank) + " \"" + mine + "\", rank " + std::to_string(peer) +
+         (mine == other ? " the same with other segments" : " \"" + other + "\"");
+}
+
+std::string first_cause(const std::string& failure) {
+  if (const std::size_t at = failure.find(kDifference); at != std::string::npos) return failure.substr(at);
+  const std::size_t last = failure.rfind(" gave up");
+  const std::size_t begin = last == std::string::npos ? last : failure.rfind("rank ", last);
+  return begin == std::string::npos ? failure : failure.substr(begin);
 }
 
 CallText call_text(const std::string& call) {
@@ -26,13 +48,13 @@ CallText call_text(const std::string& call) {
   return text;
 }
 
-std::string difference(const CallText& own, int peer, const CallText& theirs) {
+std::string difference(int rank, const CallText& own, int peer, const CallText& theirs) {
   const auto words = [](const CallText& text) {
     std::string all(text.begin(), std::find(text.begin(), text.end(), 0));
     const bool is_text = !all.empty() && std::ranges::all_of(all, [](char c) { return c >= ' ' && c <= '~'; });
     return is_text ? all : "something that it has called before";
   };
-  return own == theirs ? std::string() : describe_difference(words(own), peer, words(theirs));
+  return own == theirs ? std::string() : describe_difference(rank, words(own), peer, words(theirs));
 }
 
 }  // namespace zcomm

@@ -65,71 +65,41 @@ class LocalTransport final : public Transport {
     }
     start(sends, recvs, {})->wait({});
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      if (const std::string found = difference(own, peers_[i], theirs[i]); !found.empty()) throw TransportError(found);
+      const std::string found = difference(rank(), own, peers_[i], theirs[i]);
+      if (!found.empty()) throw TransportError(found);
     }
   }
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView) override {
     for (const Send& send : sends) check_peer(send.peer, send.num_bytes);
     for (const Recv& recv : recvs) check_peer(recv.peer, recv.num_bytes);
-    std::vector<std::shared_ptr<Message>> all;
-    std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
-    std::string error;
-    const auto match = [&](auto& waiting, bool is_send, const auto& side, auto&& fits, auto&& fill) {
-      if (side.num_bytes == 0 || !error.empty()) return;
-      std::shared_ptr<Message> message;
-      if (waiting.empty() || is_send == (waiting.front()->source != nullptr)) {
-        message = std::make_shared<Message>();
-        message->num_bytes = side.num_bytes;
-        message->num_elements = side.num_elements;
-        waiting.push_back(message);
-      } else {
-        message = waiting.front();
-        if (message->dropped) {
-          error = "rank " + std::to_string(side.peer) + " gave up";
-          return;
-        }
-        if (!fits(*message) || message->num_elements != side.num_elements) {
-          error = concat("rank ", rank_, " moves ", side.num_bytes, " bytes where rank ", side.peer, " moves ",
-                         message->num_bytes);
-          if (side.num_elements > 0) {
-            error += concat(", of ", side.num_elements, " and ", message->num_elements, " elements");
-          }
-          return;
-        }
-        waiting.pop_front();
-        message->matched = true;
-        complete.push_back(message);
-      }
-      fill(*message);
-      all.push_back(std::move(message));
-    };
+    Matches found;
     {
       const std::lock_guard lock(hub_->mutex);
       if (!hub_->failure.empty()) throw TransportError(hub_->failure);
       for (const Send& send : sends) {
         const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
-        match(hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
+        match(found, hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
           m.source = send.data;
           m.num_bytes = send.num_bytes;
         });
       }
       for (const Recv& recv : recvs) {
         const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
-        match(hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
+        match(found, hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
           m.target = recv.data;
           m.is_limit = recv.is_limit;
         });
       }
     }
-    for (const auto& message : complete) std::memcpy(message->target, message->source, message->num_bytes);
-    if (!complete.empty()) {
+    for (const auto& message : found.complete) std::memcpy(message->target, message->source, message->num_bytes);
+    if (!found.complete.empty()) {
       const std::lock_guard lock(hub_->mutex);
-      for (const auto& message : complete) message->done = true;
+      for (const auto& message : found.complete) message->done = true;
       hub_->changed.notify_all();
     }
-    auto transfer = std::make_unique<LocalTransfer>(*this, std::move(all));
-    if (!error.empty()) throw TransportError(error);
+    auto transfer = std::make_unique<LocalTransfer>(*this, std::move(found.all));
+    if (!found.error.empty()) throw TransportError(found.error);
     return transfer;
   }
 
@@ -177,6 +147,46 @@ class LocalTransport final : public Transport {
   void check_peer(int peer, std::size_t num_bytes) const {
     if (num_bytes == 0 || peers_.empty() || std::binary_search(peers_.begin(), peers_.end(), peer)) return;
     throw TransportError("peer: expected one that the call has named, got rank " + std::to_string(peer));
+  }
+
+  // What a start has found of its messages.
+  struct Matches {
+    std::vector<std::shared_ptr<Message>> all;
+    std::vector<std::shared_ptr<Message>> complete;  // matched here, to be copied now
+    std::string error;
+  };
+
+  // Joins one side of a message to the other side that waits, if it fits, or makes it wait.
+  template <class Side, class Fits, class Fill>
+  void match(Matches& found, std::deque<std::shared_ptr<Message>>& waiting, bool is_send, const Side& side,
+             const Fits& fits, const Fill& fill) const {
+    if (side.num_bytes == 0 || !found.error.empty()) return;
+    std::shared_ptr<Message> message;
+    if (waiting.empty() || is_send == (waiting.front()->source != nullptr)) {
+      message = std::make_shared<Message>();
+      message->num_bytes = side.num_bytes;
+      message->num_elements = side.num_elements;
+      waiting.push_back(message);
+    } else {
+      message = waiting.front();
+      if (message->dropped) {
+        found.error = "rank " + std::to_string(side.peer) + " gave up";
+        return;
+      }
+      if (!fits(*message) || message->num_elements != side.num_elements) {
+        found.error = concat("rank ", rank_, " moves ", side.num_bytes, " bytes where rank ", side.peer, " moves ",
+                             message->num_bytes);
+        if (side.num_elements > 0) {
+          found.error += concat(", of ", side.num_elements, " and ", message->num_elements, " elements");
+        }
+        return;
+      }
+      waiting.pop_front();
+      message->matched = true;
+      found.complete.push_back(message);
+    }
+    fill(*message);
+    found.all.push_back(std::move(message));
   }
 
   std::shared_ptr<Hub> hub_;

@@ -25,6 +25,8 @@ constexpr std::uint64_t kPlaces = 64;  // pieces under way to one receiver
 constexpr int kYields = 50;            // before a rank sleeps
 constexpr std::size_t kReasonChars = 492;
 
+std::size_t piece_bytes(std::size_t left) { return left <= kWholeBytes ? left : kPieceBytes; }
+
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 }  // namespace
@@ -60,7 +62,7 @@ struct MemoryChannels::Outgoing {
 struct MemoryChannels::Incoming {
   int peer;
   std::byte* data;
-  std::size_t room;
+  std::size_t room;  // what is still to come; of a message that has stayed, its bytes
   bool is_limit;
   std::uint32_t tag;
   Batch* batch;             // null once dropped
@@ -135,7 +137,7 @@ bool MemoryChannels::send_piece() {
   while (!outgoing_.empty() && outgoing_.front().batch == nullptr) outgoing_.pop_front();
   if (outgoing_.empty()) return false;
   Outgoing& message = outgoing_.front();
-  const std::size_t num_bytes = message.left <= kWholeBytes ? message.left : kPieceBytes;
+  const std::size_t num_bytes = piece_bytes(message.left);
   Outbox& outbox = *outboxes_[static_cast<std::size_t>(own_)];
   std::optional<std::size_t> place = find_room(num_bytes, message);
   if (!place) {
@@ -181,12 +183,20 @@ bool MemoryChannels::take_piece(int peer) {
   if (piece == nullptr) return false;
   Incoming& message = messages.front();
   if (piece->tag != message.tag || message.batch == nullptr) return false;
-  if (piece->left > message.room || (!message.is_limit && piece->left != message.room)) {
-    throw TransportError(concat("a message of ", piece->left, " bytes came where this rank expects ",
+  // Copies, because the peer can write to them. What is checked is what is used.
+  const std::uint64_t left = piece->left, offset = piece->offset;
+  const std::size_t num_bytes = piece->num_bytes;
+  if (left > message.room || (!message.is_limit && left != message.room)) {
+    throw TransportError(concat("a message of ", left, " bytes came where this rank expects ",
                                 message.is_limit ? "at most " : "", message.room));
   }
+  if (num_bytes != piece_bytes(left) || offset > kArenaBytes || num_bytes > kArenaBytes - offset) {
+    throw TransportError(concat("piece: expected ", piece_bytes(left), " bytes within the outbox of ", kArenaBytes,
+                                ", got ", num_bytes, " at ", offset, ": the memory of the node is damaged"));
+  }
   ++num_taken_[static_cast<std::size_t>(peer)];
-  take(peer, *piece, message);
+  message.room = left - num_bytes;
+  take(peer, *piece, {outboxes_[static_cast<std::size_t>(peer)]->arena(outboxes_.size()) + offset, num_bytes}, message);
   if (message.room == 0) {
     --*message.batch;
     messages.pop_front();
@@ -196,18 +206,16 @@ bool MemoryChannels::take_piece(int peer) {
 
 // Leaves a whole message where it is if its receiver can read it there and all ranks can have as much in an arena.
 // Copies any other piece.
-void MemoryChannels::take(int peer, Piece& piece, Incoming& message) {
-  const std::byte* const bytes = outboxes_[static_cast<std::size_t>(peer)]->arena(outboxes_.size()) + piece.offset;
-  const std::size_t num_bytes = piece.num_bytes;
-  message.room = piece.left - num_bytes;
-  if (message.place != nullptr && message.room == 0 && num_bytes * outboxes_.size() <= kArenaBytes) {
-    *message.place = bytes;
+void MemoryChannels::take(int peer, Piece& piece, std::span<const std::byte> bytes, Incoming& message) {
+  if (message.place != nullptr && message.room == 0 && bytes.size() * outboxes_.size() <= kArenaBytes) {
+    *message.place = bytes.data();
     message.kept = &piece;
     kept_.push_back(message);
+    kept_.back().room = bytes.size();
     return;
   }
-  std::memcpy(message.data, bytes, num_bytes);
-  message.data += num_bytes;
+  std::memcpy(message.data, bytes.data(), bytes.size());
+  message.data += bytes.size();
   message.is_limit = false;
   message.place = nullptr;
   free(peer, piece);
@@ -224,7 +232,7 @@ bool MemoryChannels::give_room() {
   return std::erase_if(kept_, [this](const Incoming& message) {
            const Outbox& outbox = *outboxes_[static_cast<std::size_t>(message.peer)];
            if (outbox.wants_room.load() == 0) return false;
-           std::memcpy(message.data, *message.place, message.kept->num_bytes);
+           std::memcpy(message.data, *message.place, message.room);
            *message.place = message.data;
            free(message.peer, *message.kept);
            return true;
@@ -339,7 +347,8 @@ int MemoryChannels::find_failed(const Batch& batch) const {
 }
 
 std::string MemoryChannels::reason_of(int failed_peer) const {
-  return outboxes_[static_cast<std::size_t>(failed_peer)]->reason;
+  const char* const reason = outboxes_[static_cast<std::size_t>(failed_peer)]->reason;
+  return {reason, strnlen(reason, kReasonChars)};
 }
 
 }  // namespace zcomm

@@ -40,7 +40,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
             const std::byte** place = nullptr);
 
   // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is
-  // longer than its limit.
+  // longer than its limit, or its fields are not those of a message.
   bool progress();
   // Calls progress() until `batch` is done, `limit` is over or one of its peers has failed; sleeps while there is
   // nothing to move. Returns whether it is done.
@@ -73,7 +73,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   bool take_piece(int peer);
   Piece* posted_by(int peer) const;  // the next piece; null if there is none
   std::optional<std::size_t> find_room(std::size_t num_bytes, const Outgoing& message);
-  void take(int peer, Piece& piece, Incoming& message);
+  void take(int peer, Piece& piece, std::span<const std::byte> bytes, Incoming& message);
   void free(int peer, Piece& piece);
   bool give_room();
   void ring_readers();

@@ -53,7 +53,7 @@ NcclMessages NcclTexts::messages(std::span<const int> peers) const {
 
 std::string NcclTexts::difference(std::span<const int> peers) const {
   for (const int peer : peers) {
-    if (std::string found = zcomm::difference(on_host(rank_), peer, on_host(peer)); !found.empty()) return found;
+    if (std::string found = zcomm::difference(rank_, on_host(rank_), peer, on_host(peer)); !found.empty()) return found;
   }
   return {};
 }

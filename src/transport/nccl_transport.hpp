@@ -151,8 +151,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Transfer> all_gather(std::byte* slots, std::size_t slot_bytes, StreamView stream) override;
   void begin_group() override;
   void end_group(StreamView stream) override;
-  bool starts_at_once() const override { return false; }
-  bool takes_limits() const override { return false; }
+  bool is_stream_ordered() const override { return true; }
   void check() override;
   void watch(Finding finding) override;
   void finish() noexcept override { finish_transfers(std::chrono::steady_clock::time_point::max()); }

@@ -309,7 +309,7 @@ TEST_CASE("lossless gathers: where sizes must be known, they are exchanged ahead
     std::vector<std::unique_ptr<Communicator>> communicators;
     for (auto& transport : make_local_transports(static_cast<int>(ids.size()))) {
       communicators.push_back(
-          std::make_unique<Communicator>(std::make_unique<Unchecked>(std::move(transport), nullptr, false),
+          std::make_unique<Communicator>(std::make_unique<Unchecked>(std::move(transport), nullptr, true),
                                          Topology(ids), make_cpu_codec(), make_host_workspace(), 8192));
     }
     run(communicators, std::vector<std::size_t>(ids.size(), 10007), [](Rank& rank) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <set>
 #include <thread>
@@ -266,6 +267,52 @@ TEST_CASE("memory channels: a message that does not fit is an error, one with an
   next->recv(0, room.data(), 99, true, 5, small);
   CHECK_THROWS_WITH_AS(next->progress(), "a message of 100 bytes came where this rank expects at most 99",
                        TransportError);
+}
+
+TEST_CASE("memory channels: fields that no sender writes are an error, and are never used") {
+  struct PostedPiece {  // as a sender puts it into its outbox
+    std::uint64_t number, offset, left;
+    std::uint32_t num_bytes, tag;
+  };
+  constexpr std::size_t kHeaderBytes = 512, kArenaBytes = std::size_t{4} << 20;
+  const std::pair<const char*, void (*)(PostedPiece&)> changes[] = {
+      {"longer than the message", [](PostedPiece& piece) { piece.num_bytes = 101; }},
+      {"shorter than its part", [](PostedPiece& piece) { piece.num_bytes = 0; }},
+      {"beyond the arena", [](PostedPiece& piece) { piece.offset = kArenaBytes - 99; }},
+      {"far beyond the arena", [](PostedPiece& piece) { piece.offset = ~std::uint64_t{0} - 50; }},
+  };
+  for (const auto& [name, change] : changes) {
+    for (const bool may_stay : {false, true}) {
+      CAPTURE(name);
+      CAPTURE(may_stay);
+      const Memory memory(2);
+      const auto sender = memory.channels(0), receiver = memory.channels(1);
+      const int peer = 1;
+      const std::uint32_t tag = 5;
+      const std::vector<std::byte> bytes(100);
+      std::vector<std::byte> room(100);
+      const std::byte* place = room.data();
+      Batch sent = 0, batch = 0;
+      sender->send({&peer, 1}, bytes.data(), 100, {&tag, 1}, sent);
+      CHECK(sender->progress());
+      constexpr std::size_t kPieces = 64;  // for receiver 0, which come first
+      auto& piece =
+          *reinterpret_cast<PostedPiece*>(memory.outboxes[0][0].bytes + kHeaderBytes + kPieces * sizeof(PostedPiece));
+      REQUIRE(piece.left == 100);
+      change(piece);
+      receiver->recv(0, room.data(), 100, false, tag, batch, may_stay ? &place : nullptr);
+      CHECK_THROWS_WITH_AS(receiver->progress(), doctest::Contains("piece: expected 100 bytes within the outbox of"),
+                           TransportError);
+    }
+  }
+}
+
+TEST_CASE("memory channels: a reason without an end ends with its room") {
+  const Memory memory(2);
+  memory.channels(0)->fail("reason");
+  constexpr std::size_t kReason = 20, kReasonChars = 492;
+  std::memset(memory.outboxes[0][0].bytes + kReason, 'x', kReasonChars + 8);  // and into what follows
+  CHECK(memory.channels(1)->reason_of(0) == std::string(kReasonChars, 'x'));
 }
 
 TEST_CASE("memory channels: a failure wakes the peers and tells them why") {

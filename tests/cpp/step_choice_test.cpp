@@ -59,9 +59,9 @@ TEST_CASE("steps: a gain within the spread of the times is none, and takes the m
     int round = 0;
     Trainer one = trainer(1, 1);
     one.largest = [&, noise](Numbers numbers) {
-      if (numbers.size() != 2) return numbers;
+      if (numbers.size() != 3) return numbers;
       ++round;
-      return Numbers{1100 + noise * (round * 7 % 11 - 5), 1000 + noise * (round * 5 % 11 - 5)};
+      return Numbers{1100 + noise * (round * 7 % 11 - 5), 1000 + noise * (round * 5 % 11 - 5), 0};
     };
     return decided(std::move(one));
   };
@@ -86,7 +86,7 @@ TEST_CASE("steps: one slow step decides nothing, nor do times that drift") {
 TEST_CASE("steps: what all ranks agree on decides, whatever this rank's clock says") {
   for (const std::int64_t mine : {1, 1'000'000}) {
     Trainer one = trainer(mine, 100 * mine);
-    one.largest = [](Numbers numbers) { return numbers.size() == 2 ? Numbers{5000, 4000} : numbers; };
+    one.largest = [](Numbers numbers) { return numbers.size() == 3 ? Numbers{5000, 4000, 0} : numbers; };
     const Decided found = decided(std::move(one));
     CHECK(found.gains);
     CHECK(found.medians.exact == 5000);
@@ -164,11 +164,11 @@ TEST_CASE("steps: each of several groups decides soon after the one before") {
     }
     for (StepChoice& group : groups) group.end_step();
   }
-  CHECK(num_steps < 12 * (StepChoice::kMostSteps + 4 * StepChoice::kBlockSteps));
+  CHECK(num_steps < 12 * static_cast<int>(StepChoice::kMostSteps + 4 * StepChoice::kBlockSteps));
 }
 
 TEST_CASE("steps: whose shapes come in runs, or depend on the way, decide; later trials get rare") {
-  const int most = 4 * (kManySteps + 3 * static_cast<int>(StepChoice::kMostSteps));
+  const int most = 2 * kManySteps;
   for (const int length : {1, 2, 3, 4, 5, 8, 16, 20, 40}) {
     for (const int num_shapes : {2, 3, 7}) {
       CAPTURE(length);
@@ -203,7 +203,7 @@ TEST_CASE("steps: without steps, or with others on another rank, no trial begins
     none.choice.count(0, 1);
   }
   CHECK_FALSE(none.choice.compresses());
-  for (const std::size_t place : {0, 2}) {  // another number of steps, or the same between other calls
+  for (const std::size_t place : {0, 2}) {  // another rank's step began at another call, or had more calls
     Trainer one = trainer(200, 100);
     one.largest = [=](Numbers numbers) {
       ++numbers[place];
@@ -214,7 +214,7 @@ TEST_CASE("steps: without steps, or with others on another rank, no trial begins
   }
 }
 
-TEST_CASE("steps: ranks compare rarely before a trial, once per round in it, and never after it") {
+TEST_CASE("steps: ranks compare rarely before a trial, once per round in it, and rarely after it") {
   int num_agreed = 0;
   Trainer one = trainer(200, 100);
   one.largest = [&](Numbers numbers) {
@@ -225,7 +225,9 @@ TEST_CASE("steps: ranks compare rarely before a trial, once per round in it, and
   CHECK(num_agreed == 2);  // at calls 4 and 8
   CHECK(one.step == 4);
   one.take_steps(kManySteps);
-  CHECK(num_agreed == 2 + StepChoice::kFewestRounds);
+  CHECK(num_agreed <= 2 + StepChoice::kFewestRounds + 1);
+  one.take_steps(100 * static_cast<int>(StepChoice::kRest));
+  CHECK(num_agreed <= 2 + StepChoice::kFewestRounds + 1 + 104);
 }
 
 TEST_CASE("steps: several ends without a call between them are one") {
@@ -241,7 +243,7 @@ TEST_CASE("steps: several ends without a call between them are one") {
 
 TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree and change the way at the same calls") {
   struct Act {
-    Numbers compared;  // with other ranks
+    bool compares;  // steps with other ranks
     bool compresses;
     bool operator==(const Act&) const = default;
   };
@@ -250,17 +252,17 @@ TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree a
   const auto acts_of = [](int ends_every_calls) {
     Trainer one = trainer(200, 100);
     while (!one.choice.compresses()) one.take_step();
-    Numbers compared;
-    const auto largest = [&](Numbers numbers) {
-      compared = numbers.size() == 6 ? numbers : Numbers{};
-      return numbers.size() == 2 ? Numbers{200, 100} : Numbers{1, 1, 1, 1, 1, 1};  // decides, and begins no other trial
+    bool compares = false;
+    const auto largest = [&](const Numbers& numbers) {
+      compares = numbers.size() == 6;
+      return compares ? Numbers{1, 1, 1, 1, 1, 1} : Numbers{200, 100, 0};  // decides, and begins no other trial
     };
     std::vector<Act> acts;
     for (int call = 1; call < 600; ++call) {
-      compared.clear();
+      compares = false;
       one.choice.begin_call([] { return std::int64_t{0}; }, largest);
       one.choice.count(0, one.sizes[static_cast<std::size_t>(call % 2)] << (call > 400 ? 1 : 0));
-      acts.push_back({compared, one.choice.compresses().value()});
+      acts.push_back({compares, one.choice.compresses().value()});
       const int every = call > 400 ? 2 : ends_every_calls;
       if (every > 0 && call % every == 0) one.choice.end_step();
     }
@@ -268,7 +270,7 @@ TEST_CASE("steps: ranks that end them elsewhere, once a trial has begun, agree a
     return acts;
   };
   const auto regular = acts_of(2);
-  CHECK(std::ranges::any_of(regular, [](const Act& act) { return !act.compared.empty(); }));
+  CHECK(std::ranges::any_of(regular, [](const Act& act) { return act.compares; }));
   for (const int ends_every_calls : {0, 1, 3, 7}) CHECK(acts_of(ends_every_calls) == regular);
 }
 

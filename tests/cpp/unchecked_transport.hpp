@@ -18,19 +18,19 @@ namespace zcomm::test {
 class Unchecked final : public Transport {
  public:
   using Change = std::function<void(std::vector<std::byte>&)>;
-  explicit Unchecked(std::unique_ptr<Transport> inner, Change change = nullptr, bool takes_limits = true)
-      : inner_(std::move(inner)), change_(std::move(change)), takes_limits_(takes_limits) {}
+  explicit Unchecked(std::unique_ptr<Transport> inner, Change change = nullptr, bool is_stream_ordered = false)
+      : inner_(std::move(inner)), change_(std::move(change)), is_stream_ordered_(is_stream_ordered) {}
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   void begin(const std::string&, std::span<const int>, std::chrono::milliseconds timeout, StreamView) override {
     inner_->begin("", {}, timeout);
   }
-  bool takes_limits() const override { return takes_limits_; }
+  bool is_stream_ordered() const override { return is_stream_ordered_; }
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                   StreamView stream) override {
     for (const Recv& recv : recvs) {
-      if (recv.is_limit && !takes_limits_) throw Error("a size that is not known");
+      if (recv.is_limit && is_stream_ordered_) throw Error("a size that is not known");
     }
     std::vector<Send> changed(sends.begin(), sends.end());
     for (Send& send : changed) {
@@ -46,7 +46,7 @@ class Unchecked final : public Transport {
  private:
   std::unique_ptr<Transport> inner_;
   Change change_;
-  bool takes_limits_;
+  bool is_stream_ordered_;
   std::vector<std::unique_ptr<std::vector<std::byte>>> sent_;
 };
 

@@ -77,8 +77,8 @@ def test_ranks_that_compress_differently() -> None:
         with zcomm.override(all_gather="fp8:128" if dist.get_rank() else "int8:128"):
             return fails(gather)
 
-    for text in run(body, 2, group_seconds=SOON):
-        assert 'ranks called different things: this rank "all_gather float32[2 x 4096]' in text, text
+    for rank, text in enumerate(run(body, 2, group_seconds=SOON)):
+        assert f'ranks called different things: rank {rank} "all_gather float32[2 x 4096]' in text, text
         assert "fp8:128" in text and "int8:128" in text, text
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.gpu_world import Gather, ReduceScatter, assert_same_bits, run, synchronize, values
-from support.worlds import options
+from support.worlds import options, sampling
 from torch.profiler import ProfilerActivity, profile
 
 import zcomm
@@ -82,7 +82,7 @@ def test_losses_are_those_of_the_same_call_on_the_host() -> None:
         bound = 2.0**-53 * NUM * 4  # sums of terms of one sign, however they are ordered
         assert totals() == pytest.approx({name: 3 * total for name, total in first.items()}, rel=bound, abs=0)
 
-    run(body, 2, options=options(sample_errors_every=1))
+    run(body, 2, env=sampling())
 
 
 def test_a_policy_decides_once_and_the_result_is_that_of_the_decision() -> None:

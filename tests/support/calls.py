@@ -17,8 +17,8 @@ from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 NUM = 32 * 1024  # elements of a shard: above min_bytes for every dtype
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast")
 OPT_INS = {
-    "forms": "in_place,out_of_place,list,coalesced",
-    **dict.fromkeys(("all_reduce", "all_to_all", "broadcast"), "int8:128"),
+    "forms": "single,in_place,out_of_place,list,coalesced",
+    **dict.fromkeys(("all_reduce", "exchanges"), "int8:128"),
 }
 
 
@@ -57,8 +57,10 @@ def gather(shard: torch.Tensor, **fields: Any) -> torch.Tensor:
 
 
 def scatter(inputs: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """A reduce-scatter of gradients, compressed as that of FSDP2 is."""
     output = torch.empty(inputs.numel() // dist.get_world_size(), dtype=inputs.dtype)
-    reduce_scatter_single(output, inputs, op=op)
+    with zcomm.override(forms="single"):
+        reduce_scatter_single(output, inputs, op=op)
     return output
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,11 @@ def never_destroyed() -> None:
 
 def never_used() -> None:
     pass
+
+
+def receives_alone() -> None:
+    with zcomm.override(exchanges="int8:128"):
+        dist.send(torch.ones(NUM), 0) if dist.get_rank() else dist.recv(torch.ones(NUM), 1)
 
 
 def never_waited_for() -> None:
@@ -116,11 +122,27 @@ def aborted() -> None:
     raise AssertionError("abort did not end the call")
 
 
+def given_to_gloo() -> None:
+    """Another backend takes zcomm.Options without a word."""
+    dist.all_reduce(torch.ones(1))
+
+
+def gloo_alone() -> None:
+    """zcomm is imported, as wherever it is installed."""
+    dist.all_reduce(torch.ones(1))
+
+
+UNDER_GLOO = {given_to_gloo: True, gloo_alone: False}  # scenario -> whether it makes zcomm.Options
+
+
 # Scenario -> the exit codes of its ranks, by rank.
 SCENARIOS: dict[Callable[[], None], list[int]] = {
     destroyed: [0, 0],
     never_destroyed: [0, 0],
     never_used: [0, 0],
+    receives_alone: [0, 0],
+    given_to_gloo: [0, 0],
+    gloo_alone: [0, 0],
     never_waited_for: [0, 0],
     callback_at_exit: [0, 0],
     one_raises: [1, 1, 1],
@@ -141,7 +163,10 @@ def run_rank(scenario: Callable[[], None], rank: int, size: int, folder: Path) -
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=2 * SECONDS)  # longer than a scenario may take
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("zcomm", store=store, rank=rank, world_size=size, timeout=timeout)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    options: Any = zcomm.Options() if UNDER_GLOO.get(scenario) else None
+    backend = "gloo" if scenario in UNDER_GLOO else "zcomm"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, pg_options=options)
     scenario()
 
 

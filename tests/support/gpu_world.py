@@ -140,7 +140,8 @@ class ReduceScatter:
         self.own = on_device(torch.full((num,), -1.0, dtype=dtype))
 
     def __call__(self, **fields: Any) -> Any:
-        return dist.reduce_scatter_tensor(self.own, self.whole, **fields)
+        with zcomm.override(forms="single"):
+            return dist.reduce_scatter_tensor(self.own, self.whole, **fields)
 
 
 def gathered(size: int, num: int, dtype: torch.dtype, seed: int, format: str = "int8:256") -> torch.Tensor:

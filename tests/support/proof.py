@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -56,7 +56,6 @@ def slower(samples: list[float], factor: float) -> list[float]:
 def raw() -> Raw:
     """A whole report's samples; every fault is a change of them."""
     own = {**facts.of_rank("cpu", {}), "variables": {}}
-    clock = stamps()
     made: Raw = {
         "schema": report.SCHEMA,
         "rehearsal": "on CPUs",
@@ -64,22 +63,14 @@ def raw() -> Raw:
         "link": {"bytes_per_second": LINK, "source": "given by --link"},
         "scale": asdict(replace(TINY, sizes=SIZES)),
     }
-    made["sanity"] = {**next(clock), **sanity()}
-    predictions = {"time": next(clock)["started"], **prediction.make(made["sanity"], SIZES)}
-    made["predictions"] = report.sealed(predictions)
-    made["noise"] = {**next(clock), "cells": [noise("all_gather"), noise("reduce_scatter")]}
-    made["bits"] = {**next(clock), **copy.deepcopy(bits_of())}
-    made["sweep"] = {**next(clock), "cells": [cell(row) for row in made["predictions"]["calls"]]}
-    made["steps"] = {**next(clock), "runs": [steps(made["predictions"]["steps"][0])]}
-    made["networks"] = {**next(clock), "measured": [], "not_run": "on CPUs Gloo has one card"}
+    made["sanity"] = sanity()
+    made["predictions"] = prediction.make(made["sanity"], SIZES)
+    made["noise"] = {"cells": [noise("all_gather"), noise("reduce_scatter")]}
+    made["bits"] = copy.deepcopy(bits_of())
+    made["sweep"] = {"cells": [cell(row) for row in made["predictions"]["calls"]]}
+    made["steps"] = {"runs": [steps(made["predictions"]["steps"][0])]}
+    made["networks"] = {"measured": [], "not_run": "on CPUs Gloo has one card"}
     return made
-
-
-def stamps() -> Iterator[dict[str, float]]:
-    time = 1e9
-    while True:
-        yield {"started": time, "ended": time + 1000.0}
-        time += 1001.0
 
 
 def sanity() -> dict[str, Any]:

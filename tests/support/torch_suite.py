@@ -1,4 +1,6 @@
-"""torch's own suite for distributed backends, over zcomm or gloo. A program: ``torch_suite.py BACKEND [TEST ...]``.
+"""torch's own suites, over zcomm or gloo. A program: ``torch_suite.py BACKEND [TEST ...]``.
+
+They are those that torch's wheel has: the one for distributed backends, and DDP's under distributed autograd.
 
 The suite chooses tests by the backend's name, so zcomm poses as gloo: its decorators see "gloo", and every group that
 is made under that name is one of zcomm. Writes JSON to the file that SUITE_RESULTS names: test -> "passed", "skipped"
@@ -25,7 +27,9 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed import distributed_test
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+from torch.testing._internal.distributed import ddp_under_dist_autograd_test, distributed_test
+from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
 
 import zcomm.distributed.backend  # noqa: F401
 
@@ -55,6 +59,25 @@ class TestSuite(distributed_test.TestDistBackend, distributed_test.DistributedTe
         distributed_test.initialize_temp_directories()
         distributed_test.Barrier.init()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+
+class Forked(MultiProcessTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+
+class TestDdpUnderAutograd(
+    ddp_under_dist_autograd_test.DdpUnderDistAutogradTest, TensorPipeRpcAgentTestFixture, Forked
+):
+    """DDP on some ranks of a job with remote modules."""
+
+
+class TestDdpComparison(ddp_under_dist_autograd_test.DdpComparisonTest, TensorPipeRpcAgentTestFixture, Forked):
+    """Distributed autograd gives the gradients that local autograd gives."""
+
+
+SUITES = (TestSuite, TestDdpUnderAutograd, TestDdpComparison)
 
 
 class Record(unittest.TextTestResult):
@@ -89,8 +112,8 @@ def main() -> None:
     if backend == "zcomm":
         pose_as_gloo()
     sys.argv[1:] = []
-    known = unittest.defaultTestLoader.getTestCaseNames(TestSuite)
-    chosen = unittest.TestSuite(TestSuite(name) for name in known if name in names or not names)
+    known = [(suite, name) for suite in SUITES for name in unittest.defaultTestLoader.getTestCaseNames(suite)]
+    chosen = unittest.TestSuite(suite(name) for suite, name in known if name in names or not names)
     result = unittest.TextTestRunner(stream=sys.stderr, verbosity=2, resultclass=Record).run(chosen)
     assert isinstance(result, Record)
     with open(os.environ["SUITE_RESULTS"], "w") as file:

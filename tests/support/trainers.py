@@ -16,7 +16,6 @@ from torch.distributed.fsdp import (
     MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
-    _flat_param,
     fully_shard,
 )
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -47,7 +46,6 @@ def fsdp2(
 
 def fsdp1(**fields: Any) -> Callable[[], nn.Module]:
     def wrap() -> nn.Module:
-        _flat_param._FLAT_PARAM_PADDING_VALUE = 0  # FSDP1 pads with 42, from which a block would have its scale
         hybrid = fields.get("sharding_strategy") is ShardingStrategy.HYBRID_SHARD
         # A mesh makes state dicts of DTensors; the older ShardedTensors load only on CUDA.
         mesh = dist.init_device_mesh("cpu", (2, 2) if hybrid else (dist.get_world_size(),))
@@ -90,7 +88,6 @@ def zero_redundancy(model: nn.Module) -> torch.optim.Optimizer:
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 TWO_NODES = [0, 0, 1, 1]
-LISTS = {"forms": "in_place,list"}  # as FSDP1 gathers on CPUs
 ALL_REDUCE = {"all_reduce": "int8:128"}
 JOBS = {
     "FSDP2": Job(fsdp2(), 3),
@@ -103,14 +100,13 @@ JOBS = {
     "FSDP2, activations checkpointed": Job(fsdp2(block=checkpoint_wrapper), 3, twin="FSDP2"),
     "HSDP": Job(fsdp2((2, 2)), 4),
     "FSDP2, tensor parallel": Job(tensor_parallel, 4, ranks_per_batch=2, before_step=agree_on_replicated_gradients),
-    "FSDP1": Job(fsdp1(), 3, options=LISTS),
+    "FSDP1": Job(fsdp1(), 3),
     "FSDP1, bfloat16": Job(
         fsdp1(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
-        options=LISTS,
         dtype=torch.bfloat16,
     ),
-    "FSDP1, weights kept": Job(fsdp1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), 3, options=LISTS, twin="FSDP1"),
-    "FSDP1, hybrid": Job(fsdp1(sharding_strategy=ShardingStrategy.HYBRID_SHARD), 4, options=LISTS),
+    "FSDP1, weights kept": Job(fsdp1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), 3, twin="FSDP1"),
+    "FSDP1, hybrid": Job(fsdp1(sharding_strategy=ShardingStrategy.HYBRID_SHARD), 4),
     "DDP": Job(ddp, options=ALL_REDUCE, exact={}, compressed=("all_reduce",)),
     "ZeroRedundancyOptimizer": Job(
         ddp, optimizer=zero_redundancy, options=ALL_REDUCE, exact={}, compressed=("all_reduce",), twin="DDP"

@@ -103,13 +103,17 @@ def dcp_load_of_the_model(model: nn.Module, folder: Path) -> None:
 # --- What it does not count
 
 
-@way
-def dcp_load_into_a_state_dict(model: nn.Module, folder: Path) -> None:
-    """Load as the tutorial of torch.distributed.checkpoint does."""
+def load_after(change: Change, model: nn.Module, folder: Path) -> None:
+    """Take a change back by a checkpoint, as the tutorial of torch.distributed.checkpoint does."""
     dcp.save({"model": model.state_dict()}, checkpoint_id=folder / "state")
-    in_place_operations(model, folder)
+    change(model, folder)
     model(make_batch(0)[0])
     dcp.load({"model": model.state_dict()}, checkpoint_id=folder / "state")
+
+
+@way
+def dcp_load_into_a_state_dict(model: nn.Module, folder: Path) -> None:
+    load_after(in_place_operations, model, folder)
 
 
 @way

@@ -235,6 +235,11 @@ def serve_launcher(folder: Path, rank: int, world: World) -> dist.Store:
     return agent
 
 
+def sampling(every: int = 1) -> dict[str, str]:
+    """An environment in which report() has samples."""
+    return {"ZCOMM_SAMPLE_ERRORS_EVERY": str(every)}
+
+
 def options(**fields: Any) -> Any:
     """Options that compress what a test calls, however small it is."""
-    return zcomm.Options(**{"min_bytes": 1, "forms": "in_place", **fields})
+    return zcomm.Options(**{"min_bytes": 1, "forms": "single,in_place", **fields})

@@ -212,19 +212,25 @@ def unsharded_data(group: Any, num_ranks: int, device: torch.device) -> list[tor
     return found
 
 
-def shard_of(group: Any) -> torch.Tensor | None:
-    """Return a copy of the shard that the group's next all-gather sends; None if only the gather itself can tell. The
-    parameters must be sharded: see version_of()."""
-    if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in group.fsdp_params):
+def shard_of(params: Sequence[Any]) -> torch.Tensor | None:
+    """Return a copy of the shard that the next all-gather of a group with these params sends; None if only the gather
+    itself can tell. They must be sharded: see version_of()."""
+    if any(hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather") for param in params):
         return None
     with torch.no_grad():
-        inputs = [part.reshape(-1) for param in group.fsdp_params for part in param.all_gather_inputs]
+        inputs = [part.reshape(-1) for param in params for part in param.all_gather_inputs]
         return torch.cat(inputs) if len({part.dtype for part in inputs}) == 1 else None
 
 
 def reduced_elements(param: Any) -> int:
     """Return the number of elements, with padding, of a rank's shard of the gradient."""
     return int(param.padded_sharded_param_size.numel())
+
+
+def values_of(param: Any) -> tuple[Any, str, torch.Tensor]:
+    """Return the parameter's module, its name there, and this rank's values."""
+    info = param._module_info
+    return info.module, info.param_name, param._sharded_param_data
 
 
 def requires_grad(param: Any) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import datetime
 import functools
+import hashlib
 import json
 import logging
+import socket
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,9 +20,9 @@ import zcomm._core as _core
 import zcomm._nccl as _nccl
 import zcomm._node as _node
 from zcomm._version import __version__
-from zcomm.distributed import _ddp, decisions, environment, groups, rendezvous, threshold
+from zcomm.distributed import _ddp, _states, decisions, environment, groups, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
-from zcomm.distributed.options import MAY_DIFFER, OPTION_NAMES, Options
+from zcomm.distributed.options import OPTION_NAMES, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
 from zcomm.distributed.stats import stats_of
 
@@ -29,21 +33,43 @@ if environment.log_level() == "info":
         _log.addHandler(logging.StreamHandler())
 _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
 _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning, if it is not tiny
+_LEAST_TO_CONNECT = datetime.timedelta(seconds=5)
 _FAILED = "failed: "
+_ORDER = " (ranks that share several groups make them in the same order?)"
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
+    for asked in (distributed, pg_options):
+        if getattr(asked, "enable_reconfigure", False):  # of torch 2.14
+            raise ValueError(
+                "enable_reconfigure: not supported by the backend 'zcomm': a group keeps its ranks; "
+                "make a new group when ranks change"
+            )
     _ddp.watch_hooks()
+    _states.keep_states_exact()
     groups.count_steps()
+    groups.watch_descriptions()
+    groups.watch_timeouts()
     environment.check_node_memory()
     _c10d.start_flight_recorder()
     options = _resolve(pg_options)
     options._timeout = distributed.timeout
     options.group_name = distributed.group_id
     options.global_ranks_in_group = distributed.global_ranks_in_group
-    return _Group(distributed.store, distributed.group_rank, distributed.group_size, options).make()
+    return _Group(_meeting_place(distributed), distributed.group_rank, distributed.group_size, options).make()
+
+
+def _meeting_place(distributed: Any) -> Any:
+    """Return the store of a group, under its ranks instead of torch's number for it if they are some of the world's.
+    Numbers differ between ranks that make other groups, or in another order: they would meet nobody, or strangers."""
+    ranks, store = distributed.global_ranks_in_group, distributed.store
+    while ranks and dist.is_initialized() and isinstance(store, PrefixStore):
+        store = store.underlying_store
+        if store is dist.distributed_c10d._get_default_store():
+            return PrefixStore(f"group of {hashlib.sha256(str(ranks).encode()).hexdigest()}", store)
+    return distributed.store
 
 
 def _resolve(pg_options: Any) -> Any:
@@ -54,31 +80,61 @@ def _resolve(pg_options: Any) -> Any:
         except ValueError:
             world = None
         return Options() if world is None else copy.copy(world.options)
+    if isinstance(pg_options, _nccl_options()):  # trainers tune NCCL so
+        resolved = _resolve(None)
+        resolved.of_nccl = pg_options
+        return resolved
     if not isinstance(pg_options, Options):
-        raise TypeError(f"pg_options: expected zcomm.Options or None, got {type(pg_options).__name__}")
+        kind = type(pg_options).__name__
+        raise TypeError(f"pg_options: expected zcomm.Options, ProcessGroupNCCL.Options or None, got {kind}")
     return copy.copy(pg_options)
 
 
-def _devices() -> list[Any]:
-    """Make Gloo devices on the interfaces that torch would choose. They connect eagerly: with lazy connections
-    (``TORCH_GLOO_LAZY_INIT``), contexts that share a device mistake each other's connections for their own.
-    """
+def _nccl_options() -> Any:
+    """Return the class of torch's options for NCCL; an empty tuple if this torch has none."""
+    return getattr(getattr(dist, "ProcessGroupNCCL", None), "Options", ())
+
+
+@functools.cache
+def _address_of_host() -> str:
+    """Return the address of the host's name that Gloo would take, else loopback's. Kept for all groups, each of which
+    Gloo would have ask anew: a name server that is gone takes seconds."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return str(address[0])
+    _log.warning("the host's name %r has no address of this host: Gloo uses loopback; set GLOO_SOCKET_IFNAME", name)
+    return "127.0.0.1"
+
+
+def _devices(lazy: bool | None) -> list[Any]:
+    """Make Gloo devices on the interfaces that torch would choose. ``lazy``: they connect as peers are first sent to;
+    None: as ``TORCH_GLOO_LAZY_INIT`` has it."""
     gloo: Any = dist.ProcessGroupGloo
-    interfaces = environment.gloo_interfaces()
-    if not interfaces:
-        return [gloo.create_default_device(lazy_init=False)]
-    return [gloo.create_device(interface=name, lazy_init=False) for name in interfaces]
+    if interfaces := environment.gloo_interfaces():
+        return [gloo.create_device(interface=name, lazy_init=lazy) for name in interfaces]
+    return [gloo.create_device(hostname=_address_of_host(), lazy_init=lazy)]
 
 
-def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = None) -> Any:
-    """Make a Gloo group. ``devices`` has one per connection of two ranks; None lets torch choose them."""
+def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: list[Any], threads: int = 2) -> Any:
+    """Make a Gloo group. ``devices`` has one per connection of two ranks. ``threads``: per device, for collectives, of
+    which torch has 2."""
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs give its options other names
-    if devices is None:
-        group = gloo(store, rank, size, timeout=options._timeout)
-    else:
-        gloo_options = gloo._Options()
-        gloo_options._timeout, gloo_options._devices = options._timeout, devices
+    gloo_options = gloo._Options()
+    # Gloo waits for a connection five times as long: two and a half hours for a rank that ends meanwhile.
+    shorter = max(options._timeout / 5, min(options._timeout, _LEAST_TO_CONNECT))
+    gloo_options._timeout, gloo_options._devices = shorter, devices
+    gloo_options._threads = threads * len(set(devices))
+    try:
         group = gloo(store, rank, size, gloo_options)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"this rank could not connect to all {size} ranks of group '{options.group_name}': one of them has ended, "
+            f"or cannot be reached (GLOO_SOCKET_IFNAME chooses the network). Gloo says: {error}"
+        ) from None
+    group._set_default_timeout(options._timeout)
     group.options.group_name = options.group_name
     group.options.global_ranks_in_group = options.global_ranks_in_group
     if TORCH < (2, 14):
@@ -89,7 +145,7 @@ def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: Any = No
 def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
     if not dist.is_nccl_available():
         raise RuntimeError("this torch was built without NCCL, which carries the exact calls on CUDA tensors")
-    nccl_options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=_c10d.has_high_priority())
+    nccl_options = options.of_nccl or _nccl_options()(is_high_priority_stream=_c10d.has_high_priority())
     nccl_options._timeout = options._timeout
     nccl_options.group_name = options.group_name
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
@@ -113,28 +169,39 @@ def _id_or_failure(texts: list[str]) -> str:
     return failed[0] if failed else texts[0]
 
 
+@functools.cache
+def _warn_of_patterns(patterns: tuple[str, ...]) -> None:
+    """Warn once of patterns of the option ``groups`` that match no group of this rank: they may be misspelt."""
+    names = sorted({backend.description for backend in groups.living.values()})
+    if missed := [one for one in patterns if not any(_c10d.names_group(one, name) for name in names)]:
+        _log.warning("groups: %s match none of this rank's groups: %s", ", ".join(missed), ", ".join(names))
+
+
 class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        if any(form.startswith("traced:") for form in options.forms):  # of a split, too
+        if "traced" in f"{options.forms}{options.groups}":  # of a split, too
             tell_apart_what_is_traced()
         self._rank = rank
         self._size = size
+        sample_errors_every = environment.sample_errors_every()  # raises on a wrong one
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
-        compared = {name: getattr(options, name) for name in OPTION_NAMES if name not in MAY_DIFFER}
-        mine = {"version": __version__, "options": compared, "node": _node.node_identity(), "host": None}
+        compared = {name: getattr(options, name) for name in OPTION_NAMES}
+        version = f"{__version__}, protocol {rendezvous.PROTOCOL}"
+        mine = {"version": version, "options": compared, "node": _node.node_identity(), "host": None}
         if options.follows_link:
             compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
             mine["host"] = threshold.this_host()
         self._keys, compared_by_all = rendezvous.meet(
             lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
-            f"start of group '{options.group_name}'", text=json.dumps(mine),
-            digest=lambda texts: rendezvous.compare(texts, options),
+            f"start of group '{options.group_name}'" + (_ORDER if options.global_ranks_in_group else ""),
+            text=json.dumps(mine), digest=lambda texts: rendezvous.compare(texts, options),
         )  # fmt: skip
         self._compared = json.loads(compared_by_all)
         chosen = self._compared.get("threshold")
         self._options = options.with_threshold(*chosen) if chosen else options
+        self._options.sample_errors_every = sample_errors_every
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told: set[str] = set()
         self._steps = 0  # since the group was made, of the optimizer that count_steps() watches
@@ -143,7 +210,7 @@ class _Group:
         """Make and register the backend."""
         file = self._options.decisions
         backend = _c10d.ProcessGroup(
-            exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options),
+            exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options, _devices(None)),
             options=self._options,
             agree=self._agree,
             make_exact_cuda=lambda: _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options),
@@ -158,12 +225,16 @@ class _Group:
             at_shutdown=self._end,
         )
         groups.living[self] = backend
+        groups.use.rank = (self._options.global_ranks_in_group or range(self._size))[self._rank]
+        groups.use.most_ranks = max(groups.use.most_ranks, self._size)
         return backend
 
     def after_step(self, backend: Any) -> None:
         """End a step. Log once, after a few of them, what has stayed exact in a group that spans nodes."""
         backend.end_step()
         self._steps += 1
+        if self._steps == _TOLD_AFTER and dist.get_rank() == 0:
+            _warn_of_patterns(tuple(self._options.groups))
         if self._steps != _TOLD_AFTER or self._rank > 0 or len(set(self._nodes)) < 2:
             return
         changeable, total, line = stats_of(backend).explain_exact()
@@ -198,6 +269,7 @@ class _Group:
         return backend is None or backend.is_aborted
 
     def _agree(self) -> list[int]:
+        groups.use.has_called = True  # this is the first call
         if "difference" in self._compared:
             raise RuntimeError(self._compared["difference"])
         self._nodes = self._compared["nodes"]
@@ -206,10 +278,10 @@ class _Group:
     def _make_transport_group(self, each_way: int) -> tuple[Any, int, PrefixStore]:
         """Return a Gloo group, the number of its connections between two ranks, and a store."""
         # Precedes Gloo's connections, because Gloo does not name a missing rank and cannot be aborted.
-        purpose = "first compressed call" if each_way == 1 else f"change to {each_way} connections each way"
-        keys, _ = self._meet("transport", f"{purpose} {_SAME}")
-        connections = [device for device in _devices() for _ in range(2 * each_way)]
-        group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections)
+        keys, _ = self._meet("transport", f"first compressed call {_SAME}")
+        # Connects eagerly: lazy contexts that share a device mistake each other's connections for their own.
+        connections = [device for device in _devices(False) for _ in range(2 * each_way)]
+        group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections, threads=0)
         return group, len(connections), keys
 
     def _meet_for_nccl(self) -> tuple[bytes, PrefixStore]:
@@ -244,7 +316,12 @@ class _Group:
             _log.warning("group '%s': decisions: %s", self._options.group_name, of_decisions)
 
     def _split(self, child_store: Any, ranks: list[int], child_options: Any) -> Any:
+        """Make a group of some of the ranks; None on the others, as torch's own groups do."""
+        if self._rank not in ranks:
+            return None
+        is_nccl = isinstance(child_options, _nccl_options())
         resolved = _resolve(child_options if isinstance(child_options, Options) else self._options)
+        resolved.of_nccl = child_options if is_nccl else None
         if child_options is not None:
             resolved.group_name = child_options.group_name
             resolved._timeout = child_options._timeout

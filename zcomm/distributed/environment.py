@@ -14,6 +14,7 @@ OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
     "ZCOMM_NCCL_LIB": "the file of NCCL",
     "ZCOMM_LOG": "info: a line per group",
+    "ZCOMM_SAMPLE_ERRORS_EVERY": "compressed calls of a site from one sample for report() to the next",
     "ZCOMM_NODE_MEMORY": "off: ranks of a node share no memory",
     "ZCOMM_FLIGHT_RECORDER": "where a rank whose call times out writes its last calls",
 }
@@ -35,6 +36,20 @@ def log_level() -> str:
     if level not in ("", "info"):
         raise ValueError(f"ZCOMM_LOG: expected 'info' or nothing, got {level!r}")
     return level
+
+
+def sample_errors_every() -> int:
+    """Return ``ZCOMM_SAMPLE_ERRORS_EVERY``; 0, no samples, if it is not set."""
+    text = os.environ.get("ZCOMM_SAMPLE_ERRORS_EVERY", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ValueError(f"ZCOMM_SAMPLE_ERRORS_EVERY: expected a whole number of calls, got {text!r}")
+    return int(text)
+
+
+def launched() -> tuple[int, int]:
+    """Return the rank and the number of ranks that the launcher tells; 0 and 1 if it tells none."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return int(rank) if rank.isdigit() else 0, int(size) if size.isdigit() else 1
 
 
 def check_node_memory() -> None:

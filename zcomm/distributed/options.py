@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
-from zcomm._formats import Format
+from zcomm._formats import Format, Forms, Groups
 from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.groups import use
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 OPTION_NAMES = _c10d.OPTION_NAMES
-MAY_DIFFER = ("sample_errors_every",)  # between ranks
 
 
 def variable_of(option: str) -> str:
@@ -37,38 +40,37 @@ class Options(_c10d.Options):
         all_gather: a format, default ``"int8:256"``.
         reduce_scatter: intra-node, then inter-node, or one format for both; default ``"int8:128/int4:128"``.
         all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the intra-node format.
-        all_to_all: like ``reduce_scatter``; default ``"exact"``. Values are encoded once, in the format of the link to
-            their receiver. Lists count as single tensors, and ``policy`` has no say. Less than ``min_bytes`` over the
-            number of ranks stays exact between two ranks.
-        gather: like ``all_to_all``, in tensors of ``min_bytes`` of all ranks together; default ``"exact"``.
-        scatter: like ``gather``; default ``"exact"``.
-        broadcast: a format, in tensors of ``min_bytes``; default ``"exact"``. All ranks have the same bits afterwards:
-            the source's own values are rounded, too.
-        send_recv: formats of messages between two ranks, as in ``all_to_all``, in tensors of ``min_bytes``; default
-            ``"exact"``. Receives without a source are exact. On GPUs overrides may not change it.
+        exchanges: formats of all-to-alls, gathers, scatters, broadcasts and messages between two ranks, like
+            ``reduce_scatter``; default ``"exact"``. Values are encoded once, in the format of the link to their
+            receiver. Lists count as single tensors. ``policy`` does not apply. In an all-to-all, two ranks exchange
+            less than ``min_bytes`` over the number of ranks exactly. A broadcast has the format of the group's slowest
+            link, and rounds the source's own values, too. Receives without a source need one format for all links. On
+            GPUs an override may not change it for messages.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536. Groups with
             ``policy="auto"`` and no ``decisions`` choose theirs by the slowest link between their nodes, if none is
             given: ``zcomm.stats().threshold`` tells.
-        forms: forms of calls to compress beside FSDP2's and plain reductions, a sequence of names or one text with
-            commas; default: none.
+        forms: forms of calls to compress in all groups, although zcomm does not know what they carry; a sequence of
+            names or one text with commas. Default: none. FSDP's own calls and those of DDP's hook need no form.
 
-            * ``"in_place"``: all-gathers in place. This rounds the sender's own values as well. Those of FSDP2 are
-              compressed without it, as it gathers copies of its shards.
-            * ``"out_of_place"``: all-gathers whose input is not its own slot of the output.
+            * ``"single"``: reduce-scatters of one tensor.
+            * ``"in_place"``: all-gathers in place, in any form. This rounds the sender's own values as well, so no
+              optimizer may step them.
+            * ``"out_of_place"``: all-gathers of one tensor whose input is not its own slot of the output.
             * ``"list"``: calls with lists of tensors.
             * ``"coalesced"``: coalesced calls.
-            * ``"traced:DIM"``: gathers and reduce-scatters of compiled graphs in the group of the mesh dimension
-              ``DIM``, such as ``"traced:fsdp"``, if they are alone in a coalesced call, and gathers in place.
-              ``"traced:world"`` names the default group, which is that of each dimension with all ranks. What DTensor
-              redistributes outside of graphs, such as full state dicts, is exact.
+            * ``"traced"``: gathers and reduce-scatters of compiled graphs, if they are alone in a coalesced call, and
+              gathers in place. What DTensor redistributes outside of graphs, such as full state dicts, is exact.
+        groups: the same for the groups of a name: ``{"DATA_PARALLEL*": "single,coalesced", "TENSOR*": "exact"}``, or
+            ``"DATA_PARALLEL*=single,coalesced; TENSOR*=exact"``. Default: none. A pattern is one of :mod:`fnmatch` for
+            the group's description (``group_desc`` of ``new_group``). ``"dp"`` also names the group of a mesh dimension
+            ``dp``, and ``"world"`` the default group, which is that of each dimension with all ranks. All patterns that
+            match a group count. ``"exact"`` wins: nothing in that group is compressed.
         strict: raise where a floating-point call of at least ``min_bytes`` would stay exact for any reason but its
             format and what ``policy="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
             ranks of the group, 512 KiB among more than 256.
-        sample_errors_every: compressed calls of a site from one sample of what compression loses to the next, for
-            :func:`zcomm.report`; default 0, no samples. May differ between ranks.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
             ``policy="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
 
@@ -85,23 +87,22 @@ class Options(_c10d.Options):
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
-        all_to_all: Format | None = None,
-        gather: Format | None = None,
-        scatter: Format | None = None,
-        broadcast: Format | None = None,
-        send_recv: Format | None = None,
+        exchanges: Format | None = None,
         min_bytes: int | None = None,
-        forms: str | Collection[str] | None = None,
+        forms: Forms | None = None,
+        groups: Groups | None = None,
         strict: bool | None = None,
         node_size: int | None = None,
         chunk_bytes: int | None = None,
-        sample_errors_every: int | None = None,
         decisions: str | None = None,
+        **unknown: Never,
     ) -> None:
-        fields = {**_of_environment(), **given_of(locals())}
+        fields = {**_of_environment(), **given_of(locals()), **unknown}
+        use.has_options = True
         super().__init__(**fields)
         self._gives_min_bytes = "min_bytes" in fields
         self.threshold = ""  # of a group: how its min_bytes was chosen, if follows_link
+        self.of_nccl: Any = None  # torch's options of the NCCL group that makes exact calls; None: zcomm's choice
 
     @property
     def follows_link(self) -> bool:
@@ -112,7 +113,7 @@ class Options(_c10d.Options):
         """Return the same options of the same group with the ``min_bytes`` that it has chosen."""
         twin = self._twin(min_bytes=min_bytes)
         twin.group_name, twin.global_ranks_in_group = self.group_name, self.global_ranks_in_group
-        twin.threshold = why
+        twin.threshold, twin.of_nccl = why, self.of_nccl
         return twin
 
     def _twin(self, **changed: Any) -> Options:
@@ -120,6 +121,7 @@ class Options(_c10d.Options):
         fields = {name: getattr(self, name) for name in OPTION_NAMES}
         _c10d.Options.__init__(twin, **{**fields, **changed})  # not the environment's
         twin._timeout, twin._gives_min_bytes, twin.threshold = self._timeout, self._gives_min_bytes, ""
+        twin.of_nccl = None  # another group's
         return twin
 
     def __copy__(self) -> Options:
@@ -137,6 +139,9 @@ def given_of(arguments: dict[str, Any]) -> dict[str, Any]:
 def _of_environment() -> dict[str, Any]:
     """Return the options that the environment sets. Raises ValueError that names the variable."""
     environment.warn_of_unknown(tuple(map(variable_of, OPTION_NAMES)))
+    for name in (*_c10d.COLLECTIVES, "send_recv"):
+        if name not in OPTION_NAMES and variable_of(name) in os.environ:
+            raise ValueError(f"{variable_of(name)}: expected ZCOMM_EXCHANGES, got the name of one exchange")
     defaults = _c10d.Options()
     fields = {}
     for name in OPTION_NAMES:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from zcomm._formats import Format
+from zcomm._formats import Format, Forms, Groups
 from zcomm.distributed import _dtensor
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.options import given_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Never, Self
 
 
 class _Change:
@@ -52,24 +51,29 @@ class override(_Change):
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
-        all_to_all: Format | None = None,
-        gather: Format | None = None,
-        scatter: Format | None = None,
-        broadcast: Format | None = None,
-        send_recv: Format | None = None,
+        exchanges: Format | None = None,
         min_bytes: int | None = None,
-        forms: str | Collection[str] | None = None,
+        forms: Forms | None = None,
+        groups: Groups | None = None,
         strict: bool | None = None,
+        **unknown: Never,
     ) -> None:
-        super().__init__(given_of(locals()))
+        super().__init__({**given_of(locals()), **unknown})
         _c10d.PolicyOverride(**self._fields)  # raises on a wrong field now, not at the first call
-        if "traced:" in str(forms):
+        if "traced" in f"{forms}{groups}":
             tell_apart_what_is_traced()
 
 
 def kept_exact(because: _c10d.Verdict) -> _Change:
     """Calls stay exact, and are counted by this reason."""
     return _Change({"_exact_because": because})
+
+
+def known(*, copies: bool = True, **formats: str) -> _Change:
+    """Calls carry weights or gradients for certain, so that no form has to be opted in. ``copies``: no optimizer steps
+    the slots that are gathered in place. ``formats``: ``_weights`` of gathers, and ``_gradients`` of reductions,
+    all-reduces and all-to-alls, "" for those of the group's reduce-scatters. Formats of an override win."""
+    return _Change({"_known": copies, **formats})
 
 
 def all_reduce_of(group: _c10d.ProcessGroup, formats: str) -> _Change:
@@ -86,8 +90,7 @@ def tell_apart_what_is_traced() -> None:
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
     comparisons."""
-    formats: dict[str, Any] = dict.fromkeys((*_c10d.COLLECTIVES, "send_recv"), "exact")
-    return override(**formats)
+    return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact", exchanges="exact")
 
 
 def overridden(field: str) -> Any:

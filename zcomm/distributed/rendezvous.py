@@ -6,16 +6,22 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 from torch._C._distributed_c10d import PrefixStore
 
+from zcomm._node import number_nodes
 from zcomm.distributed import threshold
 
 #: What rank 0 makes of the texts of all ranks, in rank order. It must not raise: the others would wait.
 Digest: TypeAlias = Callable[[list[str]], str]
+
+#: Number of what ranks send each other. Add one in each commit after which ranks of the commit before would misread
+#: it: the bytes of wires, headers or shared memory, the order, sizes or tags of messages, or the texts of handshakes.
+#: Versions do not tell commits apart.
+PROTOCOL = 2
 
 _PATIENCE = 2.0  # seconds beyond the timeout, for a store that hangs
 
@@ -124,15 +130,21 @@ def meet(
 
 def compare(handshakes: list[str], options: Any) -> str:
     """Compare version and options of all ranks. Return as JSON their first ``difference``, or the ``nodes`` of all
-    ranks, as numbers, and the ``threshold``: that of :func:`threshold.choose` where the link decides, else null."""
-    everyone = [json.loads(text) for text in handshakes]
+    ranks, as numbers, and the ``threshold``: that of :func:`threshold.choose` where the link decides, else null.
+    What cannot be compared is a difference, too: the other ranks wait for an answer."""
+    try:
+        return _compare([json.loads(text) for text in handshakes], options)
+    except Exception as error:
+        return _tell(f"rank 0 cannot compare what ranks told it: {type(error).__name__}: {error}")
+
+
+def _compare(everyone: list[dict[str, Any]], options: Any) -> str:
     first = everyone[0]
     for other, theirs in enumerate(everyone):
         if theirs["version"] != first["version"]:
             return _difference("version", first["version"], other, theirs["version"])
         if theirs["options"] != first["options"]:
-            names = [name for name, value in first["options"].items() if theirs["options"][name] != value]
-            zero, there = (", ".join(f"{name}={of['options'][name]!r}" for name in names) for of in (first, theirs))
+            zero, there = (_told(one["options"], other["options"]) for one, other in ((first, theirs), (theirs, first)))
             return _difference("options", zero, other, there)
     world_ranks = options.global_ranks_in_group or range(len(everyone))
     nodes = number_nodes([theirs["node"] for theirs in everyone], world_ranks, options.node_size)
@@ -141,12 +153,16 @@ def compare(handshakes: list[str], options: Any) -> str:
 
 
 def _difference(item: str, zero: str, other: int, there: str) -> str:
-    return json.dumps({"difference": f"ranks disagree on the {item}: rank 0 has {zero}, rank {other} has {there}"})
+    return _tell(f"ranks disagree on the {item}: rank 0 has {zero}, rank {other} has {there}")
 
 
-def number_nodes(identities: Sequence[str], world_ranks: Sequence[int], node_size: int | None) -> list[int]:
-    """Return the node of each rank: ``node_size`` ranks in order per node, else by identity."""
-    if node_size is not None:
-        return [world_rank // node_size for world_rank in world_ranks]
-    first_of = {node: number for number, node in reversed(list(enumerate(identities)))}
-    return [first_of[node] for node in identities]
+def _tell(difference: str) -> str:
+    return json.dumps({"difference": difference})
+
+
+def _told(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Return those of a rank's options that differ from another one's. Other commits have others."""
+    names = [
+        name for name in {**mine, **theirs} if name not in mine or name not in theirs or mine[name] != theirs[name]
+    ]
+    return ", ".join(f"{name}={mine[name]!r}" if name in mine else f"no option {name}" for name in sorted(names))

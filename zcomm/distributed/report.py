@@ -78,14 +78,14 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     It is about what this rank has sent, and no collective: one rank may call it alone. ``json``: a file to write the
     same to; docs/telemetry.md has its fields. Waits for the GPU.
 
-    Without samples (``zcomm.Options(sample_errors_every=N)``) it tells what ``policy="auto"`` has decided. Raises
+    Without samples (the variable ``ZCOMM_SAMPLE_ERRORS_EVERY``) it tells what ``policy="auto"`` has decided. Raises
     ValueError if there is nothing to tell or the group has no zcomm backend.
     """
     made = report_of(backend_of(group))
     if not made.every and not made.decisions:
         raise ValueError(
-            "group: it takes no samples; make it with zcomm.Options(sample_errors_every=100), or set "
-            "ZCOMM_SAMPLE_ERRORS_EVERY=100"
+            "group: expected one that takes samples or has policy='auto', got neither: set "
+            "ZCOMM_SAMPLE_ERRORS_EVERY=100 before the group is made"
         )
     if json is not None:
         with open(json, "w", encoding="utf-8") as file:

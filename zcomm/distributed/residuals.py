@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.cuda_graphs import keep_for_replays
 from zcomm.feedback import ErrorFeedback
 
 
@@ -13,11 +14,10 @@ def residual_of(
 ) -> tuple[torch.Tensor, float, bool]:
     """Return the residual of the next reduction of this layout, for one call of it, its decay, and whether it is
     empty: see :meth:`ErrorFeedback.use`."""
+    is_captured = _c10d.capture_of(device) != 0
     data, empty = feedback.use(
-        key,
-        layout,
-        num_bytes,
-        lambda size: torch.empty(size, dtype=torch.uint8, device=device),
-        is_captured=_c10d.capture_of(device) != 0,
+        key, layout, num_bytes, lambda size: torch.empty(size, dtype=torch.uint8, device=device), is_captured
     )
+    if is_captured:
+        keep_for_replays(data)
     return data, feedback.decay, empty

@@ -17,18 +17,13 @@ from zcomm.distributed.groups import backend_of
 #: Weight of a collective's tensor bytes in sums over all collectives.
 BYTES_MOVED = {name: 2 if name == "all_reduce" else 1 for name in _c10d.COLLECTIVES}
 
-# Settings that would compress the calls kept exact by a reason. Other reasons have no setting.
-_SETTINGS = {
-    "form": "forms='list,coalesced', or forms='traced:DIM' with a mesh dimension's name for compiled FSDP",
-    "out_of_place": "forms='out_of_place'",
-    "in_place": "forms='in_place', if optimizers step other copies",
-    "min_bytes": "a smaller min_bytes, or larger FSDP2 units",
-}
+# Forms that would compress the calls kept exact by a reason.
+_FORMS = {"form": "list,coalesced", "unmarked": "single", "out_of_place": "out_of_place", "in_place": "in_place"}
 _FORMATS = {
     "all_gather": "all_gather='int8:256'",
     "reduce_scatter": "reduce_scatter='int8:128/int4:128'",
     "all_reduce": "all_reduce='int8:128/int4:128', or zcomm.ddp.compress_hook for DDP",
-    **{name: f"{name}='int8:128'" for name in ("all_to_all", "gather", "scatter")},
+    **dict.fromkeys(("all_to_all", "gather", "scatter"), "exchanges='int8:128'"),
 }
 
 # Metrics of Prometheus, with their explanations.
@@ -170,13 +165,15 @@ class StepDecision:
 class Stats:
     """``others`` are collectives that are never compressed, and exact point-to-point calls.
 
-    ``rehearsals``: calls that ``policy="auto"`` has made on scratch, exact and compressed ones; nothing else counts
-    them. ``decisions``: what it has decided so far. ``by_steps``: its last decision by training steps; None while
-    there is none, or another one is on its way.
+    ``rehearsals``: calls that zcomm makes for its own decisions. ``policy="auto"`` times calls on scratch, and ranks
+    agree about changed weights by small calls. Nothing else counts them. ``decisions``: what ``policy="auto"`` has
+    decided so far. ``by_steps``: its last decision by training steps; None while there is none, or another one is on
+    its way.
     ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
-    ``formats``: the group's own, by collective. ``group``: its name.
+    ``formats``: the group's own, by collective. ``group``: its name. ``description``: what :class:`zcomm.Options` may
+    name it by in ``groups``.
     """
 
     all_gather: CollectiveStats
@@ -195,6 +192,7 @@ class Stats:
     threshold: str = ""
     formats: dict[str, str] = field(default_factory=dict)
     group: str = ""
+    description: str = ""
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -253,7 +251,7 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats", "group"):
+        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats", "group", "description"):
             del counters[name]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
@@ -312,8 +310,14 @@ class Stats:
     def _setting(self, name: str, reason: str) -> str:
         """Return the setting that would compress such calls; "" if there is none, as where the user's own exact() or
         compress() has made them exact."""
+        if reason in _FORMS:
+            what = "weights or gradients" + (" that no optimizer steps" if reason == "in_place" else "")
+            compiled = ", or 'traced' for compiled FSDP" if reason == "form" else ""
+            return f"groups={{{self.description!r}: {_FORMS[reason]!r}}}{compiled}, if these are {what}"
+        if reason == "min_bytes":
+            return "a smaller min_bytes, or larger FSDP2 units"
         if reason != "format_exact":
-            return _SETTINGS.get(reason, "")
+            return ""
         is_exact = set(self.formats.get(name, "exact").split("/")) <= {"exact", "bf16"}  # bf16: of values of 16 bits
         return _FORMATS.get(name, "") if is_exact else ""
 
@@ -350,6 +354,7 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         by_steps=StepDecision(**by_steps) if by_steps else None,
         node_memory=raw["node_memory"],
         threshold=options.threshold,
-        formats={name: getattr(options, name) for name in _c10d.COLLECTIVES},
+        formats={name: getattr(options, name, options.exchanges) for name in _c10d.COLLECTIVES},
         group=options.group_name,
+        description=backend.description,
     )

@@ -6,7 +6,7 @@ It comes before or after ``fully_shard``, and again for parts of the model that 
 """
 
 from zcomm.fsdp.compression import Compression, compress
-from zcomm.fsdp.gathers import ModuleStats
+from zcomm.fsdp.rule import ModuleStats
 from zcomm.fsdp.selection import Selector, one_dimensional, smaller_than
 
 __all__ = ["Compression", "ModuleStats", "Selector", "compress", "one_dimensional", "smaller_than"]

@@ -1,4 +1,5 @@
-"""Adoption of FSDP2's parameter groups: their collectives are replaced if the process group is zcomm's."""
+"""Recognition of FSDP's own collectives. Those of FSDP2's parameter groups are replaced if the process group is
+zcomm's; those of FSDP1 are known to carry weights and gradients."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from zcomm.distributed import _fsdp2
+from zcomm.distributed import _fsdp1, _fsdp2
+from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import find_backend
-from zcomm.distributed.overrides import all_reduce_of, overridden
+from zcomm.distributed.overrides import all_reduce_of, kept_exact, known, overridden
+from zcomm.fsdp.codes import Codes, Part, tell_of_codes
 from zcomm.fsdp.collectives import Collectives
 
 _log = logging.getLogger("zcomm")
@@ -26,8 +30,31 @@ def watch_fsdp2() -> None:
         allocations=_given_back,
         symmetric_memory=_refused,
         custom_collectives=_told,
-        reductions=_formats_of_replicas,
+        reductions=_reduction,
     )
+
+
+@functools.cache
+def watch_fsdp1() -> None:
+    """Let the forward and backward passes of FSDP1 compress their weights and gradients."""
+    _fsdp1.pad_with_zeros()
+    _fsdp1.around(gathers=_gather_of_handle, reductions=lambda handle: known())
+
+
+def _gather_of_handle(handle: Any) -> AbstractContextManager[Any]:
+    group = _fsdp1.process_group_of(handle)
+    backend = find_backend(group)
+    if backend is None:
+        return contextlib.nullcontext()
+    codes: Codes = vars(handle).setdefault("_zcomm_codes", Codes())
+    (has_codes,), found = codes.find([_fsdp1_part(handle)], group)
+    tell_of_codes(found, "FSDP1", backend)
+    return kept_exact(_c10d.Verdict.not_a_float) if has_codes else known()
+
+
+def _fsdp1_part(handle: Any) -> Part:
+    names, places = zip(*_fsdp1.places_of(handle), strict=True)
+    return Part(", ".join(names), places, *_fsdp1.values_of(handle), True)
 
 
 def _adopt(param_group: Any) -> None:
@@ -67,7 +94,16 @@ def _told(module: Any) -> Iterator[None]:
             _log.warning("%s: a custom collective takes the place of the one that zcomm.fsdp.compress set", owner.name)
 
 
-def _formats_of_replicas(param_group: Any) -> Any:
+@contextlib.contextmanager
+def _reduction(param_group: Any) -> Iterator[None]:
+    """Known to carry gradients, in zcomm's groups."""
+    shards, _ = _fsdp2.process_groups_of(param_group)
+    is_ours = shards is not None and find_backend(shards) is not None
+    with known() if is_ours else contextlib.nullcontext(), _formats_of_replicas(param_group):
+        yield
+
+
+def _formats_of_replicas(param_group: Any) -> AbstractContextManager[Any]:
     """Override the formats of the all-reduce of HSDP's replicas: with policy="auto" those of reduce-scatters."""
     unchanged = contextlib.nullcontext()
     shards, replicas = _fsdp2.process_groups_of(param_group)

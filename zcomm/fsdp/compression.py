@@ -6,12 +6,13 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm._checks import check_types
@@ -20,8 +21,9 @@ from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp.collectives import Collectives, collectives_of
-from zcomm.fsdp.gathers import GatherCall, ModuleStats, Rule
+from zcomm.fsdp.collectives import Collectives
+from zcomm.fsdp.gather_call import GatherCall
+from zcomm.fsdp.rule import ModuleStats, Rule
 from zcomm.fsdp.secondary_shard import KeptValues, Room, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 
@@ -65,7 +67,7 @@ def compress(
         max_bytes: limit of a rank's secondary shards. Modules whose shards would exceed it go without, and are named in
             a warning. None: no limit.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
-        check: notice changes of weights that PyTorch does not count: :class:`Compression`.
+        check: notice changes of weights that PyTorch does not count, or some ranks make: :class:`Compression`.
         fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
             reductions read the gradients themselves. Compressed gathers, and on CPUs lossless ones, are decoded into
             the parameters. :meth:`Compression.stats` counts both.
@@ -85,13 +87,26 @@ def compress(
         raise ValueError(f"max_bytes: expected 0 or more, or None, got {max_bytes}")
     if weights == "lossless" and not keep_in_node:
         raise ValueError("keep_in_node: expected True with weights='lossless', which are differences to what is kept")
-    _check_formats(weights, gradients)
+    check_formats(weights, gradients)
     select(model, exempt)
     rule = Rule(next(_numbers), weights, gradients, error_feedback, fused)
-    return Compression(model, rule, keep_in_node, exempt, max_bytes, check)
+    return Compression(model, rule, keep_in_node, exempt, Room(max_bytes), check)
 
 
-def _check_formats(weights: str | None, gradients: str | None) -> None:
+def _collectives_of(model: nn.Module) -> Iterator[Collectives]:
+    """Replace the collectives of every parameter group in ``model``; yield them in the order of modules."""
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        for param_group in _fsdp2.groups_of(module):
+            owner = _fsdp2.owner_of(param_group) or Collectives(name, module, param_group)
+            if len(name) >= len(owner.path):  # longer in a larger model
+                owner.rename(name, module)
+            yield owner
+
+
+def check_formats(weights: str | None, gradients: str | None) -> None:
+    """Raise ValueError or TypeError that names the argument if a format is unknown."""
     formats = {"all_gather": None if weights == "lossless" else weights, "reduce_scatter": gradients}
     try:
         _c10d.PolicyOverride(**{name: format for name, format in formats.items() if format is not None})
@@ -109,30 +124,29 @@ class Compression:
     generation and evaluation. What is gathered as bytes is kept as it is, in groups of several nodes. It must repeat
     while the weights do, so a cast that rounds at random needs ``keep_in_node=False``.
 
-    *Changes of weights.* Steps of torch's optimizers, in-place operations and exchanged parameters are noticed as
-    PyTorch counts them. All others are noticed by a hash of this rank's own shard, which each gather reads anew: writes
-    through ``param.data``, foreach operations, collectives, NumPy. With ``check=False`` they leave the old weights in
-    use, unless ``invalidate()`` follows. On CPUs such a change on all ranks leads to a gather across nodes, as a step
-    does. A rank that has nothing of a module, as of fewer rows than ranks, notices none in it: call ``invalidate()``
-    on all ranks. If only some ranks have changed their weights, the ranks of their nodes raise, and ranks of other
-    nodes at the next call between nodes. On GPUs the host does not wait for the hash. Gathers of such a module give NaN
-    on its node, and the next gather or step of a rank that has changed it raises. So call ``invalidate()`` on all ranks
-    after a change that PyTorch does not count, such as replays of a CUDA graph that has an optimizer's step.
+    *Changes of weights.* PyTorch counts steps of its optimizers, in-place operations and exchanged parameters. A hash
+    of this rank's own shard finds all other writes: through ``param.data``, foreach operations, collectives, NumPy.
+    Each gather reads the shard for it.
+
+    On CPUs the ranks then agree: if the weights of one rank have changed, all gather across nodes. A write may reach
+    the rows of some ranks only, as of a parameter with one element. The agreement is one small message to each node.
+    After an optimizer's step there is none, as all ranks know of the step.
+
+    With ``check=False`` there is neither. Then call ``invalidate()`` on all ranks after a write that PyTorch does not
+    count, and after one that reaches the rows of some ranks only.
+
+    On GPUs the host does not wait for the hash, and ranks do not agree. After a change that PyTorch does not count,
+    gathers of the module give NaN on the node, and the next gather or step of a rank that has changed it raises. So
+    call ``invalidate()`` on all ranks after such a change, and after one that reaches some ranks only. Replays of a
+    CUDA graph that has an optimizer's step are such a change.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        rule: Rule,
-        keep_in_node: bool,
-        exempt: Sequence[Selector],
-        max_bytes: int | None,
-        check: bool,
+        self, model: nn.Module, rule: Rule, keep_in_node: bool, exempt: Sequence[Selector], room: Room, check: bool
     ) -> None:
         self._model = model
         self._rule = rule  # of every group, but for what is exempt
-        self._keep_in_node, self._exempt = keep_in_node, exempt
-        self._checks, self._room = check, Room(max_bytes)
+        self._keep_in_node, self._exempt, self._room, self._checks = keep_in_node, exempt, room, check
         self._rules: dict[Collectives, Rule] = {}  # each keeps this object
         self._warned_of_copy = False
         self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
@@ -183,14 +197,16 @@ class Compression:
 
     def _install(self) -> None:
         """Settings for the modules that ``fully_shard`` was applied to by now."""
-        new = [group for group in collectives_of(self._model) if group not in self._rules]
+        new = [group for group in _collectives_of(self._model) if group not in self._rules]
         if not new:
             return
         exempt = select(self._model, self._exempt)
         for group in new:
             flags = [not exempt.isdisjoint(_fsdp2.places_of(param)) for param in group.params]
             rule = self._rules[group] = replace(self._rule, exempt=flags, owner=self)
-            group.set_rule(rule, self._secondary_of(group))
+            group.set_rule(rule)
+            if group.rule is rule:  # and not a later one
+                group.secondary = self._secondary_of(group)
         sharded = {_fsdp2.parameter_id(param) for group in self._rules for param in group.params}
         if sharded.issuperset(map(id, self._model.parameters())):  # else modules are sharded later
             self._hook.remove()
@@ -200,7 +216,7 @@ class Compression:
             self._install()
             if self._rules:
                 self._hook.remove()
-        elif not self._warned_of_copy and any(group.rule is None for group in collectives_of(module)):
+        elif not self._warned_of_copy and any(group.rule is None for group in _collectives_of(module)):
             self._warned_of_copy = True
             _log.warning(
                 "a copy of the %s that zcomm.fsdp.compress was called with has none of its settings: call it with the "
@@ -208,10 +224,11 @@ class Compression:
             )  # fmt: skip
 
     def _secondary_of(self, group: Collectives) -> SecondaryShard | None:
+        given = group.params, group.notices, group.gathered, group.counted, self._room, self._checks
         if self._rule.is_lossless:
-            return KeptValues(group, self._room, self._checks, self._prepare)
+            return KeptValues(*given, self._prepare)
         is_kept = self._keep_in_node and self._rule.weights != "exact"
-        return SecondaryShard(group, self._room, self._checks) if is_kept else None
+        return SecondaryShard(*given) if is_kept else None
 
     def _in_force(self) -> list[Collectives]:
         """Those whose rules no later call has replaced."""
@@ -238,10 +255,8 @@ class Compression:
         that the host waits for the GPU once after a step, and not once for each module."""
         gathers = [first.to_prepare(call.shard, version)]
         for shard in (group.secondary for group in self._in_force()):
-            if shard is first or not isinstance(shard, KeptValues):
-                continue
-            if (other := shard.outdated_in(call.group.group_name)) is not None:
-                gathers.append(shard.to_prepare(*other))
+            if isinstance(shard, KeptValues) and shard is not first:
+                gathers += shard.to_prepare_in(call.group.group_name)
         backend_of(call.group).prepare(gathers, async_op=call.async_op).wait()
 
 

@@ -132,16 +132,20 @@ class Deferred(torch.Tensor):  # type: ignore[misc]
         return func(*tree_map(in_memory, args), **tree_map(in_memory, kwargs or {}))
 
 
+def decodes_later(device: torch.device) -> bool:
+    """Tell whether gathers leave wires. On a GPU parameters' memory belongs to the stream that computes; a gather runs
+    on another one, which would have to wait until nothing uses that memory. On a CPU values are decoded while others
+    are on their way."""
+    return bool(device.type != "cpu")
+
+
 def in_memory(value: Any) -> Any:
     """Return a deferred tensor with memory, anything else as it is."""
     return value.buffer.memory().view(value.shape) if isinstance(value, Deferred) else value
 
 
 def _view(tensor: Deferred, size: Sequence[int]) -> Deferred:
-    known = 1
-    for length in size:
-        known *= length if length != -1 else 1
-    shape = [length if length != -1 else tensor.numel() // max(known, 1) for length in size]
+    shape = torch.empty(tensor.shape, device="meta").view(size).shape
     return Deferred(tensor.buffer, shape, tensor.dtype, tensor.device)
 
 

@@ -12,27 +12,33 @@ include/zcomm/operation.hpp.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
+from zcomm.distributed.cuda_graphs import keep_for_replays
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import overridden
 from zcomm.distributed.single import all_gather_single
-from zcomm.feedback import keep_for_replays
-from zcomm.fsdp.collectives import Collectives
-from zcomm.fsdp.fused import Deferred
-from zcomm.fsdp.gathers import GatherCall, ModuleStats, finished
+from zcomm.fsdp.fused import Deferred, in_memory
+from zcomm.fsdp.gather_call import GatherCall, finished
+from zcomm.fsdp.notices import Notices
+from zcomm.fsdp.rule import ModuleStats
 
 _log = logging.getLogger("zcomm")
 
 #: Version of the weights in a secondary shard: of each param, and hashes of this rank's shard in host memory. Equal
 #: ones are of the same weights.
 WeightsVersion: TypeAlias = tuple[list[tuple[int, ...]], list[int]]
+
+#: The gather of a shard, the shard, and the site that sends it.
+Prepared: TypeAlias = "tuple[_c10d.Operation, torch.Tensor, _c10d.Site]"
 
 #: Encodes the differences of a shard that gathers weights of a version, and of others.
 Prepare: TypeAlias = "Callable[[KeptValues, GatherCall, WeightsVersion], None]"
@@ -60,23 +66,49 @@ class Room:
         self._used_bytes -= num_bytes
 
 
+class Agreement:
+    """Whether any rank has changed a module's weights. A write that all ranks run may reach the rows of some only."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._site = name, _c10d.Site(name, [])
+
+    def any(self, changed: bool, group: dist.ProcessGroup) -> bool:
+        """Return True on all ranks of the group if it is on one. They wait for each other.
+
+        Raises RuntimeError if they ask about different modules."""
+        module = zlib.crc32(self._name.encode()) & 0x7FFF
+        answers = torch.empty(group.size(), dtype=torch.uint16)
+        own = torch.tensor([module << 1 | changed], dtype=torch.uint16)
+        backend_of(group).gather_numbers(answers, own, site=self._site).wait()
+        given: list[int] = answers.tolist()
+        others = [rank for rank, answer in enumerate(given) if answer >> 1 != module]
+        if others:
+            raise RuntimeError(
+                f"ranks called different things: this rank gathers the weights of {self._name}, but ranks {others} of "
+                "its group gather another module: run the same modules in the same order on all ranks"
+            )
+        return any(answer & 1 for answer in given)
+
+
 class SecondaryShard:
     """Secondary shard of one parameter group, which gathers from it if possible. It keeps the wires of weights in a
-    format: what is gathered from them has the same bits as the first gather."""
+    format: what is gathered from them has the same bits as the first gather.
 
-    def __init__(self, group: Collectives, room: Room, checks: bool) -> None:
-        self._group, self._room, self._checks = group, room, checks
-        self.intra_node = _c10d.Site(group.name, [])
+    ``params``: those of FSDP2. ``site``: of gathers across nodes. ``counted``: counts gathers."""
+
+    def __init__(
+        self, params: Sequence[Any], notices: Notices, site: _c10d.Site, counted: ModuleStats, room: Room, checks: bool
+    ) -> None:
+        self._params, self._notices, self._site, self._counted = params, notices, site, counted
+        self._room, self._checks = room, checks
+        self.intra_node = _c10d.Site(notices.name, [])
+        self._agreement = Agreement(notices.name)
         self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
         self._kept_version: WeightsVersion | None = None  # of the weights that are kept
         self._mark: _c10d.ShardMark | None = None  # of the weights that are kept, on a GPU
         self._capture = 0  # the CUDA graph that the last gather was recorded in
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
-
-    def takes_parts(self) -> bool:
-        """Tell whether the next gather may write into ``GatherCall.parts``."""
-        return True
 
     def keeps_wires(self) -> bool:
         """Tell whether later gathers of the same weights use the wires that this one keeps."""
@@ -89,11 +121,11 @@ class SecondaryShard:
     def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
         """From the shards of all ranks."""
         self._note(call.shard)
-        return call.run(held, self._group.gathered)
+        return call.run(held, self._site)
 
     def _gather_without(self, call: GatherCall) -> Any:
         """Where weights cannot be watched, or max_bytes is used up."""
-        return self._group.gather(call)
+        return call.run_alone(self._site)
 
     def _can_be_captured(self) -> bool:
         return self._held is not None
@@ -105,39 +137,38 @@ class SecondaryShard:
 
     def add_to(self, counted: ModuleStats) -> ModuleStats:
         """Return the group's counters with what only this shard knows."""
-        shared = self.intra_node
-        return replace(
-            counted,
-            gathers=counted.gathers + shared.calls,
-            gathered_intra_node_bytes=counted.gathered_intra_node_bytes + shared.intra_node_bytes,
-            gathered_inter_node_bytes=counted.gathered_inter_node_bytes + shared.inter_node_bytes,
-            memory_bytes=0 if self.kept is None else self.kept.numel(),
-        )
+        return replace(counted, memory_bytes=0 if self.kept is None else self.kept.numel())
 
     def gather(self, call: GatherCall) -> Any:
-        plan = call.plan
-        version = None if isinstance(plan, _c10d.Verdict) else self._version_of(call.shard)
         self.check_mark()
         is_captured = self._is_captured(call.output.device)
-        if isinstance(plan, _c10d.Verdict):
-            return self._group.gather(call)
+        if isinstance(call.plan, _c10d.Verdict):
+            return call.run_alone(self._site)
+        version = self._version_of(call.shard)
         if version is None or (is_captured and not self._can_be_captured()):
-            self._group.counted.gathers_plain += 1
+            self._counted.gathers_plain += 1
             return self._gather_without(call)
-        plan = self._plan_of(call, plan)
+        plan = self._plan_of(call, call.plan)
         if not self._fits(plan.largest_kept_bytes):  # of the rank that needs most, so that all ranks decide alike
-            self._group.counted.gathers_beyond_limit += 1
+            self._counted.gathers_beyond_limit += 1
             return self._gather_without(call)
         held = self._bound(plan, call.output.device)
-        if version == self._kept_version:
-            self._group.counted.gathers_intra_node += 1
+        if not self._must_cross(call, version):
+            self._counted.gathers_intra_node += 1
             self._check(call.shard)
             return call.run(held, self.intra_node, again=True)
         self._kept_version = None  # while it is being written
-        self._group.counted.gathers_inter_node += 1
+        self._counted.gathers_inter_node += 1
         work = self._gather_across(call, held, version)
         self._kept_version = version
         return work
+
+    def _must_cross(self, call: GatherCall, version: WeightsVersion) -> bool:
+        """Tell whether weights may have changed since they were kept. On CPUs all ranks ask each other, unless all of
+        them know; on a GPU the host does not wait, and a kernel compares."""
+        changed = version != self._kept_version
+        asks = self._checks and self._kept_version is not None and call.output.device.type == "cpu"
+        return self._agreement.any(changed, call.group) if asks else changed
 
     def _bound(self, plan: _c10d.Operation, device: torch.device) -> _c10d.Operation:
         """``plan``, bound to memory, which is that of the gather before if it is as large. Outdates what another plan
@@ -164,7 +195,7 @@ class SecondaryShard:
         if 0 < (self._reserved or 0) < num_bytes:
             self.forget()
         if self._reserved is None:
-            self._reserved = num_bytes if self._room.reserve(self._group.name, num_bytes) else 0
+            self._reserved = num_bytes if self._room.reserve(self._notices.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 
     def _is_captured(self, device: torch.device) -> bool:
@@ -196,19 +227,17 @@ class SecondaryShard:
         """Raise RuntimeError if a kernel has found a change of weights that PyTorch did not count."""
         if self._mark is not None and self._mark.has_changed:
             raise RuntimeError(
-                f"{self._group.name}: its weights have changed in a way that PyTorch does not count, and gathers since "
-                "then gave NaN, or wrong values where bytes have none: call invalidate() of what zcomm.fsdp.compress "
-                "returned on all ranks after such a change. Bytes that a cast makes at random need keep_in_node=False"
+                f"{self._notices.name}: its weights have changed in a way that PyTorch does not count, and gathers "
+                "since then gave NaN, or wrong values where bytes have none: call invalidate() of what "
+                "zcomm.fsdp.compress returned on all ranks after such a change. Bytes that a cast makes at "
+                "random need keep_in_node=False"
             )
 
     def _version_of(self, shard: torch.Tensor | None = None) -> WeightsVersion | None:
         """Return the version of the weights, or None if PyTorch does not count changes."""
-        params = []
-        for param in self._group.params:
-            version = _fsdp2.version_of(param)
-            if version is None:
-                return None
-            params.append(version)
+        params = [version for version in map(_fsdp2.version_of, self._params) if version is not None]
+        if len(params) < len(self._params):
+            return None
         # Hashes on the CPU only: on a GPU kernels check the values, so that the host need not wait.
         is_hashed = self._checks and self._reserved != 0
         if not is_hashed or shard is None or not shard.is_cpu:
@@ -218,10 +247,19 @@ class SecondaryShard:
 
 
 class KeptValues(SecondaryShard):
-    """Of weights that are sent as lossless differences to what is kept."""
+    """Secondary shard of exact values, which lossless differences bring up to date."""
 
-    def __init__(self, group: Collectives, room: Room, checks: bool, prepare: Prepare) -> None:
-        super().__init__(group, room, checks)
+    def __init__(
+        self,
+        params: Sequence[Any],
+        notices: Notices,
+        site: _c10d.Site,
+        counted: ModuleStats,
+        room: Room,
+        checks: bool,
+        prepare: Prepare,
+    ) -> None:
+        super().__init__(params, notices, site, counted, room, checks)
         self._prepare = prepare
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
@@ -240,9 +278,6 @@ class KeptValues(SecondaryShard):
         """NCCL needs the size of a difference on the host before it is sent."""
         return self.kept is not None and not self.kept.is_cpu
 
-    def takes_parts(self) -> bool:
-        return self._reserved != 0  # without room torch gathers, into one tensor
-
     def keeps_wires(self) -> bool:
         return False
 
@@ -250,24 +285,22 @@ class KeptValues(SecondaryShard):
         super().outdate(forget_mark)
         self._prepared_version = None
 
-    def outdated_in(self, group: str) -> tuple[torch.Tensor, WeightsVersion] | None:
-        """Return the weights that the next gather in that process group will send, and their version. None unless the
-        module has sent differences before and its weights have changed since."""
-        if self._group.secondary is not self or self._held is None or self._group_name != group:
-            return None
-        version = self._version_of()
+    def to_prepare_in(self, group: str) -> list[Prepared]:
+        """Return what to prepare for the next gather in that process group: nothing unless the module has sent
+        differences before and its weights have changed since."""
+        version = self._version_of() if self._held is not None and self._group_name == group else None
         if version is None or version in (self._kept_version, self._prepared_version):
-            return None
-        shard = _fsdp2.shard_of(self._group.param_group)
+            return []
+        shard = _fsdp2.shard_of(self._params)
         if shard is None:
-            return None
-        return (shard.view(torch.uint16) if shard.itemsize == 1 else shard), version
+            return []
+        return [self.to_prepare(shard.view(torch.uint16) if shard.itemsize == 1 else shard, version)]
 
-    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> tuple[_c10d.Operation, torch.Tensor, Any]:
+    def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> Prepared:
         assert self._held is not None
         self._prepared_version = version
         self._note(shard)
-        return self._held, shard, self._group.gathered
+        return self._held, shard, self._site
 
     def gather(self, call: GatherCall) -> Any:
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
@@ -286,7 +319,7 @@ class KeptValues(SecondaryShard):
         except ValueError as error:
             is_wide = call.shard.dtype in (torch.float32, torch.float64)
             hint = "; MixedPrecisionPolicy(param_dtype=torch.bfloat16) saves more than they would" if is_wide else ""
-            raise ValueError(f"weights: {self._group.name} cannot be sent as 'lossless': {error}{hint}") from None
+            raise ValueError(f"weights: {self._notices.name} cannot be sent as 'lossless': {error}{hint}") from None
 
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
         self._lossless = self._plan_lossless(call)
@@ -300,25 +333,21 @@ class KeptValues(SecondaryShard):
         else:
             self._check(call.shard)  # against what was prepared
         self._prepared_version = None
-        work = held.run(call.target, call.whole_shard, site=self._group.gathered, async_op=call.async_op)
+        work = held.run(call.target, call.whole_shard, site=self._site, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def _gather_without(self, call: GatherCall) -> Any:
         why = "PyTorch does not count their changes"
         if self._reserved == 0:
             why = "there is no room in max_bytes"
-        elif not all(map(_fsdp2.is_sharded, self._group.params)):
+        elif not all(map(_fsdp2.is_sharded, self._params)):
             why = "they are shards of a mesh after the forward pass"
         backend = backend_of(call.group)
         if self._reserved != 0 or backend.is_strict:  # a line has told of max_bytes
-            self._group.warn("lossless", f"gathers whole weights, not differences, as {why}", backend)
-        shard = call.whole_shard
-        output = shard.new_empty(call.output.shape) if call.parts else call.output
+            self._notices.tell_exact("lossless", f"gathers whole weights, not differences, as {why}", backend)
+        if isinstance(call.output, Deferred):
+            call.output.buffer.gather_into((), call.group.size())  # but into memory, from which FSDP2 copies
+            self._counted.gathers_fused -= 1
         # Bytes are never compressed.
-        work = all_gather_single(output.view(torch.uint8), shard.view(torch.uint8), group=call.group, async_op=True)
-        if call.parts:
-            work.wait()
-            self._group.counted.gathers_fused -= 1
-            rows = [part.data.view(call.group.size(), -1) for part in call.parts]  # of which autograd counts no change
-            _fsdp2.copy_parameters(output.view(call.group.size(), -1), [row.shape[1] for row in rows], rows)
-        return finished(work, call.async_op)
+        output, shard = (in_memory(each).view(torch.uint8) for each in (call.output, call.shard))
+        return finished(all_gather_single(output, shard, group=call.group, async_op=True), call.async_op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -14,9 +15,18 @@ from zcomm.distributed.groups import backend_of
 from zcomm.distributed.overrides import override
 from zcomm.distributed.residuals import residual_of
 from zcomm.feedback import ErrorFeedback
-from zcomm.outer.connections import losses_told
+from zcomm.outer.errors import lost_ranks_named
 
 _AVERAGED = "averaged their values"
+_CONNECTIONS = 8  # at most 1.4 times as slow as the best number, under BBR and under Reno: docs/outer.md
+
+
+def set_connections(backend: _c10d.ProcessGroup, each_way: int | None) -> None:
+    """Set the number of TCP connections between two sites. None: those that the group has made by now, else 8.
+
+    Raises ValueError if the group has made others."""
+    with contextlib.suppress(ValueError) if each_way is None else contextlib.nullcontext():
+        backend.connections = _CONNECTIONS if each_way is None else each_way
 
 
 class Averaging:
@@ -65,7 +75,7 @@ class Averaging:
         self.count += 1
         if self._plans is None:
             if self.exact_bytes > 0:
-                with override(all_reduce="exact"), losses_told(_AVERAGED):
+                with override(all_reduce="exact"), lost_ranks_named(_AVERAGED):
                     self._work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=self._group, async_op=True)
             return
         plan, residual = self._plans[0], None
@@ -111,7 +121,7 @@ class Averaging:
     def _wait(self) -> None:
         if self._work is not None:
             start = time.monotonic()
-            with losses_told(_AVERAGED):
+            with lost_ranks_named(_AVERAGED):
                 self._work.wait()
             self.wait_seconds += time.monotonic() - start
             self._work = None
@@ -122,8 +132,8 @@ class Averaging:
         buffer, backend = self.new_buffer(), backend_of(self._group)
         shard = torch.empty_like(self._part(buffer))
         residual = self._feedback.block_format if self._feedback is not None else None
-        reduced = backend.plan_reduce(shard, buffer, dist.ReduceOp.AVG, formats=policy, feedback=residual)
-        gathered = backend.plan_gather(buffer, shard, formats=policy)
+        reduced = backend.plan(shard, buffer, dist.ReduceOp.AVG, formats=policy, feedback=residual)
+        gathered = backend.plan(buffer, shard, formats=policy)
         if (
             isinstance(reduced, _c10d.Verdict)
             or isinstance(gathered, _c10d.Verdict)

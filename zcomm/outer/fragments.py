@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
+from zcomm.distributed._fsdp2 import reshard_holders
 from zcomm.outer.averaging import Averaging
 
 
@@ -16,6 +17,8 @@ class Fragment:
         self.offset = offset  # its first outer step begins after as many inner steps
         self.values = self.read()
         self.averaging: Averaging
+        self.evaluation: Averaging  # of the same values, without error feedback
+        self.stepped_at = 0  # inner steps, at its last outer step
         self.mean: torch.Tensor | None = None  # once it is there
         self.gather_at = self.apply_at = 0  # inner steps
 
@@ -31,7 +34,8 @@ class Fragment:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def write(self, flat: torch.Tensor) -> None:
-        """Copy ``flat`` to the parameters."""
+        """Copy ``flat`` to the parameters, and drop whole copies that FSDP2 has of them."""
+        reshard_holders(self.parameters)
         with torch.no_grad():
             for parameter, part in zip(self.parameters, self.split(flat), strict=True):
                 local_of(parameter).copy_(part)

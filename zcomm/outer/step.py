@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,12 @@ from torch.distributed.tensor import DTensor
 import zcomm._core as _core
 from zcomm._checks import check_types
 from zcomm._units import parse_rate
-from zcomm.distributed._fsdp2 import find_groups, reshard_holders
+from zcomm.distributed._fsdp2 import find_groups
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
-from zcomm.outer.averaging import Averaging
-from zcomm.outer.connections import Connections, losses_told
+from zcomm.outer.averaging import Averaging, set_connections
+from zcomm.outer.errors import lost_ranks_named
 from zcomm.outer.fragments import Fragment, cut, like
 
 _COMPARED = (  # between sites
@@ -35,10 +37,9 @@ _COMPARED = (  # between sites
 class OuterStats:
     """What an OuterStep has done on this rank: ``inner_steps`` of the training, the rest since it was made.
 
-    ``reductions`` of fragments have sent ``sent_bytes`` from this rank; all-reduces in float32 would have sent
-    ``exact_bytes``. ``in_flight``: fragments under way. step() has waited ``limit_seconds`` for ``max_rate``, and
-    ``wait_seconds`` for transfers. On a GPU the host does not wait for these. ``connections``: TCP connections each way
-    between two sites, of CPU tensors: more than one where that was faster.
+    ``reductions`` of fragments, evaluations included, have sent ``sent_bytes`` from this rank; all-reduces in float32
+    would have sent ``exact_bytes``. ``in_flight``: fragments under way. It has waited ``limit_seconds`` for
+    ``max_rate``, and ``wait_seconds`` for transfers. On a GPU the host does not wait for these.
     """
 
     inner_steps: int
@@ -48,7 +49,6 @@ class OuterStats:
     in_flight: int
     limit_seconds: float
     wait_seconds: float
-    connections: int
 
 
 class OuterStep:
@@ -58,10 +58,10 @@ class OuterStep:
     outer step have the same bits at all sites. A site is one rank; or several, with parameters that FSDP2 shards in
     the site: then ``group`` is this rank's group along the mesh dimension of the sites.
 
-    The first step() and each synchronize() raise ValueError at all sites if their arguments, outer optimizers or values
-    differ. If the model is sharded in the sites, only the ranks of a part that differs raise it. Buffers are not
-    compared. Sites that part in between learn it at the next synchronize(). A ``zcomm.exact()`` around step() does not
-    stop the compression.
+    The first step() and each averaged() and synchronize() raise ValueError at all sites if their arguments, outer
+    optimizers or values differ. If the model is sharded in the sites, only the ranks of a part that differs raise it.
+    Buffers are not compared. Sites that part in between learn it at the next averaged() or synchronize(). A
+    ``zcomm.exact()`` around step() does not stop the compression.
 
     Args:
         optimizer: the outer optimizer, over the parameters to synchronize: float32, on one device, with the values to
@@ -76,6 +76,8 @@ class OuterStep:
             site learned during ``delay`` is lost with 0.
         format: of the pseudo-gradients and of their mean, one that rounds to nearest, or ``"exact"``.
         error_feedback: adds what a reduction has lost to the next one of the fragment. True: in int8.
+        connections: TCP connections each way between two sites, 1 to 64, for CPU tensors. They are made at the group's
+            first compressed call. None: those that the group has by then, else 8.
         max_rate: ``"40mbit"``, bytes per second that this rank sends on average. step() waits before it begins a
             fragment as long as those before it would take at this rate. A transfer itself is as fast as the link.
         group: the ranks that hold the same part of the parameters, one of each site, with the backend "zcomm"; by
@@ -96,14 +98,16 @@ class OuterStep:
         keep: float = 0.0,
         format: str = "int4:64",
         error_feedback: bool | ErrorFeedback = True,
+        connections: int | None = None,
         max_rate: str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_types(locals(), optimizer=torch.optim.Optimizer, every=int, fragments=int, delay=int, keep=int | float)
-        check_types(locals(), format=str, error_feedback=bool | ErrorFeedback, max_rate=str | None)
+        check_types(locals(), format=str, error_feedback=bool | ErrorFeedback)
+        check_types(locals(), max_rate=str | None, connections=int | None)
         parameters = _parameters_of(optimizer)
         _check_parameters(parameters)
-        _check_numbers(every, fragments, delay, keep, len(parameters))
+        _check_numbers(every, fragments, delay, keep, len(parameters), connections)
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
         _core.BlockFormat(format)  # raises on an unknown one
@@ -114,22 +118,23 @@ class OuterStep:
         self._inner_steps = 0
         self._limit_seconds = 0.0
         self._free_at = 0.0  # when the fragments that began so far have had their time at the rate
-        self._compared = False
+        self._compared = self._is_averaged = False  # the latter within averaged()
+        backend = backend_of(group)
+        set_connections(backend, connections)
         if error_feedback is True:
             error_feedback = ErrorFeedback()
         self._feedback = error_feedback if isinstance(error_feedback, ErrorFeedback) and format != "exact" else None
         name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
-        rank = backend_of(group).rank()
         self._fragments = []
         for number, part in enumerate(cut(parameters, fragments)):
             fragment = Fragment(part, (number + 1) * every // fragments)
-            key = f"{name}: fragment {number} of {fragments}/rank {rank}"
-            device = fragment.values.device
-            fragment.averaging = Averaging(len(fragment.values), device, format, self._feedback, key, group)
+            key = f"{name}: fragment {number} of {fragments}/rank {backend.rank()}"
+            shape = len(fragment.values), fragment.values.device, format
+            fragment.averaging = Averaging(*shape, self._feedback, key, group)
+            fragment.evaluation = Averaging(*shape, None, key, group)
             self._fragments.append(fragment)
         self._num_parameters = len(parameters)
         self._in_flight: list[Fragment] = []  # in the order in which they began
-        self._connections = Connections(group)
         # What must be the same in a run that goes on, and at all sites.
         self._settings: dict[str, Any] = {
             "every": every, "fragments": fragments, "delay": delay, "keep": keep, "format": format,
@@ -148,23 +153,52 @@ class OuterStep:
                 self._begin(fragment, self._delay)
         self._advance()
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within ``with outer.averaged():`` the parameters are the mean of all sites', for an evaluation.
+
+        They have the same bits at all sites. At the end each site gets its own back. So the training goes on bit for
+        bit as without the evaluation, and what changes parameters within is lost. All sites call this after the same
+        inner step. It sends as much as an outer step of all fragments, in the same format, without error feedback. It
+        keeps 4 bytes per parameter meanwhile. Raises ValueError at all sites if they differ. Within it, all methods of
+        the OuterStep but stats() raise RuntimeError."""
+        self._compared = False
+        self._check()
+        for fragment in self._fragments:
+            self._reduce(fragment, fragment.evaluation)
+        means = [fragment.values - fragment.evaluation.finish() for fragment in self._fragments]
+        own = [fragment.read() for fragment in self._fragments]
+        self._is_averaged = True
+        try:
+            self._write(means)
+            del means
+            yield
+        finally:
+            self._is_averaged = False
+            self._write(own)
+
     def synchronize(self) -> None:
-        """End what is under way, then make an outer step of all fragments at once, without ``keep``. Afterwards the
-        parameters have the same bits at all sites: for an evaluation, or at the end of the training. Raises ValueError
-        at all sites if they have not."""
+        """End the training with the same parameters at all sites, to the bit.
+
+        Ends what is under way. Then all fragments that have had inner steps since their outer step make another. Both
+        are without ``keep``. A second call changes nothing. averaged() is for evaluations during the training. Raises
+        ValueError at all sites if they differ."""
         self._check()
         for fragment in list(self._in_flight):
-            self._apply(fragment)
-        for fragment in self._fragments:
-            self._begin(fragment, 0)
-        for fragment in self._fragments:
             self._apply(fragment, keep=0.0)
+        rest = [fragment for fragment in self._fragments if fragment.stepped_at < self._inner_steps]
+        for fragment in rest:
+            self._begin(fragment, 0)
+        for fragment in rest:
+            self._apply(fragment, keep=0.0)
+        self._write([fragment.values for fragment in self._fragments])  # without what an outer step kept
         self._compare_sites()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, for a file per rank. With it, the parameters and both optimizers' states, a
         training goes on bit for bit. All sites call this after the same inner step: it waits for the means of
         fragments under way, which are part of the state. Their outer steps still come when they are due."""
+        self._check_is_own()
         in_flight = []
         for fragment in self._in_flight:
             mean = self._wait_for_mean(fragment)
@@ -174,6 +208,7 @@ class OuterStep:
             "rank": dist.get_rank(),
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
+            "stepped_at": [fragment.stepped_at for fragment in self._fragments],
             "in_flight": in_flight,
             "error_feedback": self._feedback.state_dict() if self._feedback is not None else None,
         }
@@ -181,6 +216,7 @@ class OuterStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank. Raises ValueError if it is of another one, of other arguments or
         parameters, and RuntimeError while fragments are under way."""
+        self._check_is_own()
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if (settings := state.get("settings")) != self._settings:
@@ -189,8 +225,9 @@ class OuterStep:
             raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {rank}")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
-        for fragment, values in zip(self._fragments, state["values"], strict=True):
+        for fragment, values, stepped_at in zip(self._fragments, state["values"], state["stepped_at"], strict=True):
             fragment.values.copy_(values)
+            fragment.stepped_at = stepped_at
         for number, apply_at, mean in state["in_flight"]:
             fragment = self._fragments[number]
             fragment.mean, fragment.apply_at = mean.to(fragment.values.device, copy=True), apply_at
@@ -200,7 +237,7 @@ class OuterStep:
 
     def stats(self) -> OuterStats:
         """Return the counters of this rank."""
-        averagings = [fragment.averaging for fragment in self._fragments]
+        averagings = [each for fragment in self._fragments for each in (fragment.averaging, fragment.evaluation)]
         return OuterStats(
             inner_steps=self._inner_steps,
             reductions=sum(each.count for each in averagings),
@@ -209,7 +246,6 @@ class OuterStep:
             in_flight=len(self._in_flight),
             limit_seconds=self._limit_seconds,
             wait_seconds=sum(each.wait_seconds for each in averagings),
-            connections=self._connections.number,
         )
 
     def _advance(self) -> None:
@@ -220,15 +256,21 @@ class OuterStep:
                 fragment.averaging.gather()
 
     def _begin(self, fragment: Fragment, delay: int) -> None:
-        buffer = fragment.averaging.new_buffer()
-        torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
-        self._keep_rate(fragment.averaging.bytes)
-        if fragment.averaging.is_compressed and buffer.is_cpu:
-            self._connections.begin_reduction()
-        fragment.averaging.reduce(buffer)
+        self._reduce(fragment, fragment.averaging)
         fragment.gather_at = self._inner_steps + (delay + 1) // 2
         fragment.apply_at = self._inner_steps + delay
         self._in_flight.append(fragment)
+
+    def _reduce(self, fragment: Fragment, averaging: Averaging) -> None:
+        """Begin to average the pseudo-gradients."""
+        buffer = averaging.new_buffer()
+        torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
+        self._keep_rate(averaging.bytes)
+        averaging.reduce(buffer)
+
+    def _write(self, values: list[torch.Tensor]) -> None:
+        for fragment, flat in zip(self._fragments, values, strict=True):
+            fragment.write(flat)
 
     def _keep_rate(self, num_bytes: int) -> None:
         if self._rate is None:
@@ -252,7 +294,6 @@ class OuterStep:
         gradients = [(parameter, parameter.grad) for parameter in _parameters_of(self._optimizer)]
         for parameter, _ in gradients:
             parameter.grad = None  # so that the optimizer leaves the other fragments alone
-        reshard_holders(fragment.parameters)
         fragment.write(fragment.values)
         try:
             for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
@@ -267,11 +308,12 @@ class OuterStep:
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-        fragment.mean = None
+        fragment.mean, fragment.stepped_at = None, self._inner_steps
         self._in_flight.remove(fragment)
 
     def _check(self) -> None:
         """Raise ValueError if the optimizer has other parameters now, or at the first call if sites differ."""
+        self._check_is_own()
         number = len(_parameters_of(self._optimizer))
         if number != self._num_parameters:
             raise ValueError(
@@ -281,6 +323,11 @@ class OuterStep:
         if not self._compared:
             self._compare_sites()
 
+    def _check_is_own(self) -> None:
+        """Raise RuntimeError within averaged()."""
+        if self._is_averaged:
+            raise RuntimeError("outer step: expected this call after averaged(), got it within")
+
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""
         self._compared = False
@@ -288,10 +335,11 @@ class OuterStep:
         arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]
         values = [fragment.values for fragment in self._fragments]
-        numbers = [zlib.crc32(repr(_comparable(each)).encode()) for each in (self._settings, arguments, state, values)]
+        settings = self._settings, backend_of(self._group).connections
+        numbers = [zlib.crc32(repr(_comparable(each)).encode()) for each in (settings, arguments, state, values)]
         mine = torch.tensor([self._inner_steps, *numbers])
         everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
-        with losses_told("compared their outer steps"):
+        with lost_ranks_named("compared their outer steps"):
             dist.all_gather(everybody, mine, group=self._group)
         for site, other in enumerate(everybody):
             for what, same in zip(_COMPARED, other == everybody[0], strict=True):
@@ -330,18 +378,19 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
         raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
 
 
-def _check_numbers(every: int, fragments: int, delay: int, keep: float, num_parameters: int) -> None:
+def _check_numbers(every: int, fragments: int, delay: int, keep: float, most: int, connections: int | None) -> None:
     if every < 1:
         raise ValueError(f"every: expected at least 1, got {every}")
-    if not 1 <= fragments <= min(every, num_parameters):
+    if not 1 <= fragments <= (most := min(every, most)):
         raise ValueError(
-            f"fragments: expected 1 to {min(every, num_parameters)}, the lesser of every and the number of parameters, "
-            f"got {fragments}"
+            f"fragments: expected 1 to {most}, the lesser of every and the number of parameters, got {fragments}"
         )
     if not 0 <= delay < every:
         raise ValueError(f"delay: expected 0 to every - 1 = {every - 1}, got {delay}")
     if not 0 <= keep <= 1:
         raise ValueError(f"keep: expected 0 to 1, got {keep}")
+    if connections is not None and not 1 <= connections <= 64:
+        raise ValueError(f"connections: expected 1 to 64, got {connections}")
 
 
 def _rate_of(max_rate: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from zcomm import _core
 from zcomm._units import parse_rate
 
+MOST_RANKS = 10**6  # their messages are counted one by one
 SOURCES = ("measured", "given", "assumed")
 
 
@@ -128,6 +129,8 @@ class Cluster:
         for name in ("nodes", "ranks_per_node"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.ranks > MOST_RANKS:
+            raise ValueError(f"nodes: expected at most {MOST_RANKS} ranks, got {self.nodes} x {self.ranks_per_node}")
 
     @property
     def ranks(self) -> int:

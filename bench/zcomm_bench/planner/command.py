@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
+from zcomm_bench import files
 from zcomm_bench.lab.usage import checked, picture, refusals, source_of
 from zcomm_bench.planner import cluster as hardware
 from zcomm_bench.planner import inputs, lossless, measured, report, scale, step, workload
@@ -27,9 +27,9 @@ def read_cluster(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        given = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise typer.BadParameter(f"expected a YAML file: {error}") from None
+        given = files.read(path, "a YAML file", "YAML")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     parameters = {option.lstrip("-"): each.name for each in context.command.params for option in each.opts}
     del parameters["cluster"]
     if not isinstance(given, dict):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm.distributed.decisions import load
+from zcomm_bench import files
 
 LINK = ("bytes_per_second", "hop_seconds", "exchange_seconds")
 OPTIONAL = ("codec_bytes_per_second", "lossless_bytes_per_second", "exact_reduce_factor")
@@ -21,6 +22,7 @@ def positive(name: str, value: Any, *, whole: bool = False) -> Any:
 
 def calibration(path: Path) -> dict[str, Any]:
     """Read what ``python -m zcomm_bench measure`` wrote. Raises ValueError for a file that lacks a shape or a link."""
+    files.read(path, "a calibration")
     found = load(path)
     for link, members in (("intra", "ranks_per_node"), ("inter", "nodes")):
         if positive(members, found.get(members), whole=True) == 1 and link not in found:

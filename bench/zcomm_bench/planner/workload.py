@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zcomm_bench import files
 from zcomm_bench.planner.cluster import Figure
 from zcomm_bench.planner.inputs import positive
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BITS_PER_WEIGHT = Figure(3.43)  # of a lossless difference at a learning rate of 3e-4
+MOST_ELEMENTS = 10**11  # of a unit, which is planned chunk by chunk: 30 times those of a layer of Llama 3.1 405B
 STATE_BYTES = 16  # per parameter, sharded: float32 weight, its gradient, and two moments of AdamW
 
 
@@ -27,6 +28,10 @@ class Unit:
     num_elements: int
     count: int = 1
     gathers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.num_elements > MOST_ELEMENTS:
+            raise ValueError(f"model: expected at most {MOST_ELEMENTS:.0e} elements in a unit, got {self.num_elements}")
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,9 @@ def load_model(name: str, sequence: int) -> tuple[tuple[Unit, ...], float]:
         sizes, elements = units.of_function(name)
         return of_sizes(sizes), 2.0 * elements
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model: expected a config.json: {error}") from None
+        config = files.read(path, "a config.json")
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"model: expected a config.json, got a {type(config).__name__} in {path}")
     return from_config(config, sequence)

@@ -24,6 +24,7 @@ _FORMATS = {
     "broadcast": (GATHER,),
     "send_recv": (REDUCE,),
 }
+COLLECTIVES = tuple(_FORMATS)
 SAME_ON_ALL = ("all_gather", "all_reduce", "broadcast", "weights")
 
 

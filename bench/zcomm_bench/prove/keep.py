@@ -44,7 +44,6 @@ def add(found: report.Report, by: str) -> Path:
         "rehearsal": bool(found["rehearsal"]),
         "by": by,
         "date": first["time"][:10],
-        "report": found["sha256"],
     }
     name = f"{shape}_{'unknown' if link is None else f'{link * 8 / 1e9:g}gbit'}"
     kept = [

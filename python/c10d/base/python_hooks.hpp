@@ -24,7 +24,7 @@ struct PythonHooks {
   std::function<BackendPtr()> make_exact_cuda;
   // Makes a Gloo group for compressed bytes alone, with `each_way` connections from a rank to another. Also returns its
   // number of connections between two ranks, an even number that tags select from (tag % number), and a store for its
-  // use. Called at the first compressed collective on CPU tensors, again if that fails, and by set_connections().
+  // use. Called at the first compressed collective on CPU tensors, and again if that fails.
   std::function<std::tuple<BackendPtr, int, StorePtr>(int each_way)> make_transport_group;
   // Loads NCCL and waits until all ranks reach their first compressed collective on GPU tensors. Returns the bytes of
   // their NcclUniqueId, and a store for the transport.

@@ -1,6 +1,7 @@
 #include "tensors.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -37,6 +38,13 @@ TensorView view_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), dtype_of(tensor).value()};
 }
 
+bool has_gpu() {
+  // For fake tensors torch with CUDA replaces the guard by one that counts a device, where it finds no driver.
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  if (hooks.isBuilt()) return hooks.deviceCount() > 0;
+  return c10::impl::hasDeviceGuardImpl(at::kCUDA) && c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() > 0;
+}
+
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 StreamView current_view(at::Device device) {
@@ -51,6 +59,10 @@ bool may_be_complex(const at::Tensor& tensor) {
   // One dimension of 2 values is no complex tensor's: ranks may hold different lengths of it.
   if (tensor.dim() > 1 && tensor.size(-1) == 2) return true;
   return !tensor.is_inference() && tensor.is_view() && tensor._base().is_complex();
+}
+
+bool has_equal_lengths(std::span<const at::Tensor> parts) {
+  return std::ranges::all_of(parts, [&](const at::Tensor& part) { return part.numel() == parts[0].numel(); });
 }
 
 bool is_dense_on(const at::Tensor& tensor, at::Device device) {
@@ -78,6 +90,8 @@ Call describe(Collective collective, Form form, const at::Tensor& shard, std::sp
     call.num_bytes += part.layout() == at::kStrided ? static_cast<std::int64_t>(part.nbytes()) : 0;
     call.contiguous = call.contiguous && is_dense_on(part, shard.device());
   }
+  // Every rank has the lengths of all parts, so all ranks find the same. Exchanges know other ways.
+  if (form == Form::list && !is_exchange(collective) && !has_equal_lengths(whole)) call.contiguous = false;
   return call;
 }
 
@@ -97,15 +111,29 @@ void check_shapes(at::TensorList whole, at::TensorList shard, int size, const ch
                     " elements of ", shard_name, ", got ", total);
 }
 
+void check_one(at::TensorList tensors, const char* name) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: ", name, ": expected one, got ", tensors.size());
+}
+
+void check_any(at::TensorList tensors, const char* name) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "zcomm: ", name, ": expected at least one tensor, got none");
+}
+
+void check_count(at::TensorList tensors, int size, const char* name) {
+  TORCH_CHECK_VALUE(tensors.size() == static_cast<std::size_t>(size), "zcomm: ", name,
+                    ": expected a tensor for each of ", size, " ranks, got ", tensors.size());
+}
+
+void check_part(const at::Tensor& part, const at::Tensor& shard, const char* list_name, const char* shard_name) {
+  TORCH_CHECK_VALUE(part.scalar_type() == shard.scalar_type() && part.numel() == shard.numel(), "zcomm: ", list_name,
+                    ": expected tensors of ", shard.numel(), " ", shard.scalar_type(), " as in ", shard_name,
+                    ", got one of ", part.numel(), " ", part.scalar_type());
+}
+
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name) {
-  TORCH_CHECK_VALUE(list.size() == static_cast<std::size_t>(size), "zcomm: ", list_name,
-                    ": expected a tensor for each of ", size, " ranks, got ", list.size());
-  for (const at::Tensor& tensor : list) {
-    TORCH_CHECK_VALUE(tensor.scalar_type() == shard.scalar_type() && tensor.numel() == shard.numel(),
-                      "zcomm: ", list_name, ": expected tensors of ", shard.numel(), " ", shard.scalar_type(),
-                      " as in ", shard_name, ", got one of ", tensor.numel(), " ", tensor.scalar_type());
-  }
+  check_count(list, size, list_name);
+  for (const at::Tensor& part : list) check_part(part, shard, list_name, shard_name);
 }
 
 void check_contiguous(const at::Tensor& tensor, const char* name, at::Device device) {
@@ -125,6 +153,15 @@ void check_in_order(at::TensorList tensors, const char* name) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.is_cpu()) check_contiguous(tensor, name, tensor.device());
   }
+}
+
+void put_in_order(std::vector<at::Tensor>& inputs) {
+  for (at::Tensor& input : inputs) input = in_order(input);
+}
+
+at::Tensor in_order(const at::Tensor& input) {
+  const at::NoGradGuard no_grad;
+  return input.is_cpu() && input.layout() == at::kStrided ? input.contiguous() : input;
 }
 
 double factor_of(const ::c10d::ReduceOp& op, int size) {

@@ -28,6 +28,8 @@ at::ScalarType scalar_type_of(DType dtype);
 // Borrows the values of a contiguous tensor of such a type.
 TensorView view_of(const at::Tensor& tensor);
 
+// Tells whether this process has a GPU, and a torch that uses it.
+bool has_gpu();
 // Returns torch's current stream of a GPU.
 c10::Stream current_stream(at::Device device);
 // Returns the same for the core; none of a CPU.
@@ -48,12 +50,24 @@ void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size
 Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
               const ::c10d::ReduceOp& op = ::c10d::ReduceOp::SUM);
 
+// Tells whether a gathered shard is the memory of this rank's slot of the output.
+inline bool is_own_slot(const at::Tensor& shard, const at::Tensor& output, int rank) {
+  return shard.nbytes() > 0 &&
+         static_cast<const char*>(shard.data_ptr()) ==
+             static_cast<const char*>(output.data_ptr()) + static_cast<std::size_t>(rank) * shard.nbytes();
+}
+
 std::int64_t elements_of(at::TensorList tensors);
 
 // Throws ValueError that names the argument, what was given and what is needed. `wider` tells whether the shard may be
 // float32 where the whole is not.
 void check_shapes(at::TensorList whole, at::TensorList shard, int size, const char* whole_name, const char* shard_name,
                   bool wider = false);
+// Of all calls but coalesced ones, of coalesced ones, and of lists with a tensor for each rank.
+void check_one(at::TensorList tensors, const char* name = "tensor");
+void check_any(at::TensorList tensors, const char* name);
+void check_count(at::TensorList tensors, int size, const char* name);
+void check_part(const at::Tensor& part, const at::Tensor& shard, const char* list_name, const char* shard_name);
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& shard, int size, const char* list_name,
                 const char* shard_name);
 void check_contiguous(const at::Tensor& tensor, const char* name, at::Device device);
@@ -61,6 +75,10 @@ void check_contiguous(const at::Tensor& tensor, const char* name, at::Device dev
 // as its values, and in some calls in that order.
 void check_no_gaps(const at::Tensor& tensor);
 void check_in_order(at::TensorList tensors, const char* name);
+// Replaces inputs on CPUs that are not in order in memory, as gradients that autograd expands, by copies. Gloo would
+// take other values, and ranks whose strides differ would not agree on what is compressed.
+void put_in_order(std::vector<at::Tensor>& inputs);
+at::Tensor in_order(const at::Tensor& input);
 
 // --- Reduce operations
 

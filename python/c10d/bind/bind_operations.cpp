@@ -2,7 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bind.hpp"
-#include "c10d/group/operations.hpp"
+#include "c10d/calls/operations.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {

@@ -7,7 +7,8 @@
 
 #include "bind.hpp"
 #include "c10d/calls/nccl_rendezvous.hpp"
-#include "c10d/group/operations.hpp"
+#include "c10d/calls/operations.hpp"
+#include "c10d/group/process_group.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -121,6 +122,21 @@ py::list losses_of(ProcessGroup& group) {
   return all;
 }
 
+// Looks up what torch's NCCL group has beyond a Backend. Pools of memory are registered with the exact group.
+py::object attribute_of_nccl(ProcessGroup& group, const std::string& name) {
+  if (name != "register_mem_pool" && name != "deregister_mem_pool") {
+    throw py::attribute_error(name + ": not supported by the backend 'zcomm'");
+  }
+  BackendPtr nccl;
+  try {
+    const py::gil_scoped_release no_gil;
+    nccl = BackendPtr::unsafe_reclaim_from_nonowning(&group.of_nccl(name.c_str()));
+  } catch (const c10::Error& error) {
+    throw py::attribute_error(error.what_without_backtrace());  // so that hasattr() is False
+  }
+  return py::cast(std::move(nccl)).attr(name.c_str());
+}
+
 void bind_counters(py::module_& module) {
   py::class_<Site, SitePtr>(module, "Site")
       .def(py::init<std::string, std::vector<std::string>>(), py::arg("name"), py::arg("parts"))
@@ -135,20 +151,54 @@ void bind_counters(py::module_& module) {
   module.def("flight_recorder_dump", [] { return py::bytes(FlightRecorder::of_process().dump()); });
 }
 
+// Plans a reduction if there is an `op`, which is an all-reduce without an `input`; else a gather.
+PlanOrVerdict plan_of(ProcessGroup& group, TensorOrParts output, std::optional<TensorOrParts> input,
+                      const std::optional<::c10d::ReduceOp>& op, const PolicyOverride* formats, Parts parts,
+                      const std::optional<BlockFormat>& feedback, bool again, bool compared, const PlannedPtr& like) {
+  TORCH_CHECK_VALUE(input || op, "zcomm: input: expected a tensor to gather, got none");
+  TORCH_CHECK_VALUE(op ? !again : !feedback && !compared, "zcomm: op: expected ",
+                    op ? "none, as again is for gathers" : "one, as feedback and compared are for reductions");
+  Request request;
+  if (op) request.call.collective = input ? Collective::reduce_scatter : Collective::all_reduce;
+  request.call.again = again;
+  request.outputs = whole_of(std::move(output));
+  request.inputs = input ? whole_of(std::move(*input)) : request.outputs;
+  request.op = op.value_or(::c10d::ReduceOp::SUM);
+  request.parts = std::move(parts);
+  request.residual_format = feedback;
+  request.compared = compared;
+  return plan(group.compressed(), std::move(request), formats, like);
+}
+
+PlannedPtr plan_lossless(ProcessGroup& group, TensorOrParts output, TensorOrParts input, Parts parts,
+                         const PlannedPtr& like) {
+  Request request;
+  request.outputs = whole_of(std::move(output));
+  request.inputs = whole_of(std::move(input));
+  request.parts = std::move(parts);
+  request.lossless = true;
+  return std::get<PlannedPtr>(plan(group.compressed(), std::move(request), nullptr, like));
+}
+
+// Returns a function of a group's compressed calls as one of the group.
+template <class Result, class... Args>
+auto of_group(Result (*function)(CompressedCalls&, Args...)) {
+  return [function](ProcessGroup& group, Args... args) {
+    return function(group.compressed(), std::forward<Args>(args)...);
+  };
+}
+
 void bind_plans(GroupClass& group_class) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   group_class
-      .def("plan_gather", &plan_gather, py::arg("output"), py::arg("input"), py::kw_only(),
-           py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("again") = false,
-           py::arg("like") = py::none(), NoGil())
+      .def("plan", &plan_of, py::arg("output"), py::arg("input") = py::none(), py::arg("op") = py::none(),
+           py::kw_only(), py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("feedback") = py::none(),
+           py::arg("again") = false, py::arg("compared") = false, py::arg("like") = py::none(), NoGil())
       .def("plan_lossless", &plan_lossless, py::arg("output"), py::arg("input"), py::kw_only(),
            py::arg("parts") = Parts{}, py::arg("like") = py::none(), NoGil())
-      .def("plan_reduce", &plan_reduce, py::arg("output"), py::arg("input"), py::arg("op"), py::kw_only(),
-           py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("feedback") = py::none(),
-           py::arg("like") = py::none(), NoGil())
-      .def("plan_all_reduce", &plan_all_reduce, py::arg("tensor"), py::arg("op"), py::kw_only(),
-           py::arg("formats") = py::none(), py::arg("feedback") = py::none(), py::arg("like") = py::none(), NoGil())
-      .def("prepare", &prepare, py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil());
+      .def("prepare", of_group(prepare), py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil())
+      .def("gather_numbers", of_group(gather_numbers), py::arg("output"), py::arg("input"), py::kw_only(),
+           py::arg("site"), NoGil());
 }
 
 }  // namespace
@@ -177,12 +227,14 @@ void bind_process_group(py::module_& module) {
       .def_property_readonly("options", &ProcessGroup::options)
       .def("split", &ProcessGroup::split, py::call_guard<py::gil_scoped_release>())
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def("__getattr__", &attribute_of_nccl)
       .def_property_readonly("is_aborted", &ProcessGroup::is_aborted)
-      .def("set_connections", &ProcessGroup::set_connections, py::arg("each_way"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("drain_host", [](ProcessGroup& group) { group.compressed().drain_host(); })
-      .def_property_readonly("connections", &ProcessGroup::connections)
+      .def_property("connections", &ProcessGroup::connections,
+                    py::cpp_function(&ProcessGroup::set_connections, py::call_guard<py::gil_scoped_release>()))
       .def_property_readonly("is_strict", &ProcessGroup::is_strict)
+      .def_property(
+          "description", [](const ProcessGroup& group) { return group.getGroupDesc(); },
+          [](ProcessGroup& group, const std::string& description) { group.setGroupDesc(description); })
       // torch calls this on ranks outside of a new group. They have nothing to do, because children connect by
       // themselves.
       .def("perform_nocolor_split", [](ProcessGroup&, const py::object&) {})

@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "c10d/base/tensors.hpp"
-#include "compressed_calls.hpp"
+#include "operations.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 
@@ -183,69 +183,62 @@ void AutoPolicy::check_can_rehearse(const Call& call) const {
 AutoPolicy::Ways AutoPolicy::ways(const Policy& policy, const Call& call) {
   const auto item_bytes = static_cast<std::int64_t>(element_size(*call.dtype));
   const std::int64_t shard_elements = std::max<std::int64_t>(1, call.num_bytes / item_bytes / size_);
-  const CallSettings settings{policy, options_->timeout, false, true};
-  const at::TensorOptions fields = at::device(device_of(call)).dtype(scalar_type_of(*call.dtype));
-  at::Tensor whole = at::zeros({shard_elements * size_}, fields);
+  const at::Tensor whole =
+      at::zeros({shard_elements * size_}, at::device(device_of(call)).dtype(scalar_type_of(*call.dtype)));
   ::c10d::Backend& inner = call.on_host ? inner_.cpu() : inner_.cuda();
+  Request request;
+  request.call = call;
+  request.call.form = Form::single;
+  request.settings = {policy, options_->timeout, false, true};
+  request.inputs = request.outputs = {whole};
+  const auto compressed = [this](const Request& of) { return [this, of] { return calls_.launch(Request(of)); }; };
   switch (call.collective) {
     case Collective::all_gather:
-      return gathers(whole, settings, call, inner);
-    case Collective::reduce_scatter: {
-      at::Tensor shard = at::empty({shard_elements}, whole.options());
-      return {[=, &inner]() mutable { return inner._reduce_scatter_base(shard, whole); },
-              [=, this] {
-                return calls_.launch(calls_.reduction(::c10d::OpType::_REDUCE_SCATTER_BASE, {whole}, shard,
-                                                      ::c10d::ReduceOp::SUM, settings));
-              }};
-    }
-    case Collective::all_reduce: {
-      std::vector<at::Tensor> tensors{whole};
-      return {[=, &inner]() mutable { return inner.allreduce(tensors); },
-              [=, this] {
-                return calls_.launch(
-                    calls_.all_reduction(::c10d::OpType::ALLREDUCE, whole, ::c10d::ReduceOp::SUM, settings));
-              }};
-    }
+      request.type = ::c10d::OpType::_ALLGATHER_BASE;
+      request.inputs = {whole.narrow(0, rank_ * shard_elements, shard_elements)};
+      return gathers(request, inner);
+    case Collective::reduce_scatter:
+      request.type = ::c10d::OpType::_REDUCE_SCATTER_BASE;
+      request.outputs = {at::empty({shard_elements}, whole.options())};
+      return {[of = request, &inner]() mutable { return inner._reduce_scatter_base(of.outputs[0], of.inputs[0]); },
+              compressed(request)};
+    case Collective::all_reduce:
+      request.type = ::c10d::OpType::ALLREDUCE;
+      return {[of = request, &inner]() mutable { return inner.allreduce(of.outputs); }, compressed(request)};
     default:
       throw ArgumentError("collective: expected one that is rehearsed, got an exchange");
   }
 }
 
-AutoPolicy::Ways AutoPolicy::gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call,
-                                     ::c10d::Backend& inner) {
-  const std::int64_t shard_elements = whole.numel() / size_;
-  const at::Tensor shard = whole.narrow(0, rank_ * shard_elements, shard_elements);
-  const auto exact = [=, &inner] {
-    at::Tensor output = whole;
-    at::Tensor input = shard;
-    return inner._allgather_base(output, input);
+AutoPolicy::Ways AutoPolicy::gathers(const Request& request, ::c10d::Backend& inner) {
+  const auto exact = [request, &inner] {
+    Request of = request;
+    return inner._allgather_base(of.outputs[0], of.inputs[0]);
   };
-  const auto planned = [=, this](bool one_hop) {
-    const Segment<BlockFormat> all{shard_elements, settings.policy.all_gather};
-    SlotShape shape{std::vector<std::int64_t>(static_cast<std::size_t>(size_), shard_elements), *call.dtype};
-    return make_all_gather(std::make_shared<const GatherPlan>(calls_.world(whole.device().type()), std::move(shape),
-                                                              GatherSegments(&all, 1), one_hop));
+  const auto compressed = [this, request](bool in_one_hop) {
+    Request of = request;
+    of.in_one_hop = in_one_hop;
+    return calls_.launch(std::move(of));
   };
-  const auto compressed = [=, this](std::vector<at::Tensor> inputs, OperationPtr gather) {
-    return calls_.launch(
-        calls_.gather(::c10d::OpType::_ALLGATHER_BASE, std::move(inputs), {whole}, settings, std::move(gather)));
-  };
-  if (!call.again) {
-    Ways ways{exact, [=] { return compressed({shard}, planned(false)); }};
-    if (may_take_one_hop(call)) ways.emplace_back([=] { return compressed({shard}, planned(true)); });
+  if (!request.call.again) {
+    Ways ways{exact, [=] { return compressed(false); }};
+    if (may_take_one_hop(request.call)) ways.emplace_back([=] { return compressed(true); });
     return ways;
   }
-  OperationPtr gather = planned(false);
+  const at::Tensor& whole = request.outputs[0];
+  OperationPtr gather = make_operation(request, calls_.world(whole.device().type()));
   const auto kept = std::make_shared<TensorKept>();
   kept->hold(at::empty({static_cast<std::int64_t>(gather->kept_bytes())}, whole.options().dtype(at::kByte)));
   gather = gather->keeping(kept);
+  Request once_more = request;
+  once_more.inputs.clear();
   return {[=] {
             exact()->wait();
             return exact();
           },
-          [=] {
-            compressed({shard}, gather)->wait();
-            return compressed({}, gather);
+          [=, this] {
+            calls_.launch(Request(request), gather)->wait();
+            return calls_.launch(Request(once_more), gather);
           }};
 }
 

@@ -18,7 +18,7 @@
 namespace zcomm::c10d_binding {
 
 class CompressedCalls;
-struct CallSettings;
+struct Request;
 
 class AutoPolicy {
  public:
@@ -68,7 +68,7 @@ class AutoPolicy {
   std::optional<Round> look_up(const Decision& decision, const Call& call);
   void rehearse(Decision& decision, const Policy& policy, const Call& call);
   Ways ways(const Policy& policy, const Call& call);
-  Ways gathers(const at::Tensor& whole, const CallSettings& settings, const Call& call, ::c10d::Backend& inner);
+  Ways gathers(const Request& request, ::c10d::Backend& inner);
   std::int64_t time(const std::function<WorkPtr()>& start, const Call& call);
   std::vector<std::int64_t> largest(std::vector<std::int64_t> numbers);
   bool may_take_one_hop(const Call& call) const;

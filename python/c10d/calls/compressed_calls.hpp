@@ -1,12 +1,15 @@
 // Compressed calls of a group: their selection, execution and cost.
 #pragma once
 
+#include <array>
+
 #include "auto_policy.hpp"
 #include "c10d/job/flight_recorder.hpp"
+#include "c10d/job/profiling.hpp"
 #include "c10d/job/telemetry.hpp"
 #include "options.hpp"
+#include "planner.hpp"
 #include "runners.hpp"
-#include "zcomm/exchange.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -21,6 +24,9 @@ class CompressedCalls {
 
   ~CompressedCalls() { host_runner_->leave_group(); }
 
+  ::c10d::Backend& group() { return group_; }
+  int size() const { return size_; }
+  const ZcommOptions& options() const { return *options_; }
   SharedStats& stats() { return stats_; }
   Telemetry& telemetry() { return telemetry_; }
   AutoPolicy& auto_policy() { return auto_policy_; }
@@ -32,10 +38,10 @@ class CompressedCalls {
     auto_policy_.steps().end_step();
   }
 
-  // Decides about `call`. Throws if `policy` is strict about it, or if the group has failed on a GPU, because exact
-  // calls may use results of compressed ones. With Choice::automatic the first call of a class blocks until all ranks
-  // reach it.
-  Verdict decide(const Policy& policy, const Call& call);
+  // Decides about a request, and in how many hops it goes. Throws if its policy is strict about it, or if the group has
+  // failed on a GPU, because exact calls may use results of compressed ones. With Choice::automatic the first call of a
+  // class blocks until all ranks reach it.
+  Verdict decide(Request& request);
   void count(const Call& call, Verdict verdict);
   // Counts a collective outside of the policy. Throws if the group has failed on a GPU.
   void count_other(std::span<const at::Tensor> tensors);
@@ -43,12 +49,12 @@ class CompressedCalls {
   void count_message(std::span<const at::Tensor> tensors);
   // Begins a compressed message. Returns its seed; throws as count_other().
   std::uint64_t begin_message();
-  // Decides about `call` and counts it. For one that is compressed, calls `check` on the arguments, which throws.
+  // Decides about a request and counts it. For one that is compressed, calls `check` on the arguments, which throws.
   template <class Check>
-  bool compresses(const Policy& policy, const Call& call, Check&& check) {
-    const Verdict verdict = decide(policy, call);
+  bool compresses(Request& request, Check&& check) {
+    const Verdict verdict = decide(request);
     if (verdict == Verdict::compressed) check();
-    count(call, verdict);
+    count(request.call, verdict);
     return verdict == Verdict::compressed;
   }
 
@@ -57,22 +63,9 @@ class CompressedCalls {
   // For the operations of calls on tensors of `device`.
   World world(at::DeviceType device);
 
-  // Calls of collectives of zcomm/operation.hpp. Without an operation all is sent as the policy has it. `outputs` is
-  // gathered, and `inputs` is scattered, as one tensor or as one for each rank. Without an input a gather is made once
-  // more.
-  JobPtr gather(::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                const CallSettings& settings, OperationPtr operation = {});
-  JobPtr reduction(::c10d::OpType type, std::vector<at::Tensor> inputs, const at::Tensor& output,
-                   const ::c10d::ReduceOp& op, const CallSettings& settings, OperationPtr operation = {});
-  JobPtr all_reduction(::c10d::OpType type, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
-                       const CallSettings& settings, OperationPtr operation = {});
-  // Starts an exchange (zcomm/exchange.hpp). The tensors hold the parts of all ranks side by side, or one each; there
-  // are none where this rank sends or receives nothing. Takes a `title` for profilers.
-  WorkPtr exchange(Collective collective, ::c10d::OpType type, const char* title, ExchangePlan plan,
-                   std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, const CallSettings& settings);
-  WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSettings& settings);
-  // Starts it on the device of its tensors. Keeps its work, too, while calls are coalesced.
-  WorkPtr launch(JobPtr job);
+  // Starts a request on the device of its tensors, with a planned operation if there is one. Keeps its work, too, while
+  // calls are coalesced.
+  WorkPtr launch(Request&& request, OperationPtr operation = {});
 
   // Drains both runners.
   bool drain(std::chrono::milliseconds limit) { return host_runner_->drain(limit) && device_runner_.drain(limit); }
@@ -87,7 +80,7 @@ class CompressedCalls {
   void check_open();
   std::uint64_t seed_of(std::uint64_t call_in_step) const;
 
-  const ::c10d::Backend& group_;
+  ::c10d::Backend& group_;
   const int rank_;
   const int size_;
   c10::intrusive_ptr<ZcommOptions> options_;
@@ -97,9 +90,10 @@ class CompressedCalls {
   std::mutex topology_mutex_;  // guards the next one until ranks agree
   std::optional<Topology> topology_;
   std::atomic<bool> is_agreed_{false};
-  GroupRecorder& recorder_;
-  SharedStats stats_;
+  Profilers profilers_;
   Telemetry telemetry_;
+  SharedStats stats_;
+  const std::array<Observer*, 4> observers_;
   AutoPolicy auto_policy_;
   std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> num_calls_{0};

@@ -51,7 +51,7 @@ class DeviceWork final : public ::c10d::Work {
  public:
   DeviceWork(const Job& job, c10::Stream stream, std::shared_ptr<HeldTensors> held,
              std::shared_ptr<const GroupErrors> errors, bool blocking_wait)
-      : Work(-1, job.type, job.title, job.inputs),
+      : Work(-1, job.type, job.title(), job.inputs),
         outputs_(job.outputs),
         stream_(stream),
         held_(std::move(held)),
@@ -174,7 +174,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   if (!capturing) release_finished();
 
   const auto connected = [this]() -> Communicator& { return *communicator_; };
-  if (!job->async) {
+  if (!job->settings.async) {
     job->run(connected, view_of(current), *errors_);
     if (!capturing) end_event_->record(current);
     return c10::make_intrusive<DeviceWork>(*job, current, nullptr, errors_, blocking_wait_);

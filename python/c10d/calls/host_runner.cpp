@@ -24,14 +24,14 @@ class HostRunner::HostWork final : public ::c10d::Work {
  public:
   // Records no range for an asynchronous job: it would end after the profiler may have stopped and freed its memory.
   HostWork(HostRunner& its_runner, JobPtr its_job)
-      : Work(-1, its_job->type, its_job->async ? nullptr : its_job->title, its_job->inputs),
+      : Work(-1, its_job->type, its_job->settings.async ? nullptr : its_job->title(), its_job->inputs),
         runner(&its_runner),
         group(BackendPtr::unsafe_reclaim_from_nonowning(&its_runner.group_)),
         job(std::move(its_job)),
         outputs_(job->outputs),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
         sequence_number_(job->sequence_number) {
-    if (!job->async && at::hasCallbacks()) callers.emplace();
+    if (!job->settings.async && at::hasCallbacks()) callers.emplace();
   }
 
   // Marks the work as done, or as failed.
@@ -152,7 +152,7 @@ Communicator& HostRunner::communicator() {
 
 WorkPtr HostRunner::launch(JobPtr job) {
   const std::shared_ptr<HostRunner> self = shared_from_this();
-  const bool here = !job->async;
+  const bool here = !job->settings.async;
   set_num_threads(at::get_num_threads());
   auto work = c10::make_intrusive<HostWork>(*this, std::move(job));
   const WithoutGil no_gil;

@@ -55,6 +55,11 @@ class InnerGroups {
     return forward(recorded_call(name, inputs, outputs, timeout), inputs[0].device(), call);
   }
 
+  template <class InnerCall>
+  WorkPtr forward(const Request& request, InnerCall&& call) {
+    return forward(recorded_call(request), request.device(), call);
+  }
+
   // Calls `visit` with each existing group.
   template <class Visit>
   void for_each(Visit&& visit) {

@@ -8,6 +8,7 @@
 
 #include "c10d/job/flight_recorder.hpp"
 #include "host/aside.hpp"
+#include "zcomm/call_check.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
 
@@ -105,7 +106,7 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
   options.on_failure = [errors, store = store, rank = options.rank](const std::string& reason) {
     errors->set_failure(errors->record(TransportError(reason)));
     FlightRecorder::of_process().write_on_failure();
-    store->compareSet(kNcclFailureKey, "", "rank " + std::to_string(rank) + " gave up: " + reason);
+    store->compareSet(kNcclFailureKey, "", first_cause("rank " + std::to_string(rank) + " gave up: " + reason));
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
   const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);

@@ -4,7 +4,9 @@
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -47,7 +49,7 @@ void set_format(const char* name, const py::handle& value, Format& target, const
 
 void set(const char* name, const py::handle& value, BlockFormat& target) {
   if (py::isinstance<py::str>(value) && value.cast<std::string>().find('/') != std::string::npos) {
-    throw py::value_error(refusal(name, "one format", value) + ": broadcast and all_gather take one");
+    throw py::value_error(refusal(name, "one format", value));
   }
   set_format(name, value, target, "'int8:256' or 'exact'");
 }
@@ -60,27 +62,59 @@ void set(const char* name, const py::handle& value, Choice& target) {
   set_parsed(name, target, [&] { return parse_choice(value.cast<std::string>()); });
 }
 
-// A sequence of names, or one text with commas.
-void set(const char* name, const py::handle& value, Forms& target) {
+std::string stripped(const std::string& text) {
+  const std::size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(stripped(part));
+  return parts;
+}
+
+// Returns a sequence of names, or those of one text with commas.
+std::vector<std::string> names_of(const char* name, const py::handle& value) {
+  if (py::isinstance<py::str>(value)) return split(value.cast<std::string>(), ',');
+  if (!py::isinstance<py::sequence>(value) && !py::isinstance<py::anyset>(value)) refuse(name, value, "names of forms");
   std::vector<std::string> names;
-  const auto add = [&](std::string name) {
-    name.erase(0, name.find_first_not_of(' '));
-    name.erase(name.find_last_not_of(' ') + 1);
-    names.push_back(std::move(name));
+  for (const py::handle item : value) {
+    if (!py::isinstance<py::str>(item)) refuse(name, value, "names of forms");
+    names.push_back(stripped(item.cast<std::string>()));
+  }
+  return names;
+}
+
+void set(const char* name, const py::handle& value, Forms& target) {
+  set_parsed(name, target, [&] { return Forms::parse(names_of(name, value)); });
+}
+
+// A mapping of patterns, or one text: "PATTERN=form,form; PATTERN=exact".
+void set(const char* name, const py::handle& value, std::vector<GroupRule>& target) {
+  std::map<std::string, std::vector<std::string>> by_pattern;
+  const auto add = [&](const std::string& pattern, std::vector<std::string> forms) {
+    if (!by_pattern.emplace(pattern, std::move(forms)).second)
+      throw py::value_error(refusal(name, "each pattern once", value));
   };
   if (py::isinstance<py::str>(value)) {
-    std::istringstream text(value.cast<std::string>());
-    for (std::string name; std::getline(text, name, ',');) add(std::move(name));
-  } else {
-    if (!py::isinstance<py::sequence>(value) && !py::isinstance<py::anyset>(value)) {
-      refuse(name, value, "names of forms");
+    for (const std::string& text : split(value.cast<std::string>(), ';')) {
+      const std::size_t end = text.find('=');
+      if (end == std::string::npos) throw py::value_error(refusal(name, "'PATTERN=form,form; PATTERN=exact'", value));
+      add(stripped(text.substr(0, end)), split(text.substr(end + 1), ','));
     }
-    for (const py::handle item : value) {
-      if (!py::isinstance<py::str>(item)) refuse(name, value, "names of forms");
-      add(item.cast<std::string>());
+  } else {
+    if (!py::isinstance<py::dict>(value)) refuse(name, value, "a dict such as {'DATA_PARALLEL*': 'single,coalesced'}");
+    for (const auto& [pattern, forms] : value.cast<py::dict>()) {
+      if (!py::isinstance<py::str>(pattern)) refuse(name, value, "patterns of names");
+      add(stripped(pattern.cast<std::string>()), names_of(name, forms));
     }
   }
-  set_parsed(name, target, [&] { return Forms::parse(names); });
+  set_parsed(name, target, [&] {
+    std::vector<GroupRule> rules;
+    for (const auto& [pattern, names] : by_pattern) rules.push_back(GroupRule::parse(pattern, names));
+    return rules;
+  });
 }
 
 // Rejects quotes and backslashes, which would need escapes wherever options are shown.
@@ -121,6 +155,15 @@ py::object to_python(const BlockFormat& format) { return py::str(format.to_strin
 py::object to_python(const HopFormats& formats) { return py::str(formats.to_string()); }
 py::object to_python(Choice choice) { return py::str(std::string(to_string(choice))); }
 py::object to_python(const Forms& forms) { return py::tuple(py::cast(forms.names())); }
+py::object to_python(const std::vector<GroupRule>& rules) {
+  py::dict all;
+  for (const GroupRule& rule : rules) {
+    std::string text = rule.exact ? "exact" : "";
+    for (const std::string& form : rule.forms.names()) text += (text.empty() ? "" : ",") + form;
+    all[py::str(rule.pattern)] = text;
+  }
+  return all;
+}
 template <class Value>
 py::object to_python(const Value& value) {
   return py::cast(value);
@@ -145,8 +188,12 @@ std::string text_of(const ZcommOptions& options) {
   return text;
 }
 
-[[noreturn]] void refuse_name(const std::string& name) {
-  throw py::type_error(name + ": expected an option, got none of that name");
+[[noreturn]] void refuse_name(const std::string& name, const char* expected) {
+  const bool is_exchange_call = name == "send_recv" || std::ranges::any_of(kCollectives, [&](Collective collective) {
+                                  return is_exchange(collective) && to_string(collective) == name;
+                                });
+  throw py::type_error(name + ": expected " + expected + ", got none of that name" +
+                       (is_exchange_call ? ": the option exchanges has the formats of all exchanges" : ""));
 }
 
 c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
@@ -159,7 +206,7 @@ c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {
       set(name, value, member_of(*options, member));
       is_known = true;
     });
-    if (!is_known) refuse_name(given);
+    if (!is_known) refuse_name(given, "an option");
   }
   return options;
 }
@@ -171,12 +218,12 @@ PolicyOverride::Change change_of(const std::string& given, const py::handle& val
     if (given != name) return;
     T field{};
     set(name, value, field);
-    change = [=](Policy& policy, const ::c10d::Backend*) { policy.*member = field; };
+    change = [=](Policy& policy, const ::c10d::Backend&) { policy.*member = field; };
   };
   for_each_field([&](const char* name, auto member) {
     if constexpr (requires { find(name, member); }) find(name, member);
   });
-  if (!change) refuse_name(given);
+  if (!change) refuse_name(given, "an option that an override may change");
   return change;
 }
 
@@ -186,32 +233,59 @@ std::unique_ptr<PolicyOverride> make_override(const py::kwargs& fields) {
   for (const auto& [key, value] : fields) {
     const auto name = key.cast<std::string>();
     if (name == "_drops_traced") {
-      changes.emplace_back([](Policy& policy, const ::c10d::Backend*) { policy.forms.traced.clear(); });
+      changes.emplace_back([](Policy& policy, const ::c10d::Backend&) { policy.drops_traced = true; });
+    } else if (name == "_known") {
+      changes.push_back([copies = value.cast<bool>()](Policy& policy, const ::c10d::Backend&) {
+        policy.known = true;
+        policy.copies = copies;
+      });
+    } else if (name == "_gradients") {  // formats of reductions, and of all-reduces and all-to-alls that have none
+      const auto text = value.cast<std::string>();
+      const auto change = [formats = text.empty() ? std::optional<HopFormats>() : HopFormats::parse(text)](
+                              Policy& policy, const ::c10d::Backend&) {
+        if (formats) policy.reduce_scatter = *formats;
+      };
+      changes.insert(changes.begin(), change);  // any field that names formats wins
+    } else if (name == "_weights") {
+      const auto change = [format = BlockFormat::parse(value.cast<std::string>())](
+                              Policy& policy, const ::c10d::Backend&) { policy.all_gather = format; };
+      changes.insert(changes.begin(), change);
     } else if (name == "_exact_because") {
       const auto verdict = value.cast<Verdict>();
-      changes.emplace_back([=](Policy& policy, const ::c10d::Backend*) { policy.exact_because = verdict; });
+      changes.emplace_back([=](Policy& policy, const ::c10d::Backend&) { policy.exact_because = verdict; });
     } else if (name == "_all_reduce_of") {
       const auto [of_group, text] = value.cast<std::pair<BackendPtr, std::string>>();
       const auto change = [only = of_group.get(), formats = HopFormats::parse(text)](Policy& policy,
-                                                                                     const ::c10d::Backend* group) {
-        if (group == only) policy.all_reduce = formats;
+                                                                                     const ::c10d::Backend& group) {
+        if (&group == only) policy.all_reduce = formats;
       };
       changes.insert(changes.begin(), change);  // any field that names formats wins
     } else {
       changes.push_back(change_of(name, value));
     }
   }
+  if (fields.contains("_gradients")) {  // sums of gradients in other calls have the formats that are in force by now
+    const bool all_reduce = !fields.contains("all_reduce"), exchanges = !fields.contains("exchanges");
+    changes.emplace_back([=](Policy& policy, const ::c10d::Backend&) {
+      if (all_reduce && policy.all_reduce.is_exact()) policy.all_reduce = policy.reduce_scatter;
+      if (exchanges && policy.exchanges.is_exact()) policy.all_to_all = policy.reduce_scatter;
+    });
+  }
   return result;
 }
 
 }  // namespace
 
-Policy effective_policy(const Policy& policy, const ::c10d::Backend* group) {
-  if (!at::impl::ThreadLocalPythonObjects::contains(kOverrideKey)) return policy;
-  const auto& stashed = at::impl::ThreadLocalPythonObjects::get(kOverrideKey);
-  const py::gil_scoped_acquire gil;
-  const py::handle object(stashed->ptr(&stashed->pyinterpreter()));
-  return object.is_none() ? policy : object.cast<const PolicyOverride&>().apply(policy, group);
+Policy effective_policy(const Policy& policy, const ::c10d::Backend& group) {
+  Policy effective = policy;
+  if (at::impl::ThreadLocalPythonObjects::contains(kOverrideKey)) {
+    const auto& stashed = at::impl::ThreadLocalPythonObjects::get(kOverrideKey);
+    const py::gil_scoped_acquire gil;
+    const py::handle object(stashed->ptr(&stashed->pyinterpreter()));
+    if (!object.is_none()) effective = object.cast<const PolicyOverride&>().apply(std::move(effective), group);
+  }
+  effective.narrow_to(group.getGroupDesc());
+  return effective;
 }
 
 void bind_options(py::module_& module) {
@@ -223,6 +297,7 @@ void bind_options(py::module_& module) {
   });
   module.attr("OPTION_NAMES") = py::tuple(names);
   options.def(py::init(&make_options))
+      .def_readwrite("sample_errors_every", &ZcommOptions::sample_errors_every)
       .def(
           "__eq__", [](const ZcommOptions& a, const ZcommOptions& b) { return text_of(a) == text_of(b); },
           py::is_operator())
@@ -236,6 +311,12 @@ void bind_options(py::module_& module) {
   }
   py::class_<PolicyOverride>(module, "PolicyOverride").def(py::init(&make_override));
   module.attr("OVERRIDE_KEY") = kOverrideKey;
+  module.def(
+      "names_group",
+      [](const std::string& pattern, const std::string& description) {
+        return GroupRule{pattern, false, {}}.matches(description);
+      },
+      py::arg("pattern"), py::arg("description"));
 }
 
 }  // namespace zcomm::c10d_binding

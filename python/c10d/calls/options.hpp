@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "c10d/base/torch_version.hpp"
 #include "c10d/policy/policy.hpp"
 #include "zcomm/communicator.hpp"
 
@@ -18,11 +19,14 @@ namespace zcomm::c10d_binding {
 // Options of one group.
 struct ZcommOptions : ::c10d::Backend::Options {
   ZcommOptions() : ::c10d::Backend::Options("zcomm") {}
+#if ZCOMM_HAS_CLONED_OPTIONS
+  c10::intrusive_ptr<Options> clone() const override { return c10::make_intrusive<ZcommOptions>(*this); }
+#endif
 
   Policy policy;
   std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
   std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU default_gpu_chunk_bytes()
-  std::int64_t sample_errors_every = 0;  // calls of a site from one sample to the next; 0: none
+  std::int64_t sample_errors_every = 0;  // no option: calls of a site from one sample to the next; 0: none
   std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
 };
 
@@ -34,34 +38,30 @@ void for_each_field(Visit&& visit) {
   visit("all_gather", &Policy::all_gather);
   visit("reduce_scatter", &Policy::reduce_scatter);
   visit("all_reduce", &Policy::all_reduce);
-  visit("all_to_all", &Policy::all_to_all);
-  visit("gather", &Policy::gather);
-  visit("scatter", &Policy::scatter);
-  visit("broadcast", &Policy::broadcast);
-  visit("send_recv", &Policy::send_recv);
+  visit("exchanges", &Policy::exchanges);
   visit("min_bytes", &Policy::min_bytes);
   visit("forms", &Policy::forms);
+  visit("groups", &Policy::groups);
   visit("strict", &Policy::strict);
   visit("node_size", &ZcommOptions::node_size);
   visit("chunk_bytes", &ZcommOptions::chunk_bytes);
-  visit("sample_errors_every", &ZcommOptions::sample_errors_every);
   visit("decisions", &ZcommOptions::decisions);
 }
 
 // Changes to the policy for the calls of one thread, and of the autograd threads that it starts.
 struct PolicyOverride {
-  using Change = std::function<void(Policy&, const ::c10d::Backend* group)>;
+  using Change = std::function<void(Policy&, const ::c10d::Backend& group)>;
   std::vector<Change> changes;
 
-  // Returns `policy` of `group`, if any, with all changes.
-  Policy apply(Policy policy, const ::c10d::Backend* group) const {
+  // Returns `policy` of `group` with all changes.
+  Policy apply(Policy policy, const ::c10d::Backend& group) const {
     for (const Change& change : changes) change(policy, group);
     return policy;
   }
 };
 
-// Returns `policy` of `group`, if any, with the changes of the override in force on this thread.
-Policy effective_policy(const Policy& policy, const ::c10d::Backend* group = nullptr);
+// Returns `policy` with the changes of the override in force on this thread, as it applies in `group`.
+Policy effective_policy(const Policy& policy, const ::c10d::Backend& group);
 
 void bind_options(pybind11::module_& module);
 

@@ -19,6 +19,8 @@
 
 namespace zcomm::c10d_binding {
 
+inline constexpr std::chrono::hours kNoLimit{24 * 365};  // of a wait for jobs
+
 // Runner for CPU tensors: one job at a time, in the order of the calls, on the caller's thread or its own.
 //
 // All functions release Python's lock while they wait, because jobs may need it. The runner's thread keeps it alive,

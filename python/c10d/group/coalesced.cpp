@@ -6,41 +6,38 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-using Indices = std::vector<std::size_t>;
-
 void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "zcomm: outputs: expected ", inputs.size(),
                     " tensors as in inputs, got ", outputs.size());
 }
 
-std::vector<at::Tensor> pick(const std::vector<at::Tensor>& tensors, const Indices& indices) {
-  std::vector<at::Tensor> picked;
-  for (const std::size_t i : indices) picked.push_back(tensors[i]);
-  return picked;
-}
-
 }  // namespace
 
-template <class Check, class JobOf, class Forward>
-WorkPtr ProcessGroup::coalesced(const Policy& policy, const std::vector<Call>& calls,
-                                const std::vector<at::Tensor>& outputs, Check&& check, JobOf&& job_of,
-                                Forward&& forward) {
+template <class Check, class Forward>
+WorkPtr ProcessGroup::coalesced(const char* name, std::vector<Request> requests, const std::vector<at::Tensor>& outputs,
+                                Check&& check, Forward&& forward) {
   std::vector<Verdict> verdicts;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    verdicts.push_back(compressed_.decide(policy, calls[i]));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    verdicts.push_back(compressed_.decide(requests[i]));
     if (verdicts[i] == Verdict::compressed) check(i);
   }
-  for (std::size_t i = 0; i < calls.size(); ++i) compressed_.count(calls[i], verdicts[i]);
+  for (std::size_t i = 0; i < requests.size(); ++i) compressed_.count(requests[i].call, verdicts[i]);
   std::vector<WorkPtr> works;
-  Indices exact;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
+  std::vector<at::Tensor> exact_inputs, exact_outputs;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
     if (verdicts[i] == Verdict::compressed) {
-      works.push_back(compressed_.launch(job_of(i)));
+      works.push_back(compressed_.launch(std::move(requests[i])));
     } else {
-      exact.push_back(i);
+      exact_inputs.push_back(requests[i].inputs[0]);
+      exact_outputs.push_back(requests[i].outputs[0]);
     }
   }
-  if (!exact.empty()) works.push_back(forward(exact));
+  if (!exact_inputs.empty()) {
+    const auto timeout = requests[0].settings.timeout;
+    works.push_back(inner_.forward(name, exact_inputs, exact_outputs, timeout, [&](::c10d::Backend& inner) {
+      return forward(inner, exact_outputs, exact_inputs);
+    }));
+  }
   std::erase(works, WorkPtr());  // of a synchronous call NCCL returns none
   if (works.empty()) return {};
   if (works.size() == 1) return works[0];
@@ -50,71 +47,56 @@ WorkPtr ProcessGroup::coalesced(const Policy& policy, const std::vector<Call>& c
 WorkPtr ProcessGroup::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                                       const ::c10d::AllgatherOptions& opts) {
   check_pairs(outputs, inputs);
-  const CallSettings settings = settings_of(opts);
-  std::vector<Call> calls;
+  put_in_order(inputs);
+  std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    calls.push_back(describe(Collective::all_gather, Form::coalesced, inputs[i], {&outputs[i], 1}));
-    calls.back().traced = inputs.size() == 1 && is_traced(settings.policy);
+    Call call = describe(Collective::all_gather, Form::coalesced, inputs[i], {&outputs[i], 1});
+    call.in_place = is_own_slot(inputs[i], outputs[i], getRank());
+    call.may_be_traced = inputs.size() == 1;
+    requests.push_back(request_of(call, ::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, opts));
   }
-  const auto check = [&](std::size_t i) { check_shapes(outputs[i], inputs[i], getSize(), "output", "input"); };
-  const auto job_of = [&](std::size_t i) {
-    return compressed_.gather(::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, settings);
-  };
-  return coalesced(settings.policy, calls, outputs, check, job_of, [&](const Indices& exact) {
-    std::vector<at::Tensor> exact_outputs = pick(outputs, exact);
-    std::vector<at::Tensor> exact_inputs = pick(inputs, exact);
-    return inner_.forward("all_gather_into_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout,
-                          [&](::c10d::Backend& inner) {
-                            return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
-                          });
-  });
+  return coalesced(
+      "all_gather_into_tensor_coalesced", std::move(requests), outputs,
+      [&](std::size_t i) { check_shapes(outputs[i], inputs[i], getSize(), "output", "input"); },
+      [&](::c10d::Backend& inner, std::vector<at::Tensor>& exact_outputs, std::vector<at::Tensor>& exact_inputs) {
+        return inner.allgather_into_tensor_coalesced(exact_outputs, exact_inputs, opts);
+      });
 }
 
 WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                                       const ::c10d::ReduceScatterOptions& opts) {
   check_pairs(outputs, inputs);
-  const CallSettings settings = settings_of(opts);
-  std::vector<Call> calls;
+  put_in_order(inputs);
+  std::vector<Request> requests;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    calls.push_back(describe(Collective::reduce_scatter, Form::coalesced, outputs[i], {&inputs[i], 1}, opts.reduceOp));
-    calls.back().traced = inputs.size() == 1 && is_traced(settings.policy);
+    Call call = describe(Collective::reduce_scatter, Form::coalesced, outputs[i], {&inputs[i], 1}, opts.reduceOp);
+    call.may_be_traced = inputs.size() == 1;
+    requests.push_back(request_of(call, ::c10d::OpType::COALESCED, {inputs[i]}, {outputs[i]}, opts));
   }
-  const auto check = [&](std::size_t i) { check_shapes(inputs[i], outputs[i], getSize(), "input", "output"); };
-  const auto job_of = [&](std::size_t i) {
-    return compressed_.reduction(::c10d::OpType::COALESCED, {inputs[i]}, outputs[i], opts.reduceOp, settings);
-  };
-  return coalesced(settings.policy, calls, outputs, check, job_of, [&](const Indices& exact) {
-    std::vector<at::Tensor> exact_outputs = pick(outputs, exact);
-    std::vector<at::Tensor> exact_inputs = pick(inputs, exact);
-    const bool scale = needs_premul_emulation(opts.reduceOp, exact_inputs[0]);
-    if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
-    return inner_.forward(
-        "reduce_scatter_tensor_coalesced", exact_inputs, exact_outputs, settings.timeout, [&](::c10d::Backend& inner) {
-          return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
-        });
-  });
+  return coalesced(
+      "reduce_scatter_tensor_coalesced", std::move(requests), outputs,
+      [&](std::size_t i) { check_shapes(inputs[i], outputs[i], getSize(), "input", "output"); },
+      [&](::c10d::Backend& inner, std::vector<at::Tensor>& exact_outputs, std::vector<at::Tensor>& exact_inputs) {
+        const bool scale = needs_premul_emulation(opts.reduceOp, exact_inputs[0]);
+        if (scale) exact_inputs = scaled(exact_inputs, factor_of(opts.reduceOp, getSize()));
+        return inner.reduce_scatter_tensor_coalesced(exact_outputs, exact_inputs, scale ? as_sum(opts) : opts);
+      });
 }
 
 WorkPtr ProcessGroup::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                           const ::c10d::AllreduceCoalescedOptions& opts) {
-  const CallSettings settings = settings_of(opts);
-  std::vector<Call> calls;
+  check_any(tensors, "tensors");
+  std::vector<Request> requests;
   for (const at::Tensor& tensor : tensors) {
-    calls.push_back(describe(Collective::all_reduce, Form::coalesced, tensor, {&tensor, 1}, opts.reduceOp));
+    const Call call = describe(Collective::all_reduce, Form::coalesced, tensor, {&tensor, 1}, opts.reduceOp);
+    requests.push_back(request_of(call, ::c10d::OpType::ALLREDUCE_COALESCED, {tensor}, {tensor}, opts));
   }
-  const auto job_of = [&](std::size_t i) {
-    return compressed_.all_reduction(::c10d::OpType::ALLREDUCE_COALESCED, tensors[i], opts.reduceOp, settings);
-  };
   return coalesced(
-      settings.policy, calls, tensors, [](std::size_t) {}, job_of,
-      [&](const Indices& exact) {
-        std::vector<at::Tensor> exact_tensors = pick(tensors, exact);
-        const bool scale = needs_premul_emulation(opts.reduceOp, exact_tensors[0]);
-        if (scale) scale_in_place(exact_tensors, factor_of(opts.reduceOp, getSize()));
-        return inner_.forward("allreduce_coalesced", exact_tensors, exact_tensors, settings.timeout,
-                              [&](::c10d::Backend& inner) {
-                                return inner.allreduce_coalesced(exact_tensors, scale ? as_sum(opts) : opts);
-                              });
+      "allreduce_coalesced", std::move(requests), tensors, [](std::size_t) {},
+      [&](::c10d::Backend& inner, std::vector<at::Tensor>& exact, std::vector<at::Tensor>&) {
+        const bool scale = needs_premul_emulation(opts.reduceOp, exact[0]);
+        if (scale) scale_in_place(exact, factor_of(opts.reduceOp, getSize()));
+        return inner.allreduce_coalesced(exact, scale ? as_sum(opts) : opts);
       });
 }
 

@@ -21,7 +21,7 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
 }
 
 std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
-  auto [group, num_connections, store] = call_python(hooks_.make_transport_group, 1);
+  auto [group, num_connections, store] = call_python(hooks_.make_transport_group, connections_);
   std::string why_not;
   const Topology& topology = compressed_.topology();
   auto memory =
@@ -30,23 +30,14 @@ std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
       [&](Stats& stats) { return std::exchange(stats.node_memory, memory ? "shared" : why_not); });
   if (!memory && !NodeMemory::is_expected(why_not) && before.empty() && topology.local_rank(getRank()) == 0)
     hooks_.no_node_memory(why_not);
-  auto transport =
-      std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
-  host_transport_ = transport.get();
-  return transport;
+  is_connected_ = true;
+  return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
 }
 
 void ProcessGroup::set_connections(int each_way) {
   compressed_.drain_host();
-  TORCH_CHECK(host_transport_ != nullptr, "zcomm: set_connections was called before a compressed call of CPU tensors");
-  try {
-    auto [group, num_connections, store] = call_python(hooks_.make_transport_group, each_way);
-    host_transport_->reconnect(std::move(group), num_connections);
-  } catch (const std::exception& error) {
-    // Other ranks may have other connections by now, so that no later call can succeed.
-    host_transport_->abort(std::string("its connections: ") + error.what());
-    std::rethrow_exception(errors_->record(error));
-  }
+  TORCH_CHECK_VALUE(!is_connected_ || each_way == connections_, "connections: expected ", connections_,
+                    ", which the group has since its first compressed call, got ", each_way);
   connections_ = each_way;
 }
 
@@ -56,6 +47,7 @@ void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
 }
 
 WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& opts) {
+  check_any(tensors, "tensors");
   begin_exact({});
   const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));
   return inner_.forward(recorded, tensors[0].device(),
@@ -63,6 +55,7 @@ WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const :
 }
 
 WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& opts) {
+  check_one(tensors);
   if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
   return inner_.forward("reduce", tensors, tensors, timeout_of(opts),
@@ -71,6 +64,7 @@ WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::Red
 
 WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                           std::vector<at::Tensor>& inputs, const ::c10d::AllgatherOptions& opts) {
+  check_any(inputs, "inputs");
   begin_exact(inputs);
   RecordedCall recorded = recorded_call("all_gather_into_tensor_coalesced", inputs, {}, timeout_of(opts));
   recorded.out_elements = recorded.in_elements * getSize();
@@ -81,7 +75,8 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
 WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
   begin_exact({});
   compressed_.drain_host();  // a barrier follows all earlier calls
-  const bool on_gpu = opts.device ? opts.device->is_cuda() : !opts.device_ids.empty();
+  // torch passes numbers of devices, or CUDA devices if it was built with CUDA, also in a job on CPUs.
+  const bool on_gpu = has_gpu() && (opts.device ? opts.device->is_cuda() : !opts.device_ids.empty());
   if (on_gpu) compressed_.join();
   const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
   const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
@@ -92,6 +87,11 @@ void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wai
   compressed_.count_other({});
   compressed_.drain_host();
   inner_.cpu().monitoredBarrier(opts, wait_all_ranks);
+}
+
+::c10d::Backend& ProcessGroup::of_nccl(const char* name) {
+  TORCH_CHECK(has_gpu(), name, ": not supported by the backend 'zcomm' on CPUs: it is NCCL's, and there is no GPU");
+  return inner_.cuda();
 }
 
 void ProcessGroup::startCoalescing() {

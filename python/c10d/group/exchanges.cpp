@@ -3,7 +3,6 @@
 
 #include "c10d/base/tensors.hpp"
 #include "process_group.hpp"
-#include "zcomm/exchange.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -17,16 +16,12 @@ void check_same_dtype(at::TensorList tensors, const char* name, const at::Tensor
   }
 }
 
-void check_count(const std::vector<at::Tensor>& tensors, int size, const char* name) {
-  TORCH_CHECK_VALUE(tensors.size() == static_cast<std::size_t>(size), "zcomm: ", name,
-                    ": expected a tensor for each of ", size, " ranks, got ", tensors.size());
-}
-
 // Refuses tensors that only this rank would send exactly: peers compress the call, whatever the layout is here.
-void check_layout(const Policy& policy, const Call& call, int size) {
+void check_layout(const Request& request, int size) {
+  const Call& call = request.call;
   Call elsewhere = call;
   elsewhere.contiguous = true;
-  TORCH_CHECK_VALUE(call.contiguous || decide(policy, elsewhere, size) != Verdict::compressed,
+  TORCH_CHECK_VALUE(call.contiguous || decide(request.settings.policy, elsewhere, size) != Verdict::compressed,
                     "zcomm: tensors: expected contiguous ones on one device, as ", to_string(call.collective),
                     " is compressed, got others");
 }
@@ -52,15 +47,6 @@ Lengths split_lengths(const at::Tensor& tensor, const Lengths& splits, int size,
   return lengths;
 }
 
-// Returns the plan of an all-to-all of tensors as on this rank.
-ExchangePlan all_to_all_of(CompressedCalls& calls, const Policy& policy, const at::Tensor& tensor, Lengths sent,
-                           Lengths received) {
-  World world = calls.world(tensor.device().type());
-  const auto min_bytes = static_cast<std::size_t>(policy.min_bytes / world.topology.size());
-  return ExchangePlan::all_to_all(std::move(world), std::move(sent), std::move(received), dtype_of(tensor).value(),
-                                  policy.all_to_all, min_bytes);
-}
-
 Lengths lengths_of(const std::vector<at::Tensor>& tensors) {
   Lengths lengths;
   for (const at::Tensor& tensor : tensors) lengths.push_back(tensor.numel());
@@ -69,111 +55,102 @@ Lengths lengths_of(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor& given, std::vector<std::int64_t>& output_splits,
                                     std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& opts) {
+  at::Tensor input = in_order(given);
   if (getSize() > 1) check_in_order(output, "output");
-  const CallSettings settings = settings_of(opts);
-  Lengths sent, received;
+  const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
+  Request request = request_of(call, ::c10d::OpType::ALLTOALL_BASE, {input}, {output}, opts);
+  check_layout(request, getSize());
   const auto check = [&] {
     check_same_dtype(output, "output", input, "input");
-    sent = split_lengths(input, input_splits, getSize(), "input");
-    received = split_lengths(output, output_splits, getSize(), "output");
+    request.sent = split_lengths(input, input_splits, getSize(), "input");
+    request.received = split_lengths(output, output_splits, getSize(), "output");
   };
-  const Call call = describe(Collective::all_to_all, Form::single, output, {&input, 1});
-  check_layout(settings.policy, call, getSize());
-  if (!compressed_.compresses(settings.policy, call, check)) {
-    return inner_.forward("all_to_all", input, output, settings.timeout, [&](::c10d::Backend& inner) {
-      return inner.alltoall_base(output, input, output_splits, input_splits, opts);
-    });
-  }
-  return compressed_.exchange(Collective::all_to_all, ::c10d::OpType::ALLTOALL_BASE, "zcomm:all_to_all",
-                              all_to_all_of(compressed_, settings.policy, input, sent, received), {input}, {output},
-                              settings);
+  return enter(std::move(request), check, [&](::c10d::Backend& inner) {
+    return inner.alltoall_base(output, input, output_splits, input_splits, opts);
+  });
 }
 
 WorkPtr ProcessGroup::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                const ::c10d::AllToAllOptions& opts) {
   check_count(inputs, getSize(), "input_tensor_list");
   check_count(outputs, getSize(), "output_tensor_list");
-  const CallSettings settings = settings_of(opts);
+  put_in_order(inputs);
   Call call = describe(Collective::all_to_all, Form::list, inputs[0], inputs);
   const Call received = describe(Collective::all_to_all, Form::list, inputs[0], outputs);
   call.contiguous = call.contiguous && received.contiguous;
   if (!call.dtype) call.dtype = received.dtype;  // empty of complex tensors, too
-  check_layout(settings.policy, call, getSize());
+  Request request = request_of(call, ::c10d::OpType::ALLTOALL, inputs, outputs, opts);
+  check_layout(request, getSize());
   const auto check = [&] {
     check_same_dtype(inputs, "input_tensor_list", inputs[0], "the first tensor");
     check_same_dtype(outputs, "output_tensor_list", inputs[0], "input_tensor_list");
+    request.sent = lengths_of(inputs);
+    request.received = lengths_of(outputs);
   };
-  if (!compressed_.compresses(settings.policy, call, check)) {
-    return inner_.forward("all_to_all", inputs, outputs, settings.timeout,
-                          [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
-  }
-  return compressed_.exchange(
-      Collective::all_to_all, ::c10d::OpType::ALLTOALL, "zcomm:all_to_all",
-      all_to_all_of(compressed_, settings.policy, inputs[0], lengths_of(inputs), lengths_of(outputs)), inputs, outputs,
-      settings);
+  return enter(std::move(request), check,
+               [&](::c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
 }
 
 WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                              const ::c10d::GatherOptions& opts) {
-  TORCH_CHECK_VALUE(inputs.size() == 1, "zcomm: tensor: expected one, got ", inputs.size());
-  const int root = static_cast<int>(opts.rootRank);
-  const bool is_root = root == getRank();
+  check_one(inputs);
+  put_in_order(inputs);
+  const bool is_root = opts.rootRank == getRank();
   const std::vector<at::Tensor> gathered = is_root && outputs.size() == 1 ? outputs[0] : std::vector<at::Tensor>();
-  const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::gather, Form::list, inputs[0], gathered);
   call.num_bytes = static_cast<std::int64_t>(inputs[0].nbytes()) * getSize();
-  check_layout(settings.policy, call, getSize());
+  Request request = request_of(call, ::c10d::OpType::GATHER, inputs, gathered, opts);
+  check_layout(request, getSize());
   const auto check = [&] {
     if (is_root) check_list(gathered, inputs[0], getSize(), "gather_list", "tensor");
   };
-  if (!compressed_.compresses(settings.policy, call, check)) {
-    return inner_.forward("gather", inputs, inputs, settings.timeout,
-                          [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
-  }
-  ExchangePlan plan = ExchangePlan::gather(compressed_.world(inputs[0].device().type()), root, inputs[0].numel(),
-                                           dtype_of(inputs[0]).value(), settings.policy.gather);
-  return compressed_.exchange(Collective::gather, ::c10d::OpType::GATHER, "zcomm:gather", std::move(plan), inputs,
-                              gathered, settings);
+  return enter(std::move(request), check, [&](::c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
 }
+
+#if ZCOMM_HAS_GATHER_SINGLE
+// As a gather into the parts of one tensor: Gloo has none of its own.
+WorkPtr ProcessGroup::gather_single(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& opts) {
+  std::vector<std::vector<at::Tensor>> outputs;
+  if (opts.rootRank == getRank()) {
+    check_shapes(output, input, getSize(), "output", "input");
+    check_contiguous(output, "output", input.device());
+    const at::NoGradGuard no_grad;
+    outputs.emplace_back();
+    for (const at::Tensor& part : output.view({getSize(), input.numel()}).unbind()) {
+      outputs[0].push_back(part.view(input.sizes()));
+    }
+  }
+  std::vector<at::Tensor> inputs{input};
+  return gather(outputs, inputs, opts);
+}
+#endif
 
 WorkPtr ProcessGroup::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                               const ::c10d::ScatterOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == 1, "zcomm: tensor: expected one, got ", outputs.size());
+  check_one(outputs);
   if (getSize() > 1) check_in_order(outputs, "tensor");
-  if (getSize() > 1 && !inputs.empty()) check_in_order(inputs[0], "scatter_list");
-  const int root = static_cast<int>(opts.rootRank);
-  const bool is_root = root == getRank();
+  if (!inputs.empty()) put_in_order(inputs[0]);
+  const bool is_root = opts.rootRank == getRank();
   const std::vector<at::Tensor> scattered = is_root && inputs.size() == 1 ? inputs[0] : std::vector<at::Tensor>();
-  const CallSettings settings = settings_of(opts);
   Call call = describe(Collective::scatter, Form::list, outputs[0], scattered);
   call.num_bytes = static_cast<std::int64_t>(outputs[0].nbytes()) * getSize();
-  check_layout(settings.policy, call, getSize());
+  Request request = request_of(call, ::c10d::OpType::SCATTER, scattered, outputs, opts);
+  check_layout(request, getSize());
   const auto check = [&] {
     if (is_root) check_list(scattered, outputs[0], getSize(), "scatter_list", "tensor");
   };
-  if (!compressed_.compresses(settings.policy, call, check)) {
-    return inner_.forward("scatter", outputs, outputs, settings.timeout,
-                          [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
-  }
-  ExchangePlan plan = ExchangePlan::scatter(compressed_.world(outputs[0].device().type()), root, outputs[0].numel(),
-                                            dtype_of(outputs[0]).value(), settings.policy.scatter);
-  return compressed_.exchange(Collective::scatter, ::c10d::OpType::SCATTER, "zcomm:scatter", std::move(plan), scattered,
-                              outputs, settings);
+  return enter(std::move(request), check, [&](::c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
 }
 
 WorkPtr ProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& opts) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "zcomm: tensor: expected one, got ", tensors.size());
+  check_one(tensors);
   if (getSize() > 1) check_no_gaps(tensors[0]);
-  const CallSettings settings = settings_of(opts);
   const Call call = describe(Collective::broadcast, Form::single, tensors[0], tensors);
-  check_layout(settings.policy, call, getSize());
-  if (!compressed_.compresses(settings.policy, call, [] {})) {
-    return inner_.forward("broadcast", tensors, tensors, settings.timeout,
-                          [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
-  }
-  return compressed_.broadcast(tensors[0], static_cast<int>(opts.rootRank), settings);
+  Request request = request_of(call, ::c10d::OpType::BROADCAST, tensors, tensors, opts);
+  check_layout(request, getSize());
+  return enter(std::move(request), [] {}, [&](::c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
 }
 
 }  // namespace zcomm::c10d_binding

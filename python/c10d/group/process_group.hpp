@@ -1,13 +1,12 @@
 // Backend "zcomm" of torch.distributed.
 #pragma once
 
+#include "c10d/base/torch_version.hpp"
 #include "c10d/calls/compressed_calls.hpp"
 #include "c10d/calls/inner_groups.hpp"
 #include "send_recv.hpp"
 
 namespace zcomm::c10d_binding {
-
-class C10dTransport;
 
 // Compresses the calls that its policy names, in order. Forwards all others to an inner process group: `exact_cpu`,
 // which is Gloo, or NCCL for GPU tensors.
@@ -24,12 +23,12 @@ class ProcessGroup final : public ::c10d::Backend {
   CompressedCalls& compressed() { return compressed_; }
   const SendRecv& messages() const { return messages_; }
   bool is_aborted() const { return errors_->is_aborted(); }
-  // Sends the compressed bytes of later calls of CPU tensors over `each_way` Gloo connections from a rank to another.
-  // Waits for all earlier calls, and for all ranks, which call this after the same calls. There has been one.
+  // Gloo connections from a rank to another, for the compressed bytes of CPU tensors. All ranks set the same number,
+  // before their first such call.
   void set_connections(int each_way);
   int connections() const { return connections_; }
   // Returns the options' value, or the override's in force.
-  bool is_strict() const { return effective_policy(options_->policy).strict; }
+  bool is_strict() const { return effective_policy(options_->policy, *this).strict; }
 
   // Calls that the policy may compress: see compressible.cpp, coalesced.cpp and exchanges.cpp.
   WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -47,6 +46,9 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                  const ::c10d::GatherOptions& opts) override;
+#if ZCOMM_HAS_GATHER_SINGLE
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& opts) override;
+#endif
   WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                   const ::c10d::ScatterOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
@@ -70,7 +72,8 @@ class ProcessGroup final : public ::c10d::Backend {
   WorkPtr barrier(const ::c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // Without GPUs no, as Gloo: a block of torch's takes other threads' calls along, and if it raises all later ones.
+  // False without GPUs, as in Gloo: torch's coalescing block captures calls of other threads, and all later calls if it
+  // raises.
   bool supportsCoalescing() const override { return at::hasCUDA(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override { return messages_.end_coalescing(inner_.end_coalescing()); }
@@ -89,8 +92,17 @@ class ProcessGroup final : public ::c10d::Backend {
     inner_.for_each([](::c10d::Backend& inner) { inner.enableCollectivesTiming(); });
   }
   void waitForPendingWorks() override { compressed_.drain(kNoLimit); }
-  // Gloo has none.
-  std::shared_ptr<c10::Allocator> getMemAllocator() override { return inner_.cuda().getMemAllocator(); }
+  // Returns the exact group of GPU tensors, for functions that it alone has: `name` is in the error without a GPU.
+  ::c10d::Backend& of_nccl(const char* name);
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return of_nccl("mem_allocator").getMemAllocator(); }
+#if ZCOMM_HAS_SUSPEND
+  // Of the exact group: zcomm's own communicator keeps its memory.
+  void suspend() override { of_nccl("suspend").suspend(); }
+  void resume() override { of_nccl("resume").resume(); }
+  std::unordered_map<std::string, std::uint64_t> getMemoryStats() override {
+    return of_nccl("memory_stats").getMemoryStats();
+  }
+#endif
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override;
   void shutdown() override;
@@ -103,16 +115,30 @@ class ProcessGroup final : public ::c10d::Backend {
     return own_timeout ? opts.timeout : options_->timeout;
   }
   template <class CallOptions>
-  CallSettings settings_of(const CallOptions& opts) const {
-    return {effective_policy(options_->policy, this), timeout_of(opts), opts.asyncOp || inner_.is_coalescing()};
+  Request request_of(Call call, ::c10d::OpType type, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                     const CallOptions& opts) const {
+    Request request;
+    request.call = std::move(call);
+    request.type = type;
+    request.settings = {effective_policy(options_->policy, *this), timeout_of(opts),
+                        opts.asyncOp || inner_.is_coalescing()};
+    request.inputs = std::move(inputs);
+    request.outputs = std::move(outputs);
+    if constexpr (requires { opts.reduceOp; }) request.op = opts.reduceOp;
+    if constexpr (requires { opts.rootRank; }) request.root = static_cast<int>(opts.rootRank);
+    return request;
   }
-  // Tells whether `policy` names this group as one in which compiled graphs gather weights and reduce gradients.
-  bool is_traced(const Policy& policy) const { return names_group(policy.forms.traced, getGroupDesc()); }
+  // Makes a call compressed or, by exact(inner group), exactly, and counts it. Calls `check` on a compressed one.
+  template <class Check, class Exact>
+  C10_ALWAYS_INLINE WorkPtr enter(Request&& request, Check&& check, Exact&& exact) {
+    if (!compressed_.compresses(request, check)) return inner_.forward(request, exact);
+    return compressed_.launch(std::move(request));
+  }
   // Makes several calls in one, of which each is compressed or not by itself. Calls check(i) for each compressed one,
-  // before the first moves a byte, and launches job_of(i); forward(indices) makes all exact ones.
-  template <class Check, class JobOf, class Forward>
-  WorkPtr coalesced(const Policy& policy, const std::vector<Call>& calls, const std::vector<at::Tensor>& outputs,
-                    Check&& check, JobOf&& job_of, Forward&& forward);
+  // before the first moves a byte; forward(inputs, outputs) makes all exact ones.
+  template <class Check, class Forward>
+  WorkPtr coalesced(const char* name, std::vector<Request> requests, const std::vector<at::Tensor>& outputs,
+                    Check&& check, Forward&& forward);
   // Counts an exact collective outside of the policy, before it begins.
   void begin_exact(std::span<const at::Tensor> tensors);
   void abort_compressed();
@@ -127,8 +153,8 @@ class ProcessGroup final : public ::c10d::Backend {
   BackendPtr last_split_;
   StorePtr last_split_store_;
   int connections_ = 1;
-  C10dTransport* host_transport_ = nullptr;  // once there has been a call; lives in compressed_
-  CompressedCalls compressed_;               // its threads use all fields above
+  bool is_connected_ = false;   // by make_host_transport()
+  CompressedCalls compressed_;  // its threads use all fields above
   SendRecv messages_;
 };
 

@@ -21,22 +21,34 @@ namespace {
 // Tags of compressed messages; those of the program are below.
 constexpr int kCompressedTags = 0x40000000;
 
+// Describes a message without its ranks, as a rank that receives from any does not know them.
+std::string content_of(const at::Tensor& tensor, const std::optional<BlockFormat>& format, int tag) {
+  return " tag " + std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
+         c10::toString(tensor.scalar_type()) + " " + (format ? format->to_string() : "exact");
+}
+
+int compressed_tag(const std::string& content) {
+  return kCompressedTags | static_cast<int>(call_fingerprint(content) % kCompressedTags);
+}
+
 }  // namespace
 
 // Work of a message, or of coalesced ones: decodes them once they have arrived.
 class SendRecv::MessageWork final : public ::c10d::Work {
  public:
-  MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages)
+  // `words`: of a message alone on a CPU, for its error.
+  MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages, std::string words = {})
       : Work(-1, type),
         group_(BackendPtr::unsafe_reclaim_from_nonowning(&all.group_)),
         all_(all),
         inner_(std::move(inner)),
-        messages_(std::move(messages)) {}
+        messages_(std::move(messages)),
+        words_(std::move(words)) {}
   ~MessageWork() override { all_.watch_.end(call_); }
 
-  void watch(const std::string& words, int kind, const CallWatch::Channel& between, int peer) {
+  void watch(int kind, const CallWatch::Channel& between, int peer) {
     peer_ = peer;
-    call_ = all_.watch_.begin(words, static_cast<std::uint64_t>(kind), {&between, 1},
+    call_ = all_.watch_.begin(words_, static_cast<std::uint64_t>(kind), {&between, 1},
                               [differs = differs_, inner = inner_, &all = all_](const std::string& difference) {
                                 all.fail(difference);
                                 *differs = true;
@@ -89,12 +101,14 @@ class SendRecv::MessageWork final : public ::c10d::Work {
  private:
   // Decodes the messages, unless they have failed. Requires the lock.
   void end(std::exception_ptr error) {
-    if (*differs_) error = all_.failure();
     try {
-      if (!error) decode();
-    } catch (const std::exception&) {
+      if (error) std::rethrow_exception(error);
+      if (!*differs_) decode();
+    } catch (const std::exception& failed) {
       error = std::current_exception();
+      if (!words_.empty()) error = all_.errors_.record(TransportError(words_ + " did not move: " + failed.what()));
     }
+    if (*differs_) error = all_.failure();
     finish(std::move(error));
   }
   void decode() {
@@ -117,6 +131,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   int peer_ = CallWatch::kNobody;
   std::timed_mutex waiting_;  // guards the next two; held by a thread that waits
   std::vector<Message> messages_;
+  const std::string words_;
   std::optional<c10::Event> decoded_;  // end of decoding on a GPU
 };
 
@@ -142,14 +157,14 @@ std::exception_ptr SendRecv::failure() const {
 std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int peer, int tag) {
   const Topology& topology = compressed_.topology();
   const Policy& own = options_->policy;
-  const Policy policy = effective_policy(own);
-  const HopFormats& formats = policy.send_recv;
+  const Policy policy = effective_policy(own, group_);
+  const HopFormats& formats = policy.exchanges;
   TORCH_CHECK_VALUE(
-      tensor.is_cpu() || (formats == own.send_recv && (formats.is_exact() || policy.min_bytes == own.min_bytes)),
-      "zcomm: send_recv: expected the group's '", own.send_recv.to_string(), "' and min_bytes ", own.min_bytes,
+      tensor.is_cpu() || (formats == own.exchanges && (formats.is_exact() || policy.min_bytes == own.min_bytes)),
+      "zcomm: exchanges: expected the group's '", own.exchanges.to_string(), "' and min_bytes ", own.min_bytes,
       " for a tensor on a GPU, got an override to '", formats.to_string(), "' and ", policy.min_bytes,
       ": NCCL does not compare messages");
-  if (formats.is_exact() || peer == group_.getRank()) return std::nullopt;
+  if (formats.is_exact() || policy.exact_group || peer == group_.getRank()) return std::nullopt;
   TORCH_CHECK_VALUE(tag >= 0 && tag < kCompressedTags, "zcomm: tag: expected 0 to ", kCompressedTags - 1, ", got ",
                     tag);
   const BlockFormat& format = formats.on(topology.link(group_.getRank(), peer));
@@ -163,6 +178,20 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
               " bytes goes out exact: expected a contiguous float32, bfloat16 or float16 tensor, got ",
               tensor.scalar_type(), " with strides ", tensor.strides());
   return std::nullopt;
+}
+
+// Returns the format of all messages that may come.
+std::optional<BlockFormat> SendRecv::format_from_any(const at::Tensor& tensor, int tag) {
+  std::vector<std::optional<BlockFormat>> formats;
+  for (int peer = 0; peer < group_.getSize(); ++peer) {
+    if (peer != group_.getRank()) formats.push_back(format_of(tensor, peer, tag));
+    TORCH_CHECK_VALUE(formats.empty() || formats.front() == formats.back(),
+                      "zcomm: src: expected the rank that sends, got none: messages inside a node and between nodes "
+                      "have other formats, '",
+                      effective_policy(options_->policy, group_).exchanges.to_string(),
+                      "' (or send and receive in zcomm.exact())");
+  }
+  return formats.empty() ? std::nullopt : formats.front();
 }
 
 // A wire of a CPU is reused memory: touching new pages takes longer than encoding.
@@ -193,18 +222,19 @@ void SendRecv::decode(const Message& message) {
 }
 
 WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag) {
+  check_one(tensors);
   // Gloo ends the process for an invalid rank.
   TORCH_CHECK_VALUE(peer >= 0 && peer < group_.getSize(), "zcomm: peer: expected a rank from 0 to ",
                     group_.getSize() - 1, ", got ", peer);
+  TORCH_CHECK_VALUE(peer != group_.getRank() || !tensors[0].is_cpu(), "zcomm: peer: expected another rank, got ", peer,
+                    ", this rank: copy the tensor instead, as Gloo sends nothing to its own rank");
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
   const bool is_send = type == ::c10d::OpType::SEND;
   const int rank = group_.getRank();
   const at::Tensor tensor = tensors[0];
   const CallWatch::Channel between{is_send ? rank : peer, is_send ? peer : rank, tag};
   const std::optional<BlockFormat> format = format_of(tensor, peer, tag);
-  const std::string words = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + " tag " +
-                            std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
-                            c10::toString(tensor.scalar_type()) + " " + (format ? format->to_string() : "exact");
+  const std::string content = content_of(tensor, format, tag);
   std::vector<Message> messages;
   std::vector<at::Tensor> moved = tensors;
   int inner_tag = tag;
@@ -212,7 +242,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
     const std::uint64_t seed = compressed_.begin_message();
     messages.push_back({make_wire(tensor, *format), *format, is_send ? at::Tensor() : tensor});
     moved = {messages[0].wire};
-    inner_tag = kCompressedTags | static_cast<int>(call_fingerprint(words) % kCompressedTags);
+    inner_tag = compressed_tag(content);
     if (is_send) {
       encode(messages[0], tensor,
              mix_seed(mix_seed(seed ^ static_cast<std::uint64_t>(rank)) ^ static_cast<std::uint64_t>(peer)));
@@ -234,18 +264,39 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
       std::ranges::move(messages, std::back_inserter(coalesced_));
       return work;
     }
-    auto message = c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages));
-    if (tensor.is_cpu()) message->watch(words, inner_tag, between, peer);
+    std::string words = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + content;
+    if (!tensor.is_cpu()) words.clear();
+    auto message =
+        c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages), std::move(words));
+    if (tensor.is_cpu()) message->watch(inner_tag, between, peer);
     return message;
   });
 }
 
 // Leaves the call out of the record and of the watch, because its sender is unknown.
 WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
+  check_one(tensors);
   if (const std::exception_ptr error = failure()) std::rethrow_exception(error);
-  compressed_.count_message(tensors);
+  const at::Tensor tensor = tensors[0];
+  const std::optional<BlockFormat> format = format_from_any(tensor, tag);
+  const std::string content = content_of(tensor, format, tag);
+  std::vector<Message> messages;
+  std::vector<at::Tensor> moved = tensors;
+  if (format) {
+    compressed_.begin_message();
+    messages.push_back({make_wire(tensor, *format), *format, tensor});
+    moved = {messages[0].wire};
+  } else {
+    compressed_.count_message(tensors);
+  }
   watch_.ignore(tag);
-  return inner_.forward(tensors[0].device(), [&](::c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
+  return inner_.forward(tensor.device(), [&](::c10d::Backend& inner) {
+    return c10::make_intrusive<MessageWork>(
+        *this, ::c10d::OpType::RECVANYSOURCE, inner.recvAnysource(moved, format ? compressed_tag(content) : tag),
+        std::move(messages),
+        "message from any rank to " + std::to_string(group_.getRank()) + content +
+            " (do its senders compress alike, and call zcomm.exact() and zcomm.override() alike?)");
+  });
 }
 
 WorkPtr SendRecv::end_coalescing(WorkPtr work) {

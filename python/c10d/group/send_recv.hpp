@@ -1,4 +1,4 @@
-// Messages between two ranks, compressed where the option send_recv names a format.
+// Messages between two ranks, compressed where the option exchanges names a format.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ class SendRecv {
 
   // Sends or receives, as `type` has it.
   WorkPtr move(::c10d::OpType type, std::vector<at::Tensor>& tensors, int peer, int tag);
-  // Always exact: it takes no message that a sender compresses.
+  // Receives from any rank, compressed if all would compress such a tensor in one format.
   WorkPtr recv_any(std::vector<at::Tensor>& tensors, int tag);
   // Begins and ends a block of coalesced calls; NCCL's messages are decoded after the `work` of all of them.
   void start_coalescing() { coalesced_.clear(); }
@@ -47,6 +47,7 @@ class SendRecv {
   void fail(const std::string& difference);
   std::exception_ptr failure() const;
   std::optional<BlockFormat> format_of(const at::Tensor& tensor, int peer, int tag);
+  std::optional<BlockFormat> format_from_any(const at::Tensor& tensor, int tag);
   at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "c10d/base/tensors.hpp"
@@ -20,6 +22,7 @@ namespace {
 constexpr const char* kVersion = "2.10";  // of the format
 constexpr std::size_t kDefaultCapacity = 2000;
 constexpr std::string_view kSend = "send";
+constexpr std::chrono::seconds kPatienceOfWriter{5};
 
 std::size_t capacity_of_environment() {
   for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
@@ -36,11 +39,11 @@ std::size_t capacity_of_environment() {
   return kDefaultCapacity;
 }
 
-std::string_view name_of(const Job& job) {
-  const bool is_list = job.type == ::c10d::OpType::ALLGATHER || job.type == ::c10d::OpType::REDUCE_SCATTER;
-  if (job.collective == Collective::all_gather && !is_list) return "_all_gather_base";
-  if (job.collective == Collective::reduce_scatter && !is_list) return "_reduce_scatter_base";
-  return to_string(job.collective);
+std::string_view name_of(const Request& request) {
+  const Collective collective = request.call.collective;
+  if (request.call.form != Form::list && collective == Collective::all_gather) return "_all_gather_base";
+  if (request.call.form != Form::list && collective == Collective::reduce_scatter) return "_reduce_scatter_base";
+  return to_string(collective);
 }
 
 template <class Views>
@@ -121,19 +124,27 @@ RecordedCall recorded_call(std::string_view name, at::TensorList inputs, at::Ten
   return {name, elements_of(inputs), elements_of(outputs), dtype, timeout};
 }
 
+// Roots count as the others do, which have their own part alone.
+RecordedCall recorded_call(const Request& request) {
+  const Collective collective = request.call.collective;
+  const auto& inputs = collective == Collective::scatter ? request.outputs : request.inputs;
+  const auto& outputs = collective == Collective::gather ? request.inputs : request.outputs;
+  return recorded_call(name_of(request), inputs, outputs, request.settings.timeout);
+}
+
 RecordedCall recorded_call(const Job& job) {
   const std::int64_t written = total_of(job.written);
   std::int64_t read = total_of(job.read);
-  if (job.collective == Collective::all_reduce || job.collective == Collective::broadcast) read = written;
-  const bool is_preparation = job.written.empty();
-  if (job.collective == Collective::all_gather && !is_preparation) {  // perhaps of kept values
+  if (job.call.collective == Collective::all_reduce || job.call.collective == Collective::broadcast) read = written;
+  const bool is_preparation = !job.shares.empty();
+  if (job.call.collective == Collective::all_gather && !is_preparation) {  // perhaps of kept values
     read = written / job.operation->world().topology.size();
   }
   return {.name = name_of(job),
           .in_elements = read,
           .out_elements = written,
           .dtype = is_preparation ? job.outputs[0].scalar_type() : scalar_type_of(job.written.front().dtype),
-          .timeout = job.timeout,
+          .timeout = job.settings.timeout,
           .is_compressed = true};
 }
 
@@ -160,12 +171,16 @@ std::uint64_t FlightRecorder::begin(std::shared_ptr<const Group> group, std::uin
 
 void FlightRecorder::end(std::uint64_t id, bool failed) noexcept {
   try {
-    const std::lock_guard lock(mutex_);
-    if (id + capacity_ < num_begun_ || capacity_ == 0) return;  // overwritten
-    Entry& entry = entries_[id % capacity_];
-    if (!failed) entry.ended = Clock::now();
-    entry.failed = failed;
-    if (failed && Clock::now() - entry.begun >= entry.call.timeout / 2) write_once(*entry.group);
+    std::optional<Dump> dump;
+    {
+      const std::lock_guard lock(mutex_);
+      if (id + capacity_ < num_begun_ || capacity_ == 0) return;  // overwritten
+      Entry& entry = entries_[id % capacity_];
+      if (!failed) entry.ended = Clock::now();
+      entry.failed = failed;
+      if (failed && Clock::now() - entry.begun >= entry.call.timeout / 2) dump = first_dump(*entry.group);
+    }
+    if (dump) write(std::move(*dump));
   } catch (const std::exception&) {
     // The caller receives the failure of the call itself.
   }
@@ -178,23 +193,45 @@ void FlightRecorder::forget(std::uint64_t id) noexcept {
 
 void FlightRecorder::write_on_failure() noexcept {
   try {
-    const std::lock_guard lock(mutex_);
-    if (!entries_.empty()) write_once(*entries_.front().group);
+    std::optional<Dump> dump;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!entries_.empty()) dump = first_dump(*entries_.front().group);
+    }
+    if (dump) write(std::move(*dump));
   } catch (const std::exception&) {
     // The caller receives the failure of the call itself.
   }
 }
 
-void FlightRecorder::write_once(const Group& group) {
+bool FlightRecorder::has_failed(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  return id + capacity_ >= num_begun_ && capacity_ > 0 && entries_[id % capacity_].failed;
+}
+
+std::optional<FlightRecorder::Dump> FlightRecorder::first_dump(const Group& group) {
   const char* prefix = std::getenv("ZCOMM_FLIGHT_RECORDER");
-  if (prefix == nullptr || is_written_) return;
-  is_written_ = true;
-  const std::string path = prefix + std::to_string(group.ranks[static_cast<std::size_t>(group.rank)]);
-  std::ofstream file(path, std::ios::binary);
-  file << pickled() << std::flush;
-  std::fprintf(stderr,
-               file ? "zcomm: wrote the last collectives of this rank, for torchfrtrace, to %s\n"
-                    : "zcomm: ZCOMM_FLIGHT_RECORDER: expected a path that can be written, got %s\n",
+  if (prefix == nullptr || std::exchange(is_dumped_, true)) return std::nullopt;
+  return Dump{prefix + std::to_string(group.ranks[static_cast<std::size_t>(group.rank)]), pickled()};
+}
+
+// Writes on a thread of its own: a path may block for ever, as a FIFO or a hung mount does, and the caller is about to
+// raise. The wait is for the file's sake, as the process may end soon.
+void FlightRecorder::write(Dump dump) {
+  const std::string path = dump.path;
+  std::promise<void> written;
+  const std::future<void> end = written.get_future();
+  std::thread([dump = std::move(dump), written = std::move(written)]() mutable {
+    std::ofstream file(dump.path, std::ios::binary);
+    file << dump.bytes << std::flush;
+    std::fprintf(stderr,
+                 file ? "zcomm: wrote the last collectives of this rank, for torchfrtrace, to %s\n"
+                      : "zcomm: ZCOMM_FLIGHT_RECORDER: expected a path that can be written, got %s\n",
+                 dump.path.c_str());
+    written.set_value();
+  }).detach();
+  if (end.wait_for(kPatienceOfWriter) == std::future_status::ready) return;
+  std::fprintf(stderr, "zcomm: ZCOMM_FLIGHT_RECORDER: expected a path that can be written within 5 s, got %s\n",
                path.c_str());
 }
 
@@ -278,7 +315,19 @@ std::uint64_t GroupRecorder::begin(const RecordedCall& call) {
   return FlightRecorder::of_process().begin(channel.names, ++channel.num_calls, call);
 }
 
+std::shared_ptr<void> GroupRecorder::begin(Job& job) {
+  job.record = begin(recorded_call(job));
+  return nullptr;
+}
+
+void GroupRecorder::ran(const Job& job, const CallStats&) {
+  if (job.outputs[0].is_cpu()) FlightRecorder::of_process().end(job.record, false);
+}
+
+void GroupRecorder::failed(const Job& job) { FlightRecorder::of_process().end(job.record, true); }
+
 void GroupRecorder::take_back(std::uint64_t id, const RecordedCall& call) {
+  if (FlightRecorder::of_process().has_failed(id)) return;
   FlightRecorder::of_process().end(id, true);
   FlightRecorder::of_process().forget(id);
   if (!call.is_point_to_point()) {

@@ -1,54 +1,29 @@
 #include "job.hpp"
 
-#include "flight_recorder.hpp"
-#include "telemetry.hpp"
+#include "profiling.hpp"
 
 namespace zcomm::c10d_binding {
-namespace {
-
-void add(CallStats& sums, const CallStats& cost) {
-  sums.intra_node_bytes += cost.intra_node_bytes;
-  sums.inter_node_bytes += cost.inter_node_bytes;
-  sums.codec_time += cost.codec_time;
-  sums.transfer_time += cost.transfer_time;
-  sums.host_waits += cost.host_waits;
-  for (std::size_t hop = 0; hop < kMaxHops; ++hop) {
-    sums.bytes_by_hop[hop] = sums.bytes_by_hop[hop] + cost.bytes_by_hop[hop];
-    sums.wait_time[hop] += cost.wait_time[hop];
-  }
-}
-
-void count_cost(const Job& job, const CallStats& cost) {
-  job.stats->withLock(
-      [&](Stats& stats) { add(job.rehearsal ? stats.rehearsals_cost : stats.cost(job.collective), cost); });
-  if (job.site) {
-    ++job.site->calls;
-    job.site->intra_node_bytes += cost.intra_node_bytes;
-    job.site->inter_node_bytes += cost.inter_node_bytes;
-  }
-  std::int64_t total = 0;
-  for (const auto& [other, share] : job.shares) total += share;
-  for (const auto& [other, share] : job.shares) {
-    if (!other || total == 0) continue;
-    other->inter_node_bytes +=
-        cost.inter_node_bytes / static_cast<std::size_t>(total) * static_cast<std::size_t>(share);
-  }
-}
-
-}  // namespace
 
 void Job::run(const std::function<Communicator&()>& connect, StreamView stream, GroupErrors& errors) {
-  FlightRecorder& recorder = FlightRecorder::of_process();
   try {
     Communicator& communicator = connect();
     communicator.set_seed(seed);
-    telemetry->add(*this, communicator, stream);
-    count_cost(*this, communicator.run(*operation, arguments(), timeout, stream, profilers_ranges()));
-    if (outputs[0].is_cpu()) recorder.end(record, false);  // on a GPU the work is queued
+    for (Observer* const each : observers) each->starts(*this, communicator, stream);
+    const CallStats cost = communicator.run(*operation, arguments(), settings.timeout, stream, profilers_ranges());
+    for (Observer* const each : observers) each->ran(*this, cost);
   } catch (const std::exception& error) {
-    recorder.end(record, true);
+    for (Observer* const each : observers) each->failed(*this);
     std::rethrow_exception(errors.record(error, site ? site->name : ""));
   }
+}
+
+const char* Job::title() const {
+  if (!shares.empty()) return "zcomm:prepare_lossless";
+  if (call.collective == Collective::all_gather && read.empty()) return "zcomm:gather_secondary";
+  constexpr std::array titles{"zcomm:all_gather", "zcomm:reduce_scatter", "zcomm:all_reduce", "zcomm:all_to_all",
+                              "zcomm:gather",     "zcomm:scatter",        "zcomm:broadcast"};
+  static_assert(titles.size() == kCollectives.size());
+  return titles[static_cast<std::size_t>(call.collective)];
 }
 
 }  // namespace zcomm::c10d_binding

@@ -1,3 +1,5 @@
+#include "profiling.hpp"
+
 #include <ATen/record_function.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -39,7 +41,7 @@ template <class Info = torch::ParamCommsDebugInfo, class... Args>
 std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
   std::shared_ptr<Info> info;
   if constexpr (std::is_constructible_v<Info, Args..., bool>) {
-    info = std::make_shared<Info>(std::forward<Args>(args)..., job.async);
+    info = std::make_shared<Info>(std::forward<Args>(args)..., job.settings.async);
   } else {
     info = std::make_shared<Info>(std::forward<Args>(args)...);
   }
@@ -50,7 +52,7 @@ std::shared_ptr<Info> make_info(const Job& job, Args&&... args) {
 }
 
 std::unordered_map<std::string, c10::IValue> own_fields(const Job& job) {
-  const std::string call = std::string(job.title).substr(std::string_view("zcomm:").size());
+  const std::string call = std::string(job.title()).substr(std::string_view("zcomm:").size());
   std::unordered_map<std::string, c10::IValue> fields{{"zcomm plan", call + " " + job.operation->description()}};
   if (const std::optional<LinkBytes> wire = job.operation->bytes(job.arguments())) {
     fields["Wire bytes intra-node"] = static_cast<std::int64_t>(wire->intra_node);
@@ -75,31 +77,31 @@ std::shared_ptr<void> begin_range(const char* name) {
 
 }  // namespace
 
-std::shared_ptr<void> record_launch(const ::c10d::Backend& group, const std::vector<std::uint64_t>& ranks,
-                                    const Job& job, const RecordedCall& call) {
+std::shared_ptr<void> Profilers::begin(Job& job) {
   if (!at::hasCallbacks()) return nullptr;
   auto event = std::make_shared<CallEvent>();
   if (!event->function.isActive()) return nullptr;
+  const RecordedCall call = recorded_call(job);
   const std::string title(profilers_name(call.name));
-  const std::tuple<std::string, std::string> name(group.getGroupUid(), group.getGroupDesc());
-  const auto [start, stride] = start_and_stride(ranks);
+  const std::tuple<std::string, std::string> name(group_.getGroupUid(), group_.getGroupDesc());
+  const auto [start, stride] = start_and_stride(ranks_);
   const std::vector<std::int64_t> no_splits;
   event->debug_info.emplace(
       c10::DebugInfoKind::PARAM_COMMS_INFO,
-      make_info(job, name, group.getRank(), std::string(title), call.in_elements, call.out_elements,
-                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group.getSize()));
+      make_info(job, name, group_.getRank(), std::string(title), call.in_elements, call.out_elements,
+                job.outputs[0].scalar_type(), no_splits, no_splits, start, stride, group_.getSize()));
   // Follows the order of torch's own RECORD_PARAM_COMMS_DATA, which readers of execution traces rely on.
   event->inputs = {job.inputs,
                    std::make_tuple(static_cast<std::int64_t>(job.sequence_number), false),
                    name,
-                   static_cast<std::int64_t>(group.getRank()),
+                   static_cast<std::int64_t>(group_.getRank()),
                    title,
                    no_splits,
                    no_splits,
                    static_cast<std::int64_t>(start),
                    static_cast<std::int64_t>(stride),
-                   static_cast<std::int64_t>(group.getSize()),
-                   job.async};
+                   static_cast<std::int64_t>(group_.getSize()),
+                   job.settings.async};
   const std::unordered_map<std::string, c10::IValue> fields = own_fields(job);
   event->function.before(at::kParamCommsCallName, &event->inputs, &fields);
   if (event->function.needsOutputs()) event->function.setOutputs(std::vector<c10::IValue>{job.outputs});

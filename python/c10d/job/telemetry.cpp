@@ -93,9 +93,9 @@ at::Tensor measure(const at::Tensor& original, const at::Tensor& decoded) {
 
 }  // namespace
 
-void Telemetry::add(const Job& job, Communicator& communicator, StreamView stream) {
-  if (every_ == 0 || job.rehearsal) return;
-  const bool in_place = job.collective == Collective::all_reduce;
+void Telemetry::starts(const Job& job, Communicator& communicator, StreamView stream) {
+  if (every_ == 0 || job.settings.rehearsal) return;
+  const bool in_place = job.call.collective == Collective::all_reduce;
   if (!in_place && job.read.empty()) return;  // nothing is encoded
   // Skips calls in a graph, because a replay would only add to the sums.
   if (!job.outputs[0].is_cpu() && is_capturing(stream)) return;
@@ -103,7 +103,7 @@ void Telemetry::add(const Job& job, Communicator& communicator, StreamView strea
   const auto num_lossy = static_cast<std::size_t>(std::count_if(segments.begin(), segments.end(), is_lossy));
   // One view for each slot and segment, in place of one for each slot.
   const auto num_ranks = static_cast<std::size_t>(job.operation->world().topology.size());
-  const std::size_t num_slots = job.collective == Collective::all_gather ? 1 : num_ranks;
+  const std::size_t num_slots = job.call.collective == Collective::all_gather ? 1 : num_ranks;
   const bool by_segment = segments.size() > 1 && job.read.size() == num_slots * segments.size();
   std::int64_t begin = 0;
   std::size_t index = 0;
@@ -127,18 +127,19 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
                       HopFormats formats, Communicator& communicator, StreamView stream) {
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  std::pair key{job.collective, site.empty() ? name_of(job.collective, slots, communicator.size()) : site};
+  std::pair key{job.call.collective, site.empty() ? name_of(job.call.collective, slots, communicator.size()) : site};
   if (site.empty() && calls_.size() >= kMaxSites && !calls_.contains(key)) {
-    key.second = std::string(to_string(job.collective)) + " of other sizes";
+    key.second = std::string(to_string(job.call.collective)) + " of other sizes";
   }
   if (calls_[key]++ % static_cast<std::uint64_t>(every_) != 0) return;
   for (const auto& [link, format, encoded] :
-       encoded_by(communicator, job.collective, slots, formats, job.operation->min_bytes())) {
+       encoded_by(communicator, job.call.collective, slots, formats, job.operation->min_bytes())) {
     if (encoded.empty() || format.kind == ElementKind::exact) continue;
     const LossKey loss{key.first, key.second, link, format.to_string()};
     const ConstTensorView values = piece_of(encoded, losses_[loss].samples, block_of(format));
     // A gathered or exchanged value is rounded to its type again; the terms of a sum are float32.
-    const bool is_sum = job.collective == Collective::reduce_scatter || job.collective == Collective::all_reduce;
+    const bool is_sum =
+        job.call.collective == Collective::reduce_scatter || job.call.collective == Collective::all_reduce;
     sample(loss, values, format, is_sum ? DType::float32 : values.dtype, job.outputs[0].device(), communicator, stream);
   }
 }

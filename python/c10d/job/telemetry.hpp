@@ -17,11 +17,9 @@
 #include <utility>
 
 #include "c10d/policy/policy.hpp"
-#include "zcomm/communicator.hpp"
+#include "observer.hpp"
 
 namespace zcomm::c10d_binding {
-
-struct Job;
 
 // Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
 // infinity are counted, but not added to the measures.
@@ -38,7 +36,7 @@ struct Loss {
 // Collective, site, hop ("intra_node" or "inter_node"; "all" of an all-gather, which has one format), and format.
 using LossKey = std::tuple<Collective, std::string, std::string, std::string>;
 
-class Telemetry {
+class Telemetry final : public Observer {
  public:
   // Samples every `every`-th call of a site, beginning with the first; 0: none.
   explicit Telemetry(std::int64_t every) : every_(every) {}
@@ -46,7 +44,7 @@ class Telemetry {
   // Counts each lossy segment that this rank encodes, and samples it if it is its turn. Between nodes of several ranks
   // sums are sent, which do not exist before the call: this rank's terms stand for them. Calls captured in a graph are
   // not sampled. Called on the job's thread, in which the job's stream is torch's current one. Thread-safe.
-  void add(const Job& job, Communicator& communicator, StreamView stream);
+  void starts(const Job& job, Communicator& communicator, StreamView stream) override;
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
   std::map<LossKey, Loss> read();

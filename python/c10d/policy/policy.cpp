@@ -1,5 +1,7 @@
 #include "policy.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -18,9 +20,9 @@ std::string_view to_string(Collective collective) {
 }
 
 std::string_view to_string(Verdict verdict) {
-  constexpr auto kNames =
-      std::to_array<std::string_view>({"compressed", "single_rank", "not_a_float", "dtype", "operation", "format_exact",
-                                       "layout", "form", "out_of_place", "in_place", "min_bytes", "no_gain"});
+  constexpr auto kNames = std::to_array<std::string_view>(
+      {"compressed", "single_rank", "not_a_float", "dtype", "operation", "format_exact", "layout", "group", "form",
+       "unmarked", "out_of_place", "in_place", "min_bytes", "no_gain"});
   static_assert(kNames.size() == kNumVerdicts);
   return kNames.at(static_cast<std::size_t>(verdict));
 }
@@ -36,11 +38,15 @@ Choice parse_choice(std::string_view name) {
 namespace {
 
 using NamedForm = std::pair<std::string_view, bool Forms::*>;
-constexpr NamedForm kForms[] = {{"in_place", &Forms::in_place},
-                                {"out_of_place", &Forms::out_of_place},
-                                {"list", &Forms::list},
-                                {"coalesced", &Forms::coalesced}};
-constexpr std::string_view kTraced = "traced:";
+constexpr NamedForm kForms[] = {
+    {"single", &Forms::single}, {"in_place", &Forms::in_place},   {"out_of_place", &Forms::out_of_place},
+    {"list", &Forms::list},     {"coalesced", &Forms::coalesced}, {"traced", &Forms::traced}};
+
+std::string known_forms() {
+  std::string known;
+  for (const auto& [form, member] : kForms) known += (known.empty() ? "" : ", ") + std::string(form);
+  return known;
+}
 
 }  // namespace
 
@@ -48,24 +54,9 @@ Forms Forms::parse(std::span<const std::string> names) {
   Forms forms;
   for (const std::string& name : names) {
     const auto* known = std::ranges::find(kForms, name, &NamedForm::first);
-    if (known != std::end(kForms)) {
-      forms.*known->second = true;
-    } else {
-      // Quotes and backslashes would have to be escaped wherever options are shown.
-      check_argument(name.starts_with(kTraced) && name.size() > kTraced.size() &&
-                         name.find_first_of("'\\\n, ") == std::string::npos,
-                     [&] {
-                       std::string known;
-                       for (const auto& [form, member] : kForms) known += std::string(form) + ", ";
-                       return "expected " + known + "or traced:DIM, DIM a mesh dimension's name or world, got '" +
-                              name + "'";
-                     });
-      forms.traced.push_back(name.substr(kTraced.size()));
-    }
+    check_argument(known != std::end(kForms), [&] { return "expected " + known_forms() + ", got '" + name + "'"; });
+    forms.*known->second = true;
   }
-  std::ranges::sort(forms.traced);
-  const auto repeated = std::ranges::unique(forms.traced);
-  forms.traced.erase(repeated.begin(), repeated.end());
   return forms;
 }
 
@@ -74,8 +65,32 @@ std::vector<std::string> Forms::names() const {
   for (const auto& [name, member] : kForms) {
     if (this->*member) all.emplace_back(name);
   }
-  for (const std::string& dimension : traced) all.push_back(std::string(kTraced) + dimension);
   return all;
+}
+
+Forms& Forms::operator|=(const Forms& others) {
+  for (const auto& [name, member] : kForms) this->*member = this->*member || others.*member;
+  return *this;
+}
+
+GroupRule GroupRule::parse(std::string pattern, std::span<const std::string> names) {
+  // Quotes and backslashes would have to be escaped wherever options are shown.
+  check_argument(!pattern.empty() && pattern.find_first_of("'\\\n=;") == std::string::npos,
+                 [&] { return "expected a pattern without quotes, backslashes, = and ;, got '" + pattern + "'"; });
+  GroupRule rule{std::move(pattern), names.size() == 1 && names[0] == "exact", {}};
+  if (!rule.exact) {
+    check_argument(!names.empty(),
+                   [&] { return "expected exact or " + known_forms() + " for '" + rule.pattern + "', got nothing"; });
+    rule.forms = Forms::parse(names);
+  }
+  return rule;
+}
+
+bool GroupRule::matches(const std::string& description) const {
+  constexpr std::string_view kOfMesh = "mesh_";
+  const auto is_named = [this](const char* name) { return fnmatch(pattern.c_str(), name, 0) == 0; };
+  return is_named(description.c_str()) || (description == "default_pg" && is_named("world")) ||
+         (description.starts_with(kOfMesh) && is_named(description.c_str() + kOfMesh.size()));
 }
 
 namespace {
@@ -101,24 +116,42 @@ HopFormats Policy::formats_of(Collective collective) const {
     case Collective::all_reduce:
       return all_reduce;
     case Collective::all_to_all:
-      return all_to_all;
+      return all_to_all.value_or(exchanges);
     case Collective::gather:
-      return gather;
     case Collective::scatter:
-      return scatter;
     case Collective::broadcast:
-      return {broadcast, broadcast};
+      return exchanges;
   }
   throw ArgumentError("collective: unknown value");
 }
 
-bool names_group(std::span<const std::string> dimensions, std::string_view description) {
-  constexpr std::string_view kOfMesh = "mesh_";
-  const std::string_view dimension = description == "default_pg"        ? "world"
-                                     : description.starts_with(kOfMesh) ? description.substr(kOfMesh.size())
-                                                                        : std::string_view();
-  return !dimension.empty() && std::ranges::find(dimensions, dimension) != dimensions.end();
+void Policy::narrow_to(const std::string& description) {
+  for (const GroupRule& rule : groups) {
+    if (!rule.matches(description)) continue;
+    exact_group = exact_group || rule.exact;
+    forms |= rule.forms;
+  }
 }
+
+namespace {
+
+// Decides by who calls and in which form.
+Verdict of_form(const Policy& policy, const Call& call) {
+  const Forms& forms = policy.forms;
+  const bool is_gather = call.collective == Collective::all_gather;
+  const bool is_traced = forms.traced && !policy.drops_traced && call.may_be_traced;
+  // A rank also decodes its own slot, and an optimizer that steps rounded weights loses updates.
+  const bool rounds_own = is_gather && call.in_place && !forms.in_place && !is_traced && !policy.copies;
+  if (policy.known) return rounds_own ? Verdict::in_place : Verdict::compressed;
+  if (call.form == Form::list && !forms.list && !is_exchange(call.collective)) return Verdict::form;
+  if (call.form == Form::coalesced && !forms.coalesced && !is_traced) return Verdict::form;
+  if (call.form == Form::single && call.collective == Collective::reduce_scatter && !forms.single)
+    return Verdict::unmarked;
+  if (call.form == Form::single && is_gather && !call.in_place && !forms.out_of_place) return Verdict::out_of_place;
+  return rounds_own ? Verdict::in_place : Verdict::compressed;
+}
+
+}  // namespace
 
 Verdict decide(const Policy& policy, const Call& call, int size) {
   if (size == 1) return Verdict::single_rank;
@@ -128,16 +161,11 @@ Verdict decide(const Policy& policy, const Call& call, int size) {
   if (!call.linear) return Verdict::operation;
   if (is_exact(policy, call)) return Verdict::format_exact;
   if (!call.contiguous) return Verdict::layout;
+  if (policy.exact_group) return Verdict::group;
   // Ranks know only their own parts of an all-to-all, so each pair decides by the size of its message.
   if (call.collective == Collective::all_to_all) return Verdict::compressed;
-  if (call.form == Form::list && !policy.forms.list && !is_exchange(call.collective)) return Verdict::form;
-  if (call.form == Form::coalesced && !policy.forms.coalesced && !call.traced) return Verdict::form;
-  if (call.form == Form::single && call.collective == Collective::all_gather) {
-    if (!call.in_place && !policy.forms.out_of_place) return Verdict::out_of_place;
-    // Excludes in-place gathers: a rank also decodes its own slot, and an optimizer that steps rounded weights loses
-    // updates.
-    if (call.in_place && !policy.forms.in_place && !call.traced) return Verdict::in_place;
-  }
+  const Verdict verdict = of_form(policy, call);
+  if (verdict != Verdict::compressed) return verdict;
   if (call.num_bytes < policy.min_bytes || call.num_bytes == 0) return Verdict::min_bytes;
   return Verdict::compressed;
 }
@@ -153,27 +181,31 @@ void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {
       remedy = "the codecs take SUM, AVG and PREMUL_SUM";
       break;
     case Verdict::layout:
-      remedy = "only contiguous dense tensors are compressed";
+      remedy = "only contiguous dense tensors, and lists of equal lengths, are compressed";
       break;
     case Verdict::form:
-      remedy = call.form == Form::list ? "forms='list' compresses list forms"
-                                       : "forms='coalesced' compresses coalesced forms, 'traced:DIM' those that "
-                                         "compiled graphs call in the group of a mesh's dimension";
+      remedy = call.form == Form::list
+                   ? "forms='list' compresses list forms"
+                   : "forms='coalesced' compresses coalesced forms, 'traced' those of compiled graphs";
+      break;
+    case Verdict::unmarked:
+      remedy = "forms='single' compresses reduce-scatters of one tensor, if they carry gradients";
       break;
     case Verdict::out_of_place:
       remedy = "forms='out_of_place' compresses all-gathers whose input is not its own slot of the output";
       break;
     case Verdict::in_place:
       remedy =
-          "forms='in_place' compresses all-gathers in place, and rounds the sender's own values, too; 'traced:DIM' "
-          "those in the group of a mesh's dimension";
+          "forms='in_place' compresses all-gathers in place, and rounds the sender's own values, too; 'traced' those "
+          "of compiled graphs";
       break;
     default:
       return;
   }
   throw Error("strict=True forbids that a " + std::string(to_string(call.collective)) + " of " +
               std::to_string(call.num_bytes) + " bytes goes out exact (reason: " + std::string(to_string(verdict)) +
-              "): " + remedy + "; or call it under zcomm.exact()");
+              "): " + remedy +
+              "; groups={'PATTERN': ...} opts in or out for the groups of a name; or call it under zcomm.exact()");
 }
 
 }  // namespace zcomm

@@ -40,10 +40,10 @@ struct Call {
   std::int64_t num_bytes = 0;  // of the gathered, scattered or reduced tensor, the same on all ranks; of an
                                // all-to-all's input
   bool in_place = false;       // all_gather: the input is its own slot of the output
-  bool traced = false;         // as a compiled graph calls it, in a group that Forms::traced names
+  bool may_be_traced = false;  // as a compiled graph calls it
   bool again = false;          // all_gather: the values are gathered again, from secondary shards
   bool linear = true;          // reductions: SUM, AVG or PREMUL_SUM
-  bool contiguous = true;      // all tensors, and none of them sparse
+  bool contiguous = true;      // all tensors, none of them sparse, and lists of equal lengths
   bool on_host = true;
   int device = -1;  // the GPU, otherwise
 };
@@ -56,14 +56,16 @@ enum class Verdict : std::uint8_t {
   dtype,         // float64, fp8, complex: no codec takes it
   operation,     // MAX, MIN, PRODUCT, bitwise
   format_exact,  // the options, or exact(), say so
-  layout,        // not contiguous, or sparse
+  layout,        // not contiguous, sparse, or a list of different lengths
+  group,         // Policy::groups keeps the group exact
   form,          // list or coalesced, not opted in
+  unmarked,      // a reduce-scatter of one tensor that is not known to carry gradients
   out_of_place,  // an all-gather whose input is not its own slot, not opted in
   in_place,      // an all-gather that would round the caller's own slot, not opted in
   min_bytes,     // smaller than Policy::min_bytes
   no_gain,       // it could be compressed, but Choice::automatic found that this takes no less time
 };
-inline constexpr int kNumVerdicts = 12;
+inline constexpr int kNumVerdicts = 14;
 std::string_view to_string(Verdict verdict);
 
 // Rule about the calls that decide() would compress.
@@ -76,47 +78,68 @@ std::string_view to_string(Choice choice);
 // Parses a name that to_string returns. Throws ArgumentError on any other.
 Choice parse_choice(std::string_view name);
 
-// Forms of calls to compress in addition to FSDP2's own.
+// Forms of calls to compress although nobody is known to send weights or gradients with them.
 struct Forms {
-  bool in_place = false;      // all-gathers in place, which rounds the sender's own values, too
+  bool single = false;        // reduce-scatters of one tensor
+  bool in_place = false;      // all-gathers of any form in place, which rounds the sender's own values, too
   bool out_of_place = false;  // single-tensor all-gathers that are not in place
   bool list = false;
   bool coalesced = false;
-  std::vector<std::string> traced;  // what compiled graphs call in the groups of these mesh dimensions, sorted
+  bool traced = false;  // what compiled graphs call
 
   // Names as names() has them, in any order. Throws ArgumentError that lists the known ones.
   static Forms parse(std::span<const std::string> names);
-  // "in_place", "out_of_place", "list", "coalesced", "traced:DIMENSION".
+  // "single", "in_place", "out_of_place", "list", "coalesced", "traced".
   std::vector<std::string> names() const;
+  Forms& operator|=(const Forms& others);
   friend bool operator==(const Forms&, const Forms&) = default;
+};
+
+// What is compressed in the groups that a pattern of fnmatch names.
+struct GroupRule {
+  std::string pattern;
+  bool exact = false;  // nothing, whatever else opts in
+  Forms forms;         // beside Policy::forms
+
+  // `names` has forms, or "exact" alone. Throws ArgumentError.
+  static GroupRule parse(std::string pattern, std::span<const std::string> names);
+  // Tells whether the pattern matches what torch calls a group: its description, of a mesh's dimension the dimension's
+  // name ("mesh_dp" is "dp", too), and "world" for the default group.
+  bool matches(const std::string& description) const;
+  friend bool operator==(const GroupRule&, const GroupRule&) = default;
 };
 
 struct Policy {
   Choice choice = Choice::always;
   BlockFormat all_gather{ElementKind::int8, 256};
   HopFormats reduce_scatter{{ElementKind::int8, 128}, {ElementKind::int4, 128}};
-  HopFormats all_reduce;  // exact, as the next ones: activations are not gradients
-  HopFormats all_to_all;
-  HopFormats gather;
-  HopFormats scatter;
-  BlockFormat broadcast{ElementKind::exact, 0};
-  HopFormats send_recv;  // of messages between two ranks, which are no collective: see SendRecv
+  HopFormats all_reduce;  // exact, as the next one: activations are not gradients
+  HopFormats exchanges;   // is_exchange(), and messages between two ranks, which are no collective: see SendRecv
+  // All-to-alls that carry gradients. No option: known() in Python sets it; empty: as other exchanges.
+  std::optional<HopFormats> all_to_all;
   std::int64_t min_bytes = 64 * 1024;
   Forms forms;
+  std::vector<GroupRule> groups;  // sorted by pattern: all that match count
   // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
   bool strict = false;
   // Why all calls stay exact, where a plan has decided it already. No option: kept_exact() in Python sets it.
   std::optional<Verdict> exact_because;
+  // The caller knows that its calls carry weights or gradients. No option: known() in Python sets it.
+  bool known = false;
+  // That no optimizer steps what the caller gathers in place, neither.
+  bool copies = false;
+  // The calls are DTensor's redistributions, which look like those of compiled graphs. No option, either.
+  bool drops_traced = false;
+  // GroupRule::exact of the group. No option: narrow_to() sets it.
+  bool exact_group = false;
 
+  // Applies the rules about the group that torch describes so.
+  void narrow_to(const std::string& description);
   // Returns the formats of a collective; for an all-gather twice the same.
   HopFormats formats_of(Collective collective) const;
 
   friend bool operator==(const Policy&, const Policy&) = default;
 };
-
-// Whether one of `dimensions` names the group that torch describes so: that of a mesh's dimension is
-// "mesh_<dimension>". "world" names the default group, which is also that of each dimension with all ranks.
-bool names_group(std::span<const std::string> dimensions, std::string_view description);
 
 // Returns the first reason, in the order of Verdict, that keeps `call` exact in a group of `size` ranks. Never no_gain.
 Verdict decide(const Policy& policy, const Call& call, int size);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 
 namespace zcomm {
@@ -85,39 +84,37 @@ bool StepChoice::begin_call(const Now& now, const Largest& largest) {
     begin_step();
     if (trial_rounds_ && step_ % kBlockSteps <= 1) return agree_on_round(now, largest);
   }
-  if (is_searching_) look_for_steps(largest);
+  if (!trial_rounds_) look_for_steps(largest);
   return false;
 }
 
 void StepChoice::note_end_of_step() {
-  const std::uint64_t num_ended = num_ended_;
-  if (num_ended == num_seen_) return;
-  num_seen_ = num_ended;
-  const std::uint64_t num_in_step = num_calls_ - last_begun_;
-  is_regular_ = num_begun_ >= 2 && num_in_step == num_in_last_;
-  num_in_last_ = num_in_step;
-  last_begun_ = num_calls_;
-  ++num_begun_;
-  begun_at_ = 0x100000001b3 * begun_at_ + num_calls_;
+  if (const std::uint64_t num_ended = num_ended_; std::exchange(num_seen_, num_ended) == num_ended) return;
+  const std::uint64_t shape = shape_.exchange(0);
+  const std::uint64_t num_in_step = num_calls_ - std::exchange(last_begun_, num_calls_);
+  is_regular_ = std::exchange(num_in_last_, num_in_step) == num_in_step;
+  is_alike_ = std::exchange(last_shape_, shape) == shape && is_regular_;
 }
 
-// Compares the ranks' steps at calls that all count alike: ever more rarely, as a program may have no steps. Ranks that
-// lack only the turn compare again after two blocks. All that follows depends on what the ranks have agreed on.
+// Ranks that lack only the turn compare again after two blocks. All that follows depends on what they have agreed on.
 void StepChoice::look_for_steps(const Largest& largest) {
   if (num_calls_ < compare_at_) return;
-  const bool is_known = is_regular_ && (num_in_last_ != calls_per_step_ || num_alike_ >= kStrangeSteps);
-  const auto hash = static_cast<std::int64_t>(begun_at_ & std::numeric_limits<std::int64_t>::max());
-  const bool has_turn = is_known && take_turn();
-  const std::vector<std::int64_t> most =
-      largest({num_begun_, -num_begun_, hash, -hash, is_known ? 0 : 1, has_turn ? 0 : 1});
+  const bool is_other = num_in_last_ != calls_per_step_ || (is_alike_ && last_shape_ != tried_shape_);
+  const bool is_new = is_regular_ && (is_other || !decision_);
+  const bool has_turn = is_new && take_turn();
+  const auto begun = static_cast<std::int64_t>(last_begun_);
+  const auto length = static_cast<std::int64_t>(num_in_last_);
+  const std::vector<std::int64_t> most = largest({begun, -begun, length, -length, is_new ? 0 : 1, has_turn ? 0 : 1});
   const bool is_agreed = most[0] == -most[1] && most[2] == -most[3] && most[4] == 0;
   if (is_agreed && most[5] == 0) {
     begin_trial();
     return;
   }
-  if (!trial_rounds_) give_back_turn();
+  give_back_turn();
   compare_at_ = num_calls_ + (is_agreed ? 2 * kBlockSteps * num_in_last_ : compare_gap_);
-  if (!is_agreed) compare_gap_ *= 2;
+  if (is_agreed) return;
+  compare_gap_ *= 2;
+  if (calls_per_step_ > 0) compare_gap_ = std::min(compare_gap_, kRest * calls_per_step_);
 }
 
 bool StepChoice::take_turn() {
@@ -136,32 +133,13 @@ void StepChoice::give_back_turn() {
   in_trial_.compare_exchange_strong(mine, nullptr);
 }
 
-// Tells whether the trial counts steps of all shapes, as it has met too many.
-bool StepChoice::is_varied() const {
-  return trial_rounds_ && (num_restarts_ >= kMostRestarts || num_mixed_ > kMostSteps);
-}
-
-void StepChoice::begin_search() {
-  is_searching_ = true;
-  compare_at_ = num_calls_ + 4;
-  compare_gap_ = 4;
-  num_begun_ = 0;
-  begun_at_ = 0;
-  is_regular_ = false;
-}
-
 void StepChoice::begin_trial() {
-  is_searching_ = false;
   calls_per_step_ = num_in_last_;
+  tried_shape_ = last_shape_;
   next_step_ = last_begun_ + calls_per_step_;
   while (next_step_ <= num_calls_) next_step_ += calls_per_step_;
   step_ = 0;
-  tried_shape_.reset();
-  num_alike_ = 0;
-  num_strange_ = 0;
-  searches_from_ = 0;
-  num_restarts_ = trial_rounds_ ? num_restarts_ + 1 : 0;
-  num_mixed_ = 0;
+  num_left_out_ = 0;
   trial_rounds_.emplace();
   decide(std::nullopt, {});
 }
@@ -170,50 +148,35 @@ void StepChoice::begin_step() {
   ++step_;
   if (in_trial_ == this) ++num_beats_;
   next_step_ += calls_per_step_;
-  const std::uint64_t shape = shape_.exchange(0);
-  const std::uint64_t before = std::exchange(last_shape_, shape);
-  num_alike_ = shape == before ? num_alike_ + 1 : 1;
-  if (!tried_shape_ && num_alike_ >= 2) tried_shape_ = shape;
-  if (!tried_shape_) return;
-  if (shape == *tried_shape_ || before == *tried_shape_ || num_alike_ == 1) ++num_mixed_;
-  if (is_varied()) {
-    is_searching_ = false;
-  } else if (shape == *tried_shape_) {
-    if (num_alike_ < kStrangeSteps) return;
-    num_strange_ = 0;
-    is_searching_ = false;
-  } else {
-    if (before != *tried_shape_) counted_from_ = 0;  // excludes the block: medians bear only single strange steps
-    if (++num_strange_ >= kStrangeSteps && !is_searching_ && step_ >= searches_from_) begin_search();
-  }
 }
 
 bool StepChoice::agree_on_round(const Now& now, const Largest& largest) {
   const std::optional<Round> mine = take_time(now());
   if (!mine) return false;
-  const std::vector<std::int64_t> slowest = largest({mine->exact, mine->compressed});
-  trial_rounds_->push_back({slowest[0], slowest[1]});
-  if (!is_over(*trial_rounds_)) return false;
-  decide(gains(*trial_rounds_), *trial_rounds_);
+  const bool is_other = num_in_last_ != calls_per_step_ || num_calls_ - last_begun_ > calls_per_step_;
+  const std::vector<std::int64_t> slowest = largest({mine->exact, mine->compressed, is_other ? 1 : 0});
+  num_left_out_ = slowest[2] == 0 ? 0 : num_left_out_ + 1;
+  if (num_left_out_ == 0) trial_rounds_->push_back({slowest[0], slowest[1]});
+  const bool is_decided = num_left_out_ == 0 && is_over(*trial_rounds_);
+  if (!is_decided && num_left_out_ < kMostLeftOut) return false;
+  if (is_decided) decide(gains(*trial_rounds_), *trial_rounds_);
   trial_rounds_.reset();
   give_back_turn();
-  is_searching_ = false;
-  searches_from_ = step_ + rest_;
-  rest_ = std::clamp(2 * rest_, kMostSteps, 16 * kMostSteps);
-  return true;
+  compare_gap_ =
+      std::min(std::max(2 * compare_gap_, is_decided ? kMostSteps * calls_per_step_ : 0), kRest * calls_per_step_);
+  compare_at_ = num_calls_ + compare_gap_;
+  return is_decided;
 }
 
 // Takes the time at the start of the counted steps of a block, or after them. Returns a round that is complete.
 std::optional<Round> StepChoice::take_time(std::int64_t now) {
   if (step_ % kBlockSteps == 1) {
-    counted_from_ = step_;
     counted_from_time_ = now;
     return std::nullopt;
   }
   const std::int64_t block = block_of(step_) - 1;
   if (block % 2 == 0) round_ = {};
-  // Excludes the first round, which connects ranks and touches fresh memory, and blocks with steps of other shapes.
-  if (block < 2 || counted_from_ != block * kBlockSteps + 1) return std::nullopt;
+  if (block < 2) return std::nullopt;  // the first round connects ranks and touches fresh memory
   const std::int64_t of_step = (now - counted_from_time_) / (kBlockSteps - 1);
   (is_compressed(block) ? round_.compressed : round_.exact) = std::max<std::int64_t>(1, of_step);
   const bool is_complete = round_.exact > 0 && round_.compressed > 0;

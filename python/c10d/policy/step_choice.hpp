@@ -33,9 +33,9 @@ Round spreads_of(const std::vector<Round>& rounds);
 // Tells whether a rehearsal may end: after 50 rounds, after 3 that took 0.3 s, or after 2 s.
 bool suffice(const std::vector<Round>& rounds);
 
-// Ends of steps tell only how many calls a step has, once the ranks agree on it. From then on a step is as many calls
-// in a row, which all ranks count alike: they cannot part, wherever a step ends. Calls in between, as of an evaluation,
-// move the bounds of these steps, but not what is in one. Functions may be called by any thread. Groups of a process
+// Ranks compare where their steps end, ever more rarely: at calls that all count alike. Once they agree, a step is as
+// many calls in a row, so they cannot part, wherever a step ends later. Calls in between, as of an evaluation, move the
+// bounds of these steps; rounds that they fill are left out. Functions may be called by any thread. Groups of a process
 // have their trials one after another. Two that change the way at the same steps would each have the times of both.
 class StepChoice {
  public:
@@ -45,9 +45,9 @@ class StepChoice {
   static constexpr std::int64_t kBlockSteps = 4;  // the first of each block, in which the way changes, is not counted
   static constexpr int kFewestRounds = 4;         // of a block each way
   static constexpr int kMostRounds = 12;
-  static constexpr int kStrangeSteps = 3;  // of another shape than tried: the ranks look for other steps
-  static constexpr int kMostRestarts = 2;  // of a trial; then shapes vary, and none is strange
-  static constexpr std::int64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of a trial, likewise
+  static constexpr int kMostLeftOut = 3;                                      // in a row: then the trial is given up
+  static constexpr std::uint64_t kMostSteps = 2 * kMostRounds * kBlockSteps;  // of the rounds of a trial
+  static constexpr std::uint64_t kRest = 16 * kMostSteps;  // steps, after which ranks compare them again at the latest
   static constexpr int kMostRefusals = 8;  // of the turn, while its holder begins no step: it has ended or waits
 
   // Returns the time in nanoseconds, when the device has done all work before this call.
@@ -75,8 +75,6 @@ class StepChoice {
  private:
   void note_end_of_step();
   void look_for_steps(const Largest& largest);
-  bool is_varied() const;
-  void begin_search();
   bool take_turn();
   void give_back_turn();
   void begin_trial();
@@ -92,34 +90,26 @@ class StepChoice {
   std::atomic<std::uint64_t> shape_{0};  // of the step so far: any order of the same calls has the same
   mutable std::mutex mutex_;             // guards all below; held while ranks agree
   std::uint64_t num_calls_ = 0;
-  // Steps as this rank has ended them, since the search began.
-  bool is_searching_ = true;
-  std::uint64_t compare_at_ = 4;  // the call from which on ranks compare them
+  std::uint64_t compare_at_ = 4;  // the call from which on ranks compare steps
   std::uint64_t compare_gap_ = 4;
-  std::uint64_t num_seen_ = 0;  // of the ended ones
-  std::int64_t num_begun_ = 0;
-  std::uint64_t begun_at_ = 0;    // hash of the numbers of calls at which they began
+  std::uint64_t seen_beats_ = 0;
+  int num_refused_ = 0;  // since then
+  // Steps as this rank has ended them.
+  std::uint64_t num_seen_ = 0;    // of the ends
   std::uint64_t last_begun_ = 0;  // the call at which the last one began
   std::uint64_t num_in_last_ = 0;
+  std::uint64_t last_shape_ = 0;
   bool is_regular_ = false;  // the last two had as many calls
+  bool is_alike_ = false;    // and the same shape
   // Steps of as many calls each, since the trial began.
   std::uint64_t calls_per_step_ = 0;
-  std::uint64_t next_step_ = 0;  // the call at which it begins
-  std::int64_t step_ = 0;        // 0: the part of one in which the trial began
-  std::uint64_t last_shape_ = 0;
-  int num_alike_ = 0;                         // steps in a row of that shape
-  std::optional<std::uint64_t> tried_shape_;  // that of the first two in a row that are alike
-  int num_strange_ = 0;             // of another shape, with fewer than kStrangeSteps of this one in a row between
-  int num_restarts_ = 0;            // of this trial
-  std::int64_t num_mixed_ = 0;      // steps of it, but for those in a row of another shape
-  std::int64_t searches_from_ = 0;  // the step from which others are looked for, after a trial
-  std::int64_t rest_ = 0;           // steps after the last trial, until then
-  std::uint64_t seen_beats_ = 0;
-  int num_refused_ = 0;                             // since then
+  std::uint64_t tried_shape_ = 0;
+  std::uint64_t next_step_ = 0;                     // the call at which it begins
+  std::int64_t step_ = 0;                           // 0: the part of one in which the trial began
   std::optional<std::vector<Round>> trial_rounds_;  // during a trial
   Round round_;                                     // so far
-  std::int64_t counted_from_ = 0;                   // the step after the first of the block
   std::int64_t counted_from_time_ = 0;
+  int num_left_out_ = 0;
   mutable std::mutex decision_mutex_;  // guards the next ones, which are written under both
   std::optional<bool> decision_;
   std::vector<Round> decided_rounds_;

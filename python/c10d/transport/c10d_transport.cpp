@@ -28,6 +28,8 @@ struct C10dTransfer final : Transfer {
   MemoryChannels::Batch shared = 0;             // messages in memory
 };
 
+std::string lost(int peer, const std::string& why) { return "lost rank " + std::to_string(peer) + " (" + why + ")"; }
+
 at::Tensor as_tensor(const std::byte* data, std::size_t num_bytes) {
   return at::from_blob(const_cast<std::byte*>(data), {static_cast<std::int64_t>(num_bytes)}, at::kByte);
 }
@@ -117,7 +119,7 @@ std::unique_ptr<Transfer> C10dTransport::start(std::span<const Send> sends, std:
       pending.emplace_back(group_->send(tensor, peer, tag_of(send)), peer);
     }
   } catch (const std::exception& error) {
-    throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
+    throw TransportError(first_failure(lost(peer, error.what())));
   }
   if (memory_) share(sends, recvs, transfer->shared);
   return transfer;
@@ -179,8 +181,8 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
     if (channels.wait(batch, std::chrono::milliseconds(0))) break;
     if (failed >= 0 || ended >= 0 || left.count() <= 0) {
       watch_.wait_for(watched_.back(), CallWatch::kNobody);
-      if (failed >= 0) fail(memory_->rank_of(failed), std::runtime_error(channels.reason_of(failed)));
-      fail(ended >= 0 ? ended : peer, std::runtime_error(ended >= 0 ? "its process has ended" : ""));
+      if (failed >= 0) fail(memory_->rank_of(failed), channels.reason_of(failed));
+      fail(ended >= 0 ? ended : peer, lost(ended >= 0 ? ended : peer, "its process has ended"));
     }
     if (!channels.differs(waits_for)) {
       differs_since = {};
@@ -189,7 +191,7 @@ void C10dTransport::wait_in_memory(const MemoryChannels::Batch& batch) {
     } else if (now - differs_since > kMismatchPatience) {
       throw_difference_to(peer);
       if (std::exchange(has_asked, true))  // the watch compares calls of the same number alone
-        throw TransportError(describe_difference(call_, peer, "another call, whose message came first"));
+        throw TransportError(describe_difference(rank(), call_, peer, "another call, whose message came first"));
       differs_since = now;  // the peer may be late to tell its call
     }
   }
@@ -204,7 +206,7 @@ void C10dTransport::wait(std::vector<Pending>& pending, const MemoryChannels::Ba
       work->wait(std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
       watch_.wait_for(watched_.back(), CallWatch::kNobody);
-      fail(peer, error);
+      fail(peer, lost(peer, error.what()));
     }
   }
   watch_.wait_for(watched_.back(), CallWatch::kNobody);
@@ -216,7 +218,7 @@ void C10dTransport::throw_difference_to(int peer) {
     throw TransportError(difference);
 }
 
-void C10dTransport::fail(int peer, const std::exception& error) {
+void C10dTransport::fail(int peer, const std::string& found) {
   {
     const std::lock_guard lock(mutex_);
     if (!difference_.empty()) throw TransportError(difference_);
@@ -227,55 +229,40 @@ void C10dTransport::fail(int peer, const std::exception& error) {
                        " ms: it is stuck, waits for another rank, or its call went another way (are zcomm.exact() and "
                        "zcomm.override() the same on all ranks, and gathering in place and contiguity?)");
   }
-  throw TransportError("lost rank " + std::to_string(peer) + failure_of_peers() + " (" + error.what() + ")");
+  throw TransportError(first_failure(found));
 }
 
-std::string C10dTransport::failure_of_peers() {
+std::string C10dTransport::first_failure(const std::string& found) {
   const auto answer = ask([store = store_] { return text_in(*store, kFailureKey); });
-  return answer && *answer ? ": " + **answer : "";
+  return answer && *answer ? **answer : found;
 }
 
 void C10dTransport::abort(const std::string& reason) noexcept {
+  const std::string cause = first_cause("rank " + std::to_string(rank()) + " gave up " + reason);
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
-    aborted_ = reason;
+    aborted_ = cause;
   }
-  give_up(reason);
+  give_up(cause);
 }
 
-void C10dTransport::give_up(const std::string& reason) {
-  const std::string text = "rank " + std::to_string(rank()) + " gave up " + reason;
+void C10dTransport::give_up(const std::string& text) {
   if (memory_) memory_->channels().fail(text);
   // Stores the reason before the connections close, so that peers find it. The first reason stays.
   ask([store = store_, text] { return store->compareSet(kFailureKey, "", text); });
   close_connections();
 }
 
-void C10dTransport::reconnect(BackendPtr group, int num_connections) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (aborted_) throw TransportError("this group failed before: " + *aborted_);
-    if (!difference_.empty()) throw TransportError(difference_);
-    group_.swap(group);
-    num_connections_ = num_connections;
-  }
-  group.reset();  // joins the threads of the former connections
-}
-
 void C10dTransport::close_connections() noexcept {
-  std::unique_lock lock(mutex_);
-  const BackendPtr group = group_;
-  const int num_connections = num_connections_;
-  lock.unlock();
   // Times out a wait for each tag, which is the only way to close Gloo's connections. It also closes those to other
   // ranks with equal tags. A peer that has gone ends the wait earlier and leaves the others open.
-  for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections; --tag) {
+  for (int tag = 0x7fffffff; tag > 0x7fffffff - num_connections_; --tag) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       try {
         std::vector<at::Tensor> tensor{at::empty({1}, at::kByte)};
-        group->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
+        group_->recv(tensor, peer, tag)->wait(std::chrono::milliseconds(1));
       } catch (const std::exception&) {
         // Expected.
       }

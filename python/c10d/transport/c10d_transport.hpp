@@ -27,8 +27,6 @@ class C10dTransport final : public Transport {
              StreamView stream) override;
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs, StreamView stream) override;
   void abort(const std::string& reason) noexcept override;
-  // Sends the next calls over other connections, and closes the former ones. All ranks have ended their last calls.
-  void reconnect(BackendPtr group, int num_connections);
 
   using Pending = std::pair<WorkPtr, int>;  // and its peer
   // Blocks until all is done: what is in memory, then the rest.
@@ -41,15 +39,17 @@ class C10dTransport final : public Transport {
   bool is_shared(int peer) const { return memory_ && memory_->local_rank(peer) >= 0; }
   // Asks the group's store for the calls of `peer`, and throws if they differ.
   void throw_difference_to(int peer);
-  [[noreturn]] void fail(int peer, const std::exception& error);
-  void give_up(const std::string& reason);
+  // Throws that calls differ, that `peer` is late, or what has failed first: `found`, unless another rank has told.
+  [[noreturn]] void fail(int peer, const std::string& found);
+  // Tells the peers why, in words for all ranks, and closes the connections.
+  void give_up(const std::string& text);
   void close_connections() noexcept;
-  std::string failure_of_peers();
+  std::string first_failure(const std::string& found);
 
   const int rank_;
   const int size_;
-  BackendPtr group_;
-  int num_connections_;
+  const BackendPtr group_;
+  const int num_connections_;
   StorePtr store_;
   const std::unique_ptr<NodeMemory> memory_;
   // Returns the tag of the next message, and counts it. The tag is computed from the numbers of the call and of the
@@ -71,7 +71,7 @@ class C10dTransport final : public Transport {
   std::chrono::milliseconds timeout_{0};
 
   std::deque<CallWatch::Id> watched_;
-  std::mutex mutex_;  // guards the next two, and the group from other threads than that of the calls
+  std::mutex mutex_;  // guards the next two
   std::optional<std::string> aborted_;
   std::string difference_;  // found by the watch
   CallWatch watch_;         // last: its thread uses all fields above

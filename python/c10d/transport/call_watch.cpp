@@ -120,7 +120,7 @@ std::optional<CallWatch::Difference> CallWatch::compare(::c10d::Store& store, co
     if (call.differs) continue;
     for (const auto& [other_id, other] : theirs) {
       if (call.kind != other.kind && meet(call, other))
-        return Difference{id, describe_difference(call.words, peer, other.words)};
+        return Difference{id, describe_difference(rank, call.words, peer, other.words)};
     }
   }
   return std::nullopt;

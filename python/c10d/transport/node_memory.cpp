@@ -93,8 +93,11 @@ int NodeMemory::find_ended(std::span<const int> local_ranks) const {
 std::string NodeMemory::make_outbox() {
   const char* const wanted = std::getenv("ZCOMM_NODE_MEMORY");
   if (wanted != nullptr && std::string(wanted) == "off") throw std::runtime_error(kOff);
-  file_ = checked(memfd_create("zcomm", MFD_CLOEXEC), "memfd_create");
+  file_ = checked(memfd_create("zcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
+  checked(fchmod(file_, S_IRUSR | S_IWUSR), "fchmod");
   checked(ftruncate(file_, static_cast<off_t>(num_bytes_)), "ftruncate");
+  // A peer that made it shorter would end this process with SIGBUS.
+  checked(fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "F_ADD_SEALS");
   const std::string token = random_token();
   checked(pwrite(file_, token.c_str(), token.size(), static_cast<off_t>(num_bytes_ - kTokenBytes)), "pwrite");
   const auto [host, space] = home();
@@ -112,9 +115,11 @@ void NodeMemory::open(int peer, const std::string& text) {
   const auto [own_host, own_space] = home();
   if (host != own_host) throw std::runtime_error(kOtherHost);
   if (space != own_space) throw std::runtime_error("another container of this host");
-  const auto opened = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
-  if (opened < 0 && errno == ESRCH) throw TransportError(ended(peer));
-  processes_[static_cast<std::size_t>(topology_.local_rank(peer))] = checked(opened, "pidfd_open");
+  if (peer != rank_) {
+    const auto opened = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+    if (opened < 0 && errno == ESRCH) throw TransportError(ended(peer));
+    processes_[static_cast<std::size_t>(topology_.local_rank(peer))] = checked(opened, "pidfd_open");
+  }
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
   const int file = checked(::open(path.c_str(), O_RDWR | O_CLOEXEC), path);
   const bool has_size = lseek(file, 0, SEEK_END) == static_cast<off_t>(num_bytes_);

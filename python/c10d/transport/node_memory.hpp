@@ -45,7 +45,7 @@ class NodeMemory {
 
   const Topology topology_;
   const int rank_;
-  std::vector<int> processes_;   // pidfd by local rank, or -1
+  std::vector<int> processes_;   // pidfd by local rank; -1 of this one
   const std::size_t num_bytes_;  // of an outbox, with its token
   int file_ = -1;                // descriptor of this rank's outbox, until all peers have opened it; else -1
   std::vector<std::byte*> outboxes_;

@@ -66,7 +66,7 @@ def test_gradients_are_held_until_the_buffer_is_dropped(dtype: torch.dtype) -> N
             host.set_stream(REDUCE)
             memory = torch.zeros(sum(shards))
             output, parts = host.as_cuda(memory), gradients_of(deferred)
-            plan = backend.plan_reduce(output, parts, op, parts=[(numel, False) for numel in shards])
+            plan = backend.plan(output, parts, op, parts=[(numel, False) for numel in shards])
             assert isinstance(plan, _c10d.Operation)
             host.close_gate()  # the reduction begins when it opens
             plan.run(output, parts, op)
@@ -99,7 +99,7 @@ def test_a_gather_waits_for_the_decode_of_wires_that_it_overwrites() -> None:
         Gather(64)()  # connects
         memory = torch.zeros(dist.get_world_size(), numel)
         first, second = (values(numel, seed=seed) for seed in (0, 1))
-        plan = backend.plan_gather(host.as_cuda(memory), host.as_cuda(first))
+        plan = backend.plan(host.as_cuda(memory), host.as_cuda(first))
         assert isinstance(plan, _c10d.Operation)
         plan.run(host.as_cuda(memory), host.as_cuda(first)).wait()
         host.synchronize()

@@ -65,7 +65,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
 
         def reduced(tensors: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
             out, inputs = torch.zeros(numel, dtype=dtype), [host.as_cuda(tensor) for tensor in tensors]
-            plan = backend.plan_reduce(host.as_cuda(out), inputs, op, parts=parts)
+            plan = backend.plan(host.as_cuda(out), inputs, op, parts=parts)
             assert isinstance(plan, _c10d.Operation)
             plan.run(host.as_cuda(out), inputs, op).wait()
             host.synchronize()
@@ -79,7 +79,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
         shard, gathered = whole[rank].clone(), torch.zeros_like(whole)
         targets = [torch.zeros_like(part) for part in apart]
         for output in (host.as_cuda(gathered), [host.as_cuda(target) for target in targets]):
-            plan = backend.plan_gather(output, host.as_cuda(shard), parts=parts)
+            plan = backend.plan(output, host.as_cuda(shard), parts=parts)
             assert isinstance(plan, _c10d.Operation)
             plan.run(output, host.as_cuda(shard)).wait()
         host.synchronize()
@@ -88,7 +88,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
         def on_gpu(num_bytes: int) -> torch.Tensor:
             return host.as_cuda(torch.zeros(num_bytes, dtype=torch.uint8))
 
-        plan = backend.plan_gather(host.as_cuda(gathered), host.as_cuda(shard), parts=parts)
+        plan = backend.plan(host.as_cuda(gathered), host.as_cuda(shard), parts=parts)
         assert isinstance(plan, _c10d.Operation)
         keeping, wires = plan.keeping(on_gpu(plan.kept_bytes)), on_gpu(plan.wires_bytes)
         for gather, source in ((plan, shard), (keeping, shard), (keeping, None)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,9 @@ from support.stand_in import dist, host, run, torch
 
 from zcomm._c10d import Site
 from zcomm.distributed.groups import backend_of
-from zcomm.fsdp.gathers import GatherCall, ModuleStats
+from zcomm.fsdp.gather_call import GatherCall, GatherWay
+from zcomm.fsdp.notices import Notices
+from zcomm.fsdp.rule import ModuleStats
 from zcomm.fsdp.secondary_shard import Room, SecondaryShard
 
 NODES = [0, 0, 1, 1]
@@ -25,17 +26,10 @@ class Module:
         self.memory = torch.zeros(2, dist.get_world_size(), NUM)
         self.outputs = [host.as_cuda(memory) for memory in self.memory]
         self.inputs = [host.as_cuda(memory[dist.get_rank()]) for memory in self.memory]
-        self.plan = backend_of().plan_gather(self.outputs[0], self.inputs[0])
+        self.plan = backend_of().plan(self.outputs[0], self.inputs[0])
         self.counted = ModuleStats("", "", elements=0, exempt_elements=0)
-        site = Site("layers.0", [])
-        group = SimpleNamespace(
-            name="layers.0",
-            params=[],
-            gathered=site,
-            counted=self.counted,
-            gather=lambda call: call.run(call.plan, site),
-        )
-        self.shards = SecondaryShard(group, Room(None), checks=True)  # type: ignore[arg-type]
+        notices, site = Notices("layers.0"), Site("layers.0", [])
+        self.shards = SecondaryShard([], notices, site, self.counted, Room(None), checks=True)
         self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
         if was_gathered:
             self.shards._held, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan
@@ -48,7 +42,9 @@ class Module:
 
     def gather(self, times: int = 2) -> None:
         for output, shard in list(zip(self.outputs, self.inputs, strict=True))[:times]:
-            self.shards.gather(GatherCall(output, shard, dist.group.WORLD, self.plan, False))
+            self.shards.gather(
+                GatherCall(GatherWay.COPIED, output, shard, dist.group.WORLD, self.plan, False, previous=None)
+            )
 
     def gathers(self) -> tuple[int, int]:
         return self.counted.gathers_inter_node, self.counted.gathers_intra_node

@@ -18,7 +18,7 @@ from support.calls import NUM, OPT_INS, data, expect, gather, gather_in_place, g
 from support.decisions import FAST_LINK, SLOW_LINK, row, table
 from support.expected import all_gather, assert_same_bits
 from support.fsdp_model import NODES, batch, sharded
-from support.worlds import options, run
+from support.worlds import options, run, sampling
 
 import zcomm
 from zcomm.distributed.binding import _c10d
@@ -100,8 +100,8 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         assert sent.bytes == sum(2 * (decision.rounds + 1) * 8 * NUM for decision in stats.decisions)
         assert 0 < sent.intra_node_bytes < sent.bytes and sent.inter_node_bytes == 0
 
-    fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128", "sample_errors_every": 1}
-    run(body, options=zcomm.Options(policy="auto", min_bytes=1 << 16, **fields))
+    fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128"}
+    run(body, options=zcomm.Options(policy="auto", min_bytes=1 << 16, **fields), env=sampling())
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -181,7 +181,7 @@ def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path
         whole = torch.zeros(4 * NUM)
         own = whole[dist.get_rank() * NUM :][:NUM].copy_(mine())
         if planned:
-            plan = backend_of().plan_gather(whole, own)
+            plan = backend_of().plan(whole, own)
             assert isinstance(plan, _c10d.Operation) and plan.description.endswith(" in one hop")
             plan.run(whole, own).wait()
         else:
@@ -212,8 +212,8 @@ def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Pa
     def body() -> tuple[list[Decision], int]:
         whole = torch.zeros(4 * NUM)
         own = whole[dist.get_rank() * NUM :][:NUM]
-        once = backend_of().plan_gather(whole, own)
-        twice = backend_of().plan_gather(whole, own, again=True)
+        once = backend_of().plan(whole, own)
+        twice = backend_of().plan(whole, own, again=True)
         if not rehearsed:
             assert once == _c10d.Verdict.no_gain and isinstance(twice, _c10d.Operation)
         return decided(), zcomm.stats().rehearsals.calls
@@ -252,8 +252,8 @@ def test_decisions_are_reported(tmp_path: Path) -> None:
         found: list[str] = json.loads((tmp_path / f"{dist.get_rank()}.json").read_text())["decisions"]
         return found
 
-    made = zcomm.Options(policy="auto", decisions=file, sample_errors_every=1)
-    (line,) = same_on_all_ranks(run(body, options=made))
+    made = zcomm.Options(policy="auto", decisions=file)
+    (line,) = same_on_all_ranks(run(body, options=made, env=sampling()))
     assert line.startswith("all_gather of 256 KiB and more, float32 in int8:256: compressed, as an exact call takes ")
     assert line.endswith("by the table of decisions")
 

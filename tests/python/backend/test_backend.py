@@ -291,4 +291,4 @@ def test_memory_that_the_call_writes_may_be_read() -> None:
         dist.all_gather(boxes, boxes[0])
         assert_same_bits(torch.cat(boxes), gathered, "list")
 
-    run(body, options=options(forms=("list", "out_of_place", "in_place")))
+    run(body, options=options(forms=("single", "list", "out_of_place", "in_place")))

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -119,7 +120,9 @@ def test_coalescing_manager(opted_in: bool, device: torch.device | None, async_o
                 dist.reduce_scatter_single(output, torch.full((2 * NUM,), 2.0))
         assert all(((output - 4).abs() < 0.1).all() for output in outputs)
 
-    fields: dict[str, Any] = {"forms": "coalesced", "all_reduce": "int8:256"} if opted_in else {"all_gather": "exact"}
+    fields: dict[str, Any] = (
+        {"forms": "in_place,coalesced", "all_reduce": "int8:256"} if opted_in else {"all_gather": "exact"}
+    )
     run(body, options=zcomm.Options(**fields))
 
 
@@ -346,5 +349,35 @@ def test_timeouts_and_monitored_barrier() -> None:
         assert backend.options._timeout == datetime.timedelta(seconds=9)
         group.monitored_barrier(datetime.timedelta(seconds=9))
         gather(mine())
+
+    run(body)
+
+
+def test_trainers_set_timeouts() -> None:
+    """torchtitan and Megatron do so after their first step. Before torch 2.14 torch left zcomm's groups out."""
+
+    def body() -> None:
+        part = dist.new_group([0, 1])
+        for group, seconds in ((None, 7), (part, 8)):
+            timeout = datetime.timedelta(seconds=seconds)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                if hasattr(dist, "set_timeout"):
+                    dist.set_timeout(timeout, group)
+                else:
+                    dist.distributed_c10d._set_pg_timeout(timeout, group)
+            assert (group or dist.group.WORLD)._get_backend(CPU).options._timeout == timeout
+
+    run(body)
+
+
+def test_a_barrier_of_a_numbered_device_needs_no_gpu() -> None:
+    """torch's own test bases and torchtitan call it so, also in jobs on CPUs. After the first fake tensor, torch with
+    CUDA pretends that there is a GPU."""
+
+    def body() -> None:
+        assert newly_counted(lambda: dist.barrier(device_ids=[0])) == {"others": 1}
+        torch._C._ensureCUDADeviceGuardSet()
+        assert newly_counted(lambda: dist.barrier(device_ids=[0])) == {"others": 1}
 
     run(body)

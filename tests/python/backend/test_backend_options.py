@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import os
 import re
 import threading
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.calls import expect, gather_list, newly_counted
-from support.worlds import run
+from support.worlds import run, sampling
 
 import zcomm
-from zcomm.distributed import environment
-from zcomm.distributed.binding import _c10d
+from zcomm.distributed import backend, environment
+from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_NAMES, variable_of
 from zcomm.distributed.overrides import overridden
 
@@ -46,37 +48,45 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
         ({"forms": 1}, TypeError),
         ({"forms": [1]}, TypeError),
         ({"forms": "lists"}, ValueError),
-        ({"forms": ["list", "traced:"]}, ValueError),
+        ({"forms": ["list", "traced:fsdp"]}, ValueError),
+        ({"groups": 1}, TypeError),
+        ({"groups": {1: "list"}}, TypeError),
+        ({"groups": {"dp": 1}}, TypeError),
+        ({"groups": {"dp": ""}}, ValueError),
+        ({"groups": {"": "list"}}, ValueError),
+        ({"groups": {"dp": "exact,list"}}, ValueError),
+        ({"groups": "dp"}, ValueError),
+        ({"groups": "dp=exact; dp=single"}, ValueError),
         ({"strict": "yes"}, TypeError),
         ({"node_size": 0}, ValueError),
         ({"node_size": "2"}, TypeError),
         ({"chunk_bytes": 0}, ValueError),
         ({"chunk_bytes": 1e6}, TypeError),
-        ({"sample_errors_every": -1}, ValueError),
-        ({"sample_errors_every": True}, TypeError),
         ({"no_such_field": 1}, TypeError),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[Exception]) -> None:
     expect(error, next(iter(fields)), lambda: zcomm.Options(**fields))
-    if not fields.keys() & {"node_size", "chunk_bytes", "sample_errors_every", "decisions"}:
+    if not fields.keys() & {"node_size", "chunk_bytes", "decisions"}:
         expect(error, next(iter(fields)), lambda: zcomm.override(**fields))
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"allgather": "exact"}, "unexpected keyword argument 'allgather'"),
+        ({"allgather": "exact"}, "allgather: expected an option, got none of that name"),
+        ({"all_to_all": "int8:128"}, "got none of that name: the option exchanges has the formats of all exchanges"),
         ({"all_gather": "int8:128/int4:128"}, "expected one format"),
         ({"all_gather": 8}, "a format such as 'int8:256' or 'exact', got 8"),
         ({"all_reduce": "int8"}, "expected a block size, such as int8:256"),
         ({"forms": True}, "forms: expected names of forms, got True"),
         (
             {"forms": "in_place,lists"},
-            "forms: expected in_place, out_of_place, list, coalesced, or traced:DIM, DIM a mesh dimension's name or "
-            "world, got 'lists'",
+            "forms: expected single, in_place, out_of_place, list, coalesced, traced, got 'lists'",
         ),
+        ({"groups": "dp"}, "groups: expected 'PATTERN=form,form; PATTERN=exact', got 'dp'"),
+        ({"groups": {"dp": ""}}, "groups: expected exact or single, in_place, out_of_place"),
         ({"decisions": 1}, "decisions: expected the name of a file, got 1"),
     ],
     ids=str,
@@ -87,7 +97,7 @@ def test_errors_say_what_to_write(fields: dict[str, Any], words: str) -> None:
 
 
 def test_override_refuses_what_cannot_change() -> None:
-    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"sample_errors_every": 1}):
+    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"decisions": "cluster.json"}):
         expect(TypeError, next(iter(fields)), lambda fields=fields: zcomm.override(**fields))
 
 
@@ -96,7 +106,7 @@ zcomm.Options(all_gather="int8:256", forms=["list"])
 zcomm.override(min_bytes=1, policy="auto")
 zcomm.Options(al_gather="int8:256")
 zcomm.Options(policy="sometimes")
-zcomm.override(sample_errors_every=1)
+zcomm.override(node_size=1)
 print(zcomm.Options().forms, zcomm.Options().form)
 """
 
@@ -160,17 +170,13 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "all_gather": ("int4:96", "int4:96"),
     "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
     "all_reduce": ("bf16", "bf16"),
-    "all_to_all": ("int8:64/int4:64", "int8:64/int4:64"),
-    "gather": ("int8:96", "int8:96"),
-    "scatter": ("int4:32", "int4:32"),
-    "broadcast": ("int8:256", "int8:256"),
-    "send_recv": ("int8:32/int4:64", "int8:32/int4:64"),
+    "exchanges": ("int8:32/int4:64", "int8:32/int4:64"),
     "min_bytes": ("7", 7),
-    "forms": ("traced:fsdp, list,traced:dp_shard", ("list", "traced:dp_shard", "traced:fsdp")),
+    "forms": ("traced, list,traced", ("list", "traced")),
+    "groups": ("tp=exact; dp* = list,single", {"dp*": "single,list", "tp": "exact"}),
     "strict": ("1", True),
     "node_size": ("2", 2),
     "chunk_bytes": ("4096", 4096),
-    "sample_errors_every": ("100", 100),
     "decisions": ("cluster.json", "cluster.json"),
 }
 
@@ -178,9 +184,11 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
 def test_every_option_is_printed_compared_and_documented() -> None:
     """Each row of the table: in the signatures, in repr, in ==, and in the page's table."""
     names = list(OPTION_NAMES)
-    assert names == list(OTHER_VALUES) == list(inspect.signature(zcomm.Options).parameters)
-    overridable = list(inspect.signature(zcomm.override).parameters)
+    *keywords, unknown = inspect.signature(zcomm.Options).parameters
+    assert names == list(OTHER_VALUES) == keywords
+    *overridable, unknown_of_override = inspect.signature(zcomm.override).parameters
     assert overridable == names[: len(overridable)]
+    assert unknown == unknown_of_override == "unknown"  # what is no option
     for name in names:
         value = {name: OTHER_VALUES[name][1]}
         with contextlib.nullcontext() if name in overridable else pytest.raises(TypeError, match=name):
@@ -241,6 +249,17 @@ def test_a_variable_that_nothing_reads_is_warned_of_once(monkeypatch: pytest.Mon
     assert not [text for text in texts if "RECORDER" in text]
 
 
+@pytest.mark.parametrize("name", ["all_to_all", "gather", "scatter", "broadcast", "send_recv"])
+def test_exchanges_have_one_option(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: dict[str, Any] = {name: "int8:128"}
+    for made in (zcomm.Options, zcomm.override):
+        with pytest.raises(TypeError, match=f"^{name}: .*: the option exchanges has"):
+            made(**fields)
+    monkeypatch.setenv(variable_of(name), "int8:128")
+    with pytest.raises(ValueError, match=f"^{variable_of(name)}: expected ZCOMM_EXCHANGES, got"):
+        zcomm.Options()
+
+
 def test_a_wrong_variable_is_the_first_error_of_a_program() -> None:
     def body() -> None:
         with pytest.raises(ValueError, match=r"^ZCOMM_ALL_GATHER: ") as caught:
@@ -250,16 +269,38 @@ def test_a_wrong_variable_is_the_first_error_of_a_program() -> None:
     run(body, 1, backend=None, env={"ZCOMM_ALL_GATHER": "int8"})
 
 
-def test_ranks_may_differ_in_what_is_not_compared() -> None:
+def test_ranks_may_differ_in_samples_and_not_in_options() -> None:
     def body() -> None:
         rank = dist.get_rank()
-        loose = dist.new_group([0, 1], pg_options=zcomm.Options(sample_errors_every=rank))
-        dist.all_reduce(torch.ones(1), group=loose)
+        os.environ.update(sampling(rank))
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
         strict = dist.new_group([0, 1], pg_options=zcomm.Options(all_gather=f"int8:{64 * (1 + rank)}"))
         with pytest.raises(RuntimeError, match="disagree on the options"):
             dist.all_reduce(torch.ones(1), group=strict)
 
     run(body)
+
+
+def test_options_of_nccl_go_to_the_group_of_exact_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron gives them to new_group(). The rest is as in a group without options, also in a group of this group."""
+
+    class OfNccl:
+        def __init__(self, **fields: Any) -> None:
+            self.fields = fields
+
+    made: list[Any] = []
+    nccl = SimpleNamespace(Options=OfNccl, _set_sequence_number_for_group=lambda: None)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {"Options": OfNccl}), raising=False)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    given = OfNccl()
+    resolved = backend._resolve(given)
+    assert resolved == zcomm.Options() and resolved.of_nccl is given
+    assert resolved.with_threshold(5, "a link").of_nccl is given
+    assert copy.copy(resolved).of_nccl is None
+    if TORCH < (2, 14):
+        monkeypatch.setattr(dist, "ProcessGroupNCCL", lambda *arguments: made.append(arguments) or nccl, raising=False)
+        backend._make_nccl("store", 0, 2, resolved)
+        assert made[0][3] is given
 
 
 def test_groups_take_their_options_from_the_environment_or_pg_options() -> None:

@@ -66,4 +66,4 @@ def test_messages_do_not_count_as_collectives() -> None:
                 dist.recv(torch.ones(num), 0)
         dist.all_reduce(torch.ones(9))
 
-    run(body, 3, options=options(send_recv="int8:128"), env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    run(body, 3, options=options(exchanges="int8:128"), env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})

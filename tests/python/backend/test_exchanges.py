@@ -1,12 +1,8 @@
-"""All-to-alls, gathers, scatters and broadcasts: bits, opting in, splits, errors."""
+"""All-to-alls, gathers, scatters and broadcasts: bits, opting in, splits."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +10,15 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from support.calls import NUM, data
 from support.expected import assert_same_bits, roundtrip
-from support.worlds import collect, run
+from support.worlds import collect, run, sampling
 
 import zcomm
+from zcomm.distributed.overrides import known
 
 NODES = [0, 0, 1]
 INTRA, INTER = "int8:128", "int4:64"
 FORMATS = f"{INTRA}/{INTER}"
-OPTIONS = zcomm.Options(all_to_all=FORMATS, gather=FORMATS, scatter=FORMATS, broadcast=INTRA)
+OPTIONS = zcomm.Options(exchanges=FORMATS)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LEAST = 65536 // 3  # bytes between two ranks that are compressed
 
@@ -59,7 +56,7 @@ def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes(
         dist.all_to_all_single(torch.empty(sum(received)), torch.ones(sum(sent)), received, sent)
 
     assert zcomm.codec.wire_bytes(format, "float32", 100) == zcomm.codec.wire_bytes(format, "float32", expected)
-    outcomes = collect(body, 2, nodes=nodes, options=zcomm.Options(all_to_all=format, min_bytes=1), group_seconds=3.0)
+    outcomes = collect(body, 2, nodes=nodes, options=zcomm.Options(exchanges=format, min_bytes=1), group_seconds=3.0)
     assert (outcomes[1].error or "").startswith("DistBackendError"), outcomes  # rank 0 may have sent its part
 
 
@@ -123,7 +120,8 @@ def test_lengths_of_two_are_no_complex_number() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_broadcast(dtype: torch.dtype) -> None:
-    """All ranks have the same bits, the source included; a group's source is named by its rank in the world."""
+    """All ranks have the same bits, the source included: in the format between nodes, if the group has several. A
+    group's source is named by its rank in the world."""
 
     def body() -> None:
         rank = dist.get_rank()
@@ -132,13 +130,14 @@ def test_broadcast(dtype: torch.dtype) -> None:
             work = dist.broadcast(tensor, source, async_op=source == 1)
             if work is not None:
                 work.wait()
-            expected = roundtrip(data(source, NUM, dtype, seed=source), INTRA).reshape(-1, 4)
+            expected = roundtrip(data(source, NUM, dtype, seed=source), INTER).reshape(-1, 4)
             assert_same_bits(tensor, expected, f"from {source}")
-        group = dist.new_group([1, 2])
-        if rank > 0:
-            tensor = data(rank, NUM, dtype)
-            dist.broadcast(tensor, 2, group=group)
-            assert_same_bits(tensor, roundtrip(data(2, NUM, dtype), INTRA), "in a group")
+        for ranks, format in (([1, 2], INTER), ([0, 1], INTRA)):
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                tensor = data(rank, NUM, dtype)
+                dist.broadcast(tensor, 1, group=group)
+                assert_same_bits(tensor, roundtrip(data(1, NUM, dtype), format), f"in the group of {ranks}")
         stats = zcomm.stats()
         assert (stats.broadcast.calls, stats.broadcast.bytes) == (3, 3 * NUM * dtype.itemsize)
         small, numbers = data(rank, 100, dtype).reshape(10, 10), torch.full((NUM,), rank)
@@ -169,7 +168,7 @@ def test_columns_that_one_rank_has_in_pairs_are_no_complex_tensors() -> None:
         assert zcomm.stats().all_to_all.calls == 1
         assert float((torch.cat(parts, 1) - want).abs().max()) < 2**-6 * float(want.abs().max())
 
-    run(body, 2, nodes=[0, 1], options=zcomm.Options(all_to_all="int8:128"))
+    run(body, 2, nodes=[0, 1], options=zcomm.Options(exchanges="int8:128"))
 
 
 def test_all_to_all_of_lists_of_any_shapes() -> None:
@@ -239,7 +238,7 @@ def test_nothing_is_compressed_without_being_asked() -> None:
         expected = torch.cat([data(other, 2 * NUM).chunk(2)[rank] for other in range(2)])
         dist.all_to_all_single(output, source)
         assert_same_bits(output, expected, "by default")
-        with zcomm.override(all_to_all=INTRA):
+        with zcomm.override(exchanges=INTRA):
             dist.all_to_all_single(output, source)
             assert not torch.equal(output, expected)
             with zcomm.exact():
@@ -256,6 +255,32 @@ def test_nothing_is_compressed_without_being_asked() -> None:
     run(body)
 
 
+def test_of_the_exchanges_beside_sums_of_gradients_only_all_to_alls_are_gradients() -> None:
+    """A trainer may broadcast, gather, scatter or send anything else while it reduces gradients."""
+
+    def body() -> None:
+        rank, values = dist.get_rank(), data(0, NUM)
+        mine, arrived = data(rank, NUM), [torch.empty(NUM) for _ in range(2)]
+        with known(_gradients=""):
+            sent = values.clone() if rank == 0 else torch.empty(NUM)
+            dist.broadcast(sent, src=0)
+            assert_same_bits(sent, values, "broadcast")
+            dist.gather(mine, arrived if rank == 0 else None, dst=0)
+            dist.scatter(sent, arrived if rank == 0 else None, src=0)
+            assert_same_bits(sent, mine, "gathered and scattered")
+            if rank == 0:
+                dist.send(values, dst=1)
+            else:
+                dist.recv(sent, src=0)
+                assert_same_bits(sent, values, "sent")
+            source, output = data(rank, 2 * NUM), torch.empty(2 * NUM)
+            dist.all_to_all_single(output, source)
+        stats = zcomm.stats()
+        assert (stats.all_to_all.calls, stats.broadcast.calls, stats.gather.calls, stats.scatter.calls) == (1, 0, 0, 0)
+
+    run(body, nodes=[0, 1])
+
+
 def test_bytes_are_those_of_the_wires() -> None:
     """``auto`` has no say, and the steps that it times see no all-to-all, whose size differs in each step."""
 
@@ -268,119 +293,7 @@ def test_bytes_are_those_of_the_wires() -> None:
         assert stats.inter_node_bytes == (3 - NODES.count(NODES[dist.get_rank()])) * inter
         assert not zcomm.stats().decisions
 
-    run(body, size=3, options=zcomm.Options(all_to_all=FORMATS, policy="auto", min_bytes=1 << 16), nodes=NODES)
-
-
-BAD_CALLS: list[tuple[str, Any]] = [
-    (
-        "input_split_sizes: expected a sum of the 8 rows of input, got 7",
-        lambda: dist.all_to_all_single(torch.empty(8, 4), torch.ones(8, 4), [4, 4], [3, 4]),
-    ),
-    (
-        "output_split_sizes: expected one for each of 2 ranks, got 3",
-        lambda: dist.all_to_all_single(torch.empty(8), torch.ones(8), [4, 4, 0], [4, 4]),
-    ),
-    ("input: expected a multiple of 2 rows, got 7", lambda: dist.all_to_all_single(torch.empty(8), torch.ones(7))),
-    ("output: expected dtype Float", lambda: _all_to_all_of_two_dtypes()),
-    (
-        "tensors: expected contiguous ones on one device, as all_to_all is compressed",
-        lambda: dist.all_to_all_single(torch.empty(8, 4), torch.ones(4, 8).t()),
-    ),
-    (
-        "tensors: expected contiguous ones on one device, as gather is compressed",
-        lambda: dist.gather(torch.ones(16384), list(torch.empty(16384, 2).t()), dst=dist.get_rank()),
-    ),
-    (
-        "tensors: expected contiguous ones on one device, as broadcast is compressed",
-        lambda: dist.broadcast(torch.ones(NUM, 2).t(), 0),
-    ),
-    ("outputs: expected memory apart from the inputs", lambda: _all_to_all_in_place()),
-    (
-        "scatter_list: expected tensors of 16384 Float",
-        lambda: dist.scatter(torch.empty(16384), [torch.ones(16384), torch.ones(5)], src=dist.get_rank()),
-    ),
-    (
-        "gather_list: expected a tensor for each of 2 ranks, got 1",
-        lambda: dist.gather(torch.ones(16384), [torch.empty(16384)], dst=dist.get_rank()),
-    ),
-]
-
-
-def _all_to_all_of_two_dtypes() -> None:
-    assert dist.group.WORLD is not None
-    dist.group.WORLD.alltoall_base(torch.empty(8).bfloat16(), torch.ones(8), [], [])  # torch's own check comes earlier
-
-
-def _all_to_all_in_place() -> None:
-    tensor = torch.ones(2 * NUM)
-    dist.all_to_all_single(tensor, tensor)
-
-
-def test_bad_calls_are_refused_on_every_rank_before_a_byte_moves() -> None:
-    def body() -> None:
-        for text, call in BAD_CALLS:
-            with pytest.raises((ValueError, TypeError, RuntimeError), match=text):
-                call()
-        stats = zcomm.stats()
-        assert stats.all_to_all.wire_bytes + stats.gather.wire_bytes + stats.scatter.wire_bytes == 0
-        output = torch.empty(2 * NUM)
-        dist.all_to_all_single(output, data(dist.get_rank(), 2 * NUM))  # the group still works
-        assert zcomm.stats().all_to_all.wire_bytes > 0
-
-    run(body, options=OPTIONS)
-
-
-def test_ranks_that_differ_in_format_learn_so() -> None:
-    def body() -> None:
-        with zcomm.override(all_to_all=INTRA if dist.get_rank() == 0 else INTER):
-            dist.all_to_all_single(torch.empty(2 * NUM), torch.ones(2 * NUM))
-
-    for outcome in collect(body, 2, options=OPTIONS):
-        assert outcome.error is not None
-        assert f"all_to_all float32 {INTRA}" in outcome.error
-        assert f"all_to_all float32 {INTER}" in outcome.error
-        assert outcome.seconds < 15
-
-
-def test_ranks_that_differ_in_lengths_learn_so() -> None:
-    """The receiver expects other lengths than the sender sends: no rank goes on with part of its values. Rank 0 has all
-    of its own, and learns of it in its next call if its messages did not wait for their receiver."""
-
-    def body() -> None:
-        more = 100 * dist.get_rank()
-        output = torch.empty(2 * NUM + more)
-        dist.all_to_all_single(output, torch.ones(2 * NUM), [NUM + more, NUM], [NUM, NUM])
-        assert dist.get_rank() == 0 and bool((output == 1).all())
-        dist.all_to_all_single(output, torch.ones(2 * NUM))
-
-    for outcome in collect(body, 2, options=OPTIONS, group_seconds=3):
-        assert outcome.error is not None
-
-
-@pytest.mark.promise(9)
-@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "broadcast"])
-def test_a_killed_peer_is_noticed(collective: str) -> None:
-    """SIGKILL in the middle of an exchange: every other rank raises soon, whatever it waits for."""
-
-    def body() -> None:
-        rank, whole = dist.get_rank(), torch.ones(3 * NUM)
-        parts = list(whole.split(NUM))
-        calls = {
-            "all_to_all": lambda: dist.all_to_all_single(torch.empty(3 * NUM), whole),
-            "gather": lambda: dist.gather(parts[0], parts if rank == 0 else None),
-            "scatter": lambda: dist.scatter(parts[0].clone(), parts if rank == 0 else None),
-            "broadcast": lambda: dist.broadcast(whole, 0),
-        }
-        calls[collective]()
-        if rank == 1:
-            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        while True:
-            calls[collective]()
-
-    outcomes = collect(body, 3, options=OPTIONS, nodes=NODES, grace=15)
-    assert outcomes[1].exit_code == -signal.SIGKILL
-    for outcome in (outcomes[0], outcomes[2]):
-        assert not outcome.stuck and "lost rank" in (outcome.error or ""), outcome
+    run(body, size=3, options=zcomm.Options(exchanges=FORMATS, policy="auto", min_bytes=1 << 16), nodes=NODES)
 
 
 def test_the_report_samples_only_messages_that_are_encoded() -> None:
@@ -389,4 +302,4 @@ def test_the_report_samples_only_messages_that_are_encoded() -> None:
             dist.all_to_all_single(torch.empty(2 * num), data(dist.get_rank(), 2 * num))
             assert bool(zcomm.report().all_to_all) == is_encoded
 
-    run(body, 2, options=zcomm.Options(all_to_all=FORMATS, sample_errors_every=1))
+    run(body, 2, options=zcomm.Options(exchanges=FORMATS), env=sampling())

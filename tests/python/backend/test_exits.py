@@ -34,5 +34,7 @@ def test_processes_end_cleanly(scenario: Callable[[], None], endings: dict[str, 
         for crash in ("terminate called", "Fatal Python error", "Segmentation fault"):
             assert crash not in output, f"rank {rank}:\n{output}"
     assert [code for code, _ in ends] == exits.SCENARIOS[scenario], "\n".join(output for _, output in ends)
+    idle = [scenario in (exits.never_used, exits.given_to_gloo), False]
+    assert ["zcomm compressed nothing in this job of 2 ranks" in output for _, output in ends][:2] == idle
     if scenario is exits.one_raises:
         assert all("lost rank 1" in output for _, output in (ends[0], ends[2]))

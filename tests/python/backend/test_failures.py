@@ -132,9 +132,8 @@ def test_ranks_that_name_different_roots_are_told_both(collective: str) -> None:
             dist.scatter(torch.empty(NUM), every, root)
         gather(mine())
 
-    lossy = dict.fromkeys(("broadcast", "gather", "scatter"), "int8:128")
     way = "to" if collective == "gather" else "from"
-    for message in run(lambda: fails(calls), 3, options=options(**lossy)):
+    for message in run(lambda: fails(calls), 3, options=options(exchanges="int8:128")):
         assert "called different things" in message
         assert all(f'"{collective} {way} {root} ' in message for root in (0, 1)), message
 
@@ -180,7 +179,7 @@ def test_a_killed_peer_is_noticed(tcp: bool, victim: int, hierarchical: bool) ->
     outcomes = collect(body, 4, options=fields, tcp=tcp, grace=IN_TIME)
     assert outcomes[victim].exit_code == -signal.SIGKILL
     for error in ended(outcomes, but=victim):
-        assert "lost rank" in error
+        assert error.count("lost rank") == 1 and error.count("gave up") <= 1, error
 
 
 @pytest.mark.promise(9)
@@ -230,7 +229,7 @@ def test_a_rank_that_raises_takes_the_others_along() -> None:
     outcomes = collect(body, 3, grace=IN_TIME)
     assert outcomes[1].error == "LookupError: on purpose"
     for error in ended(outcomes, but=1):
-        assert "lost rank 1" in error
+        assert error.count("lost rank 1") == 1 and error.count("gave up") <= 1, error
 
 
 @pytest.mark.promise(9)
@@ -331,7 +330,7 @@ def test_a_group_that_has_ended_makes_no_calls(end: str) -> None:
                 call()
         assert zcomm.stats().all_gather.calls == before
 
-    run(body, options=options(send_recv="int8:128"))
+    run(body, options=options(exchanges="int8:128"))
 
 
 @pytest.mark.promise(9)

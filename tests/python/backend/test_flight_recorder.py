@@ -224,10 +224,46 @@ def test_a_number_of_calls_that_is_none_is_refused() -> None:
 def test_a_gather_that_leaves_wires_is_recorded_with_the_dtype_of_its_values(tmp_path: Path) -> None:
     def body() -> None:
         own = torch.ones(NUM, dtype=torch.bfloat16)
-        plan = backend_of().plan_gather(torch.empty(2 * NUM, dtype=torch.bfloat16), own)
+        plan = backend_of().plan(torch.empty(2 * NUM, dtype=torch.bfloat16), own)
         assert isinstance(plan, _c10d.Operation)
         plan.run(None, own, wires=torch.empty(plan.wires_bytes, dtype=torch.uint8)).wait()
         entry = pickle.loads(zcomm.dump_flight_recorder(tmp_path / "rank_").read_bytes())["entries"][-1]
         assert (entry["output_dtypes"], entry["output_sizes"]) == (["BFloat16 compressed"], [[2 * NUM]])
 
     run(body, 2, options=options())
+
+
+def test_a_path_that_blocks_delays_a_rank_and_does_not_stop_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A FIFO that nobody reads, as a file system that hangs: the call raises, and other groups of the process go on."""
+    os.mkfifo(tmp_path / "rank_0")
+
+    def body() -> None:
+        world: Any = dist.group.WORLD
+        alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+        if dist.get_rank() == 1:
+            return
+        world.set_timeout(datetime.timedelta(seconds=SOON))
+        with pytest.raises(RuntimeError):
+            exactly()
+        dist.all_reduce(torch.ones(1), group=alone)
+        assert pickle.loads(_c10d.flight_recorder_dump())["entries"]
+
+    run(body, env={"ZCOMM_FLIGHT_RECORDER": str(tmp_path / "rank_")})
+    assert f"expected a path that can be written within 5 s, got {tmp_path / 'rank_0'}" in capfd.readouterr().err
+
+
+def test_a_call_of_a_plan_that_comes_after_the_end_leaves_no_record() -> None:
+    def body() -> None:
+        own = torch.ones(NUM)
+        backend = backend_of()
+        plan = backend.plan(torch.empty(2 * NUM), own)
+        assert isinstance(plan, _c10d.Operation)
+        plan.run(torch.empty(2 * NUM), own).wait()
+        backend.shutdown()
+        with pytest.raises(RuntimeError, match="the process group was shut down"):
+            plan.run(torch.empty(2 * NUM), own)
+        assert [entry["state"] for entry in pickle.loads(_c10d.flight_recorder_dump())["entries"]] == ["completed"]
+
+    run(body, options=options(forms="in_place,out_of_place"))

@@ -73,7 +73,6 @@ def test_the_table_of_layers_is_the_stack_of_a_call(tmp_path: Path) -> None:
     source = Path(support.__path__[0], "stack.cpp")
     compiler = shutil.which("g++") or "c++"
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", helper, "-ldl"], check=True)
-    opted = options(sample_errors_every=0)
-    for functions in run(lambda: stack_of_reduce_scatter(helper), nodes=[0, 1], options=opted):
+    for functions in run(lambda: stack_of_reduce_scatter(helper), nodes=[0, 1], options=options()):
         functions = [name for name in functions if name not in DECIDE_NOTHING]
         assert functions == [name for _, name in table if name in functions or name not in MAY_BE_INLINED]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import random
 import resource
 import select
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -309,7 +311,7 @@ def test_a_rank_that_has_sent_all_and_ends_does_not_fail_the_others() -> None:
         if rank != 2:
             os._exit(0)
 
-    outcomes = collect(body, 3, nodes=[0, 0, 0], options=options(gather="int8:64"), grace=20)
+    outcomes = collect(body, 3, nodes=[0, 0, 0], options=options(exchanges="int8:64"), grace=20)
     assert outcomes[2].finished and outcomes[2].error is None, outcomes[2]
     assert [outcome.exit_code for outcome in outcomes[:2]] == [0, 0]
 
@@ -329,7 +331,7 @@ def test_a_different_call_is_found_though_its_sender_is_many_calls_ahead() -> No
             dist.all_reduce(x)
         return str(caught.value)
 
-    told = run(body, 3, nodes=[0, 0, 0], options=options(broadcast="int8:64", all_reduce="int8:64"))
+    told = run(body, 3, nodes=[0, 0, 0], options=options(exchanges="int8:64", all_reduce="int8:64"))
     assert "called different things" in told[1]
 
 
@@ -370,3 +372,29 @@ def test_many_ranks_of_one_host() -> None:
         assert zcomm.stats().node_memory == "shared"
 
     run(body, 48, nodes=[0] * 48, options=options())
+
+
+class Looking(Killing):
+    """A store that looks at the file of this process's outbox while it tells of it."""
+
+    def __init__(self, store: Any, found: list[tuple[int, int]]) -> None:
+        super().__init__(store, "", False)
+        self._found = found
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        if key == f"memory/{dist.get_rank()}":
+            file = int(value.split()[3])
+            self._found.append((stat.S_IMODE(os.fstat(file).st_mode), fcntl.fcntl(file, fcntl.F_GET_SEALS)))
+        super().set(key, value)
+
+
+def test_an_outbox_is_its_users_alone_and_keeps_its_size() -> None:
+    """A peer that made it shorter would end this process with SIGBUS."""
+
+    def body() -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        meet(lambda store: Looking(store, found))
+        return found
+
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert run(body, nodes=[0, 0], options=ALL) == [[(0o600, seals)]] * 2

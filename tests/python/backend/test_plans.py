@@ -13,6 +13,7 @@ from support.fsdp_model import NODES, batch, sharded
 from support.worlds import options, run
 
 import zcomm
+from zcomm._core import BlockFormat
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 
@@ -35,8 +36,7 @@ def test_calls_that_repeat_make_no_plan() -> None:
 
             return plan
 
-        for name in ("plan_gather", "plan_reduce"):
-            setattr(_c10d.ProcessGroup, name, recorded(getattr(_c10d.ProcessGroup, name)))
+        _c10d.ProcessGroup.plan = recorded(_c10d.ProcessGroup.plan)  # type: ignore[method-assign]
 
         def step() -> int:
             shards.invalidate()
@@ -61,14 +61,14 @@ def test_a_plan_knows_its_bytes(nodes: list[int]) -> None:
         whole = torch.ones(size * 1000)
         own = whole[rank * 1000 :][:1000]
         site = _c10d.Site("here", [])
-        gather = backend.plan_gather(whole, own, parts=[(900, False), (100, True)])
+        gather = backend.plan(whole, own, parts=[(900, False), (100, True)])
         assert gather is not None
         assert gather.segments == [(900, "int8:256"), (100, "exact")]
         gather.run(whole, own, site=site).wait()
         assert (site.intra_node_bytes, site.inter_node_bytes) == (gather.intra_node_bytes, gather.inter_node_bytes)
 
         site = _c10d.Site("there", [])
-        reduce = backend.plan_reduce(torch.empty(1000), whole, dist.ReduceOp.SUM)
+        reduce = backend.plan(torch.empty(1000), whole, dist.ReduceOp.SUM)
         assert reduce is not None
         reduce.run(torch.empty(1000), whole, dist.ReduceOp.SUM, site=site).wait()
         assert (site.intra_node_bytes, site.inter_node_bytes) == (reduce.intra_node_bytes, reduce.inter_node_bytes)
@@ -113,15 +113,15 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
         dist.barrier(group)  # Gloo fails on a rank that still connects if the other one has ended
         whole = torch.ones(2000)
         own = whole[dist.get_rank() * 1000 :][:1000]
-        plan = backend.plan_gather(whole, own)
+        plan = backend.plan(whole, own)
         assert isinstance(plan, _c10d.Operation)
-        assert backend.plan_gather(whole, own, like=plan) is plan
+        assert backend.plan(whole, own, like=plan) is plan
         with zcomm.override(all_gather="int4:64"):
-            other = backend.plan_gather(whole, own, like=plan)
+            other = backend.plan(whole, own, like=plan)
             assert other is not plan and other.format == "int4:64"
         with zcomm.exact():
-            assert backend.plan_gather(whole, own, like=plan) == _c10d.Verdict.format_exact
-        assert backend.plan_gather(whole, own, parts=[(1000, True)], like=plan) == _c10d.Verdict.format_exact
+            assert backend.plan(whole, own, like=plan) == _c10d.Verdict.format_exact
+        assert backend.plan(whole, own, parts=[(1000, True)], like=plan) == _c10d.Verdict.format_exact
         with pytest.raises(ValueError, match="as was planned"):
             plan.run(whole[:1000], own[:500])
         with pytest.raises(ValueError, match=r"expected a tensor of 2000 Float on cpu, as was planned, got .* on meta"):
@@ -132,10 +132,16 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
             plan.keeping(torch.empty(7, dtype=torch.uint8)).run(whole)
         with pytest.raises(ValueError, match="input: expected a tensor, as nothing is kept, got none"):
             plan.run(whole)
+        fields: dict[str, Any]
+        for fields in ({"feedback": BlockFormat("int8:128")}, {"compared": True}):
+            with pytest.raises(ValueError, match="op: expected one, as feedback and compared are for reductions"):
+                backend.plan(whole, own, **fields)
+        with pytest.raises(ValueError, match="op: expected none, as again is for gathers"):
+            backend.plan(own, whole, dist.ReduceOp.SUM, again=True)
         with pytest.raises(ValueError, match="op: expected none, got one"):
             plan.run(whole, own, dist.ReduceOp.SUM)
         wires = torch.empty(plan.wires_bytes, dtype=torch.uint8)
-        with pytest.raises(ValueError, match="wires: expected either them or an output"):
+        with pytest.raises(ValueError, match="wires: expected exactly one of wires and output, got both"):
             plan.run(whole, own, wires=wires)
         with pytest.raises(ValueError, match=f"wires: expected {len(wires)} contiguous Byte on cpu, got 7"):
             plan.run(None, own, wires=wires[:7])
@@ -163,11 +169,11 @@ def test_a_plan_in_one_hop_is_no_plan_of_a_gather_that_repeats(tmp_path: Path) -
         backend = backend_of()
         whole = torch.ones(4 * 1000)
         own = whole[dist.get_rank() * 1000 :][:1000]
-        first = backend.plan_gather(whole, own)
-        again = backend.plan_gather(whole, own, again=True, like=first)
+        first = backend.plan(whole, own)
+        again = backend.plan(whole, own, again=True, like=first)
         assert again is not first
-        assert backend.plan_gather(whole, own, like=first) is first
-        assert backend.plan_gather(whole, own, again=True, like=again) is again
+        assert backend.plan(whole, own, like=first) is first
+        assert backend.plan(whole, own, again=True, like=again) is again
 
     run(body, 4, nodes=NODES, options=options(policy="auto", decisions=one_hop, min_bytes=0))
 
@@ -180,8 +186,8 @@ def test_calls_of_all_plans_refuse_other_layouts() -> None:
         whole, half = torch.ones(2000), torch.ones(2000, dtype=torch.bfloat16)
         own, own_half = whole[rank * 1000 :][:1000], half[rank * 1000 :][:1000]
         strided, strided_half = torch.ones(4000)[::2], torch.ones(4000, dtype=torch.bfloat16)[::2]
-        gather, total = backend.plan_gather(whole, own), dist.ReduceOp.SUM
-        reduce, all_reduce = backend.plan_reduce(own, whole, total), backend.plan_all_reduce(whole, total)
+        gather, total = backend.plan(whole, own), dist.ReduceOp.SUM
+        reduce, all_reduce = backend.plan(own, whole, total), backend.plan(whole, op=total)
         differences = backend.plan_lossless(half, own_half)
         held = differences.keeping(torch.zeros(differences.kept_bytes, dtype=torch.uint8))
         secondary = gather.keeping(torch.zeros(gather.kept_bytes, dtype=torch.uint8))
@@ -207,18 +213,18 @@ def test_parts_of_other_tensors_are_refused() -> None:
         out = torch.empty(1000)
         first, second = torch.ones(1800), torch.ones(200)
         with pytest.raises(ValueError, match="input: expected one tensor, or one for each of 2 parts, got 3"):
-            backend.plan_reduce(out, [first, second, second], dist.ReduceOp.SUM, parts=parts)
+            backend.plan(out, [first, second, second], dist.ReduceOp.SUM, parts=parts)
         with pytest.raises(ValueError, match="input: expected 1800 Float of part 0, got 200 Float"):
-            backend.plan_reduce(out, [second, first], dist.ReduceOp.SUM, parts=parts)
+            backend.plan(out, [second, first], dist.ReduceOp.SUM, parts=parts)
         with pytest.raises(ValueError, match="expected 200 Float of part 1, got 200 BFloat16"):
-            backend.plan_reduce(out, [first, second.bfloat16()], dist.ReduceOp.SUM, parts=parts)
+            backend.plan(out, [first, second.bfloat16()], dist.ReduceOp.SUM, parts=parts)
         with pytest.raises(ValueError, match="input: expected dtype BFloat16 as in output, got Float"):
-            backend.plan_reduce(out.bfloat16(), [first, second], dist.ReduceOp.SUM, parts=parts)
-        plan = backend.plan_reduce(out, [first, second], dist.ReduceOp.SUM, parts=parts)
+            backend.plan(out.bfloat16(), [first, second], dist.ReduceOp.SUM, parts=parts)
+        plan = backend.plan(out, [first, second], dist.ReduceOp.SUM, parts=parts)
         assert isinstance(plan, _c10d.Operation)
         with pytest.raises(ValueError, match="output: expected one tensor, got 2"):
             plan.run([out, out], [first, second], dist.ReduceOp.SUM)
-        gather = backend.plan_gather([first, second], [first[:900], second[:100]], parts=parts)
+        gather = backend.plan([first, second], [first[:900], second[:100]], parts=parts)
         assert gather is not None
         with pytest.raises(ValueError, match="input: expected 900 Float of part 0, got 100 Float"):
             gather.run([first, second], [second[:100], first[:900]])

@@ -18,8 +18,9 @@ from support.worlds import options, run
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 import zcomm
-from zcomm.distributed import rendezvous
+from zcomm.distributed import backend, rendezvous
 from zcomm.distributed.backend import create_backend
+from zcomm.distributed.options import OPTION_NAMES
 
 SOON = 2.0  # a timeout that a test waits for
 
@@ -157,3 +158,42 @@ def test_only_rank_0_reads_what_all_ranks_write() -> None:
     assert {meeting.result()[1] for meeting in meetings} == {"64 texts"}
     assert stores[0].num_read > size * len(text)
     assert max(store.num_read for store in stores[1:]) < len(text)
+
+
+def _ranks_fail(message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1, 2]))
+
+
+@pytest.mark.parametrize("elder", [0, 1], ids=["rank 0 has less", "rank 1 has less"])
+def test_options_that_only_some_ranks_have_are_a_difference(monkeypatch: pytest.MonkeyPatch, elder: int) -> None:
+    """Installations of two commits, between which one option went and another came."""
+
+    def body() -> None:
+        name = "earlier" if dist.get_rank() == elder else "later"
+        monkeypatch.setattr(zcomm.Options, name, 7, raising=False)
+        monkeypatch.setattr(backend, "OPTION_NAMES", (*OPTION_NAMES, name))
+        earlier, later = "earlier=7, no option later", "no option earlier, later=7"
+        zero, one = (earlier, later) if elder == 0 else (later, earlier)
+        _ranks_fail(f"ranks disagree on the options: rank 0 has {zero}, rank {max(elder, 1)} has {one}$")
+
+    run(body, 3)
+
+
+def test_ranks_of_another_protocol_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None:
+        monkeypatch.setattr(rendezvous, "PROTOCOL", protocol + dist.get_rank() // 2)
+        one, two = (f"{zcomm.__version__}, protocol {number}" for number in (protocol, protocol + 1))
+        _ranks_fail(f"ranks disagree on the version: rank 0 has {one}, rank 2 has {two}$")
+
+    protocol = rendezvous.PROTOCOL
+    run(body, 3)
+
+
+def test_what_rank_0_cannot_compare_is_told_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> None:
+        if dist.get_rank() == 2:
+            monkeypatch.setattr(backend._node, "node_identity", lambda: 3)
+        _ranks_fail("rank 0 cannot compare what ranks told it: TypeError: ")
+
+    run(body, 3)

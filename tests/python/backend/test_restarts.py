@@ -167,21 +167,21 @@ dist.destroy_process_group()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_an_exact_group_is_not_split_off_a_world_that_is_bound_to_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.HashStore()
-    dist.init_process_group("zcomm", store=store, rank=0, world_size=1)
-    try:
-        world = dist.group.WORLD
-        assert world is not None
+def test_an_exact_group_is_not_split_off_a_world_that_is_bound_to_a_device() -> None:
+    def body() -> None:
+        world: Any = dist.group.WORLD
         world.bound_device_id = torch.device("cuda", 0)
         seen = []
-        made = dist.new_group
-        monkeypatch.setattr(
-            dist, "new_group", lambda *args, **fields: (seen.append(world.bound_device_id), made(*args, **fields))[1]
-        )
-        group = zcomm.distributed.new_exact_group([0])
+
+        def watched(*args: Any, **fields: Any) -> Any:
+            seen.append(world.bound_device_id)
+            return made(*args, **fields)
+
+        distributed: Any = dist
+        made, distributed.new_group = dist.new_group, watched
+        group: Any = zcomm.distributed.new_exact_group([0])
         assert seen == [None] and world.bound_device_id == torch.device("cuda", 0)
         assert group._get_backend(torch.device("cpu")).name() == "gloo"
         world.bound_device_id = None
-    finally:
-        dist.destroy_process_group()
+
+    run(body, 1)

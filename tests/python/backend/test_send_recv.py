@@ -1,4 +1,4 @@
-"""Messages between two ranks, compressed where the option ``send_recv`` says so, over Gloo."""
+"""Messages between two ranks, compressed where the option ``exchanges`` says so, over Gloo."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import torch.distributed as dist
 from support.calls import NUM, data, mine
 from support.expected import assert_same_bits, roundtrip
 from support.worlds import Outcome, collect, run
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import zcomm
 
 INTRA, INTER = "int8:128", "int4:64"
 NODES = [0, 0, 1]
-OPTIONS = zcomm.Options(send_recv=f"{INTRA}/{INTER}")
+OPTIONS = zcomm.Options(exchanges=f"{INTRA}/{INTER}")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOON = 15.0  # seconds in which ranks learn that they differ; of a timeout of 20 and more
 
@@ -74,7 +72,7 @@ def test_what_is_not_compressed() -> None:
         exchange(lambda rank: torch.arange(NUM) + rank, zcomm.override())
         exchange(lambda rank: data(rank, NUM).double(), zcomm.override())
         exchange(lambda rank: data(rank, NUM), zcomm.exact())
-        exchange(lambda rank: data(rank, NUM).bfloat16(), zcomm.override(send_recv="bf16"))
+        exchange(lambda rank: data(rank, NUM).bfloat16(), zcomm.override(exchanges="bf16"))
         assert zcomm.stats().send_recv.calls == 0 and zcomm.stats().others.calls == 10
 
     run(body, options=OPTIONS)
@@ -159,28 +157,49 @@ def test_stochastic_formats_draw_from_the_step() -> None:
         assert_same_bits(drawn[0], drawn[1])
         assert not torch.equal(drawn[0], drawn[2])
 
-    run(body, options=zcomm.Options(send_recv="int4:128:stochastic"))
+    run(body, options=zcomm.Options(exchanges="int4:128:stochastic"))
 
 
 # --- Any source
 
 
-def test_any_source_takes_exact_messages() -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_any_source_takes_what_its_senders_send(exact: bool) -> None:
+    def body() -> None:
+        boxes: dict[int, torch.Tensor] = {}
+        with zcomm.exact() if exact else zcomm.override():
+            for _ in range(2):
+                if dist.get_rank() == 0:
+                    box = torch.zeros(NUM)
+                    boxes[dist.recv(box, tag=7)] = box
+                else:
+                    dist.send(mine(), 0, tag=7)
+                    break
+        for source, box in boxes.items():
+            assert_same_bits(box, data(source, NUM) if exact else roundtrip(data(source, NUM), INTRA))
+        assert dist.get_rank() > 0 or len(boxes) == 2
+        assert zcomm.stats().send_recv.calls == (dist.get_rank() > 0 and not exact)
+
+    run(body, size=3, options=OPTIONS, nodes=[0, 0, 0])
+
+
+def test_any_source_of_two_formats_is_refused() -> None:
     def body() -> None:
         if dist.get_rank() == 0:
-            for _ in range(2):
-                box = torch.zeros(NUM)
-                source = dist.recv(box)
-                assert_same_bits(box, data(source, NUM))
-            dist.recv(box, 1)
-            assert_same_bits(box, roundtrip(data(1, NUM), INTRA))
-        else:
-            with zcomm.exact():
-                dist.send(mine(), 0)
-            if dist.get_rank() == 1:
-                dist.send(mine(), 0)
+            with pytest.raises(ValueError, match=f"src: expected the rank that sends.*'{INTRA}/{INTER}'"):
+                dist.recv(torch.zeros(NUM))
 
     run(body, size=3, options=OPTIONS, nodes=NODES)
+
+
+def test_messages_that_never_meet_are_named_by_both_sides() -> None:
+    def body() -> None:
+        with zcomm.exact() if dist.get_rank() == 0 else zcomm.override():
+            dist.send(mine(), 1) if dist.get_rank() == 0 else dist.recv(torch.zeros(NUM))
+
+    sender, receiver = collect(body, 2, options=OPTIONS, nodes=[0, 0], group_seconds=3.0)
+    assert f"message 0 to 1 tag 0: {NUM} Float exact did not move" in (sender.error or ""), sender
+    assert f"message from any rank to 1 tag 0: {NUM} Float {INTRA} (do its senders" in (receiver.error or ""), receiver
 
 
 def both_learn(body: Callable[[], None], words: list[str], **fields: Any) -> None:
@@ -241,7 +260,7 @@ def test_ranks_that_differ_learn_so(exact: int, late: float) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"send_recv": "int4:32"}, "int4:32"), ({"min_bytes": 1 << 30}, "exact"), ({"send_recv": "int8:256"}, "int8:256")],
+    [({"exchanges": "int4:32"}, "int4:32"), ({"min_bytes": 1 << 30}, "exact"), ({"exchanges": "int8:256"}, "int8:256")],
 )
 def test_overrides_that_differ_are_quoted(fields: dict[str, Any], words: str) -> None:
     def body() -> None:
@@ -294,11 +313,11 @@ def test_a_late_peer_is_no_difference() -> None:
 def test_options_that_differ_are_quoted() -> None:
     def body() -> None:
         given = ("int8:128", "exact")[dist.get_rank()]
-        group = dist.new_group([0, 1], pg_options=zcomm.Options(send_recv=given))
+        group = dist.new_group([0, 1], pg_options=zcomm.Options(exchanges=given))
         call = (dist.send, dist.recv)[dist.get_rank()]
         with pytest.raises(RuntimeError, match="options") as caught:
             call(mine(), other(), group=group)
-        assert "send_recv='int8:128'" in str(caught.value) and "send_recv='exact'" in str(caught.value)
+        assert "exchanges='int8:128'" in str(caught.value) and "exchanges='exact'" in str(caught.value)
 
     run(body)
 
@@ -321,57 +340,11 @@ def test_bad_arguments() -> None:
             dist.send(mine(), other(), tag=1 << 30)
         with pytest.raises(ValueError, match="peer: expected a rank from 0 to 1, got 2"):
             dist.send(mine(), 2)
+        me = dist.get_rank()
+        for num in (1, 100_000):
+            with pytest.raises(ValueError, match=f"peer: expected another rank, got {me}, this rank"):
+                dist.batch_isend_irecv([dist.P2POp(dist.irecv, mine(num), me), dist.P2POp(dist.isend, mine(num), me)])
         with zcomm.override(strict=True), pytest.raises(RuntimeError, match="strict=True forbids that a message of"):
             dist.send(mine().double(), other())
 
     run(body, options=OPTIONS)
-
-
-# --- Pipelines
-
-WIDTH, BATCHES = 128, 4
-
-
-class Scale(nn.Module):
-    """Multiplies by a power of two: exactly representable values stay so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-def step_of(schedule: Any, values: torch.Tensor, override: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of this stage's factor, and on the last stage the output of a step of two stages."""
-    rank = dist.get_rank()
-    module = Scale()
-    with override:
-        stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-        pipe = schedule(stage, BATCHES, loss_fn=lambda output, target: (output * target).sum() / 1024)
-        output = pipe.step(values) if rank == 0 else pipe.step(target=values.flip(0))
-    assert module.factor.grad is not None
-    return module.factor.grad, output if rank else torch.zeros(())
-
-
-@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
-def test_torchs_pipelines(schedule: Any) -> None:
-    def body() -> None:
-        rows = BATCHES * 256
-        # Codes of int8 with a scale of 2 ** -6: every block holds 127, and so its scale is exact.
-        codes = torch.randint(-127, 128, (rows, WIDTH), generator=torch.Generator().manual_seed(0))
-        codes[:, 0] = 127
-        values = codes * 2.0**-6
-        results = {
-            name: step_of(schedule, values, override)
-            for name, override in {
-                "compressed": zcomm.override(send_recv="int8:128"),
-                "exact": zcomm.override(send_recv="exact"),
-            }.items()
-        }
-        for compressed, exact in zip(results["compressed"], results["exact"], strict=True):
-            assert_same_bits(compressed, exact)
-        assert zcomm.stats().send_recv.calls == BATCHES
-
-    run(body)

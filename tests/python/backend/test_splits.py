@@ -56,7 +56,7 @@ def test_split() -> None:
 def test_a_split_that_compresses_traced_calls_tells_them_from_dtensors_own() -> None:
     def body() -> None:
         assert overrides.tell_apart_what_is_traced.cache_info().currsize == 0
-        dist.group.WORLD.split_group([0, 1], opts=zcomm.Options(forms="traced:fsdp"))
+        dist.group.WORLD.split_group([0, 1], opts=zcomm.Options(groups={"fsdp": "traced"}))
         assert overrides.tell_apart_what_is_traced.cache_info().currsize == 1
 
     run(body)
@@ -105,3 +105,16 @@ def test_a_split_leaves_its_parents_options_alone() -> None:
         assert (parent.options._timeout, parent.options.group_name) == before
 
     run(body)
+
+
+def test_ranks_outside_of_a_split_have_none() -> None:
+    """Splits have the names of their ranks, so that ranks may make them in any order."""
+
+    def body() -> None:
+        world, rank = dist.group.WORLD, dist.get_rank()
+        lists = [[0], [0, 1]] if rank == 0 else [[0, 1], [0]]
+        made: dict[int, Any] = {len(ranks): world.split_group(ranks) for ranks in lists}
+        assert (made[1] is None) == (rank == 1)
+        assert_same_bits(gather_in(made[2]), all_gather([data(r, NUM) for r in range(2)], "int8:256"))
+
+    run(body, options=options())

@@ -127,10 +127,11 @@ def test_another_shape_of_steps_is_decided_anew() -> None:
         trainer.take_steps()
         first = trainer.ways[-1]
         trainer.sizes = [NUM]
-        trainer.take_steps(12)  # three of two calls are strange, then four calls are enough to agree
-        none = trainer.decision is None
-        trainer.take_steps()
-        return first, none, trainer.ways[-1]
+        was_undecided = False
+        for _ in range(8):  # ranks compare steps ever more rarely
+            trainer.take_steps(MANY_STEPS // 2)
+            was_undecided |= trainer.decision is None
+        return first, was_undecided, trainer.ways[-1]
 
     assert same_on_all_ranks(run(body)) == (True, True, False)
 
@@ -148,17 +149,18 @@ def test_a_trial_ends_though_sizes_vary_after_some_steps() -> None:
     assert decision is not None and decision.compressed and ways[-1]
 
 
-def test_a_rank_that_ends_steps_elsewhere_in_a_trial_goes_on_with_the_others() -> None:
-    def body() -> tuple[list[bool], StepDecision | None]:
+def test_a_trial_is_given_up_if_a_rank_ends_steps_elsewhere() -> None:
+    def body() -> tuple[list[bool], StepDecision | None, bool]:
         trainer = Trainer()
         trainer.take_steps(BLOCK + 6)
         if dist.get_rank() == 1:
             trainer.end_step = lambda: None
         trainer.take_steps()
-        return trainer.ways, trainer.decision
+        return trainer.ways, trainer.decision, "steps" in {one.by for one in zcomm.stats(trainer.group).decisions}
 
-    ways, decision = same_on_all_ranks(run(body))
-    assert ways[-1] and decision.compressed_seconds == pytest.approx(1e-6)
+    ways, decision, by_steps = same_on_all_ranks(run(body))
+    assert len(set(ways[:-BLOCK])) == 2 and len(set(ways[-BLOCK:])) == 1
+    assert decision is None and not by_steps
 
 
 def test_without_steps_calls_decide() -> None:

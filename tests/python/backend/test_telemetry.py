@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.training import make_batch, make_model
-from support.worlds import options, run
+from support.worlds import options, run, sampling
 from torch.distributed.fsdp import fully_shard
 
 import zcomm
@@ -107,7 +108,7 @@ def test_losses_are_those_of_the_numpy_reference(dtype: torch.dtype) -> None:
             assert_measured(rows["all_reduce"], expected(values(numel, dtype), format, torch.float32))
             assert [rows[name]["hop"] for name in ("all_gather", "reduce_scatter")] == ["all", "intra_node"]
 
-    run(body, options=options(sample_errors_every=1, all_reduce="int8:32"))
+    run(body, options=options(all_reduce="int8:32"), env=sampling())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_hops_are_measured_on_the_slots_that_take_them(
             samples = [whole[slot * numel : (slot + 1) * numel] for slot in slots[hop]]
             assert_measured(row, *(expected(sample, row["format"], torch.float32) for sample in samples))
 
-    run(body, len(nodes), nodes=nodes, options=options(sample_errors_every=1, reduce_scatter="int8:64/int4:128"))
+    run(body, len(nodes), nodes=nodes, options=options(reduce_scatter="int8:64/int4:128"), env=sampling())
 
 
 def test_every_third_call_of_a_site_is_sampled_one_piece_after_the_other() -> None:
@@ -155,7 +156,7 @@ def test_every_third_call_of_a_site_is_sampled_one_piece_after_the_other() -> No
         pieces = [shard[:PIECE], shard[PIECE : 2 * PIECE], shard[2 * PIECE :]]
         assert_measured(rows[shard.numel()], *(expected(piece, "int8:256", torch.float32) for piece in pieces))
 
-    run(body, options=options(sample_errors_every=3))
+    run(body, options=options(), env=sampling(3))
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
@@ -173,7 +174,7 @@ def test_blocks_that_are_not_finite_are_counted_and_left_out(dtype: torch.dtype)
         assert site.snr_db == pytest.approx(10 * math.log10(wanted["signal"] / wanted["noise"]))
         assert site.reasons == ["50.00% of the blocks hold or decode to a NaN or an infinity"]
 
-    run(body, options=options(sample_errors_every=1))
+    run(body, options=options(), env=sampling())
 
 
 def test_blocks_that_decode_to_infinity_are_left_out() -> None:
@@ -187,7 +188,7 @@ def test_blocks_that_decode_to_infinity_are_left_out() -> None:
         assert 0 < site.nonfinite_blocks < 1 and site.largest_block_error == 0
         assert "decode to a NaN or an infinity" in site.reasons[0]
 
-    run(body, options=options(all_gather="bf16", sample_errors_every=1))
+    run(body, options=options(all_gather="bf16"), env=sampling())
 
 
 def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
@@ -203,7 +204,7 @@ def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
         own = whole[dist.get_rank() * 400 :][:400]
         parts = [(300, False), (50, True), (50, False)]
         site = _c10d.Site("head", ["weight", "scale"])
-        plan = backend_of().plan_gather(whole, own, parts=parts)
+        plan = backend_of().plan(whole, own, parts=parts)
         assert isinstance(plan, _c10d.Operation)
         plan.run(whole, own, site=site).wait()
         assert [(row["collective"], row["site"], row["format"], row["calls"]) for row in losses()] == [
@@ -215,7 +216,7 @@ def test_sites_are_told_apart_by_name_size_type_and_format() -> None:
             ("reduce_scatter", "reduce_scatter of 800 float32", "int8:128", 1),
         ]
 
-    run(body, options=options(sample_errors_every=1))
+    run(body, options=options(), env=sampling())
 
 
 def test_sizes_without_end_share_a_site() -> None:
@@ -230,7 +231,7 @@ def test_sizes_without_end_share_a_site() -> None:
         assert rows["all_gather of 2 float32"] == 2 and rows["all_gather of 2000 float32"] == 1
         assert rows["all_gather of other sizes"] == 2
 
-    run(body, options=options(sample_errors_every=10000))
+    run(body, options=options(), env=sampling(10000))
 
 
 def test_secondary_shards_name_their_modules() -> None:
@@ -243,15 +244,14 @@ def test_secondary_shards_name_their_modules() -> None:
         names = {row["site"] for row in losses() if row["collective"] == "all_gather"}
         assert {"0", "1"} <= {name.partition(".")[0] for name in names}
 
-    run(body, options=options(sample_errors_every=1))
+    run(body, options=options(), env=sampling())
 
 
 def test_nothing_is_sampled_unless_it_is_asked_for() -> None:
     def body() -> None:
         gather(values(400))
-        assert zcomm.Options().sample_errors_every == 0
         assert losses() == []
-        with pytest.raises(ValueError, match=r"sample_errors_every=100.*ZCOMM_SAMPLE_ERRORS_EVERY=100"):
+        with pytest.raises(ValueError, match=r"expected one that takes samples .* ZCOMM_SAMPLE_ERRORS_EVERY=100"):
             zcomm.report()
 
     run(body, options=options())
@@ -263,7 +263,14 @@ def test_the_environment_switches_it_on_for_groups_too() -> None:
         dist.barrier(group)
         assert backend_of(group).options.sample_errors_every == 7
 
-    run(body, env={"ZCOMM_SAMPLE_ERRORS_EVERY": "7"})
+    run(body, env=sampling(7))
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "often", "", "9" * 19])
+def test_a_wrong_variable_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_SAMPLE_ERRORS_EVERY", text)
+    with pytest.raises(ValueError, match=f"^ZCOMM_SAMPLE_ERRORS_EVERY: expected a whole number .* got '{text}'$"):
+        dist.init_process_group("zcomm", store=dist.HashStore(), rank=0, world_size=1)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1, 1]], ids=str)
@@ -271,8 +278,11 @@ def test_results_are_the_same_bits_with_and_without(nodes: list[int]) -> None:
     """Calls in progress during a sample or a report have the same bits, too."""
 
     def body() -> None:
-        fields = {"all_reduce": "int8:64/int4:64", "min_bytes": 1}
-        groups = [dist.new_group(pg_options=zcomm.Options(sample_errors_every=every, **fields)) for every in (0, 1)]
+        fields = {"all_reduce": "int8:64/int4:64", "min_bytes": 1, "forms": "single"}
+        groups = []
+        for every in (0, 1):
+            os.environ.update(sampling(every))
+            groups.append(dist.new_group(pg_options=zcomm.Options(**fields)))
         numel = 70001
         results = []
         for group in groups:
@@ -308,7 +318,7 @@ def test_the_report_names_what_is_worth_exempting(tmp_path: Path) -> None:
         made = zcomm.report(json=path)
         return made.advice, path.read_text(), str(made)
 
-    for rank, (advice, text, printed) in enumerate(run(body, options=options(sample_errors_every=1))):
+    for rank, (advice, text, printed) in enumerate(run(body, options=options(), env=sampling())):
         named = "all_gather of 6144 float32"
         assert advice == [
             f"{named}: to exempt its all_gather, name it in the exempt= of zcomm.fsdp.compress (FSDP2), call it in "
@@ -349,7 +359,7 @@ def test_a_low_signal_to_noise_ratio_is_a_reason() -> None:
         gather(spread)
         return [site.reasons for site in zcomm.report().all_gather]
 
-    for reasons in run(body, options=options(sample_errors_every=1)):
+    for reasons in run(body, options=options(), env=sampling()):
         (named,) = [index for index, those in enumerate(reasons) if those]
         assert named == 0  # "all_gather of 16384", the first by name
         assert len(reasons[0]) == 1 and "dB below the median of int8:256" in reasons[0][0]
@@ -368,7 +378,7 @@ def test_what_loses_nothing_has_no_ratio() -> None:
             (None, 0.0, [])
         ] * 2
 
-    run(body, options=options(sample_errors_every=1))
+    run(body, options=options(), env=sampling())
 
 
 def test_means_are_over_finite_blocks_and_medians_over_one_hop() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.worlds import options, run
+from support.worlds import options, run, sampling
 
 import zcomm
 from zcomm.distributed import report
@@ -33,8 +33,8 @@ def test_hops_are_those_of_a_report() -> None:
 
     hops = {hop for cell in column("| hop |", 1) for hop in re.findall("`(.+?)`", cell)}
     assert set(column("| site |", 2)) == hops
-    fields = {"sample_errors_every": 1, "forms": ("out_of_place",)}
-    assert run(body, 4, nodes=[0, 0, 1, 1], options=options(**fields)) == [hops] * 4
+    opted = options(forms=("out_of_place", "single"))
+    assert run(body, 4, nodes=[0, 0, 1, 1], options=opted, env=sampling()) == [hops] * 4
 
 
 def test_columns_and_fields_are_those_of_a_report() -> None:

@@ -1,4 +1,4 @@
-"""torch's own suite for distributed backends passes under zcomm as it does under gloo."""
+"""torch's own suites pass under zcomm as they do under gloo: make test-torch-suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "support"
-# Tests that gloo passes in torch 2.13 on a CPU; the others are skipped: they need CUDA, NCCL, MPI or more ranks.
+# Tests that gloo passes in torch 2.13 on a CPU; the others are skipped: they need CUDA, NCCL, MPI or more ranks. Under
+# TORCH_DISTRIBUTED_DEBUG=DETAIL torch's wrapper of gloo fails in eleven of them, mostly with SIGSEGV. zcomm does not.
 # `test_all_of_the_suite_as_gloo` fails when the list changes.
 TESTS = (FOLDER / "torch_suite_tests.txt").read_text().split()
 EXPECTED_FAILURES = {
@@ -20,7 +21,7 @@ EXPECTED_FAILURES = {
 SHARDS = 2
 
 
-def run_suite(backend: str, folder: Path, tests: list[str]) -> dict[str, str]:
+def run_suite(backend: str, folder: Path, tests: list[str], debug: str = "OFF") -> dict[str, str]:
     """Test -> "passed", "skipped" or what failed. No ``tests``: all."""
     shards = [tests[shard::SHARDS] for shard in range(SHARDS)] if tests else [[]]
     started = []
@@ -28,6 +29,7 @@ def run_suite(backend: str, folder: Path, tests: list[str]) -> dict[str, str]:
         environment = dict(
             os.environ,
             SUITE_RESULTS=str(folder / f"{backend}{number}.json"),
+            TORCH_DISTRIBUTED_DEBUG=debug,
             PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
         )
         for name in [name for name in environment if name.startswith("ZCOMM_")]:
@@ -43,17 +45,22 @@ def run_suite(backend: str, folder: Path, tests: list[str]) -> dict[str, str]:
     return results
 
 
-def wrong(results: dict[str, str]) -> str:
-    bad = {name: text for name, text in results.items() if text != "passed" and name not in EXPECTED_FAILURES}
-    return "\n\n".join(f"{name}: {text[-3000:]}" for name, text in bad.items())
+def check(results: dict[str, str]) -> None:
+    """All have passed but the expected failures, and none of these has passed."""
+    failed = {name: text for name, text in results.items() if text != "passed"}
+    wrong = {name: text[-3000:] for name, text in failed.items() if name not in EXPECTED_FAILURES}
+    assert not wrong, "\n\n".join(f"{name}: {text}" for name, text in wrong.items())
+    stale = [name for name in EXPECTED_FAILURES if name in results and name not in failed]
+    assert not stale, f"passed, so they are no failures to expect: {stale}"
 
 
 @pytest.mark.job
 @pytest.mark.timeout(400)
-def test_the_suite_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("debug", ["OFF", pytest.param("DETAIL", marks=pytest.mark.slow)])
+def test_the_suite_passes(debug: str, tmp_path: Path) -> None:
     """All that gloo passes, but for the expected failures."""
-    results = run_suite("zcomm", tmp_path, TESTS)
-    assert not wrong(results), wrong(results)
+    results = run_suite("zcomm", tmp_path, TESTS, debug)
+    check(results)
     assert len(results) > 0.9 * len(TESTS), "the names of the tests have changed"
 
 
@@ -65,5 +72,4 @@ def test_all_of_the_suite_as_gloo(tmp_path: Path) -> None:
     ours = run_suite("zcomm", tmp_path, [])
     passed = sorted(name for name, outcome in theirs.items() if outcome == "passed")
     assert passed == TESTS
-    differing = {name: ours[name] for name in theirs if ours[name] != theirs[name]}
-    assert not wrong(differing), wrong(differing)
+    check({name: ours[name] for name in theirs if ours[name] != theirs[name]})

@@ -176,7 +176,7 @@ def test_reports_are_saved_loaded_and_plotted(tmp_path: Path, monkeypatch: pytes
     for text in ("[]", "{", without):
         files[1].write_text(text)
         done = CliRunner().invoke(app, ["plot", str(files[1]), "-o", str(tmp_path / "plot.png")], env=WIDE)
-        assert done.exit_code == 2 and f"{files[1]}: expected a report of zcomm-bench/1, got " in done.output
+        assert done.exit_code == 2 and f"{files[1]}: expected a report of zcomm-bench/1" in done.output
     without_times = [{name: value for name, value in one.items() if name != "min_us"} for one in report["results"]]
     for change in ({"config": {**report["config"], "speed": 1}}, {"results": without_times}):
         report_file.save({**report, **change}, files[1])
@@ -282,9 +282,8 @@ def test_a_small_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("collective", ["all_to_all", "broadcast"])
 def test_exchanges_are_measured(collective: str, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    options = f"--nodes 2x1 --link none -n 2 -w 1 -m 1 -b 8K -e 8K --min-bytes 4096 -d bfloat16 --{collective} int8:128"
-    arguments = options.replace("all_to_all", "all-to-all").split()
-    done = CliRunner().invoke(app, [collective, *arguments, "--json", str(file)])
+    options = "--nodes 2x1 --link none -n 2 -w 1 -m 1 -b 8K -e 8K --min-bytes 4096 -d bfloat16 --exchanges int8:128"
+    done = CliRunner().invoke(app, [collective, *options.split(), "--json", str(file)])
     assert done.exit_code == 0, done.output
     exact, compressed = report_file.load(file)["results"]
     assert (exact["backend"], exact["redop"], exact["size"], exact["max_error"]) == ("gloo", "none", 8192, 0.0)

@@ -38,19 +38,10 @@ def edit(path: str, value: Any) -> Callable[[Raw], None]:
     return change
 
 
-def sealed_again(made: Raw, change: Callable[[Raw], None]) -> Raw:
-    """A report that was edited by someone who knows of the digests, and of figures that follow from samples."""
+def changed(made: Raw, change: Callable[[Raw], None]) -> Raw:
     made = copy.deepcopy(made)
     change(made)
-    made["predictions"] = report.sealed(made["predictions"])
-    return report.sealed(made)
-
-
-def test_an_edited_report_is_refused(sound: Raw) -> None:
-    made = copy.deepcopy(sound)
-    made["verdicts"][0]["why"] = "all well"
-    with pytest.raises(verify.NotTrue, match="sha256: the report was changed"):
-        verify.check(made)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -61,10 +52,7 @@ def test_an_edited_report_is_refused(sound: Raw) -> None:
         ("sweep.cells.0.samples.auto.0", -1.0, "expected seconds above 0, got -1.0"),
         ("sweep.cells.0.samples.auto.0", "fast", "expected seconds above 0, got fast"),
         ("sanity.local.matrix.1.0", 0.0, "expected seconds above 0"),
-        ("predictions.time", 2e9, "predictions: written after noise was begun"),
-        ("predictions.time", 1.0, "predictions: written before what they rest on"),
-        ("steps.ended", 1.0, "steps: it ends before it starts"),
-        ("sweep.ended", 1e9 + 4004.5, "more than the stage"),
+        ("verdicts.0.why", "all well", r"verdicts\.0\.why: not what the samples say"),
         ("bits.rows.0.expected.0", 7, "not the CRC of the reference"),
         ("bits.rows.52.collective", "gather", "weights by lossless differences are missing"),
         ("bits.rows.0.collective", "gather", "all_gather of float32 in int8:256 is missing"),
@@ -77,9 +65,9 @@ def test_an_edited_report_is_refused(sound: Raw) -> None:
     ],
     ids=str,
 )
-def test_an_edited_report_is_refused_though_it_is_sealed_again(sound: Raw, path: str, value: Any, message: str) -> None:
+def test_a_report_that_its_samples_contradict_is_refused(sound: Raw, path: str, value: Any, message: str) -> None:
     with pytest.raises(verify.NotTrue, match=message):
-        verify.check(sealed_again(sound, edit(path, value)))
+        verify.check(changed(sound, edit(path, value)))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +97,7 @@ def test_a_report_that_leaves_something_out_is_refused(change: Callable[[Raw], o
 
 def drill_of_two() -> Raw:
     ends = [{"error": "lost rank 3", "seconds": 0.5}] * 2
-    return {"started": 1e12, "ended": 1e12, "victim": 3, "limit_seconds": 20.0, "ends": ends}
+    return {"victim": 3, "limit_seconds": 20.0, "ends": ends}
 
 
 def without_cell(made: Raw) -> Raw:
@@ -130,7 +118,6 @@ def test_a_report_with_a_loss_of_nan_holds() -> None:
 def test_predictions_that_are_not_the_models_are_refused() -> None:
     def fault(made: Raw) -> None:
         made["predictions"]["calls"][1]["compressed"]["seconds"] *= 1.01
-        made["predictions"] = report.sealed(made["predictions"])
 
     with pytest.raises(verify.NotTrue, match=r"predictions\.calls\.1\.compressed\.seconds: not what the model says"):
         verify.check(proof.judged(fault))
@@ -150,7 +137,7 @@ def test_other_sources_are_told_and_not_kept(sound: Raw) -> None:
         for own in made["environment"]["ranks"]:
             own["zcomm_sources"] = "0" * 64
 
-    made = sealed_again(sound, change)
+    made = changed(sound, change)
     assert verify.check(made) == [
         "made by other sources of zcomm than those here: its predictions were not computed again"
     ]
@@ -185,7 +172,7 @@ def test_verify_and_add_from_the_command_line(sound: Raw, tmp_path: Path, monkey
     file.write_text(json.dumps(sound).replace('"PASS"', '"FAIL"'))
     for option in ("--verify", "--add"):
         done = CliRunner().invoke(app, ["prove", option, str(file)])
-        assert done.exit_code == 1 and "refused: sha256" in done.output
+        assert done.exit_code == 1 and "not what the samples say" in done.output
     for text in ("{", '{"schema": "zcomm-bench/1"}', "[]"):
         file.write_text(text)
         done = CliRunner().invoke(app, ["prove", "--verify", str(file)])

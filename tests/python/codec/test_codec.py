@@ -176,6 +176,14 @@ def test_golden_wires(isa):
         assert wire.tobytes().hex() == case["wire"], case["format"]
 
 
+@pytest.mark.parametrize("format", ["int8:128", "int4:32:hadamard", "fp8:64", "int6:256"])
+def test_a_row_of_whole_blocks_has_the_same_bits_in_any_tensor(format):
+    rows = np.random.default_rng(4).standard_normal((9, 256)).astype(np.float32)
+    whole = codec.decode(codec.encode(rows, format), format, np.empty_like(rows))
+    for row, got in zip(rows, whole, strict=True):
+        assert codec.decode(codec.encode(row, format), format, np.empty_like(row)).tobytes() == got.tobytes()
+
+
 @pytest.mark.parametrize(
     "format", ["exact", "bf16", "int8:32", "int8:4096", "int4:96", "int6:96:stochastic", "int4:128:hadamard", "fp8:32"]
 )

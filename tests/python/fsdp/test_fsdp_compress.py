@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -11,12 +13,13 @@ import torch.distributed as dist
 from support.calls import logged, newly_counted
 from support.expected import assert_same_bits, reduce_scatter
 from support.fsdp_model import NODES, WIDTH, Block, batch, expected_of, gathered, sharded, whole
-from support.worlds import options, run
+from support.worlds import options, run, sampling
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import zcomm
+from zcomm.distributed import _fsdp2
 from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
 from zcomm.fsdp import compress, one_dimensional
@@ -160,7 +163,7 @@ def test_the_report_names_parameters() -> None:
         wanted = {"0.down.weight", "1.up.weight", "1.down.weight", "2.weight"}
         assert {site.site for site in made.all_gather} == {site.site for site in made.reduce_scatter} == wanted
 
-    run(body, 2, options=options(sample_errors_every=1))
+    run(body, 2, options=options(), env=sampling())
 
 
 def test_frozen_parameters_and_accumulated_gradients() -> None:
@@ -221,6 +224,8 @@ def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
                     model(batch()).square().sum().backward()
             gradients.append(model.used.weight.grad.to_local())
         assert_same_bits(*gradients)
+        counted = zcomm.stats().reduce_scatter
+        assert counted.calls == 0 and counted.exact["layout"].calls == 2
         assert len(records) == 1 and "Unused has gradients for some of its parameters only" in records[0]
         with (
             zcomm.override(strict=True),
@@ -229,6 +234,31 @@ def test_gradients_of_some_parameters_only_are_left_exact_and_named() -> None:
             model(batch()).square().sum().backward()
 
     run(body, 2, options=options(all_gather="exact"))
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_ranks_that_use_different_experts_are_told_both_calls(feedback: bool) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, inputs: torch.Tensor, used: int) -> torch.Tensor:
+            return functools.reduce(torch.add, [expert(inputs) for expert in self.experts[:used]])
+
+    def body() -> str:
+        model = Experts()
+        fully_shard(model)
+        compress(model, error_feedback=zcomm.codec.ErrorFeedback() if feedback else None)
+        for used in (3, 2):  # all of them, then some, the same on all ranks
+            model(batch(), used).square().sum().backward()
+        with pytest.raises(RuntimeError, match="in FSDPExperts: ranks called different things") as raised:
+            model(batch(), 1 + dist.get_rank()).square().sum().backward()
+        return str(raised.value)
+
+    for message in run(body, 2, nodes=[0, 1], options=options()):
+        one, other = sorted(map(int, re.findall(r"reduce_scatter float32\[2 x (\d+)\]", message)))
+        assert other == 2 * one, message
 
 
 def test_shards_of_a_smaller_mesh_after_the_forward_pass() -> None:
@@ -325,5 +355,30 @@ def test_of_a_unit_of_two_dtypes_the_one_with_more_bytes_is_compressed() -> None
         zcomm.fsdp.compress(model, weights="int8:256", exempt=())
         model.unshard()
         assert 256 * 256 // 2 < zcomm.stats().all_gather.wire_bytes < 256 * 256 // 2 * 1.5 + 256 * 8 * 4
+
+    run(body, 2, nodes=[0, 1], options=options(min_bytes=1))
+
+
+def test_a_unit_of_two_dtypes_that_stays_exact_goes_out_as_fsdp2_has_it() -> None:
+    """A gather of bytes, which torch or a user's own gather carries out."""
+
+    def body() -> None:
+        frozen = nn.Linear(256, 256, bias=False).bfloat16().requires_grad_(False)
+        model: Any = nn.Sequential(frozen, nn.Linear(256, 8, bias=False))
+        fully_shard(model)
+        compress(model, weights="int8:256", exempt=())
+        (group,) = _fsdp2.groups_of(model)
+        owner = _fsdp2.owner_of(group)
+        plain, dtypes = owner.previous_gather, []
+
+        class Recorded(type(plain)):  # type: ignore[misc]
+            def __call__(self, output: torch.Tensor, shard: torch.Tensor, *arguments: Any) -> Any:
+                dtypes.extend([output.dtype, shard.dtype])
+                return plain(output, shard, *arguments)
+
+        owner.previous_gather = Recorded()
+        with zcomm.exact():
+            model.unshard()
+        assert dtypes == [torch.uint8, torch.uint8]
 
     run(body, 2, nodes=[0, 1], options=options(min_bytes=1))

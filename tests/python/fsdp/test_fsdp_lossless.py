@@ -112,6 +112,7 @@ def test_another_format_of_the_group_crosses_nodes_no_more() -> None:
             loss.backward()
         for stats in secondary.stats().values():
             assert (stats.gathers_inter_node, stats.gathers_intra_node, stats.gathers_plain) == (1, 1, 0)
+        assert zcomm.stats().all_gather.calls == sum(stats.gathers for stats in secondary.stats().values())
 
     run(body, 4, nodes=TWO_NODES, options=options())
 

@@ -115,3 +115,52 @@ def test_residuals_of_another_rank_alone_are_refused() -> None:
             use(lambda size: torch.empty(size, dtype=torch.uint8))
 
     run(body, 2, options=options(), nodes=[0, 1])
+
+
+WRONG_STATES: dict[str, tuple[Any, type[Exception], str]] = {
+    "None": (None, TypeError, "expected dict, got NoneType"),
+    "a list": ([], TypeError, "expected dict, got list"),
+    "a text": ("int8:128", TypeError, "expected dict, got str"),
+    "nothing": ({}, ValueError, "expected one of ErrorFeedback, got a dict of {}"),
+    "an optimizer's": ({"state": {}, "param_groups": []}, ValueError, "got a dict of 'state', 'param_groups'"),
+    "no residual": ({"format": "int8:128", "residuals": {"a": None}}, ValueError, "expected bytes, .* for 'a'"),
+    "no bytes": (
+        {"format": "int8:128", "residuals": {"a": {"data": torch.ones(4), "layout": "four", "calls": 1}}},
+        ValueError,
+        "expected bytes, .* for 'a'",
+    ),
+    "no calls": (
+        {"format": "int8:128", "residuals": {"a": {"data": torch.ones(4, dtype=torch.uint8), "layout": "four"}}},
+        ValueError,
+        "expected bytes, .* for 'a'",
+    ),
+    "another format": ({"format": "bf16", "residuals": {}}, ValueError, "expected residuals in 'int8:128', got 'bf16'"),
+}
+
+
+@pytest.mark.parametrize(("state", "error", "message"), WRONG_STATES.values(), ids=WRONG_STATES)
+def test_a_wrong_state_leaves_the_residuals_alone(state: Any, error: type[Exception], message: str) -> None:
+    feedback = zcomm.codec.ErrorFeedback()
+    data, _ = feedback.use("a", "four", 4, lambda size: torch.full((size,), 7, dtype=torch.uint8))
+    with pytest.raises(error, match=f"^state: .*{message}"):
+        feedback.load_state_dict(state)
+    kept, is_empty = feedback.use("a", "four", 4, lambda size: torch.empty(size, dtype=torch.uint8))
+    assert kept is data and not is_empty
+
+
+def test_a_state_that_does_not_fit_a_graph_leaves_all_residuals_alone() -> None:
+    feedback = zcomm.codec.ErrorFeedback()
+
+    def use(key: str, is_captured: bool = False) -> tuple[torch.Tensor, bool]:
+        return feedback.use(key, "four", 4, lambda size: torch.full((size,), 7, dtype=torch.uint8), is_captured)
+
+    for _ in range(2):
+        data, other = use("graph")[0], use("other")[0]
+    use("graph", is_captured=True)
+    state = feedback.state_dict()
+    state["residuals"]["graph"]["layout"] = "five"
+    with pytest.raises(ValueError, match="was loaded for 'graph' is of five"):
+        feedback.load_state_dict(state)
+    assert data.tolist() == [7] * 4
+    kept, is_empty = use("other")
+    assert kept is other and not is_empty

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zcomm"
 WORKSHOP = ROOT / "bench" / "zcomm_bench"
 #: Modules that import torch. In others, a function may import it for callers who have torch.
 WITH_TORCH = re.compile(
-    r"(zcomm\.(distributed|fsdp|ddp|outer|_c10d)|"
+    r"(zcomm\.(distributed|fsdp|ddp|megatron|outer|_c10d|_deepspeed)|"
     r"zcomm_bench\.(contenders|gpu_clock|measure|planner\.units|prove\.stages|tensors|worker))\b"
 )
 
@@ -123,12 +123,13 @@ def test_files_of_the_binding_include_lower_floors() -> None:
 
 
 def test_one_module_reads_the_private_names_of_fsdp2() -> None:
-    reader = PACKAGE / "distributed" / "_fsdp2.py"
+    """Another one those of FSDP1."""
+    reader, of_fsdp1 = PACKAGE / "distributed" / "_fsdp2.py", PACKAGE / "distributed" / "_fsdp1.py"
     private = {node.attr for node in ast.walk(ast.parse(reader.read_text())) if isinstance(node, ast.Attribute)}
     private = {name for name in private if name.startswith("_")} | {"fsdp_params", "sharded_param", "sharded_state"}
     assert "_all_gather_comm" in private
     for file in PACKAGE.rglob("*.py"):
-        if file != reader:
+        if file not in (reader, of_fsdp1):
             read = {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
             inside_torch = {name for name in imports(file) if name.startswith("torch.distributed.fsdp._")}
             assert read & private | inside_torch == set(), file

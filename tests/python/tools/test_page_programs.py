@@ -97,13 +97,15 @@ def of_a_site() -> dict[str, Any]:
     def train_step(model: nn.Module) -> None:
         model(torch.ones(2, 64)).square().mean().backward()
 
-    return {"dist": dist, "torch": torch, "zcomm": zcomm, "model": model, "train_step": train_step}
+    functions = {"train_step": train_step, "validate": train_step}
+    return {"dist": dist, "torch": torch, "zcomm": zcomm, "model": model, **functions}
 
 
 # Names that a block finds when it begins.
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md, block 0": training,
     "options.md, block 0": training,
+    "options.md, block 1": lambda: {"zcomm": zcomm},
     "fine-tuning.md, block 0": grouped(sharded=False),
     "traces.md, block 0": grouped(sharded=True),
     "outer.md, block 0": of_a_site,

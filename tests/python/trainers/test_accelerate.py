@@ -122,7 +122,7 @@ def test_exact_training_is_bit_identical_to_gloo(kind: str, under_gloo: Callable
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compressed_training_stays_close_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
-    env = COMPRESSED | {"ZCOMM_FORMS": "in_place,out_of_place"} if kind == "DeepSpeed" else COMPRESSED
+    env = COMPRESSED
     got = trained(kind, env=env, hook=kind == "DDP")
     tiny_llama.assert_close(got, under_gloo(kind))
     expected = ["all_reduce"] if kind == "DDP" else ["all_gather", "reduce_scatter"]
@@ -245,7 +245,14 @@ def test_a_cpu_takes_the_name_from_init_process_group_only() -> None:
     run(body, 1, backend=None, launched=True)
 
 
+def test_ranks_that_train_on_their_own_are_told_of(tmp_path: Path) -> None:
+    """Accelerate does so on CPUs that nobody has named."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    written = tiny_llama.run_program("accelerate.md", launch, tmp_path, compressed=())
+    assert written.count("zcomm compressed nothing in this job of 2 ranks") == 1
+
+
 def test_the_program_of_the_page_under_accelerate_launch(tmp_path: Path) -> None:
     launch = ["-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage", "3", "--num_processes", "2"]
     port = ["--main_process_port", "0"]
-    tiny_llama.run_program("accelerate.md", [*launch, *port], tmp_path, ZCOMM_FORMS="in_place,out_of_place")
+    tiny_llama.run_program("accelerate.md", [*launch, *port], tmp_path)

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.tensor import DTensor
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 import zcomm
 
 FULL = StateDictOptions(full_state_dict=True)  # not cpu_offload: of CPU tensors FSDP1 would give views of freed memory
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 Training = tuple[nn.Module, torch.optim.Optimizer]
 
 
@@ -182,3 +184,57 @@ def test_a_checkpoint_serves_another_number_of_ranks(name: str, sizes: tuple[int
     for (losses, weights), (want_losses, want_weights) in zip(on(sizes[0], back), want, strict=True):
         assert losses == want_losses
         assert_same_tensors(weights, want_weights, "after more steps")
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("name", ["FSDP2", "FSDP1", "DDP"])
+def test_states_that_rank_0_sends_are_not_rounded(name: str) -> None:
+    """Weights and optimizer states arrive as rank 0 has them, though the options compress broadcasts."""
+    wrap, fields = TRAINERS[name]
+
+    def states(training: Training) -> Any:
+        with zcomm.exact():
+            model, optimizer = get_state_dict(*training, options=FULL)
+        state = optimizer["state"].items()
+        return model, {key: {name: value.clone() for name, value in of.items()} for key, of in state}, optimizer
+
+    def body() -> None:
+        training = start(wrap)
+        train(training, 2)
+        model, want, optimizer = states(training)
+        again = start(wrap)
+        train(again, 1)
+        full = (dict(model), optimizer) if dist.get_rank() == 0 else ({}, {})  # torch changes the dict
+        set_model_state_dict(again[0], full[0], options=FROM_RANK_0)
+        set_optimizer_state_dict(*again, full[1], options=FROM_RANK_0)
+        got_model, got, _ = states(again)
+        assert_same_tensors(got_model, model, "weights")
+        for key, tensors in want.items():
+            assert_same_tensors(got[key], tensors, key)
+        assert zcomm.stats().broadcast.calls == 0
+        dist.broadcast(torch.ones(64), src=0)
+        assert zcomm.stats().broadcast.calls == 1
+
+    run(body, options=options(exchanges="int8:128", **fields))
+
+
+def test_a_checkpoint_that_is_saved_beside_the_training(tmp_path: Path) -> None:
+    """Its thread has a group for itself, and calls at the same time as the training. Both are as without the other."""
+
+    def body() -> None:
+        alone, beside = start(secondary), start(secondary)
+        wanted = train(alone, 3)
+        after = [whole.clone() for whole in whole_tensors(alone[0]).values()]
+        train(alone, 9)
+        group = dist.new_group()
+        assert train(beside, 3) == wanted
+        saving = dcp.async_save(beside[0].state_dict(), checkpoint_id=tmp_path, process_group=group)
+        train(beside, 9)
+        saving.result()
+        assert_same_tensors(whole_tensors(beside[0]), whole_tensors(alone[0]), "trained")
+        loaded = beside[0].state_dict()
+        dcp.load(loaded, checkpoint_id=tmp_path)
+        for one, other in zip(whole_tensors(beside[0]).values(), after, strict=True):
+            assert torch.equal(one, other)
+
+    run(body, 4, nodes=TWO_NODES, options=options(min_bytes=1))

@@ -18,11 +18,13 @@ from support.trainers import ddp, under_gloo
 from support.training import (
     EXACT_STEPS,
     STEPS,
+    WIDTH,
     Job,
     assert_same_tensors,
     assert_within_one_percent,
     make_batch,
     make_model,
+    sgd,
     trained,
 )
 from support.worlds import collect, options, run
@@ -85,6 +87,33 @@ def test_training_with_the_hook() -> None:
         assert exact.compressed["all_reduce"] == 0
         assert exact.losses == gloo.losses[:EXACT_STEPS]
         assert_same_tensors(exact.parameters, gloo.parameters, "parameters")
+
+
+def test_ranks_may_join_after_fewer_batches() -> None:
+    """Also one without any. Error feedback and the buffers of batch norms stay alike on all ranks."""
+
+    def body() -> None:
+        def train(state: zcomm.ddp.CompressState | None) -> torch.Tensor:
+            model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(WIDTH), make_model()), bucket_cap_mb=0.02)
+            if state is not None:
+                model.register_comm_hook(state, zcomm.ddp.compress_hook)
+            optimizer = sgd(model)
+            with model.join():
+                for _ in range((2, 4, 0)[dist.get_rank()]):
+                    optimizer.zero_grad()
+                    gradients_of(model)
+                    optimizer.step()
+            return torch.cat([value.flatten().float() for value in model.state_dict().values()])
+
+        exact = train(None)
+        compressed = train(zcomm.ddp.CompressState("int8:128", error_feedback=zcomm.codec.ErrorFeedback()))
+        assert zcomm.stats().all_reduce.calls > 0
+        assert 0 < (compressed - exact).norm() < 0.01 * exact.norm()
+        everybody = [torch.empty_like(compressed) for _ in range(3)]
+        dist.all_gather(everybody, compressed)
+        assert all(torch.equal(other, compressed) for other in everybody)
+
+    run(body, 3, nodes=[0, 1, 1], options=options())
 
 
 def test_only_the_model_with_the_hook_is_compressed() -> None:

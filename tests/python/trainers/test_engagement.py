@@ -106,7 +106,7 @@ FRONT_ENDS = {
     "FSDP2, compiled blocks": FrontEnd(compiled_fsdp2),
     "FSDP2, adapters of another dtype": FrontEnd(adapters, claimed=0.35),  # weights alone: 8 of 16 bits
     "HSDP": FrontEnd(hsdp, {"all_reduce": "int8:128/int4:128"}),
-    "SimpleFSDP": FrontEnd(traced, {"forms": "traced:world"}),  # a mesh of all ranks has the world's group
+    "SimpleFSDP": FrontEnd(traced, {"groups": {"world": "traced"}}),  # a mesh of all ranks has the world's group
     "DDP": FrontEnd(ddp),
 }
 
@@ -198,7 +198,10 @@ def test_exact_formats_give_the_losses_of_gloo(name: str) -> None:
 # Calls that stay exact by default, and the setting that the log line names.
 TOLD = {
     "HSDP": (hsdp, "all_reduce format_exact (to compress: all_reduce='int8:128/int4:128'"),
-    "SimpleFSDP": (traced, "all_gather form (to compress: forms='list,coalesced', or forms='traced:DIM' "),
+    "SimpleFSDP": (
+        traced,
+        "all_gather form (to compress: groups={'default_pg': 'list,coalesced'}, or 'traced' for compiled FSDP",
+    ),
     "DDP": (lambda: DistributedDataParallel(make_model()), "all_reduce format_exact (to compress: all_reduce="),
 }
 
@@ -219,6 +222,22 @@ def test_what_stays_exact_is_told_once(name: str) -> None:
     ranks = 2 if name == "HSDP" else 1  # first ranks of groups: HSDP has two between nodes
     assert [len(lines) for lines in told] == [1] * ranks + [0] * (4 - ranks)
     assert "between nodes: " in told[0][0] and TOLD[name][1] in told[0][0]
+
+
+def test_patterns_that_name_no_group_are_told_once() -> None:
+    def body() -> list[str]:
+        told = logged()
+        dist.new_group([0, 1], group_desc="DATA_PARALLEL_GROUP")
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        for _ in range(6):
+            parameter.grad = torch.ones(4)
+            optimizer.step()
+        return told
+
+    groups = {"DATA_PARALEL*": "single", "world": "single"}
+    line = "groups: DATA_PARALEL* match none of this rank's groups: DATA_PARALLEL_GROUP, default_pg"
+    assert run(body, 2, options=zcomm.Options(groups=groups)) == [[line], []]
 
 
 def test_a_few_bytes_are_no_warning() -> None:
@@ -253,7 +272,8 @@ def test_the_counters_say_what_stays_exact_and_why() -> None:
         changeable, total, line = zcomm.stats().explain_exact()
         assert changeable == total > 0
         assert line.startswith(
-            "100% of the bytes stayed exact: 50% all_gather out_of_place (to compress: forms='out_of_place'), "
+            "100% of the bytes stayed exact: 50% all_gather out_of_place (to compress: "
+            "groups={'default_pg': 'out_of_place'}, if these are weights or gradients), "
             "50% all_reduce format_exact (to compress: all_reduce='int8:128/int4:128', or "
         )
         assert line in str(zcomm.stats())

@@ -16,7 +16,7 @@ import zcomm
 from bench.muon_step import ShardedMuon
 
 NODES = [0, 0, 1, 1]
-INT8 = {"all_to_all": "int8:128", "gather": "int8:128", "scatter": "int8:128"}
+INT8 = {"exchanges": "int8:128"}
 STEPS = 2
 LONG: dict[str, Any] = {"group_seconds": 200.0, "seconds": 250.0}  # the released one is compiled first
 

@@ -266,6 +266,7 @@ def test_evaluations_before_and_after_an_outer_step_of_fsdp2(reshard: bool | Non
             model(inputs)
             for parameter in model.parameters():
                 parameter.mul_(2 + dist.get_rank())
+            outer.step()
             outer.synchronize()
             got = model(inputs)
             for part in (model[0], model):
@@ -287,6 +288,7 @@ def test_an_evaluation_of_a_model_that_was_used_before_zcomms_first_group() -> N
             for parameter in model.parameters():
                 parameter.mul_(2 + dist.get_rank())
             model(inputs)  # the root stays gathered
+            outer.step()
             outer.synchronize()
             got = model(inputs)
             model.reshard()

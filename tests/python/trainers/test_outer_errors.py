@@ -75,6 +75,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": "int5:64"}, r"format: expected"),
     "random bits": ({"format": "int4:64:stochastic"}, r"format: expected one format that rounds to nearest"),
     "two formats": ({"format": "int8:64/int4:64"}, r"format: expected one format"),
+    "connections": ({"connections": 0}, r"connections: expected 1 to 64, got 0"),
     "max_rate": ({"max_rate": "fast"}, r"max_rate: expected a rate"),
 }
 
@@ -94,6 +95,7 @@ OF_OTHER_TYPES: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"error_feedback": 3}, r"error_feedback: expected bool \| zcomm.feedback.ErrorFeedback, got 3"),
     "keep": ({"keep": "half"}, r"keep: expected int \| float, got 'half'"),
     "no format": ({"format": None}, r"format: expected str, got None"),
+    "connections": ({"connections": "4"}, r"connections: expected int \| None, got '4'"),
     "max_rate": ({"max_rate": 5}, r"max_rate: expected str \| None, got 5"),
     "None": ({"error_feedback": None}, r"error_feedback: expected bool \| zcomm.feedback.ErrorFeedback, got None"),
 }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib
 import itertools
 import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from support import tiny_llama
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+from support.worlds import options, run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "diloco_torchft.py"
 
@@ -25,6 +29,8 @@ def events(site: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in site.stdout if line.startswith("{"))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_site_that_is_killed_is_survived(tmp_path: Path) -> None:
     """Two sites agree to the bit after each outer step, at a seventh of the bytes. One is killed; the other goes on."""
     tiny_llama.require("torchft")
@@ -58,3 +64,29 @@ def test_a_site_that_is_killed_is_survived(tmp_path: Path) -> None:
         assert event["hash"] == of_first[event["outer_step"]]["hash"]
         assert 0 < event["sent_bytes"] <= event["reduced_bytes"] / 7
     assert after["outer_step"] == alone["outer_step"] + 1
+
+
+def test_the_group_needs_no_private_names_of_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of torchft differ in these."""
+
+    class Wrapper:
+        def __init__(self, timeout: datetime.timedelta) -> None:
+            pass
+
+    def body() -> None:
+        for name, names in (
+            ("torchft", {"Manager": object}),
+            ("torchft.local_sgd", {"DiLoCo": object}),
+            ("torchft.process_group", {"ProcessGroupWrapper": Wrapper}),
+        ):
+            monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**names))
+        made = importlib.import_module("diloco_torchft").ProcessGroupZcomm(
+            options(all_reduce="int4:64"), datetime.timedelta(seconds=20)
+        )
+        for quorum in range(2):
+            group = made._create_pg(dist.PrefixStore(str(quorum), dist.HashStore()), 0, 1)
+            values = torch.ones(4)
+            group.allreduce([values]).wait()
+            assert values.tolist() == [1.0] * 4
+
+    run(body, 1, backend=None)

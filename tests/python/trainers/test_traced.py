@@ -1,4 +1,4 @@
-"""Collectives that are traced into compiled graphs, as SimpleFSDP's are: Options(forms="traced:DIM")."""
+"""Collectives that are traced into compiled graphs, as SimpleFSDP's are: Options(groups={"DIM": "traced"})."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def check_against_gloo(
         compiled_run(size, compiler, config, folder, **world)
         for world in (
             {"backend": "gloo"},
-            {"options": options(forms=[f"traced:{name}" for name in named.split(",")], **EXACT)},
-            {"options": options(forms=[f"traced:{name}" for name in named.split(",")])},
+            {"options": options(groups=dict.fromkeys(named.split(","), "traced"), **EXACT)},
+            {"options": options(groups=dict.fromkeys(named.split(","), "traced"))},
         )
     )
     assert [losses for losses, _ in exact] == [losses for losses, _ in want]
@@ -128,13 +128,13 @@ def test_graphs_are_exact_where_their_group_is_not_named() -> None:
         exact = {"all_gather: form": WEIGHTS, "reduce_scatter: form": WEIGHTS}
         compressed = {"all_gather: compressed": WEIGHTS, "reduce_scatter: compressed": WEIGHTS}
         assert counted() == exact
-        with zcomm.override(forms="traced:fsdp"):
+        with zcomm.override(groups={"fs*": "traced"}):
             assert counted() == compressed
             with zcomm.exact():
                 assert counted() == {name.replace("form", "format_exact"): WEIGHTS for name in exact}
         assert counted() == exact
 
-    run(body, 4, options=options(forms="traced:batch,traced:world"))
+    run(body, 4, options=options(groups={"batch": "traced", "world": "traced"}))
 
 
 def gather_from(shard: DTensor) -> None:
@@ -171,7 +171,10 @@ def test_what_dtensor_does_outside_of_graphs_is_exact() -> None:
         shard = DTensor.from_local(torch.randn(32, 32), mesh, [Shard(0)])
         return {name: newly_counted(lambda call=call: call(shard)) for name, (call, _) in EAGER.items()}
 
-    assert run(body, options=options(forms="traced:world")) == [{name: want for name, (_, want) in EAGER.items()}] * 2
+    assert (
+        run(body, options=options(groups={"world": "traced"}))
+        == [{name: want for name, (_, want) in EAGER.items()}] * 2
+    )
 
 
 def test_simple_fsdp_that_is_not_compiled_is_exact() -> None:
@@ -181,6 +184,6 @@ def test_simple_fsdp_that_is_not_compiled_is_exact() -> None:
         return losses, newly_counted(lambda: losses.extend(train(model, model, 3)))
 
     exact = {"all_gather: form": 3 * WEIGHTS, "reduce_scatter: form": 3 * WEIGHTS}
-    for losses, counted in run(body, options=options(forms="traced:world")):
+    for losses, counted in run(body, options=options(groups={"world": "traced"})):
         assert losses[-1] < losses[0]
         assert {name: calls for name, calls in counted.items() if name != "others"} == exact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from support.expected import HALF_STEP
@@ -9,20 +10,43 @@ from support.trainers import fsdp1
 from support.training import loss_of, make_model, plain
 from support.worlds import options, run
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 import zcomm
 
 
-def test_by_default_gradients_alone_are_compressed() -> None:
+def test_weights_and_gradients_of_a_pass_are_compressed() -> None:
     def body() -> None:
         model = fsdp1()()
         loss_of(model, dist.get_rank()).backward()
         stats = zcomm.stats()
-        assert stats.all_gather.calls == 0 and stats.all_gather.exact["form"].calls >= 3  # three parts
-        assert stats.reduce_scatter.calls == 3
+        assert stats.all_gather.calls >= 3 and not stats.all_gather.exact  # three parts
+        assert stats.reduce_scatter.calls == 3 and not stats.reduce_scatter.exact
 
-    run(body, 2, options=options())
+    run(body, 2, options=zcomm.Options(min_bytes=1))
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("strategy", list(ShardingStrategy)[:2], ids=lambda strategy: strategy.name)
+def test_what_is_not_a_pass_is_exact(strategy: ShardingStrategy) -> None:
+    """A full state dict and summoned parameters have the weights' own bits, also after a forward pass that has left
+    gathered ones in memory."""
+
+    def body() -> None:
+        model = fsdp1(sharding_strategy=strategy)()
+        want = make_model().state_dict()
+        for _ in range(2):
+            loss_of(model, dist.get_rank())
+            assert zcomm.stats().all_gather.calls > 0
+            with FullyShardedDataParallel.summon_full_params(model):
+                summoned = {plain(name): value.clone() for name, value in model.named_parameters()}
+            loss_of(model, dist.get_rank())
+            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            for found in (summoned, {plain(name): value for name, value in state.items()}):
+                assert found.keys() == want.keys() or dist.get_rank() > 0
+                assert all(torch.equal(value, want[name]) for name, value in found.items())
+
+    run(body, 2, options=zcomm.Options(min_bytes=1))
 
 
 def test_weights_of_odd_sizes_are_gathered_within_half_a_step() -> None:

@@ -11,14 +11,13 @@ import torch.distributed as dist
 import zcomm
 from zcomm.distributed.single import all_gather_single, reduce_scatter_single
 from zcomm_bench.prove import bits
-from zcomm_bench.prove.scale import FORMATS
 from zcomm_bench.prove.stages import weights
-from zcomm_bench.prove.stages.ranks import EXCHANGES, Ranks
+from zcomm_bench.prove.stages.ranks import DEFAULTS, Ranks
 from zcomm_bench.reference import Values
+from zcomm_bench.spec import option_of
 from zcomm_bench.tensors import tensor_of, values_of
 
 CHUNK_BYTES = 4096  # so that small tensors go in several chunks
-DEFAULTS = {**FORMATS, **EXCHANGES}
 
 
 def run(ranks: Ranks) -> dict[str, Any]:
@@ -30,7 +29,8 @@ def run(ranks: Ranks) -> dict[str, Any]:
             ranks.say(f"bits: {case.collective}")
             last = case.collective
         own = tensor_of(case.input(ranks.rank, ranks.size), getattr(torch, case.dtype)).to(ranks.device)
-        other: dict[str, Any] = {} if case.format == DEFAULTS[case.collective] else {case.collective: case.format}
+        option = option_of(case.collective)
+        other: dict[str, Any] = {} if case.format == DEFAULTS[option] else {option: case.format}
         with zcomm.override(**other):
             result = call(case, own, group)
         ranks.finish()
@@ -40,7 +40,7 @@ def run(ranks: Ranks) -> dict[str, Any]:
         crcs, expected, wrong = zip(*ranks.of_all(found), strict=True)
         rows.append({**vars(case), "crc": crcs, "expected": expected, "first_wrong": wrong})
     stats = zcomm.stats(group)
-    counted = {name: getattr(stats, name).calls for name in DEFAULTS}
+    counted = {name: getattr(stats, name).calls for name in bits.COLLECTIVES}
     if ranks.world.nodes > 1:  # weights go whole inside a node
         trained = weights.run(ranks)
         counted["weights"] = trained["differences"]

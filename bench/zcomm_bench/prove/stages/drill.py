@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import zcomm
 from zcomm.distributed.single import reduce_scatter_single
 from zcomm_bench.prove.stages import children
 from zcomm_bench.prove.stages.ranks import Ranks, own_device
@@ -43,7 +44,8 @@ def run(ranks: Ranks) -> dict[str, Any]:
 def main() -> None:
     spec, path = children.arguments()
     device = own_device()
-    dist.init_process_group("zcomm", timeout=datetime.timedelta(seconds=spec["limit"]))
+    limit = datetime.timedelta(seconds=spec["limit"])
+    dist.init_process_group("zcomm", timeout=limit, pg_options=zcomm.Options(forms="single"))
     rank, size = dist.get_rank(), dist.get_world_size()
     whole, shard = torch.ones(size * ELEMENTS, device=device), torch.empty(ELEMENTS, device=device)
     last = time.monotonic()

@@ -4,7 +4,6 @@ zcomm_bench.prove.stages.networks`` is a rank of such a cluster."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -74,8 +73,8 @@ def run(ranks: Ranks) -> dict[str, Any]:
 def measure(ranks: Ranks) -> dict[str, Any]:
     """Sanity, predictions and sweep, as of the whole network."""
     found = {"sanity": sanity.run(ranks)}
-    predictions = {"time": time.time(), **prediction.make(found["sanity"], ranks.scale.sizes)}
-    return {**found, "predictions": predictions, "sweep": {"started": time.time(), **calls.sweep(ranks)}}
+    predictions = prediction.make(found["sanity"], ranks.scale.sizes)
+    return {**found, "predictions": predictions, "sweep": calls.sweep(ranks)}
 
 
 def main() -> None:

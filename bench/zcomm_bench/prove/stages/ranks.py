@@ -16,9 +16,9 @@ from zcomm_bench import measure
 from zcomm_bench.contenders import Contender, Zcomm
 from zcomm_bench.lab import gpus
 from zcomm_bench.prove import facts
-from zcomm_bench.prove.scale import FORMATS, GATHER, REDUCE, Scale
+from zcomm_bench.prove.scale import FORMATS, REDUCE, Scale
 
-EXCHANGES = {"all_to_all": REDUCE, "gather": REDUCE, "scatter": REDUCE, "broadcast": GATHER, "send_recv": REDUCE}
+DEFAULTS = {**FORMATS, "exchanges": REDUCE}
 
 
 class Hooks:
@@ -91,7 +91,7 @@ class Ranks:
 
     def zcomm_group(self, **fields: Any) -> Any:
         """A group with the default formats, also for calls that are exact by default."""
-        options = zcomm.Options(**{"forms": "in_place", "policy": "always", **FORMATS, **EXCHANGES, **fields})
+        options = zcomm.Options(**{"forms": "single,in_place", "policy": "always", **DEFAULTS, **fields})
         return dist.new_group(backend="zcomm", pg_options=options)
 
     def slowest(self, seconds: list[list[float]]) -> list[list[float]]:

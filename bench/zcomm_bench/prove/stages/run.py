@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -40,22 +39,20 @@ def link_of(given: float | None, cards: list[Mapping[str, Any]], nodes: int) -> 
 
 
 def staged(stage: Callable[[Ranks], dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
-    """What a stage has measured, with the time of rank 0 at both ends."""
-    started = time.time()
+    """What a stage has measured, once all ranks have ended it."""
     found = stage(ranks)
     dist.barrier()
-    return {"started": started, "ended": time.time(), **found}
+    return found
 
 
 def predict(ranks: Ranks, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the predictions; their digest is in the terminal's log before anything else is measured."""
+    """Write the predictions, before anything that they predict is measured."""
     predictions = prediction.make(found, ranks.scale.sizes)
     ranks.hooks.change_predictions(predictions)
-    predictions = report.sealed({"time": time.time(), **predictions})
     if ranks.rank == 0:
         report.write(folder / "predictions.json", predictions)
     rate = rate_text(predictions["link_bytes_per_second"])
-    ranks.say(f"predictions are written, for {rate} {predictions['link_is']}: sha256 {predictions['sha256']}")
+    ranks.say(f"predictions are written, for {rate} {predictions['link_is']}")
     dist.barrier()
     return predictions
 

@@ -1,18 +1,13 @@
-"""How a parameter group of FSDP2 is sent: its rule, one of its all-gathers, and what was sent so."""
+"""How one parameter group of FSDP2 is sent: its rule, and what was sent under it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
-import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
 from zcomm.feedback import ErrorFeedback
-from zcomm.fsdp.fused import Deferred
 
 # Lossless weights are planned in this format, whatever the process group has: the plan tells whether they may be
 # compressed, and what they are weighed against.
@@ -45,44 +40,6 @@ class Rule:
         return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})
 
 
-@dataclass(frozen=True)
-class GatherCall:
-    """One all-gather of FSDP2. ``plan``: the operation, or why the call stays exact. ``parts``: of each parameter the
-    place of all ranks' shards, if they are gathered there: then ``output`` and ``shard`` have no memory. ``output`` has
-    none either if it is deferred and there are no parts: then wires are left. Planned bytes are uint16."""
-
-    output: torch.Tensor
-    shard: torch.Tensor
-    group: dist.ProcessGroup
-    plan: _c10d.Operation | _c10d.Verdict
-    async_op: bool
-    parts: Sequence[torch.Tensor] = ()
-
-    @property
-    def target(self) -> torch.Tensor | Sequence[torch.Tensor]:
-        """Where values are gathered."""
-        return self.parts or self.output
-
-    @property
-    def source(self) -> torch.Tensor | Sequence[torch.Tensor]:
-        """This rank's values, copied for an asynchronous call, as in FSDP2: the weights may change meanwhile."""
-        return self.shard.buffer.parts if isinstance(self.shard, Deferred) and not self.async_op else self.whole_shard
-
-    @property
-    def whole_shard(self) -> torch.Tensor:
-        """This rank's values, end to end."""
-        return self.shard.buffer.memory() if isinstance(self.shard, Deferred) else self.shard
-
-    def run(self, plan: _c10d.Operation, site: _c10d.Site, *, again: bool = False) -> Any:
-        """Carry it out by ``plan``, from kept wires if ``again``."""
-        source = None if again else self.source
-        if self.parts or not isinstance(self.output, Deferred):
-            return finished(plan.run(self.target, source, site=site, async_op=self.async_op), self.async_op)
-        wires = torch.empty(plan.wires_bytes, dtype=torch.uint8, device=self.output.device)
-        self.output.buffer.decode_later(lambda values: plan.decode(values, wires))
-        return finished(plan.run(None, source, wires=wires, site=site, async_op=self.async_op), self.async_op)
-
-
 @dataclass
 class ModuleStats:
     """What one module of FSDP2 sends how, and what this rank has sent for it so far. Bytes are counted when a call is
@@ -107,23 +64,3 @@ class ModuleStats:
     memory_bytes: int = 0  #: of this rank's secondary shard
     generation: int = 0  #: of lossless differences: gathers since whole weights were sent, that one included
     bits_per_weight: float = 0.0  #: of the last lossless difference to another node, or bits per byte; 0 without one
-
-
-class Keeper(Protocol):
-    """What gathers for a parameter group and keeps something: a secondary shard."""
-
-    def gather(self, call: GatherCall) -> Any: ...
-    def takes_parts(self) -> bool: ...
-    def keeps_wires(self) -> bool: ...
-    def add_to(self, counted: ModuleStats) -> ModuleStats: ...
-    def check_mark(self) -> None: ...
-    def outdate(self, forget_mark: bool = False) -> None: ...
-    def forget(self) -> None: ...
-
-
-def finished(work: Any, async_op: bool) -> Any:
-    """Return what FSDP2 expects: the work of an asynchronous call, or None once a synchronous one is done."""
-    if async_op:
-        return work
-    work.wait()
-    return None

@@ -3,32 +3,48 @@
 // one before plans nothing.
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <tuple>
 #include <variant>
 
-#include "process_group.hpp"
+#include "compressed_calls.hpp"
 
 namespace zcomm::c10d_binding {
-
-// Pairs of a number of elements of a shard and whether they are sent exactly. Empty: the policy's format applies to
-// all.
-using Parts = std::vector<std::pair<std::int64_t, bool>>;
 
 // Gathered, scattered or reduced tensor: one, or one for each part, each with the parts of all ranks in rank order.
 // Also a rank's own shard that is gathered: one tensor, or one for each part.
 using TensorOrParts = std::variant<at::Tensor, std::vector<at::Tensor>>;
+std::vector<at::Tensor> whole_of(TensorOrParts given);
 
-// Operation, and the tensors that it was planned for.
-struct PlannedOperation {
-  c10::weak_intrusive_ptr<ProcessGroup> group;
+// Kept values in a tensor, and the end of their last decode on a GPU, which later calls wait for.
+struct TensorKept : Kept {
+  void hold(at::Tensor tensor) {
+    memory = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+    data = std::move(tensor);
+  }
+
+  at::Tensor data;  // uint8 [kept_bytes of the operation], on the device of the calls
+  std::optional<c10::Event> decoded;
+};
+
+// What an operation was planned for.
+struct PlanKey {
   Collective collective;
   HopFormats format;  // of the parts that are not exact
   at::DeviceType device;
   at::ScalarType dtype;
   std::int64_t num_elements;  // of the gathered, scattered or reduced tensor
   Parts parts;
-  std::optional<BlockFormat> feedback;
+  std::optional<BlockFormat> residual_format;
   bool in_one_hop;
+
+  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+};
+
+struct PlannedOperation : PlanKey {
+  c10::weak_intrusive_ptr<::c10d::Backend> group;
+  CompressedCalls* calls;  // the group's, while there is one
   OperationPtr operation;
   std::shared_ptr<TensorKept> kept;
 };
@@ -40,24 +56,12 @@ using PlanOrVerdict = std::variant<PlannedPtr, Verdict>;
 // whether it is empty.
 using Residual = std::tuple<at::Tensor, float, bool>;
 
-// Plans a gather. A call stays exact if the policy says so, or all parts are exempt. `formats` replaces the group's
-// formats; an active override wins over both. Returns `like` if that is the same operation; it may be null. `again`
-// announces a gather from kept values, which Choice::automatic takes into account. Bytes in pairs, as uint16, are
-// planned exactly in groups of several nodes, which can keep them.
-PlanOrVerdict plan_gather(ProcessGroup& group, TensorOrParts whole, TensorOrParts shard, const PolicyOverride* formats,
-                          const Parts& parts, bool again, const PlannedPtr& like);
-// Plans a gather of bfloat16, float16, or bytes as uint16; throws ValueError for other types. The policy does not
-// apply.
-PlannedPtr plan_lossless(ProcessGroup& group, TensorOrParts whole, TensorOrParts shard, const Parts& parts,
-                         const PlannedPtr& like);
-// Plans a reduction; `feedback` is the format of the residual, if any. The input may be narrower than a float32
-// output.
-PlanOrVerdict plan_reduce(ProcessGroup& group, const at::Tensor& output, TensorOrParts whole,
-                          const ::c10d::ReduceOp& op, const PolicyOverride* formats, const Parts& parts,
-                          const std::optional<BlockFormat>& feedback, const PlannedPtr& like);
-PlanOrVerdict plan_all_reduce(ProcessGroup& group, const at::Tensor& tensor, const ::c10d::ReduceOp& op,
-                              const PolicyOverride* formats, const std::optional<BlockFormat>& feedback,
-                              const PlannedPtr& like);
+// Plans a request, whose call has but its collective and `again`. It stays exact if the policy says so, or if all parts
+// are exempt and it is not to be compared. `formats` replaces the group's formats; an active override wins over both.
+// Returns `like` if that is the same operation; it may be null. Bytes in pairs, as uint16, are gathered exactly, in
+// groups of several nodes, which can keep them. The policy does not apply to lossless gathers, which are of bfloat16,
+// float16, or bytes as uint16. The input of a reduction may be narrower than a float32 output. Throws ValueError.
+PlanOrVerdict plan(CompressedCalls& calls, Request request, const PolicyOverride* formats, const PlannedPtr& like);
 
 // Runs an operation. `results` is an all-reduce's tensor; a gather may leave `wires` instead. Without `values`, repeats
 // a gather from kept ones; precondition: no rank has changed them since. `op` and `residual` are for reductions.
@@ -68,7 +72,9 @@ WorkPtr run(const PlannedOperation& planned, std::optional<TensorOrParts> result
 void decode(const PlannedOperation& planned, TensorOrParts whole, const at::Tensor& wires);
 // Prepares lossless gathers on a GPU: the next call of each sends the tensor next to it. Encodes all, and blocks the
 // host once.
-WorkPtr prepare(ProcessGroup& group, const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers,
+WorkPtr prepare(CompressedCalls& calls, const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers,
                 bool async);
+// Gathers a few uint16 of each rank on the CPU, from which all ranks decide alike. Counted as rehearsals are.
+WorkPtr gather_numbers(CompressedCalls& calls, const at::Tensor& output, const at::Tensor& input, const SitePtr& site);
 
 }  // namespace zcomm::c10d_binding

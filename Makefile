@@ -1,6 +1,5 @@
-# Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests.
-#   make demo [ARGS="--steps 20 --link 1gbit"]    make check    make test    make bench    make study    make lint
-#   make docs    make wheels
+# Every target sets up what it needs: .venv with torch, the package itself, doctest for the C++ tests. `make help` lists
+# those that have a text after "##".
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -12,14 +11,17 @@ PYTEST := -m pytest -q -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 
 CXX_SOURCES := $(shell find include src python -type f) CMakeLists.txt
 TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -name "*.py*")
 
-.PHONY: FORCE demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
-  .need-aarch64 test-ptx test-jobs test-slow test-torch test-docs bench tables study gpu gpu-rehearsal gpu-model lint \
-  docs install wheels wheels-aarch64 clean
+.PHONY: FORCE help demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
+  .need-aarch64 test-ptx test-jobs test-slow test-torch test-torch-suite test-docs bench tables study gpu gpu-rehearsal \
+  gpu-model lint format coverage docs install wheels wheels-aarch64 clean
 
-demo: install
+demo: install  ## train GPT over a limited link, with Gloo and with zcomm
 	$(PY) examples/demo.py $(ARGS)
 
-test: check test-python test-cuda-host
+help:  ## list the targets
+	@sed -nE 's/^([a-z0-9-]+):.*  ## (.*)/\1|\2/p' $(MAKEFILE_LIST) | sort | awk -F '|' '{printf "make %-18s %s\n", $$1, $$2}'
+
+test: check test-python test-cuda-host  ## run what to run before you send a change: 8 minutes on two cores
 
 # A target is as old as the beginning of its build: sources that are edited meanwhile are newer.
 BEGIN = @touch $@.begun
@@ -31,7 +33,7 @@ ISAS ?= avx512,avx2
 TRAINING_STEP := bench/training_step.py --out bench/results
 
 # All that docs/performance.md has of a CPU, and its tables: an hour or so, with nothing else running, of committed code.
-bench: install
+bench: install  ## measure what docs/performance.md has of CPUs: an hour
 	$(PY) bench/codec.py --threads 1,2 --dtype all --isa $(ISAS) --format $(CODEC_FORMATS) --out bench/results
 	$(PY) bench/collectives.py
 	$(PY) $(TRAINING_STEP) --turns 60
@@ -46,17 +48,17 @@ tables: .venv-docs/.ready
 	.venv-docs/bin/python -m bench.tables
 
 # What compression costs in loss. Runs that are in bench/results/study.jsonl are not repeated.
-study: install
+study: install  ## measure what compression costs in loss: hours
 	$(PY) -m bench.convergence.run --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
 # half an hour; ARGS="--part 1" runs a third, ARGS="--only codec" a stage. Not in .venv: it brings what it needs from
 # $(PYTHON).
-gpu:
+gpu:  ## build, test and measure on a machine with a GPU: half an hour
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 
 # Its stages that measure what the planner assumes, with tiny sizes, on the stand-in for a GPU.
-gpu-rehearsal: build/plain/cuda_host/.torch install
+gpu-rehearsal: build/plain/cuda_host/.torch install  ## run what a stand-in for a GPU can run of `make gpu`
 	$(PY) tools/run_gpu.py --rehearse $(ARGS)
 
 # What the collectives would take on GPUs, by a model: docs/performance.md.
@@ -70,11 +72,11 @@ NCCL_RELEASES := 2.18.3 2.30.7
 NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include/nccl.h)
 NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
 
-test-python: install $(NCCL_HEADERS)
+test-python: install $(NCCL_HEADERS)  ## run the tests in Python, but for those of whole jobs
 	NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "not slow and not job" $(ARGS)
 
 # The tests in Python that launch or compile whole jobs: a third of the time of all.
-test-jobs: build/plain/cuda_host/.torch install
+test-jobs: build/plain/cuda_host/.torch install  ## run the tests that launch or compile whole jobs: 6 minutes
 	$(PY) $(PYTEST) -m "job and not slow" $(ARGS)
 	TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m job $(ARGS)
 
@@ -86,16 +88,29 @@ build/nccl/%/include/nccl.h: $(VENV)/.tools
 
 # The GPU side over a CUDA and an NCCL that live on the host: in C++, and the backend on GPU tensors. Side by side, as both
 # wait for time-outs half of their time.
-test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install
+test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install  ## run the tests of the GPU side on the host: 3 minutes
 	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m "not job" $(ARGS); \
 	  python=$$?; wait $$cpp && exit $$python
 
-test-slow: $(VENV)/.trainers $(NCCL_HEADERS)
-	TESTS_REQUIRE_TRAINERS=1 NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "slow or not slow" $(ARGS)
+# Megatron's own modules, as sources: its wheels are for other releases of Python, and bring what no CPU can run.
+MEGATRON := build/megatron
+$(MEGATRON)/.unpacked: $(VENV)/.tools
+	rm -rf $(MEGATRON) && mkdir -p $(MEGATRON)
+	$(PY) -m pip download -q --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_24_x86_64 \
+	  -d $(MEGATRON) megatron-core==0.19.2 megatron-fsdp==0.6.1
+	for wheel in $(MEGATRON)/*.whl; do $(PY) -m zipfile -e $$wheel $(MEGATRON); done && rm $(MEGATRON)/*.whl
+	touch $@
+
+test-slow: $(VENV)/.trainers $(NCCL_HEADERS) $(MEGATRON)/.unpacked  ## run all tests in Python, with the trainers that zcomm supports
+	TESTS_REQUIRE_TRAINERS=1 TESTS_MEGATRON=$(CURDIR)/$(MEGATRON) NCCL_HOME=$(NCCL_HOME) $(PY) $(PYTEST) -m "slow or not slow" $(ARGS)
+
+# torch's own suites with zcomm in gloo's place. test-slow runs them, too.
+test-torch-suite: install  ## run torch's own suites with zcomm in Gloo's place: 10 minutes
+	$(PY) $(PYTEST) -m "slow or not slow" tests/python/backend/test_torch_suite.py $(ARGS)
 
 # The tests against another release of torch, in an environment of its own: make test-torch VERSION=2.15.0. Several GB.
 TORCH_VENV := build/test-torch/$(VERSION)
-test-torch: $(TORCH_VENV)/.installed
+test-torch: $(TORCH_VENV)/.installed  ## run the tests with another torch: make test-torch VERSION=2.15.0
 	$(TORCH_VENV)/bin/python $(PYTEST) -m "not slow" $(ARGS)
 
 $(TORCH_VENV)/.installed: $(TORCH_VENV)/.ready $(CXX_SOURCES) pyproject.toml
@@ -117,7 +132,7 @@ $(VENV)/.trainers: $(VENV)/.installed
 	  print(*(line.split(";")[0] for line in requires("zcomm") if "extra == \"trainers\"" in line))')
 	touch $@
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed  ## set up .venv with torch, the tools and zcomm, editable
 
 # The packages of an extra that pyproject.toml has on one line.
 TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
@@ -169,7 +184,7 @@ $(VENV)/.ready: $(VENV)/.tools
 
 # In dist: a wheel for each Python from 3.10 to 3.13 that is here, with bindings for torch 2.11 to 2.15, and the sdist.
 # ARGS="--python 3.11 --try 2.13.0" builds one and tries it with that torch; tools/wheels/build_wheels.py says more.
-wheels:
+wheels:  ## build and try a wheel for each Python on this machine
 	$(NEED_PYTHON)
 	$(NEED_COMPILER)
 	$(PYTHON) tools/wheels/build_wheels.py $(ARGS)
@@ -181,12 +196,12 @@ wheels-aarch64: .need-aarch64
 # --- The site -----------------------------------------------------------------------------------------------------
 
 # In build/site, with pictures drawn from bench/results; needs neither a build nor torch.
-docs: tables
+docs: tables  ## build the site, in build/site
 	.venv-docs/bin/python -m bench.pictures
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 # Opens every page in a browser.
-test-docs: docs
+test-docs: docs  ## open every page of the site in a browser
 	@command -v chromium >/dev/null || { $(APT) update -qq && $(APT) install -y -qq chromium; }
 	.venv-docs/bin/python -m pytest -q tests/site $(ARGS)
 
@@ -199,7 +214,7 @@ test-docs: docs
 # --- C++ ----------------------------------------------------------------------------------------------------------
 
 # The core alone, without torch.
-check: build/plain/zcomm_tests
+check: build/plain/zcomm_tests  ## build and test the C++ core alone, without torch: 2 minutes
 	build/plain/zcomm_tests
 
 DOCTEST := $(if $(wildcard /usr/include/doctest/doctest.h),/usr/include,$(CURDIR)/build/doctest/usr/include)
@@ -212,7 +227,7 @@ $(DOCTEST)/doctest/doctest.h:
 # Exhaustive cases of one thread each, which the thread sanitizer makes many minutes long.
 ONE_THREAD := "lossless: every*,lossless: damaged*,messages and values*,every pattern*,tables that*,damaged messages*"
 
-test-sanitize: $(foreach kind,asan tsan,build/$(kind)/zcomm_tests build/$(kind)/zcomm_cuda_host_tests)
+test-sanitize: $(foreach kind,asan tsan,build/$(kind)/zcomm_tests build/$(kind)/zcomm_cuda_host_tests)  ## run the C++ tests under the address and thread sanitizers
 	$(MAKE) --no-print-directory --output-sync -j 2 test-asan test-tsan
 
 test-asan: build/asan/zcomm_tests build/asan/zcomm_cuda_host_tests
@@ -223,8 +238,23 @@ test-tsan: build/tsan/zcomm_tests build/tsan/zcomm_cuda_host_tests
 	build/tsan/zcomm_tests -tce=$(ONE_THREAD)
 	build/tsan/zcomm_cuda_host_tests -tce=$(ONE_THREAD)
 
+# Of the core by its C++ tests, of the Python by all tests but those of whole jobs.
+coverage: $(VENV)/.coverage build/coverage/zcomm_tests $(NCCL_HEADERS)  ## print how much of the product the tests run
+	find build/coverage -name '*.gcda' -delete
+	build/coverage/zcomm_tests
+	$(PY) -m gcovr -r . -f src -f include -e '.*/cuda/.*' --gcov-ignore-errors all -s -o build/coverage/report.txt build/coverage
+	rm -f build/coverage/python*
+	NCCL_HOME=$(NCCL_HOME) $(PY) -m coverage run $(PYTEST) -m "not slow and not job" $(ARGS)
+	$(PY) -m coverage combine -q && $(PY) -m coverage report --sort=cover --skip-covered
+
+CONFIGURE_coverage := -DCMAKE_CXX_FLAGS="--coverage -fprofile-update=atomic"
+
+$(VENV)/.coverage: $(VENV)/.installed
+	$(PY) -m pip install -q $(call TOOLS_OF,coverage)
+	touch $@
+
 # The core on the hosts of GH200 and GB200, in an emulator, which cannot run a program that a program starts.
-test-aarch64: build/aarch64/zcomm_tests
+test-aarch64: build/aarch64/zcomm_tests  ## run the C++ tests for aarch64 in an emulator: 3 minutes
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/zcomm_tests -tce="a forked child*"
 
 .need-aarch64:
@@ -305,11 +335,18 @@ $(LINT)/.lint: pyproject.toml
 	$(LINT)/bin/python -m pip install -q $(call TOOLS_OF,lint)
 	touch $@
 
-lint: $(LINT)/.lint
+CXX_FILES = $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
+
+format: $(LINT)/.lint  ## apply the form that `make lint` checks
+	$(LINT)/bin/ruff check --fix .
+	$(LINT)/bin/ruff format .
+	$(LINT)/bin/clang-format -i $(CXX_FILES)
+
+lint: $(LINT)/.lint  ## check formats, types, common mistakes in C++, and spelling
 	$(LINT)/bin/ruff check .
 	$(LINT)/bin/ruff format --check .
 	$(LINT)/bin/mypy
-	$(LINT)/bin/clang-format --dry-run -Werror $(shell git ls-files '*.hpp' '*.cpp' '*.inl' '*.cu' '*.cuh')
+	$(LINT)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	@# clang-tidy reads the commands of a build that is not carried out: the core, with a CUDA that lives on the host. Most
 	@# of its time goes into headers, so it gets many sources as one. Kernels are the same files in every instruction set.
 	$(NEED_COMPILER)
@@ -320,5 +357,5 @@ lint: $(LINT)/.lint
 	  'zcomm_core_' '^$(CURDIR)/src/(?!.*_avx)'
 	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
-clean:
+clean:  ## remove what the other targets have built
 	rm -rf build out $(VENV) .venv-lint .venv-docs
